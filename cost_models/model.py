@@ -1,0 +1,115 @@
+"""What a transformer is made of: every tensor of every block, and the numbers the formulas need.
+
+A model is an embedding block, layers (each of one of a few *kinds*) and a head block. A block lists its
+tensors under the names of the Hugging Face module, so that counts, shards and FLOPs all come from
+one table that is compared, tensor by tensor, with the real module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# How tensor parallelism (Megatron: Shoeybi et al., arXiv:1909.08053, sec. 3) cuts a tensor:
+#   column: along the output features      row: along the input features
+#   vocab:  along the vocabulary           experts: as the expert's own matrices (column then row)
+#   replicate: every rank holds all of it
+Cut = Literal["column", "row", "vocab", "replicate"]
+# What the tensor does in the forward pass: a matmul with every token, a matmul with the tokens that a
+# router sent (experts), a table look-up, or anything element-wise (norms, biases, scalars).
+Role = Literal["linear", "expert", "lookup", "vector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter tensor."""
+
+    name: str  # inside its block, as in the Hugging Face state dict
+    shape: tuple[int, ...]
+    role: Role
+    cut: Cut
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Sizes of one attention; ``value_head_dim`` differs from ``head_dim`` only with MLA."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_head_dim: int
+    causal: bool = True
+    window: int | None = None  # sliding window in tokens
+    rotary: bool = True
+    qk_norm: bool = False
+    # multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1); 0: ordinary attention
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    rope_head_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """Sizes of one MLP or mixture of experts; ``ffn_hidden_size`` is one expert's where there are any."""
+
+    ffn_hidden_size: int
+    gated: bool
+    activation: str  # as in the config: silu, gelu_new, relu, ...
+    num_experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn_hidden_size: int = 0  # of all shared experts together
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layer: its sizes and its tensors."""
+
+    name: str
+    attention: Attention
+    feed_forward: FeedForward
+    norm: Literal["rms", "layer"]
+    num_norms: int  # of the hidden size, in this layer
+    weights: tuple[Weight, ...]
+    cross_attention: Attention | None = None
+    parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX, Falcon)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A whole model."""
+
+    name: str  # what the user typed
+    family: str  # model_type of the config
+    hidden_size: int
+    vocab_size: int
+    max_seq_len: int | None  # longest trained or possible sequence; None: no limit
+    max_seq_len_is_hard: bool  # learned positions: longer sequences cannot run
+    tie_embeddings: bool
+    hidden_dropout: float
+    attention_dropout: float
+    embedding: tuple[Weight, ...]  # names in full, e.g. model.embed_tokens.weight
+    kinds: tuple[LayerKind, ...]
+    pattern: tuple[int, ...]  # kind of each layer, in order
+    layer_prefixes: tuple[str, ...]  # e.g. model.layers.0, one a layer
+    head: tuple[Weight, ...]  # final norm and output projection; a tied projection is not listed
+    head_multiply: int  # in_features x out_features of the output projection, tied or not (0: none)
+    config: Mapping[str, Any] = field(repr=False, compare=False)
+    assumptions: tuple[str, ...] = ()  # defaults taken, in words
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers (encoder and decoder together)."""
+        return len(self.pattern)
+
+    @property
+    def num_parameters(self) -> int:
+        """Every parameter once."""
+        blocks = sum(w.numel for kind in self.pattern for w in self.kinds[kind].weights)
+        return blocks + sum(w.numel for w in (*self.embedding, *self.head))

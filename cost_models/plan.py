@@ -1,0 +1,146 @@
+"""How a job is laid out on the accelerators: one plan, or a table of plans (one array a field).
+
+The ranks form a grid (pipeline_parallel, data_parallel, tensor_parallel), the last axis fastest:
+rank = (pipeline_rank * data_parallel + data_rank) * tensor_parallel + tensor_rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.reading import Fields
+
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b"]
+RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
+SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to lay out a job."""
+
+    data_parallel: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    virtual_stages: int = 1  # stages on each pipeline rank
+    pipeline_schedule: Schedule = "1f1b"
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    micro_batch_size: int = 1  # sequences
+    num_microbatches: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the plan uses."""
+        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step."""
+        return self.micro_batch_size * self.num_microbatches * self.data_parallel
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, virtual ones counted."""
+        return self.pipeline_parallel * self.virtual_stages
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, source: Fields) -> Plan:
+        """Read and check single values; what cannot go together is legality's subject."""
+        source.refuse_unknown(cls.__slots__)
+        count = {"low": 1, "high": 10**6}
+        return cls(
+            data_parallel=source.integer("data_parallel", 1, **count),
+            tensor_parallel=source.integer("tensor_parallel", 1, **count),
+            pipeline_parallel=source.integer("pipeline_parallel", 1, **count),
+            virtual_stages=source.integer("virtual_stages", 1, **count),
+            pipeline_schedule=source.text("pipeline_schedule", "1f1b", choices=SCHEDULES),
+            zero_stage=source.integer("zero_stage", 0, low=0, high=3),
+            sequence_parallel=source.flag("sequence_parallel", False),
+            recompute=source.text("recompute", "none", choices=RECOMPUTE),
+            micro_batch_size=source.integer("micro_batch_size", 1, **count),
+            num_microbatches=source.integer("num_microbatches", 1, **count),
+        )
+
+
+def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:
+    """Return the layers [first, last) of each stage, as even as possible.
+
+    Where layers are left over, the middle stages take one more each: the first stage already holds
+    the embedding and the most micro-batches, the last one the output projection.
+
+    >>> split_layers(10, 4)
+    ((0, 2), (2, 5), (5, 8), (8, 10))
+    """
+    if not 1 <= num_stages <= num_layers:
+        raise InputError(f"{num_stages} stages for {num_layers} layers (must be 1 to {num_layers})")
+    each, left = divmod(num_layers, num_stages)
+    start = 1 if left <= num_stages - 2 else 0
+    sizes = [each + (start <= stage < start + left) for stage in range(num_stages)]
+    ends = np.cumsum(sizes).tolist()
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Many plans: the fields of Plan as columns.
+
+    ``pipeline_schedule`` and ``recompute`` hold indices into SCHEDULES and RECOMPUTE.
+    """
+
+    data_parallel: Column
+    tensor_parallel: Column
+    pipeline_parallel: Column
+    virtual_stages: Column
+    pipeline_schedule: Column
+    zero_stage: Column
+    sequence_parallel: Column
+    recompute: Column
+    micro_batch_size: Column
+    num_microbatches: Column
+
+    def __len__(self) -> int:
+        return len(self.data_parallel)
+
+    @classmethod
+    def from_plans(cls, plans: list[Plan]) -> PlanTable:
+        """Turn plans into columns."""
+        code: Mapping[str, Any] = {
+            "pipeline_schedule": SCHEDULES.index,
+            "recompute": RECOMPUTE.index,
+        }
+        return cls(
+            **{
+                f.name: np.array([code.get(f.name, lambda v: v)(getattr(p, f.name)) for p in plans])
+                for f in fields(cls)
+            }
+        )
+
+    def rows(self, index: Any) -> PlanTable:
+        """Return the rows that a mask, slice or index array names."""
+        return PlanTable(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def plan(self, row: int) -> Plan:
+        """Return one row as a Plan."""
+        values = {f.name: getattr(self, f.name)[row].item() for f in fields(self)}
+        values["pipeline_schedule"] = SCHEDULES[values["pipeline_schedule"]]
+        values["recompute"] = RECOMPUTE[values["recompute"]]
+        return Plan(**values)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self.plan(row) for row in range(len(self)))

@@ -1,0 +1,120 @@
+"""plan.json: the one thing that crosses from the planner to the executor.
+
+The file stands alone: it holds the model's whole config, the cluster's figures, the workload, the plan
+with the layers of every stage, and what was predicted for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.families import model_spec
+from cost_models.model import ModelSpec
+from cost_models.plan import Plan
+from cost_models.workload import Workload
+from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict
+from hardware_profiles.errors import InputError
+from hardware_profiles.reading import Fields, read_json, write_text_atomically
+from hardware_profiles.schema import Cluster
+
+SCHEMA_VERSION: Final = 1
+KEYS: Final = (
+    "schema_version",
+    "created_by",
+    "model",
+    "cluster",
+    "workload",
+    "plan",
+    "layer_ranges",
+    "prediction",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """The contents of a plan.json."""
+
+    model: ModelSpec
+    cluster: Cluster
+    workload: Workload
+    plan: Plan
+    layer_ranges: tuple[tuple[int, int], ...]  # layers [first, last) of each stage, in stage order
+    prediction: Mapping[str, Any] = field(default_factory=dict)
+    created_by: str = "shardplan"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "created_by": self.created_by,
+            "model": {"name": self.model.name, "config": dict(self.model.config)},
+            "cluster": cluster_to_dict(self.cluster),
+            "workload": self.workload.to_dict(),
+            "plan": self.plan.to_dict(),
+            "layer_ranges": [list(pair) for pair in self.layer_ranges],
+            "prediction": dict(self.prediction),
+        }
+
+
+def write_plan_file(path: Path, contents: PlanFile, *, force: bool = False) -> None:
+    """Write a plan.json; an existing file is kept unless ``force``."""
+    text = json.dumps(contents.to_dict(), indent=2, allow_nan=False) + "\n"
+    write_text_atomically(path, text, force=force)
+
+
+def read_plan_file(path: Path) -> PlanFile:
+    """Read and check a plan.json, one that was edited by hand included.
+
+    Values are checked one by one and against each other (batch, layers); whether the plan is legal
+    for the model and the cluster is asked of ``cost_models.legality``.
+    """
+    fields = Fields(read_json(path, "a plan"), str(path))
+    fields.refuse_unknown(KEYS)
+    version = fields.integer("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema_version = {version}; this version of shardplan reads {SCHEMA_VERSION}"
+        )
+    model_fields = fields.sub("model")
+    model_fields.refuse_unknown(("name", "config"))
+    model = model_spec(
+        model_fields.sub("config").values,
+        name=model_fields.text("name"),
+        where=f"{path}: model: config",
+    )
+    workload = Workload.from_fields(fields.sub("workload"))
+    plan = Plan.from_fields(fields.sub("plan"))
+    if plan.global_batch_size != workload.global_batch_size:
+        raise InputError(
+            f"{path}: micro_batch_size {plan.micro_batch_size} x num_microbatches "
+            f"{plan.num_microbatches} x data_parallel {plan.data_parallel} = "
+            f"{plan.global_batch_size}, but workload.global_batch_size = "
+            f"{workload.global_batch_size} (must be equal)"
+        )
+    return PlanFile(
+        model=model,
+        cluster=cluster_from_fields(fields.sub("cluster")),
+        workload=workload,
+        plan=plan,
+        layer_ranges=_layer_ranges(fields, model.num_layers, plan.num_stages),
+        prediction=fields.sub("prediction", {}).values,
+        created_by=fields.text("created_by", "unknown"),
+    )
+
+
+def _layer_ranges(fields: Fields, num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:
+    pairs = fields.items("layer_ranges")
+    allowed = f"{num_stages} pairs [first, last) that cover the layers 0 to {num_layers} in order"
+    expected = 0
+    for pair in pairs:
+        whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+        if not whole or pair[0] != expected or pair[1] <= pair[0]:
+            raise fields.wrong("layer_ranges", pairs, allowed)
+        expected = pair[1]
+    if len(pairs) != num_stages or expected != num_layers:
+        raise fields.wrong("layer_ranges", pairs, allowed)
+    return tuple((pair[0], pair[1]) for pair in pairs)

@@ -1,0 +1,54 @@
+"""What is to be trained: sequence length, global batch, precision, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
+
+from hardware_profiles.reading import Fields
+
+Precision = Literal["bf16", "fp16", "fp32", "fp64"]
+Optimizer = Literal["adamw", "sgd"]
+AttentionKernel = Literal["flash", "eager"]
+
+# bytes of one element of the weights that are multiplied, and of the activations
+COMPUTE_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp64": 8.0}
+# bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
+# optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740, sec. 3.1)
+MASTER_BYTES: Final = {"bf16": 4.0, "fp16": 4.0, "fp32": 4.0, "fp64": 8.0}
+# elements of optimizer state per parameter, beside the weights
+OPTIMIZER_STATES: Final = {"adamw": 2.0, "sgd": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training step's work."""
+
+    seq_len: int
+    global_batch_size: int  # sequences
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adamw"
+    attention_kernel: AttentionKernel = "flash"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees."""
+        return self.seq_len * self.global_batch_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Workload:
+        """Read and check."""
+        fields.refuse_unknown(cls.__slots__)
+        return cls(
+            seq_len=fields.integer("seq_len", low=1, high=10**8),
+            global_batch_size=fields.integer("global_batch_size", low=1, high=10**7),
+            precision=fields.text("precision", "bf16", choices=get_args(Precision)),
+            optimizer=fields.text("optimizer", "adamw", choices=get_args(Optimizer)),
+            attention_kernel=fields.text(
+                "attention_kernel", "flash", choices=get_args(AttentionKernel)
+            ),
+        )

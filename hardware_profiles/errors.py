@@ -1,0 +1,46 @@
+"""The errors that a user can cause; each carries the exit code of the command line.
+
+The lowest package holds them so that every other one can raise them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ShardplanError(Exception):
+    """Base of every error with a message meant for the user."""
+
+    exit_code = 1
+
+
+class InputError(ShardplanError):
+    """Something the user gave is wrong: the message names it, its value and what is allowed."""
+
+    exit_code = 2
+
+
+class NoLegalPlanError(ShardplanError):
+    """Nothing fits, or no plan is legal."""
+
+    exit_code = 3
+
+
+class RunError(ShardplanError):
+    """The run itself failed."""
+
+    exit_code = 5
+
+
+def did_you_mean(name: str, known: Iterable[str], *, count: int = 3) -> str:
+    """Return a hint such as ``Did you mean A100-SXM-80GB?``, or an empty string.
+
+    >>> did_you_mean("lama", ["llama", "gpt2"])
+    'Did you mean llama?'
+    """
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)
+    if not close:
+        return ""
+    return f"Did you mean {' or '.join(by_lower[match] for match in close)}?"
