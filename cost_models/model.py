@@ -1,8 +1,8 @@
 """What a transformer is made of: every tensor of every block, and the numbers the formulas need.
 
-A model is an embedding block, layers (each of one of a few *kinds*) and a head block. A block lists its
-tensors under the names of the Hugging Face module, so that counts, shards and FLOPs all come from
-one table that is compared, tensor by tensor, with the real module.
+A model is an embedding block, layers (each of one of a few *kinds*) and a head block. A block lists
+its tensors under the names of the Hugging Face module, so that counts, shards and FLOPs all come
+from one table that is compared, tensor by tensor, with the real module.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from typing import Any, Literal
 #   vocab:  along the vocabulary           experts: as the expert's own matrices (column then row)
 #   replicate: every rank holds all of it
 Cut = Literal["column", "row", "vocab", "replicate"]
-# What the tensor does in the forward pass: a matmul with every token, a matmul with the tokens that a
-# router sent (experts), a table look-up, or anything element-wise (norms, biases, scalars).
+# What the tensor does in the forward pass: a matmul with every token, a matmul with the tokens that
+# a router sent (experts), a table look-up, or anything element-wise (norms, biases, scalars).
 Role = Literal["linear", "expert", "lookup", "vector"]
+# What the tensor belongs to, for tables of parameters.
+Part = Literal[
+    "embedding", "attention", "mlp", "experts", "shared_experts", "router", "norm", "head", "other"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,17 @@ class Weight:
     shape: tuple[int, ...]
     role: Role
     cut: Cut
+    part: Part = "other"
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_routed_expert(self) -> bool:
+        """Whether it holds one slice per routed expert (its first dimension), biases included."""
+        return self.part == "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """Sizes of one MLP or mixture of experts; ``ffn_hidden_size`` is one expert's where there are any."""
+    """Sizes of one MLP or mixture of experts (``ffn_hidden_size`` is then one expert's)."""
 
     ffn_hidden_size: int
     gated: bool

@@ -1,0 +1,92 @@
+"""The families of transformers: from the keys of a config.json to a :class:`ModelSpec`.
+
+A family is a ``model_type`` of transformers. Its spec lists the parameters of the module that
+transformers builds for training it (ForCausalLM, ForMaskedLM or ForConditionalGeneration).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from cost_models.families import gpt2, llama_like
+from cost_models.families.reader import Config, Defaults
+from cost_models.model import ModelSpec
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.reading import Fields
+
+Builder = Callable[[Config], ModelSpec]
+
+# model_type: (builder, defaults of its config class)
+_FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
+    "gpt2": (gpt2.gpt2, gpt2.GPT2),
+    "llama": (llama_like.llama, llama_like.LLAMA),
+    "mistral": (llama_like.mistral, llama_like.MISTRAL),
+    "qwen2": (llama_like.qwen2, llama_like.QWEN2),
+    "qwen3": (llama_like.qwen3, llama_like.QWEN3),
+}
+FAMILIES: Final = tuple(sorted(_FAMILIES))
+
+
+def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.json") -> ModelSpec:
+    """Build the spec of the model that ``config`` (the contents of a config.json) describes.
+
+    Raises :class:`InputError`: one line with ``where``, the key, its value and what is allowed.
+
+    >>> model_spec({"model_type": "llama"}, name="llama").num_parameters
+    6738415616
+    """
+    fields = Fields(config, where)
+    family = _family(fields)
+    build, defaults = _FAMILIES[family]
+    reader = Config(fields, family, defaults)
+    spec = build(reader)
+    return replace(
+        spec,
+        name=name,
+        config=dict(spec.config),
+        assumptions=(*_assumptions(reader), *spec.assumptions),
+    )
+
+
+def _family(fields: Fields) -> str:
+    """Return the model type, or raise an error that says which are known."""
+    if "model_type" not in fields:
+        raise InputError(f"{fields.where}: model_type is missing{_guess(fields)}")
+    family = fields.text("model_type")
+    if family in _FAMILIES:
+        return str(family)
+    custom = " (its custom code is never run)" if "auto_map" in fields else ""
+    hint = did_you_mean(family, FAMILIES)
+    raise InputError(
+        f"{fields.where}: model_type = {family[:60]!r} is not known{custom}. "
+        + (f"{hint} " if hint else "")
+        + f"Known: {', '.join(FAMILIES)}"
+    )
+
+
+def _guess(fields: Fields) -> str:
+    """Return which model_type the class in ``architectures`` belongs to, in words."""
+    classes = fields.values.get("architectures")
+    first = classes[0] if isinstance(classes, (list, tuple)) and classes else ""
+    wanted = str(first).lower()
+    for family in sorted(FAMILIES, key=len, reverse=True):
+        if wanted.startswith(family.replace("_", "")):
+            return f'; architectures names {str(first)[:60]}: add "model_type": "{family}"'
+    return f" (one of {', '.join(FAMILIES)})"
+
+
+def _assumptions(config: Config) -> tuple[str, ...]:
+    """Return in words what the file does not say and what of it is not used."""
+    lines = []
+    if config.defaulted:
+        taken = ", ".join(f"{key} = {value}" for key, value in config.defaulted.items())
+        lines.append(f"not in the config, taken from the defaults of {config.family}: {taken}")
+    if "auto_map" in config.fields:
+        lines.append("the config names custom code (auto_map): custom code is not executed")
+    if "quantization_config" in config.fields:
+        lines.append(
+            "the config names a quantization: weights are counted in the precision of the training"
+        )
+    return tuple(lines)

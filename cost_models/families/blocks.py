@@ -1,0 +1,170 @@
+"""The pieces of which the families are built: linears, norms, stacks of layers, whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from cost_models.families.reader import (
+    MAX_FFN,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    Config,
+)
+from cost_models.model import Attention, Cut, LayerKind, Part, Weight
+
+Key = TypeVar("Key", bound=Hashable)
+Weights = tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that every decoder has."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+
+def read_sizes(
+    config: Config,
+    *,
+    hidden: str = "hidden_size",
+    layers: str = "num_hidden_layers",
+    heads: str = "num_attention_heads",
+    kv_heads: str | None = "num_key_value_heads",
+) -> Sizes:
+    """Read the sizes; head_dim and the key-value heads default as in transformers."""
+    hidden_size = config.size(hidden)
+    num_heads = config.size(heads, MAX_HEADS)
+    num_kv_heads = config.optional_size(kv_heads, MAX_HEADS) if kv_heads else None
+    head_dim = config.optional_size("head_dim")
+    if head_dim is None:
+        config.must_divide(heads, num_heads, hidden, hidden_size)
+        head_dim = hidden_size // num_heads
+    if kv_heads and num_kv_heads is not None:
+        config.must_divide(kv_heads, num_kv_heads, heads, num_heads)
+    return Sizes(
+        hidden_size=hidden_size,
+        vocab_size=config.size("vocab_size", MAX_VOCAB),
+        num_layers=config.size(layers, MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        head_dim=head_dim,
+    )
+
+
+def check_rotary(config: Config, head_dim: int, rotary_fraction: float = 1.0) -> None:
+    """Raise unless the rotated part of a head has an even width (it is rotated in pairs)."""
+    rotated = int(head_dim * rotary_fraction)
+    if rotated % 2:
+        key = "head_dim" if config.has("head_dim") else "num_attention_heads"
+        value = config.fields.values.get(key, head_dim)
+        raise config.wrong(
+            key, value, f"such that rotary positions turn an even width of each head, not {rotated}"
+        )
+
+
+def max_positions(config: Config, key: str = "max_position_embeddings") -> int:
+    """Return the longest sequence that the config says."""
+    return config.size(key, MAX_POSITIONS)
+
+
+def ffn_size(config: Config, key: str = "intermediate_size") -> int:
+    """Return the width of the MLP."""
+    return config.size(key, MAX_FFN)
+
+
+def ordinary_attention(
+    sizes: Sizes,
+    *,
+    window: int | None = None,
+    rotary: bool = True,
+    causal: bool = True,
+    qk_norm: bool = False,
+) -> Attention:
+    """Multi-head, grouped-query or multi-query attention."""
+    return Attention(
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        value_head_dim=sizes.head_dim,
+        causal=causal,
+        window=window,
+        rotary=rotary,
+        qk_norm=qk_norm,
+    )
+
+
+def linear(
+    name: str,
+    in_features: int,
+    out_features: int,
+    cut: Cut,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+) -> Weights:
+    """Return a linear layer: weight (out, in), GPT-2's Conv1D ``transposed`` (in, out), and bias.
+
+    A bias is cut with the outputs (column, vocabulary) and whole where the inputs are cut (row).
+    """
+    shape = (in_features, out_features) if transposed else (out_features, in_features)
+    weights: Weights = (Weight(f"{name}.weight", shape, "linear", cut),)
+    if bias:
+        bias_cut: Cut = cut if cut in ("column", "vocab") else "replicate"
+        weights += (Weight(f"{name}.bias", (out_features,), "vector", bias_cut),)
+    return weights
+
+
+def norm(name: str, size: int, *, bias: bool = False) -> Weights:
+    """Return an RMS norm, or a layer norm with ``bias``."""
+    weights: Weights = (Weight(f"{name}.weight", (size,), "vector", "replicate", "norm"),)
+    if bias:
+        weights += (Weight(f"{name}.bias", (size,), "vector", "replicate", "norm"),)
+    return weights
+
+
+def embedding(name: str, vocab_size: int, width: int) -> Weights:
+    """Return a table of token embeddings, cut along the vocabulary."""
+    return (Weight(f"{name}.weight", (vocab_size, width), "lookup", "vocab", "embedding"),)
+
+
+def positions(name: str, length: int, width: int) -> Weights:
+    """Return a table of learned positions (or token types): every rank holds it."""
+    return (Weight(f"{name}.weight", (length, width), "lookup", "replicate", "embedding"),)
+
+
+def part(name: Part, *weights: Weight) -> Weights:
+    """Mark the tensors that have no part yet."""
+    return tuple(w if w.part != "other" else replace(w, part=name) for w in weights)
+
+
+def output_projection(name: str, width: int, vocab_size: int, *, tied: bool) -> Weights:
+    """Return the output projection; none where it is the embedding's own tensor."""
+    return () if tied else part("head", *linear(name, width, vocab_size, "vocab"))
+
+
+def stack(
+    keys: Sequence[Key], build: Callable[[Key], LayerKind]
+) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """Build one kind per distinct key; return the kinds and the kind of each layer."""
+    distinct = list(dict.fromkeys(keys))
+    index = {key: position for position, key in enumerate(distinct)}
+    return tuple(build(key) for key in distinct), tuple(index[key] for key in keys)
