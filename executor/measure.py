@@ -1,0 +1,204 @@
+"""Counts what a step really does: bytes of every collective, and floating-point operations.
+
+Both counters watch operators below autograd, without hooks on modules, so that several forward
+passes, micro-batches and pipeline schedules may run inside one ``with`` block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._guards import active_fake_mode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import (
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+OTHER: Final = "other"  # the axis of a group that has no name
+
+# Operator of c10d or _c10d_functional -> kind, and which argument holds the bytes that count
+# (RESULT: what the operator returns). Receives and barriers are not listed: a message counts once,
+# where it is sent.
+RESULT: Final = -1
+COLLECTIVES: Final[dict[str, tuple[str, int]]] = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "all_reduce": ("all_reduce", 0),
+    "all_reduce_": ("all_reduce", 0),
+    "all_reduce_coalesced": ("all_reduce", 0),
+    "all_reduce_coalesced_": ("all_reduce", 0),
+    "allgather_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "all_gather_into_tensor": ("all_gather", RESULT),
+    "all_gather_into_tensor_out": ("all_gather", RESULT),
+    "all_gather_into_tensor_coalesced": ("all_gather", RESULT),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_out": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 0),
+    "broadcast_": ("broadcast", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "gather_": ("gather", 1),
+    "scatter_": ("scatter", 0),
+    "send": ("send", 0),
+    "isend": ("send", 0),
+}
+NAMESPACES: Final = ("c10d", "_c10d_functional")
+
+
+def is_wrapped(types: Any) -> bool:
+    """Return whether an operator still works on wrappers: its local operators follow."""
+    return any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types)
+
+
+def tensor_bytes(values: Any) -> int:
+    """Return the bytes of all tensors in a nested value."""
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+
+class CommunicationCounter(TorchDispatchMode):  # type: ignore[misc]
+    """Counts collectives and bytes by (axis, kind).
+
+    ``groups`` names the process groups, for example ``{"data": group, "tensor": group}``. A group
+    is recognised by its own name first, then by its set of ranks (where two axes span the same
+    ranks, the first in ``groups`` wins); one that is not known counts as "other". Groups of a single
+    rank move nothing and are left out.
+
+    Bytes are those of the whole tensor: what an all_gather returns, what a reduce_scatter or an
+    all_to_all is given, what an all_reduce, a broadcast or a send carries.
+    """
+
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        super().__init__()
+        self._axis_of_name: dict[str, str] = {}
+        self._axis_of_ranks: dict[frozenset[int], str] = {}
+        for axis, group in groups.items():
+            self._axis_of_name.setdefault(group.group_name, axis)
+            ranks = frozenset(dist.get_process_group_ranks(group))
+            self._axis_of_ranks.setdefault(ranks, axis)
+        self._size: dict[str, int] = {}
+        self.count: Counter[tuple[str, str]] = Counter()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return ``{axis, kind, count, bytes}`` of every axis and kind that was used, sorted."""
+        return [
+            {"axis": axis, "kind": kind, "count": self.count[axis, kind], "bytes": total}
+            for (axis, kind), total in sorted(self.bytes.items())
+        ]
+
+    def total_bytes(self) -> int:
+        """Return the bytes of all axes and kinds."""
+        return sum(self.bytes.values())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator and count it if it is a collective."""
+        if is_wrapped(types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        name = func._opname
+        if func.namespace in NAMESPACES and name in COLLECTIVES:
+            kind, position = COLLECTIVES[name]
+            axis = self._axis(_process_group(func, args))
+            if axis is not None:
+                self.count[axis, kind] += 1
+                self.bytes[axis, kind] += tensor_bytes(
+                    result if position == RESULT else args[position]
+                )
+        return result
+
+    def _axis(self, group: dist.ProcessGroup) -> str | None:
+        name = group.group_name
+        if name not in self._size:
+            self._size[name] = group.size()
+            ranks = frozenset(dist.get_process_group_ranks(group))
+            self._axis_of_name.setdefault(name, self._axis_of_ranks.get(ranks, OTHER))
+        return None if self._size[name] == 1 else self._axis_of_name[name]
+
+
+def _process_group(func: Any, args: Any) -> dist.ProcessGroup:
+    """Return the process group of a collective: an object of c10d, or a name."""
+    names = [argument.name for argument in func._schema.arguments]
+    position = names.index("process_group" if "process_group" in names else "group_name")
+    group = args[position]
+    if isinstance(group, str):
+        return dist.distributed_c10d._resolve_process_group(group)
+    return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
+
+
+def _attention_forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    shapes = (tensor.shape for tensor in (gradient, query, key, value))
+    return int(sdpa_backward_flop_count(*shapes))
+
+
+_ATEN = torch.ops.aten
+# Torch's registry lacks the CPU's flash attention. Counted as torch counts the CUDA kernel: all
+# S x S scores (a causal mask halves nothing), and the backward pass computes the scores again
+# (5 matmuls against eager attention's 4).
+FLOP_FORMULAS: Final[dict[Any, Any]] = {
+    **flop_registry,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the floating-point operations of matmuls and attention on this rank, by operator.
+
+    The formulas are torch's own; unlike ``FlopCounterMode`` nothing follows the modules, so that
+    any schedule may run inside. The shadow operators with which DTensor works out global shapes
+    (they run on fake tensors) are not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_operator: Counter[str] = Counter()
+        self._fake_mode: Any = None
+
+    @property
+    def total(self) -> int:
+        """Operations of all operators."""
+        return sum(self.by_operator.values())
+
+    def __enter__(self) -> FlopCounter:
+        self._fake_mode = active_fake_mode()
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator and add its operations."""
+        if is_wrapped(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        packet = func._overloadpacket
+        if packet in FLOP_FORMULAS and active_fake_mode() is self._fake_mode:
+            operations = FLOP_FORMULAS[packet](*args, **kwargs, out_val=result)
+            self.by_operator[packet._qualified_op_name.removeprefix("aten::")] += operations
+        return result

@@ -1,0 +1,312 @@
+"""Counters against numbers worked out by hand."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from executor.forked import run_forked
+from executor.measure import CommunicationCounter, FlopCounter
+from executor.memory import BACKWARD, FORWARD, OPTIMIZER, Life, MemoryTracker, peak_of
+from hardware_profiles.errors import RunError
+
+FP32 = 4
+
+
+# --- communication -----------------------------------------------------------------------------
+
+
+def _every_collective(rank):
+    """Run each kind once or twice on a 2 x 2 grid and return what was counted."""
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    data, tensor = mesh.get_group("data"), mesh.get_group("tensor")
+    alone = [dist.new_group([r]) for r in range(4)][rank]
+    unnamed = dist.new_group([0, 1, 2])
+    groups = {"data": data, "tensor": tensor, "world": dist.group.WORLD}
+    x = torch.ones(8)
+    with CommunicationCounter(groups) as counter:
+        dist.all_reduce(x)
+        dist.all_reduce(x, group=data)
+        dist.all_reduce(x.to(torch.bfloat16), group=data)
+        dist.all_reduce(x, group=alone)  # moves nothing
+        dist.all_gather_into_tensor(torch.empty(16), x, group=data)
+        dist.all_gather([torch.empty(8), torch.empty(8)], x, group=tensor)
+        dist.reduce_scatter_tensor(torch.empty(4), x, group=data)
+        dist.all_to_all_single(torch.empty(8), x, group=tensor)
+        dist.broadcast(x, src=0)
+        dist.barrier()
+        peer = rank ^ 1
+        sends = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, torch.empty(8), peer)]
+        for work in dist.batch_isend_irecv(sends):
+            work.wait()
+        if rank < 3:
+            dist.all_reduce(x, group=unnamed)
+        leaf = torch.ones(8, requires_grad=True)
+        functional.all_gather_tensor_autograd(leaf * 1, 0, tensor).sum().backward()
+        functional.all_reduce(x, "sum", tensor).sum()
+    return counter.records()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*(all_gather_into_tensor|all_gather_tensor_autograd|reduce_scatter_tensor)"
+    ".*is deprecated:FutureWarning"
+)
+@pytest.mark.distributed
+def test_every_collective_counts_its_whole_tensor_under_its_axis():
+    counted = run_forked(_every_collective, 4)
+    expected = {
+        ("data", "all_gather"): (1, 16 * FP32),
+        ("data", "all_reduce"): (2, 8 * FP32 + 8 * 2),
+        ("data", "reduce_scatter"): (1, 8 * FP32),
+        ("tensor", "all_gather"): (2, 2 * 16 * FP32),
+        ("tensor", "all_reduce"): (1, 8 * FP32),
+        ("tensor", "all_to_all"): (1, 8 * FP32),
+        ("tensor", "reduce_scatter"): (1, 16 * FP32),  # backward of the all_gather
+        ("world", "all_reduce"): (1, 8 * FP32),
+        ("world", "broadcast"): (1, 8 * FP32),
+        ("world", "send"): (1, 8 * FP32),
+    }
+    for rank, records in enumerate(counted):
+        other = {("other", "all_reduce"): (1, 8 * FP32)} if rank < 3 else {}
+        found = {(r["axis"], r["kind"]): (r["count"], r["bytes"]) for r in records}
+        assert found == expected | other, rank
+        assert records == sorted(records, key=lambda r: (r["axis"], r["kind"]))
+
+
+def _sharded_training(rank):
+    """Count one step of FSDP over two ranks with two micro-batches (weights freed in between)."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8))
+    for layer in model:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    counter = CommunicationCounter({"data": mesh.get_group()})
+    with counter:
+        for _ in range(2):
+            model(torch.ones(4, 8)).sum().backward()
+    return counter.records()
+
+
+@pytest.mark.distributed
+def test_sharded_training_moves_every_weight_as_its_formula_says():
+    whole = (8 * 8 + 8 * 8 + 8) * FP32
+    expected = [
+        {"axis": "data", "kind": "all_gather", "count": 8, "bytes": 4 * whole},
+        {"axis": "data", "kind": "reduce_scatter", "count": 4, "bytes": 2 * whole},
+    ]
+    assert run_forked(_sharded_training, 2) == [expected, expected]
+
+
+def _tensor_parallel(rank):
+    """Count a column- and a row-parallel Linear; DTensor's shadow operators must not show."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
+    )
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    x = torch.ones(4, 8, requires_grad=True)
+    parameters = list(model.parameters())
+    with (
+        CommunicationCounter({"tensor": mesh.get_group()}) as counter,
+        FlopCounter() as flops,
+        MemoryTracker(parameters) as memory,
+    ):
+        model(x).sum().backward()
+    del x
+    return [counter.records(), flops.total, memory.result().to_dict()]
+
+
+@pytest.mark.distributed
+def test_tensor_parallel_counts_local_work_only():
+    for records, flops, memory in run_forked(_tensor_parallel, 2):
+        # one all-reduce of the output forward, one of the input's gradient backward
+        assert records == [
+            {"axis": "tensor", "kind": "all_reduce", "count": 2, "bytes": 2 * 4 * 8 * FP32}
+        ]
+        assert flops == 3 * 2 * (4 * 8 * 8 + 4 * 8 * 8)  # half of the 16 columns on each rank
+        assert memory["parts"]["weights"] == 2 * 8 * 8 * FP32
+
+
+# --- operations --------------------------------------------------------------------------------
+
+
+def _attention_flops(causal):
+    query = torch.randn(2, 4, 16, 8, requires_grad=True)
+    key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(2))
+    with FlopCounter() as counter:
+        F.scaled_dot_product_attention(query, key, value, is_causal=causal).sum().backward()
+    return counter
+
+
+def _eager_attention_flops():
+    query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    with FlopCounter() as counter:
+        ((query @ key.transpose(-1, -2)).softmax(-1) @ value).sum().backward()
+    return counter
+
+
+def test_flash_attention_counts_the_matmuls_of_eager_attention_plus_the_scores_again():
+    scores = 2 * 2 * 4 * 16 * 16 * 8
+    assert _eager_attention_flops().by_operator == {"bmm": (2 + 4) * scores}
+    for causal in (True, False):
+        counted = _attention_flops(causal).by_operator
+        assert counted == {
+            "_scaled_dot_product_flash_attention_for_cpu": 2 * scores,
+            "_scaled_dot_product_flash_attention_for_cpu_backward": 5 * scores,
+        }
+
+
+def test_several_forward_passes_and_recomputation_count_what_runs():
+    from torch.utils.checkpoint import checkpoint
+
+    layer = torch.nn.Linear(8, 8, bias=False)
+    x = torch.ones(4, 8, requires_grad=True)
+    one = 2 * 4 * 8 * 8
+    with FlopCounter() as counter:
+        for _ in range(3):
+            layer(x).sum().backward()
+    assert counter.total == 3 * 3 * one
+    with FlopCounter() as counter:
+        checkpoint(lambda v: layer(layer(v)).sin(), x, use_reentrant=False).sum().backward()
+    assert counter.total == (2 + 2 + 4) * one
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_peak_and_its_parts_follow_from_lives():
+    phases = [FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, FORWARD, OPTIMIZER]
+    lives = [
+        Life(100, 0, FORWARD, "weights"),
+        Life(10, 1, FORWARD, None, died=3),  # saved for the backward pass
+        Life(5, 2, FORWARD, None, died=2),  # freed at once
+        Life(40, 3, BACKWARD, None),  # a gradient: lives on
+        Life(7, 3, BACKWARD, None, died=3),
+        Life(1, 5, FORWARD, None, died=5),  # of the gradient norm
+        Life(2, 3, BACKWARD, None, died=4, communicated=True),
+        Life(30, 6, OPTIMIZER, "optimizer"),
+    ]
+    peak = peak_of(lives, phases)
+    assert peak.peak_bytes == 170
+    assert peak.phase == "optimizer"
+    assert peak.parts == {"weights": 100, "gradients": 40, "optimizer": 30}
+    assert peak.phase_peaks == {"forward": 115, "backward": 159, "optimizer": 170}
+    before = peak_of(lives[:-1], phases)
+    assert (before.peak_bytes, before.phase) == (159, "backward")
+    assert before.parts == {
+        "weights": 100,
+        "gradients": 40,
+        "activations": 10,
+        "buffers": 2,
+        "temporary": 7,
+    }
+
+
+def test_a_linear_step_equals_the_bytes_by_hand():
+    layer = torch.nn.Linear(64, 32, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), foreach=False, fused=False)
+    weight, batch, out = 64 * 32 * FP32, 16 * 64 * FP32, 16 * 32 * FP32
+
+    def step():
+        x = torch.ones(16, 64)
+        (layer(x) ** 2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    with MemoryTracker(layer.parameters(), [optimizer]) as tracker:
+        step()
+    peak = tracker.result()
+    counter_bytes = FP32  # AdamW's step number
+    assert peak.parts["weights"] == weight
+    assert peak.parts["optimizer"] == 2 * weight + counter_bytes
+    assert sum(peak.parts.values()) == peak.peak_bytes
+    assert peak.end_bytes == 3 * weight + counter_bytes
+    # the worst moment of the forward pass: weights, states, input, output and its square
+    loss = FP32
+    assert peak.phase_peaks["forward"] == peak.end_bytes + batch + 2 * out + loss
+    # AdamW without foreach: two temporaries of the weight's size beside the gradient; x is gone
+    assert peak.phase == "optimizer"
+    assert peak.parts["gradients"] == weight
+
+
+def test_saved_activations_are_told_from_temporaries_over_micro_batches():
+    layers = [torch.nn.Linear(8, 8, bias=False) for _ in range(3)]
+    weights = [layer.weight for layer in layers]
+    with MemoryTracker(weights) as tracker:
+        for _ in range(2):
+            x = torch.ones(1024, 8)
+            for layer in layers:
+                x = layer(x)
+            loss = x.sum()
+            del x
+            loss.backward()
+            del loss
+    peak = tracker.result()
+    assert peak.parts["weights"] == 3 * 64 * FP32
+    assert peak.phase == "backward"
+    # inputs of the three layers; then one gradient after another replaces them
+    loss_and_its_gradient = 2 * FP32
+    assert peak.parts["activations"] == 3 * 1024 * 8 * FP32 + loss_and_its_gradient
+    assert peak.end_bytes == 2 * 3 * 64 * FP32
+
+
+def _sharded_memory(rank):
+    """Follow one FSDP step whose gathered weights are storages that are freed and refilled."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(8)))
+    for layer in (*model, model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def step():
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with MemoryTracker(model.parameters(), [optimizer]) as tracker:
+        step()
+    return tracker.result().to_dict()
+
+
+@pytest.mark.distributed
+def test_gathered_weights_of_sharded_training_are_seen():
+    matrix = 64 * 64 * FP32
+    for memory in run_forked(_sharded_memory, 2):
+        assert memory["parts"]["weights"] == 8 * matrix // 2
+        assert memory["parts"]["buffers"] >= matrix
+        assert memory["end_bytes"] == 8 * matrix // 2
+        # weights and gradients are sharded, and only a few of the 8 layers are whole at once
+        assert memory["peak_bytes"] < (4 + 4 + 6) * matrix
+
+
+# --- forked processes --------------------------------------------------------------------------
+
+
+def _fail_on_rank_one(rank):
+    if rank == 1:
+        raise ValueError("no")
+    dist.barrier()
+
+
+@pytest.mark.distributed
+def test_a_failing_rank_is_named():
+    with pytest.raises(RunError, match="rank 1: ValueError: no") as caught:
+        run_forked(_fail_on_rank_one, 2, timeout=20)
+    assert "_fail_on_rank_one" in caught.value.__notes__[0]
