@@ -1,0 +1,207 @@
+"""Bytes that the backward pass needs: what each layer saves for one token, under t-way tensor parallelism.
+
+Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d head_dim   e value_head_dim
+          s seq_len   t tensor_parallel   c compute_bytes
+Units     bytes a token, unless a name says otherwise; every function broadcasts over plan columns.
+
+Three regions behave differently under tensor parallelism (Korthikanti et al., arXiv:2205.05198, sec. 4):
+norms and dropouts are whole on every rank, or split along the sequence with sequence parallelism;
+the inputs of the column-parallel matrices are whole, split, or (DTensor) gathered and kept;
+everything between the two matrices of a block is split t ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.arrays import Count, Flag, Real
+from cost_models.model import Attention, FeedForward, LayerKind
+from cost_models.plan import RECOMPUTE
+from hardware_profiles.software import SoftwareProfile
+
+FP32 = 4.0
+NONE, SELECTIVE, FULL = (RECOMPUTE.index(name) for name in ("none", "selective", "full"))
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Saved bytes a token by region, before any division."""
+
+    replicated: float  # norms, dropout masks
+    inputs: float  # inputs of column-parallel matrices
+    split: Real  # between the matrices
+    core: Real  # of ``split``, what selective recomputation drops
+
+
+def norm_bytes(
+    kind: LayerKind, width: float, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Bytes that one norm over ``width`` features saves: input, normalised copy, statistics."""
+    if kind.norm == "rms":
+        saved = software.rms_norm_saved * compute_bytes + software.rms_norm_saved_fp32_bytes
+        return saved * width + software.rms_norm_statistics_bytes
+    return software.layer_norm_saved * compute_bytes * width + software.layer_norm_statistics_bytes
+
+
+def attention_bytes(attention: Attention, compute_bytes: float) -> float:
+    """Queries, keys, values and the output, saved by the attention core and the output matrix.
+
+        c (a d + k d + k e + a e)
+
+    With latent attention (MLA) also the latents in front of the up-projections.
+    """
+    query = attention.num_heads * attention.head_dim
+    key = attention.num_kv_heads * attention.head_dim
+    value = attention.num_kv_heads * attention.value_head_dim
+    output = attention.num_heads * attention.value_head_dim
+    latents = attention.q_lora_rank + attention.kv_lora_rank
+    return compute_bytes * (query + key + value + output + latents)
+
+
+def score_bytes(
+    attention: Attention, seq_len: Count, kernel: str, dropout: bool, software: SoftwareProfile
+) -> Real:
+    """What the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
+
+    eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
+    flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head)
+    """
+    if kernel == "flash":
+        return np.asarray(FP32 * attention.num_heads)
+    per_pair = software.eager_scores_bytes + (software.attention_dropout_bytes if dropout else 0.0)
+    return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
+
+
+def feed_forward_bytes(
+    feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Between the matrices of the MLP, of all experts that a token visits.
+
+    plain   c (saved by the activation + 1) F     its output feeds the second matrix
+    gated   c (saved by the activation + 3) F     activation, up projection, product
+    experts k times that, the k copies of the token and its k outputs, and the router
+    """
+    saved = software.activation_saved.get(
+        feed_forward.activation, software.activation_saved["default"]
+    )
+    copies = saved + (3.0 if feed_forward.gated else 1.0)
+    one = copies * compute_bytes * feed_forward.ffn_hidden_size
+    if not feed_forward.num_experts:
+        return one
+    routed = feed_forward.experts_per_token * (one + 2.0 * compute_bytes * hidden_size)
+    shared = copies * compute_bytes * feed_forward.shared_ffn_hidden_size
+    return routed + shared + software.router_saved_bytes * feed_forward.num_experts
+
+
+def layer_regions(
+    kind: LayerKind,
+    hidden_size: int,
+    seq_len: Count,
+    *,
+    compute_bytes: float,
+    kernel: str,
+    hidden_dropout: float,
+    attention_dropout: float,
+    software: SoftwareProfile,
+) -> Regions:
+    """Saved bytes of one layer for one token, by region."""
+    attentions = [kind.attention]
+    if kind.cross_attention is not None:
+        attentions.append(kind.cross_attention)
+    shares_input = kind.parallel_residual and kind.num_norms == 1
+    blocks = 1 if shares_input else 1 + len(attentions)
+    masks = (1 + len(attentions)) * software.dropout_mask_bytes * (hidden_dropout > 0)
+    core = sum(
+        (
+            score_bytes(attention, seq_len, kernel, attention_dropout > 0, software)
+            for attention in attentions
+        ),
+        start=np.asarray(0.0),
+    )
+    split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
+    split = split + feed_forward_bytes(kind.feed_forward, hidden_size, compute_bytes, software)
+    if kind.attention.qk_norm:
+        width = float(kind.attention.head_dim)
+        heads = kind.attention.num_heads + kind.attention.num_kv_heads
+        split = split + heads * norm_bytes(kind, width, compute_bytes, software)
+    return Regions(
+        replicated=kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
+        + masks * hidden_size,
+        inputs=blocks * compute_bytes * hidden_size,
+        split=split,
+        core=core,
+    )
+
+
+def saved_bytes_per_token(
+    regions: Regions,
+    hidden_size: int,
+    *,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    recompute: Count,
+    keeps_gathered_inputs: bool,
+) -> Real:
+    """Bytes that one layer keeps for one token from its forward to its backward pass.
+
+        none       replicated / (t if sp) + inputs / (t if sp and re-gathered) + split / t
+        selective  without the attention core's own tensors
+        full       the layer's input: c h / (t if sp)
+
+    Source: Korthikanti et al. (arXiv:2205.05198), eq. 2, 4, 6; generalised to grouped queries,
+    gated MLPs and flash attention.
+
+    With Megatron's coefficients, 34 s b h + 5 a s^2 b (eq. 1) for GPT-3's h = 12288, a = 96:
+    see tests/cost_models/test_activations.py.
+    """
+    along_sequence = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    inputs_over = 1.0 if keeps_gathered_inputs else along_sequence
+    everything = (
+        regions.replicated / along_sequence
+        + regions.inputs / inputs_over
+        + regions.split / tensor_parallel
+    )
+    selective = everything - regions.core / tensor_parallel
+    full = compute_bytes * hidden_size / along_sequence
+    return np.where(
+        np.equal(recompute, FULL),
+        full,
+        np.where(np.equal(recompute, SELECTIVE), selective, everything),
+    )
+
+
+def backward_working_bytes_per_token(
+    kind: LayerKind, hidden_size: int, compute_bytes: float, tensor_parallel: Count
+) -> Real:
+    """Gradients of activations alive at once while one layer is walked backward.
+
+    The MLP is the widest place: the gradient of its product, of the activation and of the up
+    projection, beside the gradient of the residual stream and of the block's input.
+    """
+    feed_forward = kind.feed_forward
+    width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
+    width += feed_forward.shared_ffn_hidden_size
+    tensors = 2.0 if feed_forward.gated else 1.0
+    return compute_bytes * (tensors * width / np.multiply(1.0, tensor_parallel) + 2.0 * hidden_size)
+
+
+def logits_bytes_per_token(
+    vocab_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    software: SoftwareProfile,
+) -> Real:
+    """Logits and their fp32 copies at the peak of the cross-entropy, split with the vocabulary.
+
+    (c + 4 n) V / t     n fp32 (fp64 for fp64) copies: logits, log-softmax, their gradient
+    """
+    wide = max(FP32, compute_bytes)
+    copies = np.where(
+        np.greater(tensor_parallel, 1),
+        software.fp32_logits_copies_vocab_parallel,
+        software.fp32_logits_copies,
+    )
+    return (compute_bytes + wide * copies) * vocab_size / tensor_parallel

@@ -1,0 +1,64 @@
+"""Seconds of one collective.
+
+Symbols   n ranks in the group   B bytes of the full tensor   beta bandwidth [bytes/s, one way, per rank]
+          alpha latency [s per message]
+Units     seconds; every function broadcasts. n = 1 costs nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+
+
+def ring_all_gather(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
+    """All-gather (or reduce-scatter) by a ring: (n - 1)/n B / beta + (n - 1) alpha.
+
+    Source: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), sec. 4.1; Patarasuk and Yuan, JPDC 69 (2009).
+
+    >>> float(ring_all_gather(8e9, 8, 1e9, 0.0))
+    7.0
+    """
+    steps = np.subtract(ranks, 1.0)
+    return steps / ranks * size / bandwidth + steps * latency
+
+
+ring_reduce_scatter = ring_all_gather
+
+
+def ring_all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
+    """All-reduce by a ring: a reduce-scatter and an all-gather, 2 (n - 1)/n B / beta + 2 (n - 1) alpha.
+
+    Source: Patarasuk and Yuan, JPDC 69 (2009), sec. 4.
+
+    >>> float(ring_all_reduce(4e9, 4, 1e9, 0.0))
+    6.0
+    """
+    return 2.0 * ring_all_gather(size, ranks, bandwidth, latency)
+
+
+def tree_all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
+    """All-reduce by two complementary binary trees: 2 B / beta + 2 log2(n) alpha.
+
+    Source: Sanders, Speck, Traeff, Parallel Computing 35 (2009); NCCL since 2.4.
+
+    >>> float(tree_all_reduce(1e9, 8, 1e9, 1.0))
+    8.0
+    """
+    levels = np.ceil(np.log2(np.maximum(1, ranks)))
+    moved = np.where(np.greater(ranks, 1), 2.0 * size / bandwidth, 0.0)
+    return moved + 2.0 * levels * latency
+
+
+def all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
+    """All-reduce by the faster of ring and tree, as libraries choose by size."""
+    return np.minimum(
+        ring_all_reduce(size, ranks, bandwidth, latency),
+        tree_all_reduce(size, ranks, bandwidth, latency),
+    )
+
+
+def send(size: Real, bandwidth: Real, latency: Real) -> Real:
+    """One message to one neighbour: B / beta + alpha."""
+    return size / np.multiply(1.0, bandwidth) + latency

@@ -1,0 +1,241 @@
+"""Seconds of computation on one accelerator: matrices by a roofline, the rest by the bytes they move.
+
+Symbols   m tokens   (k) input features, the summed dimension   n output features
+          R achievable FLOP/s of large matmuls   beta memory bandwidth [bytes/s]   c compute_bytes
+          t tensor_parallel   s seq_len
+Units     seconds; every function broadcasts over plan columns.
+
+Leaves out: tile and wave quantisation, power throttling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.arrays import Count, Flag, Real
+from cost_models.flops import attention_flops_per_token
+from cost_models.model import Attention, LayerKind, ModelSpec, Weight
+from hardware_profiles.errors import InputError
+from hardware_profiles.schema import Accelerator
+from hardware_profiles.software import SoftwareProfile
+
+# Share of the peak that the best large matmul reaches where nobody measured it: the median of the
+# NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81, H100 0.80,
+# GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
+ACHIEVABLE_SHARE = 0.80
+# Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100 read
+# 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
+MEMORY_SHARE = 0.88
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the formulas need of an accelerator."""
+
+    matmul: float  # FLOP/s
+    memory: float  # bytes/s
+    operator: float  # host seconds to start one operator
+    host_is_device: bool  # a CPU: starting an operator and running it add up
+
+
+def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
+    """Return the rates of an accelerator in a precision; unknown is an error, not a guess."""
+    known = accelerator.achievable_flops.get(precision)
+    peak = accelerator.peak_flops.get(precision)
+    if known is None and peak is None:
+        have = ", ".join(sorted(accelerator.peak_flops)) or "none"
+        raise InputError(
+            f"{accelerator.name}: no rate is known for {precision} (known: {have}); choose one "
+            "with --precision"
+        )
+    measured = accelerator.device == "cpu"
+    matmul = known.value if known is not None else ACHIEVABLE_SHARE * peak.value  # type: ignore[union-attr]
+    memory = accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE)
+    launch = accelerator.kernel_launch
+    return Rates(
+        matmul=matmul,
+        memory=memory,
+        operator=launch.value if launch is not None else software.operator_seconds,
+        host_is_device=measured,
+    )
+
+
+def matmul_seconds(
+    tokens: Real, inputs: Real, outputs: Real, compute_bytes: float, rate: Rates
+) -> Real:
+    """One matmul: max(2 m (k) n / R, c (m k + k n + m n) / beta).
+
+    Source: Williams, Waterman, Patterson, Roofline, CACM 52 (2009).
+
+    >>> float(matmul_seconds(1024.0, 1024.0, 1024.0, 2.0, Rates(1e12, 1e12, 0.0, False)))
+    0.002147483648
+    """
+    work = 2.0 * tokens * inputs * outputs / rate.matmul
+    moved = compute_bytes * (tokens * inputs + inputs * outputs + tokens * outputs) / rate.memory
+    return np.maximum(work, moved)
+
+
+def _linear_seconds(
+    weight: Weight, tokens: Real, tensor_parallel: Count, compute_bytes: float, rate: Rates
+) -> Real:
+    # a matmul costs the same either way round, so (out, in) and (in, out) need not be told apart;
+    # the cut dimension shrinks t-fold
+    over = 1.0 if weight.cut == "replicate" else np.multiply(1.0, tensor_parallel)
+    outputs, inputs = float(weight.shape[-2]), float(weight.shape[-1])
+    if weight.cut == "row":
+        inputs = inputs / over  # type: ignore[assignment]
+    else:
+        outputs = outputs / over  # type: ignore[assignment]
+    return matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)
+
+
+def matrices_seconds(
+    weights: tuple[Weight, ...],
+    tokens: Real,
+    tensor_parallel: Count,
+    compute_bytes: float,
+    rate: Rates,
+    *,
+    experts_per_token: int = 0,
+) -> Real:
+    """All matrices of a block, forward; an expert meets m k / E of the tokens (balanced routing)."""
+    total: Real = np.zeros_like(np.multiply(1.0, tokens))
+    for weight in weights:
+        if weight.role == "linear":
+            total = total + _linear_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
+        elif weight.role == "expert":
+            experts = weight.shape[0]
+            share = tokens * (experts_per_token / experts)
+            total = total + experts * _linear_seconds(
+                weight, share, tensor_parallel, compute_bytes, rate
+            )
+    return total
+
+
+def attention_core_seconds(
+    attention: Attention,
+    tokens: Real,
+    seq_len: Count,
+    tensor_parallel: Count,
+    kernel: str,
+    compute_bytes: float,
+    rate: Rates,
+    software: SoftwareProfile,
+) -> Real:
+    """Scores, softmax and values, forward.
+
+    flash  FLOPs really done / (efficiency R): half of them under a causal mask, min(s, window) keys
+    eager  all FLOPs / R, and the score matrix moved through memory
+    """
+    keys = np.multiply(1.0, seq_len)
+    if attention.window is not None:
+        keys = np.minimum(keys, attention.window)
+    if kernel == "flash":
+        done = 0.5 if attention.causal and attention.window is None else 1.0
+        flops = done * attention_flops_per_token(attention, keys) * tokens / tensor_parallel
+        return flops / (software.flash_efficiency * rate.matmul)
+    whole = np.multiply(1.0, seq_len)
+    flops = attention_flops_per_token(attention, whole) * tokens / tensor_parallel
+    pairs = attention.num_heads * whole * tokens / tensor_parallel
+    moved = software.eager_scores_accesses * compute_bytes * pairs
+    return flops / rate.matmul + moved / rate.memory
+
+
+def elementwise_bytes_per_token(
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    software: SoftwareProfile,
+) -> Real:
+    """Bytes that norms, residuals, the activation and rotary embeddings move, forward, for one token."""
+    norm = software.rms_norm_accesses if kind.norm == "rms" else software.layer_norm_accesses
+    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    blocks = 2.0 + (kind.cross_attention is not None)
+    whole = hidden_size * (kind.num_norms * norm + blocks * software.residual_accesses)
+    feed_forward = kind.feed_forward
+    width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
+    split = software.activation_accesses * (width + feed_forward.shared_ffn_hidden_size)
+    attention = kind.attention
+    query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    split += software.rotary_accesses * query_key * attention.rotary
+    return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Device seconds of one micro-batch through some layers."""
+
+    forward: Real
+    backward: Real
+    recompute: Real
+
+
+def layer_seconds(
+    kind: LayerKind,
+    hidden_size: int,
+    seq_len: Count,
+    tokens: Real,
+    *,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    recompute_full: Flag,
+    recompute_core: Flag,
+    kernel: str,
+    compute_bytes: float,
+    rate: Rates,
+    software: SoftwareProfile,
+) -> PassSeconds:
+    """Device seconds of one layer for ``tokens`` tokens: forward, backward, and what is computed twice.
+
+    Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
+    Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice.
+    """
+    matrices = matrices_seconds(
+        kind.weights,
+        tokens,
+        tensor_parallel,
+        compute_bytes,
+        rate,
+        experts_per_token=kind.feed_forward.experts_per_token,
+    )
+    core: Real = np.zeros_like(matrices)
+    for attention in (kind.attention, kind.cross_attention):
+        if attention is not None:
+            core = core + attention_core_seconds(
+                attention, tokens, seq_len, tensor_parallel, kernel, compute_bytes, rate, software
+            )
+    moved = (
+        elementwise_bytes_per_token(
+            kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software
+        )
+        * tokens
+        / rate.memory
+    )
+    forward = matrices + core + moved
+    core_ratio = 2.5 if kernel == "flash" else 2.0
+    backward = 2.0 * matrices + core_ratio * core + software.backward_access_ratio * moved
+    again = np.where(recompute_full, forward, np.where(recompute_core, core, 0.0))
+    return PassSeconds(forward, backward, again)
+
+
+def head_seconds(
+    model: ModelSpec, tokens: Real, tensor_parallel: Count, compute_bytes: float, rate: Rates
+) -> PassSeconds:
+    """Output projection and cross-entropy: the matmul, and about ten fp32 passes over the logits."""
+    if not model.head_multiply:
+        zero = np.zeros_like(np.multiply(1.0, tokens))
+        return PassSeconds(zero, zero, zero)
+    outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
+    matmul = matmul_seconds(tokens, float(model.hidden_size), outputs, compute_bytes, rate)
+    # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read twice, write
+    passes = 4.0 * tokens * outputs / rate.memory
+    return PassSeconds(matmul + 5.0 * passes, 2.0 * matmul + 5.0 * passes, np.zeros_like(matmul))
+
+
+def optimizer_seconds(parameters: Real, rate: Rates, software: SoftwareProfile) -> Real:
+    """Optimizer step and clipping over the parameters that one rank updates: bytes moved / bandwidth."""
+    return software.optimizer_accesses_bytes * parameters / rate.memory

@@ -1,0 +1,92 @@
+"""Floating-point operations, by matrix.
+
+Symbols   s seq_len   a num_heads   d head_dim   e value_head_dim   h hidden_size   N parameters   D tokens
+Units     FLOP (a multiply and an add are two); every function broadcasts.
+
+Conventions. *Model FLOP* counts attention scores in full (every query against every key), as Megatron and
+torch's counters do; ``causal=True`` in the name of a result would say otherwise. *Hardware FLOP*
+adds what is computed twice (recomputation).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.model import Attention, LayerKind, ModelSpec
+from cost_models.parameters import active_parameters
+
+
+def six_n_d(num_parameters: Real, tokens: Real) -> Real:
+    """Training FLOP by the rule of thumb 6 N D: 2 forward, 4 backward for each parameter and token.
+
+    Source: Kaplan et al., Scaling Laws (arXiv:2001.08361), sec. 2.1; leaves out attention scores.
+
+    >>> six_n_d(175e9, 300e9)
+    3.15e+23
+    """
+    return 6.0 * num_parameters * tokens
+
+
+def linear_flops_per_token(kind: LayerKind) -> float:
+    """Forward FLOP of a layer's matrices for one token: 2 (in) out each.
+
+    An expert's matrices meet experts_per_token of num_experts of the tokens.
+    """
+    experts = kind.feed_forward
+    share = experts.experts_per_token / max(1, experts.num_experts)
+    dense = sum(2.0 * w.numel for w in kind.weights if w.role == "linear")
+    return dense + share * sum(2.0 * w.numel for w in kind.weights if w.role == "expert")
+
+
+def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
+    """Forward FLOP of the attention core for one query token.
+
+        2 a (d) k   scores  +  2 a (k) e   values        k keys
+
+    Source: Narayanan et al. (arXiv:2104.04473), appendix: 4 B s^2 h a layer.
+    """
+    return (
+        2.0
+        * attention.num_heads
+        * (attention.head_dim + attention.value_head_dim)
+        * np.asarray(num_keys, dtype=float)
+    )
+
+
+def core_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
+    """Forward FLOP of all attention cores of a layer for one token, scores in full."""
+    total = attention_flops_per_token(kind.attention, np.multiply(1.0, seq_len))
+    if kind.cross_attention is not None:
+        total = total + attention_flops_per_token(kind.cross_attention, np.multiply(1.0, seq_len))
+    return total
+
+
+def layer_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
+    """Forward FLOP of one layer for one token."""
+    return linear_flops_per_token(kind) + core_flops_per_token(kind, seq_len)
+
+
+def head_flops_per_token(model: ModelSpec) -> float:
+    """Forward FLOP of the output projection (and a masked-LM head's matrices) for one token."""
+    dense = sum(2.0 * w.numel for w in model.head if w.role == "linear")
+    listed = any(w.role == "linear" and w.numel == model.head_multiply for w in model.head)
+    return dense if listed else dense + 2.0 * model.head_multiply
+
+
+def forward_flops_per_token(model: ModelSpec, seq_len: Count) -> Real:
+    """Forward FLOP of the whole model for one token."""
+    layers = sum(layer_flops_per_token(model.kinds[kind], seq_len) for kind in model.pattern)
+    return layers + head_flops_per_token(model)
+
+
+def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Count) -> Real:
+    """Model FLOP of one training step: forward once, backward twice (two matmuls for each one)."""
+    tokens = np.multiply(1.0, seq_len) * global_batch_size
+    return 3.0 * forward_flops_per_token(model, seq_len) * tokens
+
+
+def rule_of_thumb_ratio(model: ModelSpec, seq_len: Count) -> Real:
+    """Exact model FLOP over 6 N D, N the active parameters."""
+    exact = 3.0 * forward_flops_per_token(model, seq_len)
+    return exact / six_n_d(float(active_parameters(model)), 1.0)

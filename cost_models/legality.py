@@ -1,0 +1,225 @@
+"""Which plans can exist: one rule after the other, over columns, each with a code and words.
+
+A rule is a pure function that gives a boolean column (true: broken). ``legality_codes`` names the first
+rule that a row breaks; only the front doors for a single plan turn a code into an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.model import Attention, ModelSpec
+from cost_models.plan import SCHEDULES, Plan, PlanTable
+from cost_models.workload import Workload
+from hardware_profiles.errors import InputError
+
+Column = NDArray[np.bool_]
+INTERLEAVED, ONE_F_ONE_B = SCHEDULES.index("interleaved_1f1b"), SCHEDULES.index("1f1b")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the rules need beside the plan."""
+
+    model: ModelSpec
+    workload: Workload
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: its code, when a row breaks it, and the words with the values of one plan."""
+
+    code: str
+    broken: Callable[[Question, PlanTable], Any]
+    words: Callable[[Question, Plan], str]
+
+
+def _attentions(model: ModelSpec) -> list[Attention]:
+    found = [kind.attention for kind in model.kinds]
+    return found + [kind.cross_attention for kind in model.kinds if kind.cross_attention]
+
+
+def _divides_all(sizes: list[int], table: PlanTable) -> Any:
+    return np.logical_or.reduce([size % table.tensor_parallel != 0 for size in sizes])
+
+
+def _heads(model: ModelSpec) -> list[int]:
+    return [a.num_heads for a in _attentions(model)]
+
+
+def _kv_heads(model: ModelSpec) -> list[int]:
+    # latent attention (MLA) has no key/value heads of its own: its latents stay whole
+    return [a.num_kv_heads for a in _attentions(model)]
+
+
+def _ffn_sizes(model: ModelSpec) -> list[int]:
+    sizes = [kind.feed_forward.ffn_hidden_size for kind in model.kinds]
+    sizes += [kind.feed_forward.shared_ffn_hidden_size for kind in model.kinds]
+    return [size for size in sizes if size]
+
+
+def _divisors(sizes: list[int]) -> str:
+    common = int(np.gcd.reduce(sizes))
+    legal = [d for d in range(1, min(common, 1024) + 1) if common % d == 0]
+    return ", ".join(str(d) for d in legal)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "world_size",
+        lambda q, t: t.data_parallel * t.tensor_parallel * t.pipeline_parallel != q.num_gpus,
+        lambda q, p: (
+            f"data_parallel {p.data_parallel} x tensor_parallel {p.tensor_parallel} x "
+            f"pipeline_parallel {p.pipeline_parallel} = {p.world_size}, but there are "
+            f"{q.num_gpus} ranks"
+        ),
+    ),
+    Rule(
+        "global_batch_size",
+        lambda q, t: (
+            t.micro_batch_size * t.num_microbatches * t.data_parallel
+            != q.workload.global_batch_size
+        ),
+        lambda q, p: (
+            f"micro_batch_size {p.micro_batch_size} x num_microbatches {p.num_microbatches} x "
+            f"data_parallel {p.data_parallel} = {p.global_batch_size}, but global_batch_size is "
+            f"{q.workload.global_batch_size}"
+        ),
+    ),
+    Rule(
+        "num_heads",
+        lambda q, t: _divides_all(_heads(q.model), t),
+        lambda q, p: (
+            f"tensor_parallel = {p.tensor_parallel} does not divide num_heads = "
+            f"{min(_heads(q.model))}; legal values: {_divisors(_heads(q.model))}"
+        ),
+    ),
+    Rule(
+        "num_kv_heads",
+        lambda q, t: _divides_all(_kv_heads(q.model), t),
+        lambda q, p: (
+            f"tensor_parallel = {p.tensor_parallel} does not divide num_kv_heads = "
+            f"{min(_kv_heads(q.model))}; legal values: {_divisors(_kv_heads(q.model))}"
+        ),
+    ),
+    Rule(
+        "ffn_hidden_size",
+        lambda q, t: _divides_all(_ffn_sizes(q.model), t),
+        lambda q, p: (
+            f"tensor_parallel = {p.tensor_parallel} does not divide ffn_hidden_size = "
+            f"{min(_ffn_sizes(q.model))}; legal values: {_divisors(_ffn_sizes(q.model))}"
+        ),
+    ),
+    Rule(
+        "sequence_parallel_alone",
+        lambda q, t: t.sequence_parallel & (t.tensor_parallel == 1),
+        lambda q, p: (
+            "sequence_parallel splits the sequence inside the tensor-parallel group: it "
+            "needs tensor_parallel >= 2"
+        ),
+    ),
+    Rule(
+        "sequence_length",
+        lambda q, t: t.sequence_parallel & (q.workload.seq_len % t.tensor_parallel != 0),
+        lambda q, p: (
+            f"sequence_parallel: tensor_parallel = {p.tensor_parallel} does not divide seq_len = "
+            f"{q.workload.seq_len}"
+        ),
+    ),
+    Rule(
+        "num_layers",
+        lambda q, t: t.pipeline_parallel * t.virtual_stages > q.model.num_layers,
+        lambda q, p: (
+            f"pipeline_parallel {p.pipeline_parallel} x virtual_stages {p.virtual_stages} = "
+            f"{p.num_stages} stages, but the model has {q.model.num_layers} layers"
+        ),
+    ),
+    Rule(
+        "encoder_decoder_pipeline",
+        lambda q, t: (t.pipeline_parallel > 1) & any(k.cross_attention for k in q.model.kinds),
+        lambda q, p: (
+            "an encoder-decoder cannot be cut into pipeline stages yet: pipeline_parallel must be 1"
+        ),
+    ),
+    Rule(
+        "virtual_stages",
+        lambda q, t: (
+            (t.pipeline_schedule == INTERLEAVED)
+            != ((t.virtual_stages > 1) & (t.pipeline_parallel > 1))
+        ),
+        lambda q, p: (
+            f"pipeline_schedule {p.pipeline_schedule} with virtual_stages = {p.virtual_stages} and "
+            f"pipeline_parallel = {p.pipeline_parallel}: interleaved_1f1b needs at least 2 of both, "
+            "the other schedules exactly one virtual stage"
+        ),
+    ),
+    Rule(
+        "schedule_microbatches",
+        lambda q, t: (
+            (t.pipeline_parallel > 1)
+            & (t.pipeline_schedule == ONE_F_ONE_B)
+            & (t.num_microbatches < t.pipeline_parallel)
+        ),
+        lambda q, p: (
+            f"1f1b needs num_microbatches >= pipeline_parallel, got {p.num_microbatches} < "
+            f"{p.pipeline_parallel}"
+        ),
+    ),
+    Rule(
+        "interleaved_microbatches",
+        lambda q, t: (
+            (t.pipeline_schedule == INTERLEAVED) & (t.num_microbatches % t.pipeline_parallel != 0)
+        ),
+        lambda q, p: (
+            f"interleaved_1f1b needs num_microbatches to be a multiple of pipeline_parallel, got "
+            f"{p.num_microbatches} and {p.pipeline_parallel}"
+        ),
+    ),
+    Rule(
+        "zero_alone",
+        lambda q, t: (t.zero_stage > 0) & (t.data_parallel == 1),
+        lambda q, p: (
+            f"zero_stage = {p.zero_stage} shards over data-parallel ranks: it needs "
+            "data_parallel >= 2"
+        ),
+    ),
+    Rule(
+        "positions",
+        lambda q, t: np.full(len(t), _too_long(q)),
+        lambda q, p: (
+            f"seq_len = {q.workload.seq_len} is longer than the model's "
+            f"{q.model.max_seq_len} learned positions"
+        ),
+    ),
+)
+CODES = ("legal", *(rule.code for rule in RULES))
+
+
+def _too_long(question: Question) -> bool:
+    longest = question.model.max_seq_len
+    return (
+        question.model.max_seq_len_is_hard
+        and longest is not None
+        and question.workload.seq_len > longest
+    )
+
+
+def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
+    """Return, row by row, 0 for a legal plan or the position in CODES of the first broken rule."""
+    codes = np.zeros(len(table), dtype=np.int16)
+    for position, rule in reversed(list(enumerate(RULES, start=1))):
+        codes[np.broadcast_to(rule.broken(question, table), codes.shape)] = position
+    return codes
+
+
+def require_legal(question: Question, plan: Plan) -> None:
+    """Raise an InputError with the rule's words for a plan that is not legal."""
+    code = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
+    if code:
+        raise InputError(RULES[code - 1].words(question, plan))

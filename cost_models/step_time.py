@@ -1,0 +1,254 @@
+"""Seconds of one training step, in parts that add up.
+
+    step = ideal compute + recompute + tensor-parallel + pipeline sends + host
+           + bubble + exposed data-parallel + optimizer
+
+A pipeline of stages r = 1..p that need tau_r seconds a micro-batch takes, for m micro-batches and v
+virtual stages,
+
+    m max(tau) + (sum(tau) - max(tau)) / v
+
+the critical path of 1F1B and GPipe alike (Narayanan et al., arXiv:2104.04473, sec. 2.2). Units: seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cost_models.activations import FULL, SELECTIVE
+from cost_models.arrays import Count, Real
+from cost_models.collectives import all_reduce, ring_all_gather, ring_reduce_scatter, send
+from cost_models.communication import AXES, KINDS, Traffic, rank_traffic
+from cost_models.compute import Rates, head_seconds, layer_seconds, optimizer_seconds
+from cost_models.memory import pick, rank_parameters
+from cost_models.model import ModelSpec
+from cost_models.plan import PlanTable
+from cost_models.stages import PipelineRank
+from cost_models.workload import COMPUTE_BYTES, Workload
+from hardware_profiles.cluster import group_link, point_to_point_link
+from hardware_profiles.schema import Cluster
+from hardware_profiles.software import SoftwareProfile
+
+
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """Seconds of one step by what they are for; they add up to the step."""
+
+    compute: Real
+    recompute: Real
+    host: Real
+    tensor_communication: Real
+    pipeline_communication: Real
+    bubble: Real
+    data_communication: Real
+    optimizer: Real
+
+    @property
+    def step(self) -> Real:
+        """The whole step."""
+        return sum((getattr(self, f.name) for f in fields(self)), start=np.asarray(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """Seconds of one pipeline rank: of a micro-batch, and once a step."""
+
+    compute: Real
+    recompute: Real
+    host: Real
+    tensor_communication: Real
+    pipeline_communication: Real
+    backward: Real  # of ``compute`` and ``recompute``, the backward half
+    data_communication: Real  # per step, before any overlap
+    optimizer: Real  # per step
+
+    @property
+    def microbatch(self) -> Real:
+        """One micro-batch, forward and backward."""
+        return (
+            self.compute
+            + self.recompute
+            + self.host
+            + self.tensor_communication
+            + self.pipeline_communication
+        )
+
+
+def traffic_seconds(
+    kind: str, traffic: Traffic, ranks: Count, bandwidth: Real, latency: Real
+) -> Real:
+    """Seconds of all collectives of one kind on one axis: bytes once, latency for each."""
+    cost = {
+        "all_reduce": all_reduce,
+        "all_gather": ring_all_gather,
+        "reduce_scatter": ring_reduce_scatter,
+    }
+    count = np.maximum(traffic.count, 1)
+    mean = traffic.size / count
+    one = (
+        send(mean, bandwidth, latency)
+        if kind == "send"
+        else cost[kind](mean, ranks, bandwidth, latency)
+    )
+    return np.where(np.greater(traffic.count, 0), count * one, 0.0)
+
+
+def axis_seconds(
+    traffic: Mapping[tuple[str, str], Traffic],
+    cluster: Cluster,
+    software: SoftwareProfile,
+    table: PlanTable,
+) -> dict[str, Real]:
+    """Seconds of all traffic of a rank in one step, by axis.
+
+    The grid is (pipeline, data, tensor), tensor fastest: a tensor group is contiguous, a data group
+    strides over it, pipeline neighbours are data x tensor ranks apart.
+    """
+    tensor, data = table.tensor_parallel, table.data_parallel
+    measured = cluster.accelerator.device == "cpu"
+    efficiency = 1.0 if measured else software.bus_efficiency
+    ones = np.ones_like(tensor)
+    layout = {
+        "tensor": (tensor, ones),
+        "data": (data, tensor),
+        "world": (tensor * data * table.pipeline_parallel, ones),
+    }
+    seconds: dict[str, Real] = {}
+    for axis in AXES:
+        total: Real = np.zeros(len(table))
+        ranks: Count = 2 * ones
+        if axis == "pipeline":
+            bandwidth, latency = point_to_point_link(cluster, tensor * data)
+        else:
+            ranks, stride = layout[axis]
+            bandwidth, latency = group_link(cluster, ranks, stride)
+        for kind in KINDS:
+            if (axis, kind) in traffic:
+                total = total + traffic_seconds(
+                    kind, traffic[axis, kind], ranks, efficiency * bandwidth, latency
+                )
+        seconds[axis] = total
+    return seconds
+
+
+def rank_seconds(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: Cluster,
+    software: SoftwareProfile,
+    rate: Rates,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> RankSeconds:
+    """Price one pipeline rank; columns of the table's length."""
+    compute_bytes = COMPUTE_BYTES[workload.precision]
+    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    tensor = table.tensor_parallel
+    forward, backward, again = (np.zeros(len(table)) for _ in range(3))
+    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        if not count:
+            continue
+        one = layer_seconds(
+            kind,
+            model.hidden_size,
+            workload.seq_len,
+            tokens,
+            tensor_parallel=tensor,
+            sequence_parallel=table.sequence_parallel,
+            recompute_full=table.recompute == FULL,
+            recompute_core=table.recompute == SELECTIVE,
+            kernel=workload.attention_kernel,
+            compute_bytes=compute_bytes,
+            rate=rate,
+            software=software,
+        )
+        forward = forward + count * one.forward
+        backward = backward + count * one.backward
+        again = again + count * one.recompute
+    if rank.last:
+        head = head_seconds(model, tokens, tensor, compute_bytes, rate)
+        forward, backward = forward + head.forward, backward + head.backward
+
+    operators = _microbatch_operators(software, table, sum(rank.kind_counts))
+    device = forward + backward + again
+    starting = operators * rate.operator
+    # a GPU runs while the host starts the next kernels; on a CPU the two add up
+    host = starting if rate.host_is_device else np.maximum(0.0, starting - device)
+    traffic = rank_traffic(model, workload, table, rank)
+    by_axis = axis_seconds(traffic, cluster, software, table)
+    params = rank_parameters(model, rank, tensor, table.pipeline_parallel).total
+    shard = params / np.where(table.zero_stage >= 1, table.data_parallel, 1)
+    return RankSeconds(
+        compute=forward + backward,
+        recompute=again,
+        host=host,
+        tensor_communication=(1.0 - software.tensor_parallel_overlap)
+        * by_axis["tensor"]
+        / table.num_microbatches,
+        pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
+        backward=backward + again,
+        data_communication=by_axis["data"],
+        optimizer=optimizer_seconds(shard, rate, software)
+        + software.step_operators * rate.operator
+        + by_axis["world"],
+    )
+
+
+def _microbatch_operators(software: SoftwareProfile, table: PlanTable, layers: int) -> Real:
+    again = np.where(table.recompute == FULL, software.layer_operators_forward, 0.0)
+    layer = software.layer_operators_forward + software.layer_operators_backward + again
+    return layers * layer + software.microbatch_operators
+
+
+def exposed_data_seconds(
+    rank: RankSeconds, table: PlanTable, overlap: float, *, on_gpu: bool
+) -> Real:
+    """Data-parallel seconds that no computation hides.
+
+    ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2 reduces
+    behind every one, ZeRO 3 also gathers behind every forward pass. A CPU's cores do both jobs.
+    """
+    hides = overlap if on_gpu else 0.0
+    each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
+    every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
+    forward = np.where(table.zero_stage >= 3, rank.compute + rank.recompute - rank.backward, 0.0)
+    window = hides * every * (rank.backward + forward)
+    return np.maximum(0.0, rank.data_communication - window)
+
+
+def step_seconds(
+    ranks: Sequence[RankSeconds],
+    multiplicities: Sequence[int],
+    table: PlanTable,
+    overlap: float,
+    *,
+    on_gpu: bool,
+) -> tuple[TimeParts, Real]:
+    """Put the ranks of a pipeline together; return the parts and which rank is the slowest."""
+    each = np.stack([rank.microbatch for rank in ranks])
+    slowest = np.argmax(each, axis=0)
+    microbatches = 1.0 * table.num_microbatches
+    summed = sum(n * rank.microbatch for n, rank in zip(multiplicities, ranks, strict=True))
+    longest = np.max(each, axis=0)
+    bubble = (summed - longest) / table.virtual_stages
+
+    def of_slowest(name: str) -> Real:
+        return microbatches * pick([getattr(rank, name) for rank in ranks], slowest)
+
+    exposed = [exposed_data_seconds(rank, table, overlap, on_gpu=on_gpu) for rank in ranks]
+    once = [e + rank.optimizer for e, rank in zip(exposed, ranks, strict=True)]
+    ends_last = np.argmax(np.stack(once), axis=0)
+    parts = TimeParts(
+        compute=of_slowest("compute"),
+        recompute=of_slowest("recompute"),
+        host=of_slowest("host"),
+        tensor_communication=of_slowest("tensor_communication"),
+        pipeline_communication=of_slowest("pipeline_communication"),
+        bubble=bubble,
+        data_communication=pick(exposed, ends_last),
+        optimizer=pick([rank.optimizer for rank in ranks], ends_last),
+    )
+    return parts, slowest
