@@ -79,7 +79,7 @@ class CommunicationCounter(TorchDispatchMode):  # type: ignore[misc]
 
     ``groups`` names the process groups, for example ``{"data": group, "tensor": group}``. A group
     is recognised by its own name first, then by its set of ranks (where two axes span the same
-    ranks, the first in ``groups`` wins); one that is not known counts as "other". Groups of a single
+    ranks, the first in ``groups`` wins); one that is not known counts as "other". Groups of one
     rank move nothing and are left out.
 
     Bytes are those of the whole tensor: what an all_gather returns, what a reduce_scatter or an
