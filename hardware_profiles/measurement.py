@@ -94,7 +94,7 @@ def _gemm_flops(source: Fields) -> dict[str, float]:
 
 
 def cache_folder() -> Path:
-    """Return ``$SHARDPLAN_CACHE``, else ``$XDG_CACHE_HOME/shardplan``, else ``~/.cache/shardplan``."""
+    """Return ``$SHARDPLAN_CACHE``, ``$XDG_CACHE_HOME/shardplan`` or ``~/.cache/shardplan``."""
     if named := os.environ.get("SHARDPLAN_CACHE"):
         return Path(named)
     if parent := os.environ.get("XDG_CACHE_HOME"):
@@ -158,7 +158,7 @@ def available_cores() -> int:
 
 
 def _cgroup_cores(path: Path) -> int | None:
-    """Return the whole cores of a cgroup v2 quota such as ``200000 100000``; None without a limit."""
+    """Return the whole cores of a cgroup v2 quota (``200000 100000``: 2); None without one."""
     try:
         quota, period = path.read_text(encoding="ascii").split()[:2]
         return int(quota) // int(period)

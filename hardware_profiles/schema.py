@@ -1,17 +1,25 @@
-"""What a machine is: accelerators, link tiers, clusters. SI units: bytes, seconds, FLOP/s, bytes/s.
+"""What a machine is: accelerators, link tiers, clusters.
 
-A *tier* is a level of the interconnect seen from one accelerator: ``domain_size`` accelerators reach
-each other through it, each at ``bandwidth`` bytes/s one way, ``latency`` seconds a message. Tiers are
-ordered from the innermost (NVLink) to the outermost (network); the outermost spans the cluster.
+SI units: bytes, seconds, FLOP/s, bytes/s, watts.
+
+A *tier* is a level of the interconnect seen from one accelerator: ``domain_size`` accelerators
+reach each other through it, each at ``bandwidth`` bytes/s one way, ``latency`` seconds a message.
+Tiers are ordered from the innermost (NVLink) to the outermost (network); the outermost spans the
+cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, get_args
 
 Kind = Literal["measured", "published", "datasheet", "assumed"]
+Device = Literal["gpu", "cpu", "tpu"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+DEVICES: Final[tuple[str, ...]] = get_args(Device)
+MAX_GPUS: Final = 10**6  # accelerators of a cluster
+PRECISIONS: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +33,55 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU, or one CPU process of this machine (``device`` = "cpu")."""
+    """One device as a program sees it, or one CPU process of this machine (``device`` "cpu")."""
 
     name: str
-    device: Literal["gpu", "cpu", "tpu"]
+    device: Device
     architecture: str
-    memory_capacity: Figure  # bytes a program can have on an idle device
+    memory_capacity: Figure  # bytes that the driver reports for an idle device
     memory_bandwidth: Figure  # bytes/s
-    peak_flops: Mapping[
-        str, Figure
-    ]  # FLOP/s, dense, by precision: fp64 fp32 tf32 bf16 fp16 fp8 fp4
-    achievable_flops: Mapping[str, Figure]  # FLOP/s of the best large matmul, where it was measured
+    peak_flops: Mapping[str, Figure]  # FLOP/s, dense, by precision (PRECISIONS)
+    achievable_flops: Mapping[str, Figure]  # FLOP/s of the best large matmul, where measured
     link: str  # name of the link inside a node, e.g. "NVLink3"
     link_bandwidth: Figure  # bytes/s one way per accelerator, inside a node
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts
-    kernel_launch: Figure | None = (
-        None  # host seconds per kernel or operator, where it was measured
-    )
+    kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
     aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One level of the interconnect; see the head of this file."""
+    """One level of the interconnect; see the head of this file.
+
+    ``peer_bandwidth`` and ``peer_latency`` are given where one single peer is reached otherwise
+    than all together: a full mesh (64 of 448 GB/s between two MI300X), or a measured point-to-point
+    rate beside a measured ring.
+    """
 
     name: str
     domain_size: int
     bandwidth: Figure
     latency: Figure
+    peer_bandwidth: Figure | None = None  # bytes/s one way to one peer
+    peer_latency: Figure | None = None  # seconds a message to one peer
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A kind of server or rack: how many accelerators it holds and what connects them."""
+
+    name: str
+    accelerator: str  # name in the catalogue
+    gpus_per_node: int
+    network: str  # name of the network between nodes, e.g. "InfiniBand HDR"
+    network_bandwidth: Figure  # bytes/s one way per accelerator, to other nodes
+    domain_size: int  # accelerators within reach of the inner link; may span nodes (NVL72: 72)
+    nodes: int = 1  # servers of this unit: 1, or those of a rack sold as one (NVL72: 18)
+    link: str | None = None  # where it differs from the accelerator's own
+    link_bandwidth: Figure | None = None  # bytes/s one way, where it differs
+    peer_bandwidth: Figure | None = None  # see Tier
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,259 @@
+"""The cluster as a graph of links, and the link that a group of ranks sees.
+
+Ranks are consecutive inside a node, node after node. A communication group has ``group_size`` (k)
+ranks that lie ``stride`` (s) apart; the ranks of a cluster fall into such groups, block after block
+of k s ranks. Arguments are whole numbers or columns of them; everything broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles.reading import Fields
+from hardware_profiles.schema import (
+    DEVICES,
+    KINDS,
+    MAX_GPUS,
+    PRECISIONS,
+    Accelerator,
+    Cluster,
+    Figure,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    import networkx as nx  # heavy: imported where it is used
+
+Count: TypeAlias = int | NDArray[np.integer[Any]]
+Column: TypeAlias = NDArray[np.float64]
+SMALLEST: Final = 1e-12  # a bandwidth, a rate or a size below this is a mistake
+
+
+def group_link(cluster: Cluster, group_size: Count, stride: Count) -> tuple[Column, Column]:
+    """Return bytes/s one way per rank and seconds per message of a ring over the slowest group.
+
+        g = gcd(k s, D)              D accelerators of a tier's domain
+        the group stays inside       if g = k s: whole blocks fill the domain
+        members in a domain  m       = max(1, floor(g / s)), of the group that has the fewest
+        bandwidth                    = min over the tiers crossed of m · outer, and the inner link
+
+    A ring enters and leaves every domain once. The other groups with members in the domain
+    communicate at the same time, so that a group has the outer bandwidth of its own members: m
+    times that of one accelerator. The latency is that of the slowest tier crossed.
+
+    Derived here; checked against an enumeration of all groups on ``link_graph``. Exact where the
+    ranks fill whole domains, otherwise never too fast.
+    Leaves out: congestion between nodes, trees and in-network reduction.
+
+    >>> from hardware_profiles.spec import parse_cluster
+    >>> cluster = parse_cluster("2xDGX-A100-80GB")
+    >>> bandwidth, _ = group_link(cluster, np.array([8, 16, 2, 2]), np.array([1, 1, 8, 4]))
+    >>> (bandwidth / 1e9).tolist()
+    [300.0, 200.0, 25.0, 300.0]
+    """
+    size, step = np.asarray(group_size), np.asarray(stride)
+    inner = cluster.tiers[0]
+    span = np.where(size > 1, size * step, 1)
+    inside = np.where(size > 1, _members(span, step, inner.domain_size), 1)
+    bandwidth = _mesh_bandwidth(inner, np.minimum(inside, size))
+    latency = np.full(span.shape, inner.latency.value)
+    for domain, outer in zip(cluster.tiers, cluster.tiers[1:], strict=False):
+        leaves = np.gcd(span, domain.domain_size) != span
+        members = _members(span, step, domain.domain_size)
+        share = np.minimum(bandwidth, members * outer.bandwidth.value)
+        bandwidth = np.where(leaves, share, bandwidth)
+        latency = np.where(leaves, np.maximum(latency, outer.latency.value), latency)
+    return bandwidth, latency
+
+
+def point_to_point_link(
+    cluster: Cluster, distance: Count, group_size: Count | None = None
+) -> tuple[Column, Column]:
+    """Return bytes/s one way and seconds per message between ranks ``distance`` apart.
+
+    That is what pipeline neighbours see when all ranks send at once: the slowest pair. The
+    pipeline's ``group_size`` tells whether any pair leaves a domain: none does where whole groups
+    (distance · group_size ranks) fill it. Without it, pairs are taken to leave every domain.
+
+    >>> from hardware_profiles.spec import parse_cluster
+    >>> bandwidth, _ = point_to_point_link(parse_cluster("2xDGX-A100-80GB"), np.array([1, 8]))
+    >>> (bandwidth / 1e9).tolist()
+    [25.0, 25.0]
+    """
+    step = np.asarray(distance)
+    inner = cluster.tiers[0]
+    peer = inner.peer_bandwidth or inner.bandwidth
+    size = np.asarray(cluster.num_gpus if group_size is None else group_size)
+    span = np.where(size > 1, size * step, 1)
+    bandwidth = np.full(span.shape, peer.value)
+    latency = np.full(span.shape, (inner.peer_latency or inner.latency).value)
+    for domain, outer in zip(cluster.tiers, cluster.tiers[1:], strict=False):
+        leaves = np.gcd(span, domain.domain_size) != span
+        share = np.minimum(bandwidth, (outer.peer_bandwidth or outer.bandwidth).value)
+        bandwidth = np.where(leaves, share, bandwidth)
+        latency = np.where(leaves, np.maximum(latency, outer.latency.value), latency)
+    return bandwidth, latency
+
+
+def _members(span: NDArray[Any], step: NDArray[Any], domain_size: int) -> NDArray[Any]:
+    """Return the fewest ranks of a group that lie in one domain; see ``group_link``."""
+    members: NDArray[Any] = np.maximum(1, np.gcd(span, domain_size) // step)
+    return members
+
+
+def _mesh_bandwidth(tier: Tier, members: NDArray[Any]) -> Column:
+    """Return bytes/s of the inner link; in a full mesh, of the links to the other members."""
+    if tier.peer_bandwidth is None:
+        return np.full(members.shape, tier.bandwidth.value)
+    # one member alone does not use the link, so that it does not bound the group
+    links = np.where(members > 1, (members - 1) * tier.peer_bandwidth.value, tier.bandwidth.value)
+    return np.minimum(links, tier.bandwidth.value)
+
+
+def link_graph(cluster: Cluster) -> nx.Graph[Any]:
+    """Return the cluster as a networkx graph: accelerators below switches, tier above tier.
+
+    Nodes are ``("accelerator", rank)`` and ``(tier name, index of the domain)`` with the attribute
+    ``accelerators``, the number below them. Edges hold ``bandwidth`` in bytes/s one way (of all
+    accelerators below the edge together) and ``latency`` in seconds. 131,072 accelerators take
+    about half a second.
+
+    >>> from hardware_profiles.spec import parse_cluster
+    >>> graph = link_graph(parse_cluster("2xDGX-A100-80GB"))
+    >>> len(graph), graph.edges[("NVLink3", 0), ("InfiniBand HDR", 0)]["bandwidth"]
+    (19, 200000000000.0)
+    """
+    import networkx
+
+    graph: nx.Graph[Any] = networkx.Graph(name=cluster.name)
+    below = [("accelerator", rank) for rank in range(cluster.num_gpus)]
+    graph.add_nodes_from(below, accelerators=1)
+    below_size = 1
+    for tier in cluster.tiers:
+        above = [(tier.name, index) for index in range(-(-cluster.num_gpus // tier.domain_size))]
+        for index, switch in enumerate(above):
+            first = index * tier.domain_size
+            count = min(tier.domain_size, cluster.num_gpus - first)
+            graph.add_node(switch, accelerators=count)
+        for index, lower in enumerate(below):
+            count = graph.nodes[lower]["accelerators"]
+            graph.add_edge(
+                lower,
+                above[index * below_size // tier.domain_size],
+                bandwidth=tier.bandwidth.value * count,
+                latency=tier.latency.value,
+            )
+        below, below_size = above, tier.domain_size
+    return graph
+
+
+# --- as plain values, for plan.json ---
+
+
+def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
+    """Return plain JSON values that hold every figure, so that a file stands alone."""
+    plain: dict[str, Any] = asdict(cluster)
+    plain["accelerator"]["aliases"] = list(cluster.accelerator.aliases)
+    plain["tiers"] = list(plain["tiers"])
+    plain["notes"] = list(cluster.notes)
+    return plain
+
+
+def cluster_from_fields(source: Fields) -> Cluster:
+    """Read and check what ``cluster_to_dict`` made, edited by hand or not."""
+    source.refuse_unknown(Cluster.__slots__)
+    num_nodes = source.integer("num_nodes", low=1, high=MAX_GPUS)
+    gpus_per_node = source.integer("gpus_per_node", low=1, high=MAX_GPUS)
+    if num_nodes * gpus_per_node > MAX_GPUS:
+        raise source.wrong(
+            "num_nodes", num_nodes, f"such that nodes times accelerators is at most {MAX_GPUS:,}"
+        )
+    return Cluster(
+        name=source.text("name"),
+        accelerator=_accelerator(source.sub("accelerator")),
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        tiers=_tiers(source, num_nodes * gpus_per_node),
+        notes=_texts(source, "notes"),
+    )
+
+
+def _tiers(source: Fields, num_gpus: int) -> tuple[Tier, ...]:
+    tiers = tuple(
+        _tier(Fields(_mapping(source, "tiers", values), f"{source.where}: tiers[{index}]"))
+        for index, values in enumerate(source.items("tiers"))
+    )
+    sizes = [tier.domain_size for tier in tiers]
+    if not sizes or sizes != sorted(set(sizes)) or sizes[-1] != num_gpus:
+        raise source.wrong(
+            "tiers", sizes, f"domain sizes that grow from the innermost tier to all {num_gpus:,}"
+        )
+    return tiers
+
+
+def _tier(source: Fields) -> Tier:
+    source.refuse_unknown(Tier.__slots__)
+    return Tier(
+        name=source.text("name"),
+        domain_size=source.integer("domain_size", low=1, high=MAX_GPUS),
+        bandwidth=_figure(source, "bandwidth"),
+        latency=_figure(source, "latency", low=0.0),
+        peer_bandwidth=_optional(source, "peer_bandwidth"),
+        peer_latency=_optional(source, "peer_latency", low=0.0),
+    )
+
+
+def _accelerator(source: Fields) -> Accelerator:
+    source.refuse_unknown(Accelerator.__slots__)
+    return Accelerator(
+        name=source.text("name"),
+        device=source.text("device", choices=DEVICES),
+        architecture=source.text("architecture"),
+        memory_capacity=_figure(source, "memory_capacity"),
+        memory_bandwidth=_figure(source, "memory_bandwidth"),
+        peak_flops=_rates(source.sub("peak_flops")),
+        achievable_flops=_rates(source.sub("achievable_flops", {})),
+        link=source.text("link"),
+        link_bandwidth=_figure(source, "link_bandwidth"),
+        host_bandwidth=_optional(source, "host_bandwidth"),
+        power=_optional(source, "power"),
+        kernel_launch=_optional(source, "kernel_launch"),
+        aliases=_texts(source, "aliases"),
+    )
+
+
+def _rates(source: Fields) -> dict[str, Figure]:
+    source.refuse_unknown(PRECISIONS)
+    return {precision: _figure(source, precision) for precision in source.values}
+
+
+def _figure(source: Fields, key: str, *, low: float = SMALLEST) -> Figure:
+    entry = source.sub(key)
+    entry.refuse_unknown(Figure.__slots__)
+    return Figure(
+        value=entry.number("value", low=low),
+        kind=entry.text("kind", choices=KINDS),
+        source=entry.text("source"),
+    )
+
+
+def _optional(source: Fields, key: str, *, low: float = SMALLEST) -> Figure | None:
+    return _figure(source, key, low=low) if key in source else None
+
+
+def _texts(source: Fields, key: str) -> tuple[str, ...]:
+    texts = source.items(key, ())
+    if not all(isinstance(text, str) for text in texts):
+        raise source.wrong(key, texts, "a list of strings")
+    return tuple(texts)
+
+
+def _mapping(source: Fields, key: str, values: object) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise source.wrong(key, values, "a list of objects with keys")
+    return values
