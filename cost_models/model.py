@@ -112,6 +112,7 @@ class ModelSpec:
     head_multiply: int  # in_features x out_features of the output projection, tied or not (0: none)
     config: Mapping[str, Any] = field(repr=False, compare=False)
     assumptions: tuple[str, ...] = ()  # defaults taken, in words
+    embedding_dropout: float = 0.0  # of what the embedding block puts out
 
     @property
     def num_layers(self) -> int:

@@ -7,15 +7,12 @@ Units     parameters (elements); ``tensor_parallel`` is one number or one column
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cost_models.arrays import Count, Real
 from cost_models.model import LayerKind, ModelSpec, Part, Weight
-
-Count: TypeAlias = int | NDArray[np.integer[Any]]
-Real: TypeAlias = float | NDArray[np.floating[Any]]
 
 PARTS: Final[tuple[Part, ...]] = (
     "embedding",

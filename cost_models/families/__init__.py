@@ -10,7 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from cost_models.families import gpt2, llama_like
+from cost_models.families import (
+    encoder,
+    falcon,
+    gemma,
+    gpt_like,
+    llama_like,
+    mla,
+    moe,
+    phi3,
+    starcoder2,
+    t5,
+)
 from cost_models.families.reader import Config, Defaults
 from cost_models.model import ModelSpec
 from hardware_profiles.errors import InputError, did_you_mean
@@ -20,11 +31,31 @@ Builder = Callable[[Config], ModelSpec]
 
 # model_type: (builder, defaults of its config class)
 _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
-    "gpt2": (gpt2.gpt2, gpt2.GPT2),
+    "bert": (encoder.bert, encoder.BERT),
+    "bloom": (gpt_like.bloom, gpt_like.BLOOM),
+    "deepseek_v2": (mla.deepseek_v2, mla.DEEPSEEK_V2),
+    "deepseek_v3": (mla.deepseek_v3, mla.DEEPSEEK_V3),
+    "falcon": (falcon.falcon, falcon.FALCON),
+    "gemma": (gemma.gemma, gemma.GEMMA),
+    "gemma2": (gemma.gemma2, gemma.GEMMA2),
+    "gemma3": (gemma.gemma3, gemma.GEMMA3),
+    "gemma3_text": (gemma.gemma3_text, gemma.GEMMA3),
+    "gpt2": (gpt_like.gpt2, gpt_like.GPT2),
+    "gpt_neox": (gpt_like.gpt_neox, gpt_like.GPT_NEOX),
+    "gpt_oss": (moe.gpt_oss, moe.GPT_OSS),
     "llama": (llama_like.llama, llama_like.LLAMA),
     "mistral": (llama_like.mistral, llama_like.MISTRAL),
+    "mixtral": (moe.mixtral, moe.MIXTRAL),
+    "olmo2": (llama_like.olmo2, llama_like.OLMO2),
+    "opt": (gpt_like.opt, gpt_like.OPT),
+    "phi3": (phi3.phi3, phi3.PHI3),
     "qwen2": (llama_like.qwen2, llama_like.QWEN2),
+    "qwen2_moe": (moe.qwen2_moe, moe.QWEN2_MOE),
     "qwen3": (llama_like.qwen3, llama_like.QWEN3),
+    "qwen3_moe": (moe.qwen3_moe, moe.QWEN3_MOE),
+    "roberta": (encoder.roberta, encoder.ROBERTA),
+    "starcoder2": (starcoder2.starcoder2, starcoder2.STARCODER2),
+    "t5": (t5.t5, t5.T5),
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
 
@@ -71,8 +102,9 @@ def _guess(fields: Fields) -> str:
     classes = fields.values.get("architectures")
     first = classes[0] if isinstance(classes, (list, tuple)) and classes else ""
     wanted = str(first).lower()
-    for family in sorted(FAMILIES, key=len, reverse=True):
-        if wanted.startswith(family.replace("_", "")):
+    for family in FAMILIES:
+        stem = family.replace("_", "")
+        if wanted.startswith((f"{stem}for", f"{stem}lmhead")):
             return f'; architectures names {str(first)[:60]}: add "model_type": "{family}"'
     return f" (one of {', '.join(FAMILIES)})"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +14,8 @@ from cost_models.families.reader import (
     MAX_VOCAB,
     Config,
 )
-from cost_models.model import Attention, Cut, LayerKind, Part, Weight
+from cost_models.model import Attention, Cut, LayerKind, ModelSpec, Part, Weight
+from hardware_profiles.reading import Fields
 
 Key = TypeVar("Key", bound=Hashable)
 Weights = tuple[Weight, ...]
@@ -22,7 +23,7 @@ Weights = tuple[Weight, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that every decoder has."""
+    """The sizes that every transformer has."""
 
     hidden_size: int
     vocab_size: int
@@ -49,35 +50,47 @@ def read_sizes(
     layers: str = "num_hidden_layers",
     heads: str = "num_attention_heads",
     kv_heads: str | None = "num_key_value_heads",
+    head_dim: str | None = "head_dim",
 ) -> Sizes:
     """Read the sizes; head_dim and the key-value heads default as in transformers."""
     hidden_size = config.size(hidden)
     num_heads = config.size(heads, MAX_HEADS)
     num_kv_heads = config.optional_size(kv_heads, MAX_HEADS) if kv_heads else None
-    head_dim = config.optional_size("head_dim")
-    if head_dim is None:
-        config.must_divide(heads, num_heads, hidden, hidden_size)
-        head_dim = hidden_size // num_heads
     if kv_heads and num_kv_heads is not None:
         config.must_divide(kv_heads, num_kv_heads, heads, num_heads)
+    width = config.optional_size(head_dim) if head_dim else None
+    if width is None:
+        config.must_divide(heads, num_heads, hidden, hidden_size)
+        width = hidden_size // num_heads
     return Sizes(
         hidden_size=hidden_size,
         vocab_size=config.size("vocab_size", MAX_VOCAB),
         num_layers=config.size(layers, MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=head_dim,
+        head_dim=width,
     )
 
 
-def check_rotary(config: Config, head_dim: int, rotary_fraction: float = 1.0) -> None:
+def rotary_fraction(config: Config, *keys: str, default: float = 1.0) -> float:
+    """Return the share of each head that rotary positions turn, from wherever the file says it."""
+    rope = config.fields.values.get("rope_parameters")
+    if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
+        return float(
+            Fields(rope, f"{config.fields.where}: rope_parameters").number(
+                "partial_rotary_factor", high=1.0
+            )
+        )
+    present = [key for key in keys if config.has(key)]
+    return config.fraction(present[0]) if present else default
+
+
+def check_rotary(config: Config, head_dim: int, fraction: float = 1.0) -> None:
     """Raise unless the rotated part of a head has an even width (it is rotated in pairs)."""
-    rotated = int(head_dim * rotary_fraction)
+    rotated = int(head_dim * fraction)
     if rotated % 2:
-        key = "head_dim" if config.has("head_dim") else "num_attention_heads"
-        value = config.fields.values.get(key, head_dim)
         raise config.wrong(
-            key, value, f"such that rotary positions turn an even width of each head, not {rotated}"
+            "head_dim", head_dim, f"such that the {rotated} rotated elements of a head are even"
         )
 
 
@@ -168,3 +181,49 @@ def stack(
     distinct = list(dict.fromkeys(keys))
     index = {key: position for position, key in enumerate(distinct)}
     return tuple(build(key) for key in distinct), tuple(index[key] for key in keys)
+
+
+def assemble(
+    config: Config,
+    sizes: Sizes,
+    *,
+    embedding: Weights,
+    kinds: tuple[LayerKind, ...],
+    pattern: tuple[int, ...],
+    prefixes: Sequence[str],
+    head: Weights,
+    tied: bool,
+    max_seq_len: int | None,
+    max_seq_len_is_hard: bool = False,
+    head_multiply: int = 0,
+    hidden_dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    embedding_dropout: float = 0.0,
+    assumptions: tuple[str, ...] = (),
+) -> ModelSpec:
+    """Put the blocks together; ``head_multiply`` defaults to hidden size times vocabulary."""
+    return ModelSpec(
+        name="",
+        family=config.family,
+        hidden_size=sizes.hidden_size,
+        vocab_size=sizes.vocab_size,
+        max_seq_len=max_seq_len,
+        max_seq_len_is_hard=max_seq_len_is_hard,
+        tie_embeddings=tied,
+        hidden_dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
+        embedding_dropout=embedding_dropout,
+        embedding=embedding,
+        kinds=kinds,
+        pattern=pattern,
+        layer_prefixes=tuple(prefixes),
+        head=head,
+        head_multiply=head_multiply or sizes.hidden_size * sizes.vocab_size,
+        config=config.fields.values,
+        assumptions=assumptions,
+    )
+
+
+def numbered(prefix: str, count: int) -> list[str]:
+    """Return ``prefix.0`` to ``prefix.(count - 1)``."""
+    return [f"{prefix}.{i}" for i in range(count)]

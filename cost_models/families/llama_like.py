@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from cost_models.families.blocks import (
     Sizes,
     Weights,
+    assemble,
     check_rotary,
     embedding,
     ffn_size,
     linear,
     max_positions,
     norm,
+    numbered,
     ordinary_attention,
     output_projection,
     part,
@@ -22,7 +26,10 @@ from cost_models.families.blocks import (
 from cost_models.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults
 from cost_models.model import Attention, FeedForward, LayerKind, ModelSpec
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+PRE_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+POST_NORMS: Final = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 LLAMA = Defaults(
     {
@@ -75,27 +82,57 @@ QWEN2 = Defaults(
     }
 )
 QWEN3 = Defaults({**QWEN2.values, "head_dim": 128, "attention_bias": False})
+OLMO2 = Defaults(
+    {
+        "vocab_size": 50304,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """In what the tensors of one llama-like family differ from those of another."""
+
+    bias: bool = False  # of q, k and v
+    output_bias: bool = False  # of o
+    mlp_bias: bool = False
+    qk_norm: str = ""  # norms of q and k over each "head" or over "all" heads together; "": none
+    norms: tuple[str, ...] = PRE_NORMS
+    causal: bool = True
+    activation: str = "hidden_act"  # key of the activation
+
+
+def qk_norms(attention: Attention, width: str) -> Weights:
+    """Return the norms of queries and keys over each ``head``, or over ``all`` of them."""
+    heads = (attention.num_heads, attention.num_kv_heads) if width == "all" else (1, 1)
+    return (
+        *norm("self_attn.q_norm", heads[0] * attention.head_dim),
+        *norm("self_attn.k_norm", heads[1] * attention.head_dim),
+    )
 
 
 def attention_weights(
     hidden_size: int, attention: Attention, *, bias: bool = False, output_bias: bool = False
 ) -> Weights:
-    """Return q, k, v and o projections, and per-head norms of q and k where there are any."""
+    """Return q, k, v and o projections."""
     query = attention.num_heads * attention.head_dim
     key_value = attention.num_kv_heads * attention.head_dim
-    norms: Weights = ()
-    if attention.qk_norm:
-        norms = (
-            *norm("self_attn.q_norm", attention.head_dim),
-            *norm("self_attn.k_norm", attention.head_dim),
-        )
     return part(
         "attention",
         *linear("self_attn.q_proj", hidden_size, query, "column", bias=bias),
         *linear("self_attn.k_proj", hidden_size, key_value, "column", bias=bias),
         *linear("self_attn.v_proj", hidden_size, key_value, "column", bias=bias),
         *linear("self_attn.o_proj", query, hidden_size, "row", bias=output_bias),
-        *norms,
     )
 
 
@@ -116,9 +153,44 @@ def rms_norms(hidden_size: int, *names: str) -> Weights:
     return tuple(weight for name in names for weight in norm(name, hidden_size))
 
 
-def pre_norms(hidden_size: int) -> Weights:
-    """Return the norms before attention and before the MLP."""
-    return rms_norms(hidden_size, "input_layernorm", "post_attention_layernorm")
+def dense_layer(
+    sizes: Sizes, feed_forward: FeedForward, style: Style, window: int | None
+) -> LayerKind:
+    """Build one layer."""
+    attention = ordinary_attention(
+        sizes, window=window, causal=style.causal, qk_norm=bool(style.qk_norm)
+    )
+    hidden_size, ffn_hidden_size = sizes.hidden_size, feed_forward.ffn_hidden_size
+    return LayerKind(
+        name=FULL if window is None else SLIDING,
+        attention=attention,
+        feed_forward=feed_forward,
+        norm="rms",
+        num_norms=len(style.norms),
+        weights=(
+            *attention_weights(
+                hidden_size, attention, bias=style.bias, output_bias=style.output_bias
+            ),
+            *(qk_norms(attention, style.qk_norm) if style.qk_norm else ()),
+            *gated_mlp(hidden_size, ffn_hidden_size, bias=style.mlp_bias),
+            *rms_norms(hidden_size, *style.norms),
+        ),
+    )
+
+
+def decoder(
+    config: Config, sizes: Sizes, style: Style, windows: Sequence[int | None] = ()
+) -> ModelSpec:
+    """Build a decoder whose layers may differ in their attention window."""
+    check_rotary(config, sizes.head_dim)
+    feed_forward = FeedForward(
+        ffn_size(config), gated=True, activation=config.text(style.activation)
+    )
+    kinds, pattern = stack(
+        windows or [None] * sizes.num_layers,
+        lambda window: dense_layer(sizes, feed_forward, style, window),
+    )
+    return causal_lm(config, sizes, kinds, pattern)
 
 
 def causal_lm(
@@ -129,127 +201,84 @@ def causal_lm(
     *,
     norm_bias: bool = False,
     hidden_dropout: float = 0.0,
+    embedding_dropout: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> ModelSpec:
     """Put embedding, layers, final norm and output projection together under llama's names."""
     tied = config.flag("tie_word_embeddings")
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    return ModelSpec(
-        name="",
-        family=config.family,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        max_seq_len=max_positions(config),
-        max_seq_len_is_hard=False,
-        tie_embeddings=tied,
-        hidden_dropout=hidden_dropout,
-        attention_dropout=config.dropout("attention_dropout"),
+    return assemble(
+        config,
+        sizes,
         embedding=embedding("model.embed_tokens", vocab_size, hidden_size),
         kinds=kinds,
         pattern=pattern,
-        layer_prefixes=tuple(f"model.layers.{i}" for i in range(len(pattern))),
+        prefixes=numbered("model.layers", sizes.num_layers),
         head=(
             *norm("model.norm", hidden_size, bias=norm_bias),
             *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
         ),
-        head_multiply=hidden_size * vocab_size,
-        config=config.fields.values,
+        tied=tied,
+        max_seq_len=max_positions(config),
+        hidden_dropout=hidden_dropout,
+        attention_dropout=config.dropout("attention_dropout"),
+        embedding_dropout=embedding_dropout,
         assumptions=assumptions,
     )
 
 
-def gated_feed_forward(config: Config, activation: str = "hidden_act") -> FeedForward:
-    """Read a gated MLP."""
-    return FeedForward(ffn_size(config), gated=True, activation=config.text(activation))
-
-
 def llama(config: Config) -> ModelSpec:
     """Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and models converted to its names."""
-    sizes = read_sizes(config)
-    check_rotary(config, sizes.head_dim)
-    feed_forward = gated_feed_forward(config)
-    attention = ordinary_attention(sizes)
     bias = config.flag("attention_bias")
-    hidden_size = sizes.hidden_size
-    kind = LayerKind(
-        name="layer",
-        attention=attention,
-        feed_forward=feed_forward,
-        norm="rms",
-        num_norms=2,
-        weights=(
-            *attention_weights(hidden_size, attention, bias=bias, output_bias=bias),
-            *gated_mlp(hidden_size, feed_forward.ffn_hidden_size, bias=config.flag("mlp_bias")),
-            *pre_norms(hidden_size),
-        ),
-    )
-    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+    style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    return decoder(config, read_sizes(config), style)
 
 
 def mistral(config: Config) -> ModelSpec:
     """Mistral (Jiang et al., arXiv:2310.06825): grouped queries, a window in every layer."""
     sizes = read_sizes(config)
-    check_rotary(config, sizes.head_dim)
     window = config.optional_size("sliding_window", MAX_POSITIONS)
-    return windowed_decoder(config, sizes, [window] * sizes.num_layers)
+    return decoder(config, sizes, Style(), [window] * sizes.num_layers)
 
 
 def qwen2(config: Config) -> ModelSpec:
     """Qwen2 and Qwen2.5 (arXiv:2407.10671): biases on q, k and v."""
     sizes = read_sizes(config)
-    check_rotary(config, sizes.head_dim)
-    return windowed_decoder(config, sizes, late_windows(config, sizes.num_layers), bias=True)
+    return decoder(config, sizes, Style(bias=True), late_windows(config, sizes.num_layers))
 
 
 def qwen3(config: Config) -> ModelSpec:
     """Qwen3 (arXiv:2505.09388): norms of q and k per head, head_dim apart from the hidden size."""
     sizes = read_sizes(config)
-    check_rotary(config, sizes.head_dim)
     bias = config.flag("attention_bias")
-    windows = late_windows(config, sizes.num_layers)
-    return windowed_decoder(config, sizes, windows, bias=bias, output_bias=bias, qk_norm=True)
+    style = Style(bias=bias, output_bias=bias, qk_norm="head")
+    return decoder(config, sizes, style, late_windows(config, sizes.num_layers))
+
+
+def olmo2(config: Config) -> ModelSpec:
+    """OLMo 2 (arXiv:2501.00656): norms after attention and MLP, norms of q and k over all heads."""
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, qk_norm="all", norms=POST_NORMS)
+    return decoder(config, read_sizes(config), style)
+
+
+def windows_by_type(
+    config: Config, types: Sequence[str], *, window: int | None
+) -> list[int | None]:
+    """Return the window of each layer; ``layer_types`` in the file wins over ``types``."""
+    said = config.choices_per_layer("layer_types", len(types), (FULL, SLIDING))
+    return [window if kind == SLIDING else None for kind in said or types]
 
 
 def late_windows(config: Config, num_layers: int) -> list[int | None]:
     """Return the window of each layer: if switched on, from layer ``max_window_layers`` on."""
     first = config.size("max_window_layers", MAX_LAYERS, low=0)
-    window = (
-        config.optional_size("sliding_window", MAX_POSITIONS)
-        if config.flag("use_sliding_window")
-        else None
-    )
-    types = config.choices_per_layer("layer_types", num_layers, (FULL, SLIDING))
-    if types is None:
-        types = [SLIDING if i >= first else FULL for i in range(num_layers)]
-    return [window if kind == SLIDING else None for kind in types]
+    types = [SLIDING if i >= first else FULL for i in range(num_layers)]
+    return windows_by_type(config, types, window=switched_window(config))
 
 
-def windowed_decoder(
-    config: Config,
-    sizes: Sizes,
-    windows: Sequence[int | None],
-    *,
-    bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: bool = False,
-) -> ModelSpec:
-    """Build a pre-norm gated decoder whose layers may differ in their attention window."""
-    feed_forward = gated_feed_forward(config)
-    hidden_size = sizes.hidden_size
-
-    def build(window: int | None) -> LayerKind:
-        attention = ordinary_attention(sizes, window=window, qk_norm=qk_norm)
-        return LayerKind(
-            name=FULL if window is None else SLIDING,
-            attention=attention,
-            feed_forward=feed_forward,
-            norm="rms",
-            num_norms=2,
-            weights=(
-                *attention_weights(hidden_size, attention, bias=bias, output_bias=output_bias),
-                *gated_mlp(hidden_size, feed_forward.ffn_hidden_size),
-                *pre_norms(hidden_size),
-            ),
-        )
-
-    return causal_lm(config, sizes, *stack(windows, build))
+def switched_window(config: Config) -> int | None:
+    """Return the window of Qwen's models, which a second key switches on."""
+    if not config.flag("use_sliding_window"):
+        return None
+    return config.optional_size("sliding_window", MAX_POSITIONS)

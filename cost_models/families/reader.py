@@ -71,6 +71,8 @@ class Config:
         if self.is_null(key):
             return None
         default = self.defaults.values.get(key)
+        if default is not None and not self.has(key):
+            self.defaulted[key] = default
         value: int | None = self.fields.integer(self._key(key), default, low=low, high=high)
         return value
 
@@ -105,6 +107,13 @@ class Config:
         if len(values) != num_layers or not all(value in known for value in values):
             allowed = f"{num_layers:,} of {', '.join(known)}, one a layer"
             raise self.wrong(key, values, allowed)
+        return list(values)
+
+    def whole_numbers(self, key: str, high: int) -> list[int]:
+        """Return a list of whole numbers from 0 to ``high``; null counts as an empty list."""
+        values = self.fields.items(self._key(key), ())
+        if not all(type(value) is int and 0 <= value <= high for value in values):
+            raise self.wrong(key, values, f"a list of whole numbers from 0 to {high:,}")
         return list(values)
 
     def wrong(self, key: str, value: object, allowed: str) -> InputError:

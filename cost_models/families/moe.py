@@ -1,0 +1,321 @@
+"""Decoders whose MLPs are mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, gpt-oss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cost_models.families.blocks import (
+    Sizes,
+    Weights,
+    check_rotary,
+    ffn_size,
+    linear,
+    ordinary_attention,
+    part,
+    read_sizes,
+    stack,
+)
+from cost_models.families.llama_like import (
+    FULL,
+    PRE_NORMS,
+    SLIDING,
+    Style,
+    attention_weights,
+    causal_lm,
+    dense_layer,
+    gated_mlp,
+    qk_norms,
+    rms_norms,
+    switched_window,
+    windows_by_type,
+)
+from cost_models.families.reader import (
+    MAX_EXPERTS,
+    MAX_FFN,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    Config,
+    Defaults,
+)
+from cost_models.model import FeedForward, LayerKind, ModelSpec, Weight
+
+MIXTRAL = Defaults(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "attention_dropout": 0.0,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+    },
+    synonyms={"num_local_experts": ("num_experts",)},
+)
+QWEN2_MOE = Defaults(
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "attention_dropout": 0.0,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "mlp_only_layers": (),
+        "qkv_bias": True,
+    }
+)
+QWEN3_MOE = Defaults(
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "attention_dropout": 0.0,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+        "mlp_only_layers": (),
+    },
+    synonyms={"num_experts": ("num_local_experts",)},
+)
+GPT_OSS = Defaults(
+    {
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "head_dim": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "attention_dropout": 0.0,
+        "num_experts_per_tok": 4,
+        "attention_bias": True,
+    },
+    synonyms={"num_local_experts": ("num_experts",)},
+)
+
+
+def read_experts(
+    config: Config,
+    experts: str,
+    ffn_hidden_size: int,
+    *,
+    shared_ffn_hidden_size: int = 0,
+    low: int = 1,
+) -> FeedForward:
+    """Read a mixture of experts; a token cannot go to more experts than there are."""
+    num_experts = config.size(experts, MAX_EXPERTS, low=low)
+    per_token = config.size("num_experts_per_tok", MAX_EXPERTS)
+    if num_experts and per_token > num_experts:
+        raise config.wrong("num_experts_per_tok", per_token, f"at most {experts} = {num_experts:,}")
+    return FeedForward(
+        ffn_hidden_size,
+        gated=True,
+        activation=config.text("hidden_act"),
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        shared_ffn_hidden_size=shared_ffn_hidden_size,
+    )
+
+
+def router(name: str, hidden_size: int, num_experts: int, *, bias: bool = False) -> Weights:
+    """Return the router, which every rank holds."""
+    return part("router", *linear(name, hidden_size, num_experts, "replicate", bias=bias))
+
+
+def routed_experts(
+    hidden_size: int, feed_forward: FeedForward, *, transposed: bool = False, bias: bool = False
+) -> Weights:
+    """Return all experts' gate and up, and down projections, each one tensor of three dimensions.
+
+    transformers stores them (experts, out, in); gpt-oss (``transposed``) has (experts, in, out).
+    """
+    experts, ffn = feed_forward.num_experts, feed_forward.ffn_hidden_size
+    up, down = (2 * ffn, hidden_size), (hidden_size, ffn)
+    if transposed:
+        up, down = up[::-1], down[::-1]
+    weights: Weights = (
+        Weight("mlp.experts.gate_up_proj", (experts, *up), "expert", "column"),
+        Weight("mlp.experts.down_proj", (experts, *down), "expert", "row"),
+    )
+    if bias:
+        weights += (
+            Weight("mlp.experts.gate_up_proj_bias", (experts, 2 * ffn), "vector", "column"),
+            Weight("mlp.experts.down_proj_bias", (experts, hidden_size), "vector", "replicate"),
+        )
+    return part("experts", *weights)
+
+
+def shared_expert(
+    hidden_size: int, ffn_hidden_size: int, name: str, *, bias: bool = False
+) -> Weights:
+    """Return an expert that every token meets."""
+    weights = gated_mlp(hidden_size, ffn_hidden_size, name=name, bias=bias)
+    return tuple(replace(weight, part="shared_experts") for weight in weights)
+
+
+def moe_layer(
+    sizes: Sizes,
+    feed_forward: FeedForward,
+    mlp: Weights,
+    style: Style,
+    window: int | None,
+    extra: Weights = (),
+) -> LayerKind:
+    """Build one layer of ordinary attention and the tensors ``mlp`` of a mixture of experts."""
+    attention = ordinary_attention(sizes, window=window, qk_norm=bool(style.qk_norm))
+    return LayerKind(
+        name="moe" if window is None else f"moe_{SLIDING}",
+        attention=attention,
+        feed_forward=feed_forward,
+        norm="rms",
+        num_norms=2,
+        weights=(
+            *attention_weights(
+                sizes.hidden_size, attention, bias=style.bias, output_bias=style.output_bias
+            ),
+            *(qk_norms(attention, style.qk_norm) if style.qk_norm else ()),
+            *extra,
+            *mlp,
+            *rms_norms(sizes.hidden_size, *PRE_NORMS),
+        ),
+    )
+
+
+def mixtral(config: Config) -> ModelSpec:
+    """Mixtral (Jiang et al., arXiv:2401.04088)."""
+    sizes = read_sizes(config)
+    check_rotary(config, sizes.head_dim)
+    feed_forward = read_experts(config, "num_local_experts", ffn_size(config))
+    mlp = (
+        *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
+        *routed_experts(sizes.hidden_size, feed_forward),
+    )
+    window = config.optional_size("sliding_window", MAX_POSITIONS)
+    kind = moe_layer(sizes, feed_forward, mlp, Style(), window)
+    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+
+
+def gpt_oss(config: Config) -> ModelSpec:
+    """gpt-oss (OpenAI, arXiv:2508.10925): biases everywhere, a learned sink per head."""
+    sizes = read_sizes(config)
+    check_rotary(config, sizes.head_dim)
+    feed_forward = read_experts(config, "num_local_experts", ffn_size(config))
+    bias = config.flag("attention_bias")
+    mlp = (
+        *router("mlp.router", sizes.hidden_size, feed_forward.num_experts, bias=True),
+        *routed_experts(sizes.hidden_size, feed_forward, transposed=True, bias=True),
+    )
+    sinks = part("attention", Weight("self_attn.sinks", (sizes.num_heads,), "vector", "column"))
+    style = Style(bias=bias, output_bias=bias)
+    types = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
+    window = config.optional_size("sliding_window", MAX_POSITIONS)
+    kinds, pattern = stack(
+        windows_by_type(config, types, window=window),
+        lambda layer_window: moe_layer(sizes, feed_forward, mlp, style, layer_window, sinks),
+    )
+    return causal_lm(config, sizes, kinds, pattern)
+
+
+def qwen2_moe(config: Config) -> ModelSpec:
+    """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv:2407.10671): a gated shared expert in each mixture."""
+    sizes = read_sizes(config)
+    shared = config.size("shared_expert_intermediate_size", MAX_FFN)
+    feed_forward = read_experts(
+        config,
+        "num_experts",
+        config.size("moe_intermediate_size", MAX_FFN),
+        shared_ffn_hidden_size=shared,
+        low=0,
+    )
+    hidden_size = sizes.hidden_size
+    mlp = (
+        *router("mlp.gate", hidden_size, feed_forward.num_experts),
+        *routed_experts(hidden_size, feed_forward),
+        *shared_expert(hidden_size, shared, "mlp.shared_expert"),
+        *part("shared_experts", *linear("mlp.shared_expert_gate", hidden_size, 1, "replicate")),
+    )
+    first_full = config.size("max_window_layers", MAX_LAYERS, low=0)
+    types = [FULL if i % 2 or i >= first_full else SLIDING for i in range(sizes.num_layers)]
+    windows = windows_by_type(config, types, window=switched_window(config))
+    return _mixed(config, sizes, feed_forward, mlp, Style(bias=config.flag("qkv_bias")), windows)
+
+
+def qwen3_moe(config: Config) -> ModelSpec:
+    """Qwen3-30B-A3B and Qwen3-235B-A22B (arXiv:2505.09388)."""
+    sizes = read_sizes(config)
+    feed_forward = read_experts(
+        config, "num_experts", config.size("moe_intermediate_size", MAX_FFN), low=0
+    )
+    mlp = (
+        *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
+        *routed_experts(sizes.hidden_size, feed_forward),
+    )
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, qk_norm="head")
+    windows = [switched_window(config)] * sizes.num_layers
+    return _mixed(config, sizes, feed_forward, mlp, style, windows)
+
+
+def _mixed(
+    config: Config,
+    sizes: Sizes,
+    feed_forward: FeedForward,
+    mlp: Weights,
+    style: Style,
+    windows: list[int | None],
+) -> ModelSpec:
+    """Build a decoder that has a mixture in every n-th layer and dense MLPs elsewhere."""
+    check_rotary(config, sizes.head_dim)
+    dense = FeedForward(ffn_size(config), gated=True, activation=feed_forward.activation)
+    sparse = _sparse_layers(config, sizes.num_layers, feed_forward.num_experts)
+
+    def build(key: tuple[bool, int | None]) -> LayerKind:
+        is_sparse, window = key
+        if is_sparse:
+            return moe_layer(sizes, feed_forward, mlp, style, window)
+        return dense_layer(sizes, dense, style, window)
+
+    keys = [(i in sparse, window) for i, window in enumerate(windows)]
+    return causal_lm(config, sizes, *stack(keys, build))
+
+
+def _sparse_layers(config: Config, num_layers: int, num_experts: int) -> set[int]:
+    """Return the layers with experts: every ``decoder_sparse_step``-th that is not excepted."""
+    step = config.size("decoder_sparse_step", MAX_LAYERS)
+    excepted = config.whole_numbers("mlp_only_layers", MAX_LAYERS)
+    if not num_experts:
+        return set()
+    return {i for i in range(num_layers) if (i + 1) % step == 0} - set(excepted)
