@@ -1,0 +1,210 @@
+"""Memory and time of a table of plans: the one place where all formulas meet.
+
+``price`` is what ``fit`` prints for one plan and what the search ranks a million by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.arrays import Real
+from cost_models.communication import Traffic, rank_traffic
+from cost_models.compute import rates
+from cost_models.flops import model_flops_per_step
+from cost_models.memory import MemoryParts, rank_memory, stack_ranks
+from cost_models.model import ModelSpec
+from cost_models.plan import Plan, PlanTable, split_layers
+from cost_models.stages import PipelineRank, even_rank_contents, rank_contents
+from cost_models.step_time import TimeParts, rank_seconds, step_seconds
+from cost_models.workload import Workload
+from hardware_profiles.schema import Cluster
+from hardware_profiles.software import SoftwareProfile
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything but the plan."""
+
+    model: ModelSpec
+    cluster: Cluster
+    workload: Workload
+    software: SoftwareProfile
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a device works beside the host."""
+        return self.cluster.accelerator.device != "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Columns of memory and time, one row a plan."""
+
+    memory: MemoryParts
+    limiting_rank: NDArray[np.int64]  # first pipeline rank with the largest peak
+    moment: NDArray[np.int64]  # index into memory.MOMENTS
+    time: TimeParts
+    slowest_rank: NDArray[np.int64]
+
+    @property
+    def peak(self) -> Floats:
+        """Bytes in use at the peak, on the fullest rank."""
+        return np.asarray(self.memory.peak, dtype=float)
+
+    @property
+    def step(self) -> Floats:
+        """Seconds of a step."""
+        return np.asarray(self.time.step, dtype=float)
+
+
+def price(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> Priced:
+    """Price legal plans; with ``layer_ranges`` the stages of a single plan, else even stages."""
+    keys = table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages
+    distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    blocks = []
+    order = []
+    for position in range(len(distinct)):
+        rows = np.flatnonzero(group == position)
+        pipeline = int(table.pipeline_parallel[first[position]])
+        virtual = int(table.virtual_stages[first[position]])
+        ranks: Sequence[PipelineRank]
+        if layer_ranges is not None:
+            ranks = rank_contents(setting.model, layer_ranges, pipeline)
+        else:
+            ranks = even_rank_contents(setting.model, pipeline, virtual)
+        blocks.append(_price_block(setting, table.rows(rows), ranks))
+        order.append(rows)
+    back = np.argsort(np.concatenate(order), kind="stable")
+
+    def join(columns: list[Real]) -> Floats:
+        joined: Floats = np.concatenate([np.asarray(column) for column in columns])[back]
+        return joined
+
+    return Priced(
+        memory=MemoryParts(
+            **{
+                f.name: join([getattr(b.memory, f.name) for b in blocks])
+                for f in fields(MemoryParts)
+            }
+        ),
+        limiting_rank=join([b.limiting_rank for b in blocks]).astype(np.int64),  # type: ignore[arg-type, misc]
+        moment=join([b.moment for b in blocks]).astype(np.int64),  # type: ignore[arg-type, misc]
+        time=TimeParts(
+            **{f.name: join([getattr(b.time, f.name) for b in blocks]) for f in fields(TimeParts)}
+        ),
+        slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),  # type: ignore[arg-type, misc]
+    )
+
+
+def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
+    """Price plans that share pipeline_parallel and virtual_stages."""
+    model, workload, software = setting.model, setting.workload, setting.software
+    on_gpu = setting.on_gpu
+    memories = [
+        rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in ranks
+    ]
+    memory, limiting, moment = stack_ranks(memories)
+    rate = rates(setting.cluster.accelerator, workload.precision, software)
+    seconds = [
+        rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
+        for rank in ranks
+    ]
+    time, slowest = step_seconds(
+        seconds,
+        [rank.multiplicity for rank in ranks],
+        table,
+        software.data_parallel_overlap,
+        on_gpu=on_gpu,
+    )
+    index = np.array([rank.index for rank in ranks])
+    return Priced(memory, index[limiting], np.asarray(moment), time, index[slowest])
+
+
+def rank_memories(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+) -> list[tuple[MemoryParts, int]]:
+    """Return the memory of every pipeline rank of one plan, with the moment of its peak."""
+    table = PlanTable.from_plans([plan])
+    by_contents = {}
+    answers = []
+    for rank in range(plan.pipeline_parallel):
+        contents = _contents_of(setting.model, layer_ranges, plan.pipeline_parallel, rank)
+        by_contents[rank] = contents
+        parts, moment = rank_memory(
+            setting.model,
+            setting.workload,
+            setting.software,
+            table,
+            contents,
+            on_gpu=setting.on_gpu,
+        )
+        one = MemoryParts(
+            **{f.name: float(np.ravel(getattr(parts, f.name))[0]) for f in fields(MemoryParts)}
+        )
+        answers.append((one, int(np.ravel(moment)[0])))
+    return answers
+
+
+def rank_communication(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+) -> list[dict[tuple[str, str], Traffic]]:
+    """Return the traffic of every pipeline rank of one plan in one step, by axis and kind."""
+    table = PlanTable.from_plans([plan])
+    return [
+        rank_traffic(
+            setting.model,
+            setting.workload,
+            table,
+            _contents_of(setting.model, layer_ranges, plan.pipeline_parallel, rank),
+        )
+        for rank in range(plan.pipeline_parallel)
+    ]
+
+
+def _contents_of(
+    model: ModelSpec, layer_ranges: Sequence[tuple[int, int]], pipeline_parallel: int, rank: int
+) -> PipelineRank:
+    """Return the contents of one pipeline rank, under its own index."""
+    counts = [0] * len(model.kinds)
+    stages = layer_ranges[rank::pipeline_parallel]
+    for first, last in stages:
+        for kind in model.pattern[first:last]:
+            counts[kind] += 1
+    longest = max(stages, key=lambda pair: pair[1] - pair[0])
+    largest = [0] * len(model.kinds)
+    for kind in model.pattern[longest[0] : longest[1]]:
+        largest[kind] += 1
+    return PipelineRank(
+        index=rank,
+        kind_counts=tuple(counts),
+        largest_stage=tuple(largest),
+        first=rank == 0,
+        last=rank == pipeline_parallel - 1,
+        multiplicity=1,
+    )
+
+
+def default_layer_ranges(setting: Setting, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return the even split that the search prices."""
+    return split_layers(setting.model.num_layers, plan.num_stages)
+
+
+def throughput(setting: Setting, plan: Plan, step: float) -> dict[str, float | None]:
+    """Return tokens/s per accelerator and the model FLOP utilisation (of the datasheet's peak)."""
+    tokens = setting.workload.tokens_per_step / plan.world_size / step
+    peak = setting.cluster.accelerator.peak_flops.get(setting.workload.precision)
+    flops = float(
+        model_flops_per_step(
+            setting.model, setting.workload.seq_len, setting.workload.global_batch_size
+        )
+    )
+    mfu = None if peak is None else flops / (step * plan.world_size * peak.value)
+    return {"tokens_per_second_per_gpu": tokens, "mfu": mfu}
