@@ -41,9 +41,15 @@ def _presets() -> dict[str, Preset]:
                 aliases=tuple(fields.items("aliases", ())),
                 source=fields.text("source"),
                 published_parameters=fields.integer("parameters", low=1, high=10**14),
-                config=fields.sub("config").values,
+                config=_config(fields),
             )
     return found
+
+
+def _config(fields: Fields) -> Mapping[str, Any]:
+    """Return the keys of config.json; TOML has no null, so those that are null stand in a list."""
+    nulls = {str(key): None for key in fields.items("null", ())}
+    return {**fields.sub("config").values, **nulls}
 
 
 @cache
