@@ -1,6 +1,8 @@
 """Batches are reproducible; what cannot be read is one clear error."""
 
 import os
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +143,11 @@ def test_unreadable_file(text_file):
     text_file.chmod(0)
     with pytest.raises(InputError, match="cannot be read: Permission denied"):
         _open(text_file)
+
+
+def test_the_example_corpus_is_what_its_script_writes():
+    examples = Path(__file__).parents[2] / "examples"
+    script = runpy.run_path(str(examples / "make_corpus.py"))
+    assert script["chronicle"]() == (examples / "corpus.txt").read_text(encoding="utf-8")
+    corpus = _open(examples / "corpus.txt", seq_len=128)
+    assert 200_000 < len(corpus.tokens) < 400_000
