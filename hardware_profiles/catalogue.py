@@ -142,7 +142,9 @@ def link_latency(link: str) -> Figure:
 
 def unknown(name: str, what: str, known: Iterable[str]) -> str:
     """Return the message for a name that nothing in the catalogue has."""
-    hint = did_you_mean(name, known) or "`shardplan hardware` lists them"
+    names = list(known)
+    families = dict.fromkeys(entry.split("-")[0] for entry in names)
+    hint = did_you_mean(name, [*families, *names]) or "`shardplan hardware` lists them"
     return f"{name}: no such {what}. {hint}; figures of another one go into a TOML file"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -62,7 +63,7 @@ def group_link(cluster: Cluster, group_size: Count, stride: Count) -> tuple[Colu
     inside = np.where(size > 1, _members(span, step, inner.domain_size), 1)
     bandwidth = _mesh_bandwidth(inner, np.minimum(inside, size))
     latency = np.full(span.shape, inner.latency.value)
-    for domain, outer in zip(cluster.tiers, cluster.tiers[1:], strict=False):
+    for domain, outer in pairwise(cluster.tiers):
         leaves = np.gcd(span, domain.domain_size) != span
         members = _members(span, step, domain.domain_size)
         share = np.minimum(bandwidth, members * outer.bandwidth.value)
@@ -92,7 +93,7 @@ def point_to_point_link(
     span = np.where(size > 1, size * step, 1)
     bandwidth = np.full(span.shape, peer.value)
     latency = np.full(span.shape, (inner.peer_latency or inner.latency).value)
-    for domain, outer in zip(cluster.tiers, cluster.tiers[1:], strict=False):
+    for domain, outer in pairwise(cluster.tiers):
         leaves = np.gcd(span, domain.domain_size) != span
         share = np.minimum(bandwidth, (outer.peer_bandwidth or outer.bandwidth).value)
         bandwidth = np.where(leaves, share, bandwidth)
@@ -216,7 +217,7 @@ def _accelerator(source: Fields) -> Accelerator:
         architecture=source.text("architecture"),
         memory_capacity=_figure(source, "memory_capacity"),
         memory_bandwidth=_figure(source, "memory_bandwidth"),
-        peak_flops=_rates(source.sub("peak_flops")),
+        peak_flops=_peaks(source),
         achievable_flops=_rates(source.sub("achievable_flops", {})),
         link=source.text("link"),
         link_bandwidth=_figure(source, "link_bandwidth"),
@@ -225,6 +226,13 @@ def _accelerator(source: Fields) -> Accelerator:
         kernel_launch=_optional(source, "kernel_launch"),
         aliases=_texts(source, "aliases"),
     )
+
+
+def _peaks(source: Fields) -> dict[str, Figure]:
+    peaks = _rates(source.sub("peak_flops"))
+    if not peaks:
+        raise source.wrong("peak_flops", {}, "at least one precision")
+    return peaks
 
 
 def _rates(source: Fields) -> dict[str, Figure]:

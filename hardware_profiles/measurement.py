@@ -21,6 +21,10 @@ from hardware_profiles.reading import Fields, read_json, write_text_atomically
 SCHEMA_VERSION: Final = 1
 GEMM_PRECISIONS: Final = ("fp64", "fp32", "bf16", "fp16")
 MAX_PROCESSES: Final = 4096
+_MEMORY_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),  # version 2
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1; huge where there is none
+)
 _SMALLEST: Final = 1e-12  # a rate or a time below this was not measured but failed
 
 
@@ -169,13 +173,14 @@ def _cgroup_cores(path: Path) -> int | None:
 def machine_memory_bytes() -> int:
     """Return the memory of this machine, or the limit of its container where that is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = cgroup_memory_limit(Path("/sys/fs/cgroup/memory.max"))
-    return total if limit is None else min(total, limit)
+    limits = (cgroup_memory_limit(path) for path in _MEMORY_LIMITS)
+    return min([total, *(limit for limit in limits if limit is not None)])
 
 
 def cgroup_memory_limit(path: Path) -> int | None:
-    """Return the bytes in a cgroup v2 ``memory.max``; None without a limit."""
+    """Return the bytes in a cgroup's limit file; None without a limit."""
     try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
+        limit = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such cgroup version, or "max"
         return None
+    return limit if limit > 0 else None

@@ -61,8 +61,8 @@ def parse_cluster(text: str) -> Cluster:
     if node := match_node(name):
         return _of_nodes(words, counts, node.entry, node.note)
     found = match_accelerator(name)
-    notes = () if found.note is None else (found.note,)
     num_nodes, gpus_per_node = _layout(words, counts, name, found.entry)
+    notes = () if found.note is None else (found.note,)
     return build_cluster(
         found.entry, num_nodes=num_nodes, gpus_per_node=gpus_per_node, name=words, notes=notes
     )
@@ -94,8 +94,10 @@ def build_cluster(
         if inner.domain_size >= total
         else (inner, _network(kind, network_bandwidth, total))
     )
+    if gpus_per_node > max(kind.gpus_per_node, kind.domain_size):
+        notes += (f"{inner.name} is taken to reach all {gpus_per_node} of a node (usually fewer)",)
     if len(tiers) > 1 and node is None and network_bandwidth is None:
-        notes += (_network_note(kind),)
+        notes += (network_note(kind),)
     return Cluster(
         name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.name}",
         accelerator=accelerator,
@@ -113,18 +115,21 @@ def describe(cluster: Cluster) -> str:
     '2 nodes of 8 A100-SXM-80GB, NVLink3 300 GB/s inside, 25 GB/s per GPU between nodes'
     """
     inner, *outer = cluster.tiers
-    many = "" if cluster.num_nodes == 1 else "s"
-    words = (
-        f"{cluster.num_nodes:,} node{many} of {cluster.gpus_per_node} {cluster.accelerator.name}"
-    )
-    if cluster.num_gpus == 1:
-        return words
     domains = inner.domain_size > cluster.gpus_per_node
     inside = f"inside domains of {inner.domain_size}" if domains and outer else "inside"
-    words += f", {inner.name} {_gigabytes(inner)} {inside}"
     between = "domains" if domains else "nodes"
-    return words + "".join(
-        f", {_gigabytes(tier)} per {_unit(cluster)} between {between}" for tier in outer
+    links = [f"{inner.name} {_gigabytes(inner)} {inside}"] if cluster.num_gpus > 1 else []
+    links += [f"{_gigabytes(tier)} per {_unit(cluster)} between {between}" for tier in outer]
+    return ", ".join([_machines(cluster), *links])
+
+
+def _machines(cluster: Cluster) -> str:
+    if cluster.accelerator.device == "cpu":
+        many = "" if cluster.num_gpus == 1 else "es"
+        return f"{cluster.num_gpus} CPU process{many} on {cluster.accelerator.name}"
+    many = "" if cluster.num_nodes == 1 else "s"
+    return (
+        f"{cluster.num_nodes:,} node{many} of {cluster.gpus_per_node:,} {cluster.accelerator.name}"
     )
 
 
@@ -149,7 +154,8 @@ def _counts(words: str) -> tuple[tuple[int, ...], str]:
     name = words[position:].strip()
     if not counts and (after := _AFTER.match(name)):
         counts, name = [_number(words, after.group("count"))], after.group("name")
-    if not name or len(counts) > 2 or not re.fullmatch(r"[\w.\- :]+", name):
+    named = re.fullmatch(r"[\w.\- :]+", name) and re.search(r"[a-wyz]", name, re.IGNORECASE)
+    if not named or len(counts) > 2:
         raise InputError(f"{words!r} is no cluster. Write it as {EXAMPLES}")
     return tuple(counts), name
 
@@ -249,7 +255,8 @@ def _network(node: Node, bandwidth: Figure | None, total: int) -> Tier:
     )
 
 
-def _network_note(node: Node) -> str:
+def network_note(node: Node) -> str:
+    """Return the assumption taken where nobody named the network between nodes."""
     share = node.network_bandwidth
     return (
         f"network between nodes as in {node.name}: {node.network}, {share.value / 1e9:g} GB/s per "
