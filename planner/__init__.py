@@ -1,0 +1,9 @@
+"""What to do: will it fit, what is the best plan.
+
+import planner
+planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
+planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
+"""
+
+from planner.front_door import fit as fit
+from planner.front_door import plan as plan

@@ -1,0 +1,153 @@
+"""The answers: what ``fit`` and ``plan`` return to Python, to the terminal and to JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cost_models.estimate import Setting
+from cost_models.plan import Plan
+from cost_models.plan_file import PlanFile
+from planner.confidence import confidence
+from planner.document import cluster_document, model_document, plan_document, plan_file
+from planner.search import SearchResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+
+
+def _header(setting: Setting) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(setting),
+        "cluster": cluster_document(setting),
+        "workload": setting.workload.to_dict(),
+        "software": setting.software.name,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class FitAnswer:
+    """Will it fit: the verdict on one plan, its parts, and what to do next."""
+
+    setting: Setting
+    plan: Plan
+    document: Mapping[str, Any]
+    assumptions: tuple[str, ...]
+    ways_out: tuple[Mapping[str, Any], ...]
+    reach: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or does_not_fit."""
+        return str(self.document["memory"]["verdict"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        memory = dict(self.document["memory"])
+        memory.pop("verdict")
+        return {
+            **_header(self.setting),
+            "verdict": self.verdict,
+            "plan": self.document["plan"],
+            "memory": memory,
+            "time": self.document["time"],
+            "assumptions": list(self.assumptions),
+            "confidence": confidence(self.setting),
+            "ways_out": [dict(way) for way in self.ways_out],
+            "reach": dict(self.reach),
+        }
+
+    def __str__(self) -> str:
+        from planner.render.text import fit_text
+
+        return fit_text(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """What is the best plan: the ranked plans and what the search saw."""
+
+    setting: Setting
+    result: SearchResult
+    documents: tuple[Mapping[str, Any], ...]
+    assumptions: tuple[str, ...]
+    fixed: Mapping[str, Any]
+
+    @property
+    def best(self) -> Plan:
+        """The first plan."""
+        return self.result.plans[0]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The ranked plans as a DataFrame, one a row, in SI units."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    **document["plan"],
+                    "peak_bytes": document["memory"]["peak_bytes"],
+                    "margin_bytes": document["memory"]["margin_bytes"],
+                    "step_seconds": document["time"]["step_seconds"],
+                    "tokens_per_second_per_gpu": document["time"]["tokens_per_second_per_gpu"],
+                    "mfu": document["time"]["mfu"],
+                    **{f"{name}_seconds": s for name, s in document["time"]["parts"].items()},
+                }
+                for document in self.documents
+            ]
+        )
+
+    def plan_file(self, rank: int = 0) -> PlanFile:
+        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
+        import importlib.metadata
+
+        version = importlib.metadata.version("shardplan")
+        return plan_file(self.setting, self.result.plans[rank], f"shardplan {version}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        counts = self.result.counts
+        return {
+            **_header(self.setting),
+            "plans": [dict(document) for document in self.documents],
+            "fixed": dict(self.fixed),
+            "search": {
+                "enumerated": counts.enumerated,
+                "illegal": dict(counts.illegal),
+                "too_large": counts.too_large,
+                "tight": counts.tight,
+                "priced": counts.priced,
+                "simulated": 0,
+                "seconds": counts.seconds,
+            },
+            "assumptions": list(self.assumptions),
+            "confidence": confidence(self.setting),
+        }
+
+    def __str__(self) -> str:
+        from planner.render.text import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """Return one JSON document; NaN and infinities are errors of ours, not output."""
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def documents_of(setting: Setting, result: SearchResult) -> tuple[Mapping[str, Any], ...]:
+    """Return what is said about every ranked plan."""
+    return tuple(plan_document(setting, plan) for plan in result.plans)

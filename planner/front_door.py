@@ -1,0 +1,203 @@
+"""``fit()`` and ``plan()``: the questions, asked from Python as from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cost_models.estimate import Setting
+from cost_models.legality import Question as LegalQuestion
+from cost_models.legality import require_legal
+from cost_models.model import ModelSpec
+from cost_models.plan import RECOMPUTE, Plan
+from hardware_profiles.errors import InputError, NoLegalPlanError
+from hardware_profiles.schema import Cluster
+from hardware_profiles.spec import parse_cluster
+from planner.answers import FitAnswer, PlanAnswer, documents_of
+from planner.document import plan_document
+from planner.model_source import resolve_model
+from planner.question import Question, build_question
+from planner.refusal import no_plan
+from planner.search import search
+from planner.space import check_fixed, parse_fixed
+from planner.ways_out import reach, ways_out
+
+
+def fit(
+    model: str | ModelSpec,
+    cluster: str | Cluster,
+    *,
+    seq_len: int | None = None,
+    micro_batch_size: int | None = None,
+    global_batch_size: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    attention_kernel: str | None = None,
+    software: str | None = None,
+    **plan_options: Any,
+) -> FitAnswer:
+    """Say whether a model trains on a cluster with a plan, and with which margin.
+
+    ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its documented
+    default: no tensor or pipeline parallelism, data parallelism over all that is left, ZeRO-3,
+    sequence parallelism wherever there is tensor parallelism, one sequence a micro-batch, and the
+    least recomputation that fits.
+    """
+    question = build_question(
+        _model(model),
+        _cluster(cluster),
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size or 1,
+        precision=precision,
+        optimizer=optimizer,
+        attention_kernel=attention_kernel,
+        software=software,
+    )
+    if micro_batch_size is not None:
+        plan_options["micro_batch_size"] = micro_batch_size
+    fixed = check_fixed({k: v for k, v in plan_options.items() if v is not None})
+    question, plan, assumptions = _default_plan(
+        question, fixed, batch_given=global_batch_size is not None
+    )
+    setting = question.setting
+    legal = LegalQuestion(setting.model, setting.workload, setting.cluster.num_gpus)
+    require_legal(legal, plan)
+    document = plan_document(setting, plan)
+    if "recompute" not in fixed:
+        for recompute in RECOMPUTE:
+            candidate = replace(plan, recompute=recompute)
+            document = plan_document(setting, candidate)
+            if document["memory"]["verdict"] == "fits":
+                break
+        if document["memory"]["verdict"] != "does_not_fit":
+            plan = candidate
+        else:
+            document = plan_document(setting, plan)
+        assumptions.append(f"recompute {plan.recompute} (default: the least that fits)")
+    fits = document["memory"]["verdict"] == "fits"
+    return FitAnswer(
+        setting=setting,
+        plan=plan,
+        document=document,
+        assumptions=(*question.assumptions, *assumptions),
+        ways_out=() if fits else ways_out(setting, plan),
+        reach=reach(setting, plan) if fits else {},
+    )
+
+
+def _default_plan(
+    question: Question, fixed: Mapping[str, Any], *, batch_given: bool
+) -> tuple[Question, Plan, list[str]]:
+    """Fill in a plan; the batch follows from it where nobody gave one."""
+    num_gpus = question.setting.cluster.num_gpus
+    assumptions: list[str] = []
+
+    def value(name: str, default: Any, why: str) -> Any:
+        if name in fixed:
+            return fixed[name]
+        assumptions.append(f"{name} {default} (default: {why})")
+        return default
+
+    tensor = value("tensor_parallel", 1, "none")
+    pipeline = value("pipeline_parallel", 1, "none")
+    ranks = tensor * pipeline
+    if "data_parallel" not in fixed and num_gpus % ranks:
+        raise InputError(
+            f"tensor_parallel {tensor} x pipeline_parallel {pipeline} = {ranks} does not divide the "
+            f"{num_gpus} accelerators"
+        )
+    data = value("data_parallel", max(1, num_gpus // ranks), "all accelerators that are left")
+    micro = value("micro_batch_size", 1, "one sequence")
+    if not batch_given:
+        count = fixed.get("num_microbatches", pipeline)
+        question = _with_batch(question, micro * count * data)
+    share = question.setting.workload.global_batch_size // (micro * data)
+    count = fixed.get("num_microbatches", max(1, share))
+    schedule = fixed.get("pipeline_schedule")
+    virtual = fixed.get("virtual_stages")
+    if virtual is None:
+        virtual = 2 if schedule == "interleaved_1f1b" else 1
+    if schedule is None:
+        schedule = "interleaved_1f1b" if virtual > 1 else "1f1b"
+    plan = Plan(
+        data_parallel=data,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        virtual_stages=virtual,
+        pipeline_schedule=schedule,
+        zero_stage=value(
+            "zero_stage", 3 if data > 1 else 0, "shard everything over data-parallel ranks"
+        ),
+        sequence_parallel=(
+            value("sequence_parallel", True, "wherever there is tensor parallelism")
+            if tensor > 1
+            else fixed.get("sequence_parallel", False)
+        ),
+        recompute=fixed.get("recompute", "none"),
+        micro_batch_size=micro,
+        num_microbatches=count,
+    )
+    return question, plan, assumptions
+
+
+def _with_batch(question: Question, batch: int) -> Question:
+    setting = question.setting
+    if batch == setting.workload.global_batch_size:
+        return question
+    workload = replace(setting.workload, global_batch_size=batch)
+    kept = [a for a in question.assumptions if not a.startswith("global_batch_size")]
+    note = f"global_batch_size {batch} (default: the smallest that keeps every rank busy)"
+    return Question(replace(setting, workload=workload), (*kept, note))
+
+
+def plan(
+    model: str | ModelSpec,
+    cluster: str | Cluster,
+    *,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    attention_kernel: str | None = None,
+    software: str | None = None,
+    fix: str | Mapping[str, Any] | None = None,
+    top: int = 10,
+) -> PlanAnswer:
+    """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
+
+    Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
+    """
+    question = build_question(
+        _model(model),
+        _cluster(cluster),
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        attention_kernel=attention_kernel,
+        software=software,
+    )
+    fixed = parse_fixed(fix) if isinstance(fix, str) else check_fixed(fix or {})
+    result = search(question.setting, fixed, top=top)
+    if not result.plans:
+        raise NoLegalPlanError(no_plan(question.setting, result))
+    return PlanAnswer(
+        setting=question.setting,
+        result=result,
+        documents=documents_of(question.setting, result),
+        assumptions=question.assumptions,
+        fixed=fixed,
+    )
+
+
+def _model(model: str | ModelSpec) -> ModelSpec:
+    return resolve_model(model) if isinstance(model, str) else model
+
+
+def _cluster(cluster: str | Cluster) -> Cluster:
+    return parse_cluster(cluster) if isinstance(cluster, str) else cluster
+
+
+__all__ = ["Setting", "fit", "plan"]

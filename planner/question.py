@@ -1,0 +1,116 @@
+"""From what the user typed to what the formulas need; every default taken is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from cost_models.estimate import Setting
+from cost_models.model import ModelSpec
+from cost_models.workload import AttentionKernel, Optimizer, Precision, Workload
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.schema import Accelerator, Cluster
+from hardware_profiles.software import software_profile
+
+DEFAULT_SEQ_LEN = 4096
+DEFAULT_SOFTWARE = "shardplan"
+MAX_SEQ_LEN = 10**8
+MAX_BATCH = 10**7
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A setting, and the assumptions that were made on the way to it."""
+
+    setting: Setting
+    assumptions: tuple[str, ...]
+
+
+def build_question(
+    model: ModelSpec,
+    cluster: Cluster,
+    *,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    micro_batch_size: int = 1,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    attention_kernel: str | None = None,
+    software: str | None = None,
+) -> Question:
+    """Check what was given and fill in what was not."""
+    assumptions = [*model.assumptions, *cluster.notes]
+
+    def default(value: str, why: str) -> str:
+        assumptions.append(f"{value} ({why})")
+        return value
+
+    length = seq_len
+    if length is None:
+        longest = model.max_seq_len or DEFAULT_SEQ_LEN
+        length = min(longest, DEFAULT_SEQ_LEN)
+        default(f"seq_len {length}", f"default: the model's longest, at most {DEFAULT_SEQ_LEN}")
+    batch = global_batch_size
+    if batch is None:
+        batch = cluster.num_gpus * micro_batch_size
+        default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
+    chosen_precision = precision
+    if chosen_precision is None:
+        chosen_precision = _default_precision(cluster.accelerator)
+        default(
+            f"precision {chosen_precision}",
+            "default: 16-bit compute with fp32 master weights where the device has it",
+        )
+    chosen_optimizer = optimizer or default("optimizer adamw", "default").split()[1]
+    kernel = (
+        attention_kernel or default("attention_kernel flash", "default: torch's SDPA").split()[1]
+    )
+    trainer = (
+        software
+        or default(f"software {DEFAULT_SOFTWARE}", "default: the bundled executor").split()[1]
+    )
+    workload = Workload(
+        seq_len=_count("seq_len", length, MAX_SEQ_LEN),
+        global_batch_size=_count("global_batch_size", batch, MAX_BATCH),
+        precision=_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
+        optimizer=_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
+        attention_kernel=_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
+    )
+    if model.max_seq_len is not None and workload.seq_len > model.max_seq_len:
+        if model.max_seq_len_is_hard:
+            raise InputError(
+                f"seq_len = {workload.seq_len}: {model.name} has {model.max_seq_len} learned "
+                f"positions (must be 1 to {model.max_seq_len})"
+            )
+        assumptions.append(
+            f"seq_len {workload.seq_len} is longer than the {model.max_seq_len} the model was made for"
+        )
+    setting = Setting(model, cluster, workload, software_profile(trainer))
+    return Question(setting, tuple(assumptions))
+
+
+def _default_precision(accelerator: Accelerator) -> str:
+    if accelerator.device == "cpu":
+        return "fp32"
+    known = {**accelerator.peak_flops, **accelerator.achievable_flops}
+    for precision in ("bf16", "fp16"):
+        if precision in known:
+            return precision
+    return "fp32"
+
+
+def _count(name: str, value: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise InputError(f"{name} = {value!r} (must be a whole number from 1 to {high:,})")
+    return value
+
+
+def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        hint = did_you_mean(value, known)
+        raise InputError(f"{name} = {value!r} (must be one of {', '.join(known)}). {hint}".strip())
+    return value
+
+
+Measure = Callable[[int], None]  # measures this machine for so many processes, into the cache

@@ -1,0 +1,266 @@
+"""Answers as plain text, at most 100 columns wide: verdict first, then parts, then what was assumed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cost_models.estimate import Setting
+from cost_models.parameters import active_parameters
+from cost_models.units import format_bytes, format_count, format_gib, format_seconds
+from hardware_profiles.spec import describe
+from planner.answers import FitAnswer, PlanAnswer
+from planner.confidence import confidence
+from planner.document import MEMORY_PARTS, TIME_PARTS
+from planner.refusal import MOST_REASONS
+from planner.verdict import WORDS
+from planner.ways_out import describe_plan
+
+WIDTH: Final = 100
+INDENT: Final = 11
+BAR: Final = 40
+CONFIDENCE_WORDS: Final = {
+    "measured": "measured: rates were measured on this machine",
+    "published": "published: this accelerator's step times were compared with published runs",
+    "datasheet": "datasheet: rates come from the vendor; nobody's run was compared yet",
+}
+MOMENT_WORDS: Final = {
+    "loss": "at the loss",
+    "backward": "early in the backward pass",
+    "reduction": "while the embedding's gradient is reduced",
+    "optimizer": "in the optimizer step",
+}
+TIME_WORDS: Final = {
+    "compute": "computation",
+    "recompute": "recomputation",
+    "host": "waiting for the host to start kernels",
+    "tensor_communication": "tensor-parallel communication",
+    "pipeline_communication": "pipeline sends",
+    "bubble": "pipeline bubble",
+    "data_communication": "data-parallel communication that is not hidden",
+    "optimizer": "the optimizer",
+}
+
+
+def head(setting: Setting) -> list[str]:
+    """The question, said back."""
+    model, workload = setting.model, setting.workload
+    size = format_count(model.num_parameters)
+    active = active_parameters(model)
+    if active < 0.99 * model.num_parameters:
+        size += f" parameters ({format_count(active)} active)"
+    else:
+        size += " parameters"
+    return [
+        f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
+        f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",
+        describe(setting.cluster),
+    ]
+
+
+def labelled(label: str, text: str) -> list[str]:
+    """A paragraph with a label in the margin."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{label:<{INDENT}}",
+        subsequent_indent=" " * INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def bars(parts: Mapping[str, float], whole: float) -> list[str]:
+    """Memory parts as bars; the whole is the budget."""
+    lines = []
+    for name, value in parts.items():
+        if value <= 0.0:
+            continue
+        filled = min(BAR, round(BAR * value / whole))
+        lines.append(f"  {name:<12} {'█' * filled or '▏':<{BAR}} {format_bytes(value):>10}")
+    return lines
+
+
+def time_line(time: Mapping[str, Any]) -> str:
+    """Step time with its interval and rates."""
+    words = (
+        f"{format_seconds(time['step_seconds'])} a step ({format_seconds(time['low_seconds'])} to "
+        f"{format_seconds(time['high_seconds'])}), "
+        f"{time['tokens_per_second_per_gpu']:,.0f} tokens/s per accelerator"
+    )
+    if time["mfu"] is not None:
+        words += f", MFU {100 * time['mfu']:.1f} %"
+    return words
+
+
+def binds(document: Mapping[str, Any]) -> str:
+    """What takes the time and what takes the memory, in one sentence each."""
+    time, memory = document["time"], document["memory"]
+    parts = sorted(TIME_PARTS, key=lambda name: -time["parts"][name])
+    shown = [
+        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
+        for name in parts[:3]
+        if time["parts"][name] >= 0.005 * time["step_seconds"]
+    ]
+    largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
+    return (
+        f"time: {', '.join(shown)}; memory: {largest} "
+        f"({format_bytes(memory['parts'][largest])} of {format_bytes(memory['peak_bytes'])}, stage "
+        f"{memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]})"
+    )
+
+
+def fit_text(answer: FitAnswer) -> str:
+    """The answer of ``fit``."""
+    memory, setting = answer.document["memory"], answer.setting
+    budget = memory["budget_bytes"]
+    verdict = WORDS[answer.verdict]
+    lines = [*head(setting), ""]
+    sizes = f"peak {format_gib(memory['peak_bytes'])} of {format_bytes(budget)}"
+    margin = memory["margin_bytes"]
+    word = "margin" if margin >= 0 else "short of"
+    lines.append(
+        f"{verdict:<{max(INDENT, len(verdict) + 2)}}{sizes}   {word} {format_bytes(abs(margin))} "
+        f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory['low_bytes'])} to "
+        f"{format_gib(memory['high_bytes'])} GiB"
+    )
+    lines += labelled("", describe_plan(answer.plan))
+    where = f"{MOMENT_WORDS[memory['moment']]}"
+    if answer.plan.pipeline_parallel > 1:
+        where = f"stage {memory['limiting_stage']} is the fullest, {where}"
+    lines += labelled("", f"peak {where}")
+    lines += bars(memory["parts"], budget)
+    if answer.verdict != "fits":
+        largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
+        lines += labelled("Largest", f"{largest}: {format_bytes(memory['parts'][largest])}")
+    lines += labelled("Step", time_line(answer.document["time"]))
+    lines += _ways(answer)
+    lines += labelled("Assumed", "; ".join(answer.assumptions))
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
+    lines += labelled("Next", _next_command(answer))
+    return "\n".join(lines)
+
+
+def _ways(answer: FitAnswer) -> list[str]:
+    if answer.verdict == "fits":
+        parts = []
+        if answer.reach.get("largest_micro_batch_size"):
+            parts.append(f"micro-batch size {answer.reach['largest_micro_batch_size']:,}")
+        if answer.reach.get("longest_seq_len"):
+            parts.append(f"sequences of {answer.reach['longest_seq_len']:,} tokens")
+        return labelled("Goes up to", " · ".join(parts)) if parts else []
+    if not answer.ways_out:
+        return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
+    lines = []
+    for number, way in enumerate(answer.ways_out):
+        words = (
+            f"{way['change']}: {format_bytes(way['peak_bytes'])}, "
+            f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
+        )
+        lines += labelled("Ways out" if not number else "", words)
+    return lines
+
+
+def _next_command(answer: FitAnswer) -> str:
+    setting = answer.setting
+    if answer.verdict != "fits" and answer.ways_out:
+        return "add the options of one of the ways out (each was checked to fit)"
+    return (
+        f"shardplan plan {setting.model.name} {setting.cluster.name} "
+        f"--seq-len {setting.workload.seq_len} "
+        f"--global-batch-size {setting.workload.global_batch_size} -o plan.json"
+    )
+
+
+COLUMNS: Final = (
+    ("dp", "data_parallel"),
+    ("tp", "tensor_parallel"),
+    ("pp", "pipeline_parallel"),
+    ("vp", "virtual_stages"),
+    ("zero", "zero_stage"),
+    ("sp", "sequence_parallel"),
+    ("recompute", "recompute"),
+    ("micro", "micro_batch_size"),
+)
+SHORT_SCHEDULE: Final = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved_1f1b": "interleaved"}
+
+
+def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The plans, best first."""
+    rows = [
+        [*(name for name, _ in COLUMNS), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
+    ]
+    for document in documents:
+        plan, memory, time = document["plan"], document["memory"], document["time"]
+        cells = [_cell(plan[field]) for _, field in COLUMNS]
+        cells.append(
+            SHORT_SCHEDULE[plan["pipeline_schedule"]] if plan["pipeline_parallel"] > 1 else "–"
+        )
+        cells.append(format_gib(memory["peak_bytes"]))
+        cells.append(f"{100 * memory['margin_bytes'] / memory['budget_bytes']:.0f} %")
+        cells.append(format_seconds(time["step_seconds"]))
+        cells.append(f"{time['tokens_per_second_per_gpu']:,.0f}")
+        cells.append("–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %")
+        rows.append(cells)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for number, row in enumerate(rows):
+        mark = "✔" if number == 1 else " "
+        lines.append(
+            f"{mark} " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
+        )
+    return lines
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "–"
+    return str(value)
+
+
+def plan_text(answer: PlanAnswer) -> str:
+    """The answer of ``plan``."""
+    best = answer.documents[0]
+    counts = answer.result.counts
+    lines = [*head(answer.setting), ""]
+    if best["memory"]["verdict"] == "tight":
+        lines += labelled(
+            "TIGHT", "no plan fits with its whole interval; these may run out of memory"
+        )
+    lines += ranked_table(answer.documents)
+    lines.append("")
+    lines += labelled("Best", time_line(best["time"]))
+    lines += labelled("Binds", binds(best))
+    if len(answer.documents) > 1:
+        lines += labelled("Runner-up", _why_not(best, answer.documents[1]))
+    lines += labelled("Searched", _searched(counts))
+    lines += labelled("Assumed", "; ".join(answer.assumptions))
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(answer.setting)])
+    return "\n".join(lines)
+
+
+def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    slower = other["time"]["step_seconds"] - best["time"]["step_seconds"]
+    if slower <= 1e-9 * best["time"]["step_seconds"]:
+        more = other["memory"]["peak_bytes"] - best["memory"]["peak_bytes"]
+        return f"as fast, but needs {format_bytes(max(0.0, more))} more memory"
+    lost = max(
+        TIME_PARTS, key=lambda name: other["time"]["parts"][name] - best["time"]["parts"][name]
+    )
+    difference = other["time"]["parts"][lost] - best["time"]["parts"][lost]
+    return (
+        f"{format_seconds(slower)} slower ({100 * slower / best['time']['step_seconds']:.1f} %): "
+        f"{TIME_WORDS[lost]} costs {format_seconds(difference)} more"
+    )
+
+
+def _searched(counts: Any) -> str:
+    illegal = list(counts.illegal.items())
+    shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
+    words = (
+        f"{counts.enumerated:,} candidates in {format_seconds(counts.seconds)}: "
+        f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, {counts.tight:,} tight, "
+        f"{counts.fitting:,} fit"
+    )
+    return words + (f"; illegal mostly by {shown}" if shown else "")

@@ -1,0 +1,129 @@
+"""Price every legal plan, keep those that fit, rank them by step time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.estimate import Setting, price
+from cost_models.legality import CODES, RULES, Question, legality_codes
+from cost_models.plan import Plan, PlanTable
+from planner.space import enumerate_plans
+from planner.verdict import budget_bytes, verdict_codes
+
+CHUNK: Final = 65_536  # rows priced at once: the temporaries of one formula stay in the cache
+MAX_CANDIDATES: Final = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the candidates."""
+
+    enumerated: int
+    illegal: Mapping[str, int]
+    priced: int
+    too_large: int
+    tight: int
+    seconds: float
+
+    @property
+    def fitting(self) -> int:
+        """Plans that fit with their whole interval."""
+        return self.priced - self.too_large - self.tight
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best plans, best first, and what the search saw."""
+
+    plans: tuple[Plan, ...]
+    counts: Counts
+    smallest: Plan | None  # the legal plan with the smallest peak
+    illegal_example: Mapping[str, str]  # for each broken rule, the words for one candidate
+
+
+def search(
+    setting: Setting, fixed: Mapping[str, Any] | None = None, *, top: int = 10
+) -> SearchResult:
+    """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
+
+    Exhaustive: every candidate is enumerated, every legal one priced with the formulas that ``fit``
+    uses. Plans that fit come first, by step time, then by peak memory; where none fits, those whose
+    interval straddles the budget.
+    """
+    started = time.perf_counter()
+    question = Question(setting.model, setting.workload, setting.cluster.num_gpus)
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
+    codes = legality_codes(question, table)
+    legal = table.rows(codes == 0)
+    step, peak = _price_in_chunks(setting, legal)
+    verdicts = verdict_codes(peak, budget_bytes(setting.cluster))
+    order = np.lexsort((_rank_of_effort(legal), peak, step, verdicts))
+    order = order[verdicts[order] < 2][:top]
+    if len(order):
+        order = order[verdicts[order] == verdicts[order[0]]]
+    counts = Counts(
+        enumerated=len(table),
+        illegal=_by_reason(codes),
+        priced=len(legal),
+        too_large=int(np.sum(verdicts == 2)),
+        tight=int(np.sum(verdicts == 1)),
+        seconds=time.perf_counter() - started,
+    )
+    return SearchResult(
+        plans=tuple(legal.plan(row) for row in order),
+        counts=counts,
+        smallest=legal.plan(int(np.argmin(peak))) if len(legal) else None,
+        illegal_example=_examples(question, table, codes),
+    )
+
+
+def _price_in_chunks(
+    setting: Setting, table: PlanTable
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    steps, peaks = [np.zeros(0)], [np.zeros(0)]
+    for chunk in _chunks(table):
+        priced = price(setting, chunk)
+        steps.append(priced.step)
+        peaks.append(priced.peak)
+    return np.concatenate(steps), np.concatenate(peaks)
+
+
+def _chunks(table: PlanTable) -> Iterator[PlanTable]:
+    for start in range(0, len(table), CHUNK):
+        yield table.rows(slice(start, start + CHUNK))
+
+
+def _rank_of_effort(table: PlanTable) -> NDArray[np.int64]:
+    """Among equals, the plan that shards and splits less is the simpler one."""
+    simpler: NDArray[np.int64] = (
+        table.tensor_parallel * table.pipeline_parallel * 16
+        + table.zero_stage * 4
+        + table.sequence_parallel
+        + table.recompute
+    )
+    return simpler
+
+
+def _by_reason(codes: NDArray[np.int16]) -> dict[str, int]:
+    counts = np.bincount(codes, minlength=len(CODES))
+    found = {CODES[i]: int(n) for i, n in enumerate(counts) if i and n}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _examples(question: Question, table: PlanTable, codes: NDArray[np.int16]) -> dict[str, str]:
+    words = {}
+    for code in np.unique(codes[codes > 0]).tolist():
+        row = int(np.flatnonzero(codes == code)[0])
+        words[CODES[code]] = RULES[code - 1].words(question, table.plan(row))
+    return words
+
+
+def as_columns(table: PlanTable) -> dict[str, NDArray[Any]]:
+    """Return the columns by name, for a DataFrame."""
+    return {f.name: getattr(table, f.name) for f in fields(table)}

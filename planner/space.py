@@ -1,0 +1,201 @@
+"""The space of plans: every way to lay a job out on a number of accelerators, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.model import ModelSpec
+from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.workload import Workload
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.reading import Fields
+
+MAX_VIRTUAL_STAGES: Final = 8
+SHORT_NAMES: Final = {
+    "dp": "data_parallel",
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "vp": "virtual_stages",
+    "schedule": "pipeline_schedule",
+    "zero": "zero_stage",
+    "sp": "sequence_parallel",
+    "mbs": "micro_batch_size",
+    "microbatches": "num_microbatches",
+}
+FLAGS: Final = {"on": True, "true": True, "1": True, "yes": True}
+FLAGS_OFF: Final = {"off": False, "false": False, "0": False, "no": False}
+
+
+def parse_fixed(text: str) -> dict[str, Any]:
+    """Read ``tp=2,pp=2,zero=1`` into plan fields.
+
+    >>> parse_fixed("tp=2,recompute=full,sp=on")
+    {'tensor_parallel': 2, 'recompute': 'full', 'sequence_parallel': True}
+    """
+    fixed: dict[str, Any] = {}
+    names = [*SHORT_NAMES, *(f.name for f in fields(Plan))]
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = (part.strip() for part in item.partition("="))
+        if not separator or not value:
+            raise InputError(f"--fix {item!r}: expected name=value, for example tp=2")
+        name = SHORT_NAMES.get(key, key)
+        if key not in names:
+            hint = did_you_mean(key, names)
+            raise InputError(
+                f"--fix {item!r}: {key!r} is not a part of a plan. {hint or 'Known: ' + ', '.join(SHORT_NAMES)}"
+            )
+        parsed = _parse_value(name, value)
+        if name in fixed and fixed[name] != parsed:
+            raise InputError(f"--fix: {name} is given twice, as {fixed[name]} and as {parsed}")
+        fixed[name] = parsed
+    return check_fixed(fixed)
+
+
+def check_fixed(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Check single values as plan.json does."""
+    Plan.from_fields(Fields(fixed, "--fix"))
+    return dict(fixed)
+
+
+def _parse_value(name: str, value: str) -> Any:
+    if name == "sequence_parallel":
+        known = {**FLAGS, **FLAGS_OFF}
+        if value.lower() not in known:
+            raise InputError(f"--fix sp={value}: must be on or off")
+        return known[value.lower()]
+    if name in ("recompute", "pipeline_schedule"):
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise InputError(f"--fix {name}={value}: must be a whole number") from None
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a positive number in order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def enumerate_plans(
+    model: ModelSpec, workload: Workload, num_gpus: int, fixed: Mapping[str, Any]
+) -> PlanTable:
+    """Return every candidate; ``legality`` says which of them can exist.
+
+    Degrees are the divisors of the number of accelerators; virtual stages those that divide the
+    layers evenly, up to MAX_VIRTUAL_STAGES. Columns that mean nothing are not varied: sequence
+    parallelism without tensor parallelism, sharding and schedules over one rank.
+    """
+    blocks: list[dict[str, Any]] = []
+    for tensor in _wanted(fixed, "tensor_parallel", divisors(num_gpus)):
+        for pipeline in _wanted(fixed, "pipeline_parallel", divisors(num_gpus)):
+            if num_gpus % (tensor * pipeline) or pipeline > model.num_layers:
+                if "tensor_parallel" in fixed and "pipeline_parallel" in fixed:
+                    blocks += _blocks(model, workload, tensor, pipeline, 1, fixed)
+                continue
+            data = num_gpus // (tensor * pipeline)
+            if fixed.get("data_parallel", data) != data:
+                if {"tensor_parallel", "pipeline_parallel"} <= set(fixed):
+                    blocks += _blocks(
+                        model, workload, tensor, pipeline, fixed["data_parallel"], fixed
+                    )
+                continue
+            blocks += _blocks(model, workload, tensor, pipeline, data, fixed)
+    return _expand(blocks)
+
+
+def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]:
+    return [fixed[name]] if name in fixed else values
+
+
+def _blocks(
+    model: ModelSpec,
+    workload: Workload,
+    tensor: int,
+    pipeline: int,
+    data: int,
+    fixed: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return, for one grid, the batches and schedules, each with the lists still to be multiplied."""
+    zero = _wanted(fixed, "zero_stage", [0, 1, 2, 3] if data > 1 else [0])
+    if pipeline > 1 and "zero_stage" not in fixed:
+        zero = [stage for stage in zero if stage != 2]  # reduced at the last micro-batch: as 1
+    sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
+    recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(RECOMPUTE))]
+    return [
+        {
+            "data_parallel": data,
+            "tensor_parallel": tensor,
+            "pipeline_parallel": pipeline,
+            "virtual_stages": virtual,
+            "pipeline_schedule": SCHEDULES.index(schedule),
+            "micro_batch_size": micro,
+            "num_microbatches": count,
+            "zero_stage": zero,
+            "sequence_parallel": sequence,
+            "recompute": recompute,
+        }
+        for schedule, virtual in _schedules(model, pipeline, fixed)
+        for micro, count in _batches(workload, data, fixed)
+    ]
+
+
+def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
+    if pipeline == 1:
+        pairs = [("1f1b", 1)]
+    else:
+        even = [
+            v for v in range(2, MAX_VIRTUAL_STAGES + 1) if model.num_layers % (pipeline * v) == 0
+        ]
+        pairs = [("gpipe", 1), ("1f1b", 1), *(("interleaved_1f1b", v) for v in even)]
+    schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
+    kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
+    if kept:
+        return kept
+    default_virtual = 2 if schedule == "interleaved_1f1b" else 1
+    return [(schedule or "1f1b", virtual or default_virtual)]  # legality says what is wrong
+
+
+def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:
+    micro, count = fixed.get("micro_batch_size"), fixed.get("num_microbatches")
+    share, left = divmod(workload.global_batch_size, data)
+    if micro is not None and count is not None:
+        return [(micro, count)]
+    if left or not share:
+        return [(micro or 1, count or 1)]  # legality says what is wrong
+    if micro is not None:
+        return [(micro, max(1, share // micro))]
+    if count is not None:
+        return [(max(1, share // count), count)]
+    return [(size, share // size) for size in divisors(share)]
+
+
+def _expand(blocks: list[dict[str, Any]]) -> PlanTable:
+    """Multiply out the lists of every block into columns."""
+    lists = ("zero_stage", "sequence_parallel", "recompute")
+    sizes = [int(np.prod([len(block[name]) for name in lists])) for block in blocks]
+    columns: dict[str, Any] = {}
+    for f in fields(PlanTable):
+        if f.name in lists:
+            continue
+        columns[f.name] = np.repeat(
+            np.array([block[f.name] for block in blocks], dtype=np.int64), sizes
+        )
+    position = {name: i for i, name in enumerate(lists)}
+    grids = [
+        np.stack([g.ravel() for g in np.meshgrid(*(block[n] for n in lists), indexing="ij")])
+        for block in blocks
+    ]
+    joined = np.concatenate(grids, axis=1) if grids else np.zeros((len(lists), 0), dtype=np.int64)
+    for name in lists:
+        kind = np.bool_ if name == "sequence_parallel" else np.int64
+        columns[name] = joined[position[name]].astype(kind)
+    return PlanTable(**columns)
