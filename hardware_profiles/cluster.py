@@ -35,7 +35,9 @@ Column: TypeAlias = NDArray[np.float64]
 SMALLEST: Final = 1e-12  # a bandwidth, a rate or a size below this is a mistake
 
 
-def group_link(cluster: Cluster, group_size: Count, stride: Count) -> tuple[Column, Column]:
+def group_link(
+    cluster: Cluster, group_size: Count, stride: Count, world_size: Count | None = None
+) -> tuple[Column, Column]:
     """Return bytes/s one way per rank and seconds per message of a ring over the slowest group.
 
         g = gcd(k s, D)              D accelerators of a tier's domain
@@ -45,7 +47,9 @@ def group_link(cluster: Cluster, group_size: Count, stride: Count) -> tuple[Colu
 
     A ring enters and leaves every domain once. The other groups with members in the domain
     communicate at the same time, so that a group has the outer bandwidth of its own members: m
-    times that of one accelerator. The latency is that of the slowest tier crossed.
+    times that of one accelerator. The latency is that of the slowest tier crossed. ``world_size``
+    is how many ranks the job has, all accelerators by default: one that fits into a domain never
+    leaves it.
 
     Derived here; checked against an enumeration of all groups on ``link_graph``. Exact where the
     ranks fill whole domains, otherwise never too fast.
@@ -60,11 +64,13 @@ def group_link(cluster: Cluster, group_size: Count, stride: Count) -> tuple[Colu
     size, step = np.asarray(group_size), np.asarray(stride)
     inner = cluster.tiers[0]
     span = np.where(size > 1, size * step, 1)
-    inside = np.where(size > 1, _members(span, step, inner.domain_size), 1)
-    bandwidth = _mesh_bandwidth(inner, np.minimum(inside, size))
-    latency = np.full(span.shape, inner.latency.value)
+    ranks = np.asarray(cluster.num_gpus if world_size is None else world_size)
+    whole = ranks <= inner.domain_size
+    members = np.where(whole, size, np.minimum(_members(span, step, inner.domain_size), size))
+    bandwidth = _mesh_bandwidth(inner, members)
+    latency = np.full(bandwidth.shape, inner.latency.value)
     for domain, outer in pairwise(cluster.tiers):
-        leaves = np.gcd(span, domain.domain_size) != span
+        leaves = _leaves(span, ranks, domain.domain_size)
         members = _members(span, step, domain.domain_size)
         share = np.minimum(bandwidth, members * outer.bandwidth.value)
         bandwidth = np.where(leaves, share, bandwidth)
@@ -73,7 +79,10 @@ def group_link(cluster: Cluster, group_size: Count, stride: Count) -> tuple[Colu
 
 
 def point_to_point_link(
-    cluster: Cluster, distance: Count, group_size: Count | None = None
+    cluster: Cluster,
+    distance: Count,
+    group_size: Count | None = None,
+    world_size: Count | None = None,
 ) -> tuple[Column, Column]:
     """Return bytes/s one way and seconds per message between ranks ``distance`` apart.
 
@@ -91,14 +100,22 @@ def point_to_point_link(
     peer = inner.peer_bandwidth or inner.bandwidth
     size = np.asarray(cluster.num_gpus if group_size is None else group_size)
     span = np.where(size > 1, size * step, 1)
-    bandwidth = np.full(span.shape, peer.value)
-    latency = np.full(span.shape, (inner.peer_latency or inner.latency).value)
+    ranks = np.asarray(cluster.num_gpus if world_size is None else world_size)
+    shape = np.broadcast_shapes(span.shape, ranks.shape)
+    bandwidth = np.full(shape, peer.value)
+    latency = np.full(shape, (inner.peer_latency or inner.latency).value)
     for domain, outer in pairwise(cluster.tiers):
-        leaves = np.gcd(span, domain.domain_size) != span
+        leaves = _leaves(span, ranks, domain.domain_size)
         share = np.minimum(bandwidth, (outer.peer_bandwidth or outer.bandwidth).value)
         bandwidth = np.where(leaves, share, bandwidth)
         latency = np.where(leaves, np.maximum(latency, outer.latency.value), latency)
     return bandwidth, latency
+
+
+def _leaves(span: NDArray[Any], world_size: NDArray[Any], domain_size: int) -> NDArray[np.bool_]:
+    """Return whether some group leaves its domain: blocks that do not fill it straddle its edge."""
+    leaves: NDArray[np.bool_] = (np.gcd(span, domain_size) != span) & (world_size > domain_size)
+    return leaves
 
 
 def _members(span: NDArray[Any], step: NDArray[Any], domain_size: int) -> NDArray[Any]:

@@ -157,6 +157,22 @@ def test_a_wider_stride_is_never_faster(powers, more):
     assert far_latency >= near_latency
 
 
+def test_a_job_on_part_of_the_cluster():
+    cluster = parse_cluster("2x8xA100-80GB")
+    assert float(group_link(cluster, 3, 1)[0]) == 25e9
+    assert float(group_link(cluster, 3, 1, world_size=6)[0]) == 300e9
+    assert float(point_to_point_link(cluster, 1, 3, world_size=6)[0]) == 300e9
+    assert group_link(cluster, 3, 1, np.array([6, 12]))[0].tolist() == [300e9, 25e9]
+    assert point_to_point_link(cluster, 1, 3, np.array([6, 12]))[0].tolist() == [300e9, 25e9]
+
+
+@pytest.mark.parametrize(("ranks", "measured"), [(2, 23), (3, 45), (4, 86), (8, 135)])
+def test_the_cube_mesh_of_a_dgx_1_against_measured_all_reduce(ranks, measured):
+    """VIA-Research/vTrain, all-reduce of 1 GB on V100: bus bandwidth in GB/s."""
+    bandwidth, _ = group_link(parse_cluster("8xV100-SXM2-32GB"), ranks, 1)
+    assert float(bandwidth) / 1e9 == pytest.approx(measured, rel=0.15)
+
+
 def test_columns_broadcast():
     cluster = toy([8, 64])
     bandwidth, latency = group_link(cluster, np.array([[2], [4]]), np.array([1, 8, 16]))
