@@ -1,0 +1,59 @@
+"""Every private or version-dependent name of torch and transformers that the executor uses.
+
+torch 2.11 to 2.13 and transformers 5.17 or newer; tests/executor/test_compat.py tries each one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
+
+__all__ = ["Conv1D", "apply_rotary_pos_emb", "causal_lm", "hugging_face_config", "replicate"]
+
+# what a config of transformers says about files, generation or tools, not about the module
+_NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
+
+
+def hugging_face_config(values: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return transformers' config object for the values of a config.json."""
+    kept = {key: value for key, value in values.items() if key not in _NOT_MODULE}
+    with _quiet():
+        return CONFIG_MAPPING[values["model_type"]].from_dict(kept)
+
+
+def causal_lm(
+    values: Mapping[str, Any], *, device: str, dtype: torch.dtype, attention_kernel: str
+) -> nn.Module:
+    """Return the Hugging Face module of a config.json, in training mode."""
+    config = hugging_face_config(values)
+    config.use_cache = False
+    implementation = "eager" if attention_kernel == "eager" else "sdpa"
+    with _quiet(), torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=implementation, dtype=dtype
+        )
+    return model.train()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what transformers says while it builds a config that we checked before."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)

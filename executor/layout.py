@@ -1,0 +1,120 @@
+"""Which part of which tensor a rank holds, and how a fresh tensor starts.
+
+Names, shapes and cuts come from the table (``cost_models.model``) that the estimates are made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from cost_models.model import ModelSpec, Weight
+from executor.tensor_parallel import TensorAxis
+
+# Fresh tensors are drawn in blocks of whole rows, each from its own seed, so that a rank draws only
+# the rows it holds and every layout gives the same tensor.
+BLOCK_NUMEL: Final = 1 << 20
+Ranges = tuple[tuple[int, int], ...]  # [start, stop) pieces along one dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One parameter of the model, and its slice on a tensor-parallel rank."""
+
+    name: str  # in the Hugging Face state dict of the whole model
+    shape: tuple[int, ...]
+    std: float | None  # None: a constant start
+    constant: float
+    cut_dim: int | None  # dimension that the tensor-parallel ranks share
+    num_parts: int  # q, k and v of one matrix are each cut for themselves
+    partial_gradient: bool  # a whole tensor of which each rank's gradient is only a summand
+
+    def ranges(self, axis: TensorAxis) -> tuple[Ranges, ...]:
+        """Return the pieces of every dimension that this rank holds."""
+        pieces: list[Ranges] = [((0, length),) for length in self.shape]
+        if self.cut_dim is not None:
+            part = self.shape[self.cut_dim] // self.num_parts
+            start, stop = axis.slice_of(part)
+            pieces[self.cut_dim] = tuple(
+                (n * part + start, n * part + stop) for n in range(self.num_parts)
+            )
+        return tuple(pieces)
+
+    def local_shape(self, axis: TensorAxis) -> tuple[int, ...]:
+        """Return the shape of this rank's slice."""
+        return tuple(sum(b - a for a, b in pieces) for pieces in self.ranges(axis))
+
+
+def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
+    """Return the layout of every parameter of the model by name."""
+    blocks = [("", model.embedding), ("", model.head)]
+    blocks += [
+        (f"{prefix}.", model.kinds[kind].weights)
+        for prefix, kind in zip(model.layer_prefixes, model.pattern, strict=True)
+    ]
+    return {
+        f"{prefix}{weight.name}": _layout(model, axis, f"{prefix}{weight.name}", weight)
+        for prefix, weights in blocks
+        for weight in weights
+    }
+
+
+def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> Layout:
+    transposed = model.family == "gpt2" and weight.role == "linear" and weight.cut != "vocab"
+    out_dim, in_dim = (1, 0) if transposed else (0, 1)
+    cut_dim = {"replicate": None, "row": in_dim}.get(weight.cut, out_dim)
+    if len(weight.shape) == 1 and cut_dim is not None:
+        cut_dim = 0
+    head_norm = ".q_norm." in name or ".k_norm." in name  # reads this rank's heads only
+    whole = weight.cut == "replicate"
+    std = float(model.config.get("initializer_range") or 0.02)
+    if model.family == "gpt2" and name.endswith("c_proj.weight"):
+        std /= math.sqrt(2 * model.num_layers)  # residual projections (GPT-2 paper, sec. 2.3)
+    is_norm = weight.part == "norm" or head_norm
+    return Layout(
+        name=name,
+        shape=weight.shape,
+        std=std if weight.role in ("linear", "lookup") else None,
+        constant=1.0 if is_norm and name.endswith("weight") else 0.0,
+        cut_dim=cut_dim,
+        num_parts=3 if ".attn.c_attn." in name else 1,
+        partial_gradient=whole and axis.size > 1 and (axis.sequence_parallel or head_norm),
+    )
+
+
+def fresh_tensor(layout: Layout, seed: int, pieces: tuple[Ranges, ...]) -> Tensor:
+    """Return the given pieces of a parameter's start values: normal, or a constant (fp32)."""
+    if layout.std is None:
+        shape = [sum(b - a for a, b in ranges) for ranges in pieces]
+        return torch.full(shape, layout.constant)
+    rows = [_rows(layout, seed, start, stop) for start, stop in pieces[0]]
+    tensor = torch.cat(list(rows)) if len(rows) > 1 else rows[0]
+    for dim, ranges in enumerate(pieces[1:], start=1):
+        if ranges != ((0, layout.shape[dim]),):
+            tensor = torch.cat([tensor.narrow(dim, a, b - a) for a, b in ranges], dim)
+    return tensor
+
+
+def _rows(layout: Layout, seed: int, start: int, stop: int) -> Tensor:
+    width = math.prod(layout.shape[1:])
+    rows_per_block = max(1, BLOCK_NUMEL // width)
+    kept = [torch.empty(0, width)]
+    for block, rows in _blocks(layout.shape[0], rows_per_block, start, stop):
+        digest = hashlib.sha256(f"{seed}/{layout.name}/{block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        first = block * rows_per_block
+        values = torch.empty(rows, width).normal_(0.0, layout.std or 0.0, generator=generator)
+        kept.append(values[max(0, start - first) : stop - first])
+    return torch.cat(kept).view(-1, *layout.shape[1:])
+
+
+def _blocks(length: int, per_block: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the number and the rows of each block that [start, stop) touches."""
+    for block in range(start // per_block, -(-stop // per_block)):
+        yield block, min(per_block, length - block * per_block)

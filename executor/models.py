@@ -1,0 +1,279 @@
+"""A pipeline stage: the Hugging Face modules that it owns, with our forward pass.
+
+The whole model is built on the meta device, the stage takes its parts, and every parameter becomes
+this rank's slice of it, still without memory. Names stay those of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cost_models.model import LayerKind, ModelSpec
+from cost_models.plan_file import PlanFile
+from cost_models.workload import Precision
+from executor.attention import Core
+from executor.compat import causal_lm
+from executor.layers import Layer, LayerForward, Rotary, gpt2_layer, llama_layer
+from executor.layout import Layout, Ranges, fresh_tensor, layouts
+from executor.loss import summed_cross_entropy
+from executor.tensor_parallel import (
+    WHOLE,
+    TensorAxis,
+    column_linear,
+    vocabulary_embedding,
+)
+
+MASTER_DTYPE: Final[dict[Precision, torch.dtype]] = {
+    "bf16": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Where a family's module keeps its parts, and how its layers run."""
+
+    forward: LayerForward
+    tokens: str
+    layers: str
+    norm: str
+    positions: str | None = None  # learned
+    dropout: str | None = None  # after the embedding
+    rotary: str | None = None
+    softmax_in_fp32: bool = True
+
+
+_LLAMA: Final = Family(
+    llama_layer, "model.embed_tokens", "model.layers", "model.norm", rotary="model.rotary_emb"
+)
+_GPT2: Final = Family(
+    gpt2_layer,
+    "transformer.wte",
+    "transformer.h",
+    "transformer.ln_f",
+    positions="transformer.wpe",
+    dropout="transformer.drop",
+    softmax_in_fp32=False,
+)
+FAMILIES: Final = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gpt2": _GPT2,
+}
+HEAD: Final = "lm_head"
+
+
+class Stage(nn.Module):  # type: ignore[misc]
+    """A slice of the model: tokens or a hidden state in, a hidden state or the summed loss out."""
+
+    def __init__(self, file: PlanFile, index: int, axis: TensorAxis) -> None:
+        super().__init__()
+        spec, workload = file.model, file.workload
+        self.index = index
+        self.first, self.last = index == 0, index == file.plan.num_stages - 1
+        self.axis, self.family = axis, FAMILIES[spec.family]
+        whole = causal_lm(
+            spec.config,
+            device="meta",
+            dtype=MASTER_DTYPE[workload.precision],
+            attention_kernel=workload.attention_kernel,
+        )
+        first_layer, end_layer = file.layer_ranges[index]
+        self.layer_names = [f"{self.family.layers}.{i}" for i in range(first_layer, end_layer)]
+        self.rotary: Any = None
+        self._take_parts(whole)
+        for number, name in enumerate(self.layer_names, start=first_layer):
+            module = self.get_submodule(name)
+            kind = spec.kinds[spec.pattern[number]]
+            layer = _layer(file, self.family, kind, module, axis)
+            module.forward = partial(layer, module)
+        self._cut_parameters(layouts(spec, axis), spec)
+
+    def _take_parts(self, whole: nn.Module) -> None:
+        family = self.family
+        names = list(self.layer_names)
+        if self.first:
+            names = [n for n in (family.tokens, family.positions, family.dropout) if n] + names
+            tokens: Any = whole.get_submodule(family.tokens)
+            tokens.forward = partial(self._embed, tokens)
+        if self.last:
+            names += [family.norm, HEAD]
+            head: Any = whole.get_submodule(HEAD)
+            head.forward = partial(self._loss, head)
+        for name in names:
+            self._graft(name, whole.get_submodule(name))
+        if family.rotary:
+            self.rotary = whole.get_submodule(family.rotary)
+
+    def _graft(self, name: str, module: nn.Module) -> None:
+        """Register a module under its dotted name."""
+        parent: nn.Module = self
+        *path, last = name.split(".")
+        for step in path:
+            if not hasattr(parent, step):
+                parent.add_module(step, nn.Module())
+            parent = getattr(parent, step)
+        parent.add_module(last, module)
+
+    def _cut_parameters(self, table: dict[str, Layout], spec: ModelSpec) -> None:
+        """Replace every parameter by this rank's slice of it, and remember the layouts."""
+        self.layouts: dict[str, Layout] = {}
+        self.is_second_copy: set[str] = set()  # of a tied tensor whose first copy is elsewhere
+        self.start, self.stop = self.axis.slice_of(spec.vocab_size)
+        head, tokens = f"{HEAD}.weight", f"{self.family.tokens}.weight"
+        for name, old in list(self.named_parameters(remove_duplicate=False)):
+            tied = spec.tie_embeddings and name == head
+            if tied and self.first:
+                continue
+            layout = table[tokens if tied else name]
+            assert tuple(old.shape) == layout.shape, (name, old.shape, layout.shape)
+            self.layouts[name] = layout
+            if tied:
+                self.is_second_copy.add(name)
+            shape = layout.local_shape(self.axis)
+            self._set(name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
+        if spec.tie_embeddings and self.first and self.last:
+            self._set(head, self.get_parameter(tokens))
+
+    def _set(self, name: str, parameter: nn.Parameter) -> None:
+        path, _, last = name.rpartition(".")
+        setattr(self.get_submodule(path), last, parameter)
+
+    def groups(self) -> Iterator[list[nn.Module]]:
+        """Yield the modules that are gathered and reduced together, in forward order."""
+        family = self.family
+        outer = [n for n in (family.tokens, family.positions) if n] if self.first else []
+        head = [family.norm, HEAD] if self.last else []
+        tied = (
+            outer
+            and head
+            and self.get_parameter(f"{HEAD}.weight")
+            is self.get_parameter(f"{family.tokens}.weight")
+        )
+        names = [outer + head if tied else outer]
+        names += [[name] for name in self.layer_names]
+        names += [] if tied else [head]
+        return ([self.get_submodule(n) for n in group] for group in names if group)
+
+    def materialise(self, device: torch.device, seed: int, data_slices: dict[str, Ranges]) -> None:
+        """Give every parameter memory and its start values.
+
+        ``data_slices``: the rows that this rank keeps of its slice, where data ranks share them.
+        """
+        tied = {id(p): name for name, p in self.named_parameters()}
+        twins = [
+            (name, tied[id(p)])
+            for name, p in self.named_parameters(remove_duplicate=False)
+            if tied[id(p)] != name
+        ]
+        self.to_empty(device=device)
+        for name, original in twins:
+            if self.get_parameter(name) is not self.get_parameter(original):
+                self._set(name, self.get_parameter(original))
+        if self.rotary is not None:  # its buffers are computed, not loaded
+            self.rotary = type(self.rotary)(self.rotary.config).to(device)
+        with torch.no_grad():
+            for name, layout in self.layouts.items():
+                local = local_tensor(self.get_parameter(name))
+                pieces = layout.ranges(self.axis)
+                if name in data_slices:
+                    pieces = (_within(pieces[0], *data_slices[name][0]), *pieces[1:])
+                local.copy_(fresh_tensor(layout, seed, pieces))
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Run the stage; the last one returns the loss summed over its tokens."""
+        hidden = self.get_submodule(self.family.tokens)(x) if self.first else x
+        seq_len = hidden.size(1) * (self.axis.size if self.axis.sequence_parallel else 1)
+        rotary = self._rotary(hidden, seq_len)
+        for name in self.layer_names:
+            hidden = self.get_submodule(name)(hidden, rotary)
+        if not self.last:
+            return hidden
+        hidden = self.get_submodule(self.family.norm)(hidden)
+        loss: Tensor = self.get_submodule(HEAD)(hidden, labels)
+        return loss
+
+    def _rotary(self, hidden: Tensor, seq_len: int) -> Rotary | None:
+        """Return cosine and sine of all positions: attention sees whole sequences."""
+        if self.rotary is None:
+            return None
+        positions = torch.arange(seq_len, device=hidden.device).unsqueeze(0)
+        rotary: Rotary = self.rotary(hidden, positions)
+        return rotary
+
+    def _embed(self, module: Any, tokens: Tensor) -> Tensor:
+        hidden = vocabulary_embedding(
+            self.axis, tokens, module.weight, self.start, module.padding_idx
+        )
+        if self.family.positions:
+            start, stop = self.axis.sequence_slice(tokens.size(1))
+            positions = torch.arange(start, stop, device=tokens.device)
+            hidden = hidden + self.get_submodule(self.family.positions)(positions)
+        return self.get_submodule(self.family.dropout)(hidden) if self.family.dropout else hidden
+
+    def _loss(self, module: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+        (logits,) = column_linear(self.axis, hidden, [module.weight], [module.bias])
+        return summed_cross_entropy(self.axis, logits.flatten(0, 1), labels.flatten(), self.start)
+
+
+def _layer(
+    file: PlanFile, family: Family, kind: LayerKind, module: nn.Module, axis: TensorAxis
+) -> Layer:
+    spec, plan = file.model, file.plan
+    attention: Any = module.attn if spec.family == "gpt2" else module.self_attn
+    core = Core(
+        axis=axis,
+        kernel=file.workload.attention_kernel,
+        scaling=attention.scaling,
+        window=kind.attention.window,
+        dropout=spec.attention_dropout,
+        softmax_in_fp32=family.softmax_in_fp32,
+        recompute=plan.recompute == "selective",
+    )
+    random = spec.attention_dropout > 0 or spec.hidden_dropout > 0
+    return Layer(axis, core, family.forward, plan.recompute == "full", random)
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that data-parallel ranks may share."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+def _within(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """Return the part [start, stop) of pieces that lie one after the other."""
+    found, offset = [], 0
+    for a, b in ranges:
+        low, high = max(start - offset, 0), min(stop - offset, b - a)
+        if low < high:
+            found.append((a + low, a + high))
+        offset += b - a
+    return tuple(found) or ((ranges[0][0], ranges[0][0]),)
+
+
+def reference_model(file: PlanFile, seed: int) -> nn.Module:
+    """Return the whole Hugging Face module on the CPU with the same start values."""
+    model = causal_lm(
+        file.model.config,
+        device="cpu",
+        dtype=MASTER_DTYPE[file.workload.precision],
+        attention_kernel=file.workload.attention_kernel,
+    )
+    with torch.no_grad():
+        for name, layout in layouts(file.model, WHOLE).items():
+            model.get_parameter(name).copy_(fresh_tensor(layout, seed, layout.ranges(WHOLE)))
+    return model

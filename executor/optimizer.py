@@ -1,0 +1,137 @@
+"""Gradients after the last backward pass, their norm, and the update.
+
+The optimizer works on plain tensors that share memory with this rank's part of each parameter, so
+one fused kernel updates them all, however they are shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.layout import Layout
+from executor.mesh import Grid
+from executor.models import Stage, local_tensor
+from executor.tensor_parallel import TensorAxis
+
+
+@dataclass(slots=True)
+class Held:
+    """One parameter, as far as this rank holds it."""
+
+    name: str
+    layout: Layout
+    parameter: torch.nn.Parameter  # of the module
+    local: Tensor  # the memory that the optimizer updates
+    copies: int  # ranks of the stage that hold this very part
+    second_copy: bool  # of a tied tensor
+
+    @property
+    def gradient(self) -> Tensor:
+        """Gradient of the part that this rank holds."""
+        assert self.parameter.grad is not None, f"{self.name} has no gradient"
+        return local_tensor(self.parameter.grad)
+
+
+def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
+    """Return this rank's part of every parameter of a stage."""
+    plan = grid.plan
+    found = []
+    for name, layout in stage.layouts.items():
+        parameter = stage.get_parameter(name)
+        copies = plan.data_parallel if plan.zero_stage == 0 else 1
+        copies *= plan.tensor_parallel if layout.cut_dim is None else 1
+        local = torch.nn.Parameter(local_tensor(parameter.detach()))
+        second = name in stage.is_second_copy
+        found.append(Held(name, layout, parameter, local, copies, second))
+    return found
+
+
+def complete_gradients(held: Sequence[Held], axis: TensorAxis) -> None:
+    """Add up gradients to which each tensor-parallel rank gives a summand, in one all_reduce.
+
+    These are whole tensors read by a part of the tokens (sequence parallelism) or of the heads.
+    """
+    partial = [h.gradient for h in held if h.layout.partial_gradient]
+    if not partial:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in partial])
+    dist.all_reduce(flat, group=axis.group)
+    for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+def sum_tied_gradients(held: Sequence[Held], grid: Grid, tied_name: str | None) -> None:
+    """Add the gradients of a tied tensor's copies on the first and the last stage to each other.
+
+    Both ranks send their own and add in the same order, so the copies stay equal bit for bit.
+    """
+    size, rank = grid.plan.pipeline_parallel, grid.rank("pipeline")
+    if tied_name is None or size == 1 or rank not in (0, size - 1):
+        return
+    (own,) = [h.gradient for h in held if h.layout.name == tied_name]
+    peer = grid.pipeline_peer(size - 1 if rank == 0 else 0)
+    group, other = grid.group("pipeline"), torch.empty_like(own)
+    messages = [
+        dist.P2POp(dist.isend, own, peer, group),
+        dist.P2POp(dist.irecv, other, peer, group),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    own.add_(other)
+
+
+def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
+    """Return this rank's summand of the squared norm of the whole model's gradient.
+
+    A part that several ranks hold counts on each for its share; a tied tensor counts once.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    by_copies: dict[int, list[Tensor]] = {}
+    for h in held:
+        if not h.second_copy:
+            by_copies.setdefault(h.copies, []).append(h.gradient)
+    for copies, gradients in by_copies.items():
+        norm = torch.nn.utils.get_total_norm(gradients)
+        total += norm.double().square() / copies
+    return total
+
+
+def clip(held: Sequence[Held], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients down to a global norm, as ``torch.nn.utils.clip_grad_norm_`` does."""
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for h in held:
+        h.gradient.mul_(factor.to(h.gradient.dtype))
+
+
+class Optimizer:
+    """AdamW or SGD over this rank's parts; matrices decay, norms and biases do not."""
+
+    def __init__(
+        self, held: Sequence[Held], name: str, learning_rate: float, weight_decay: float
+    ) -> None:
+        self.held = [h for h in held if h.local.numel() > 0]  # an uneven split may leave nothing
+        groups = [
+            {
+                "params": [h.local for h in self.held if (len(h.layout.shape) > 1) == decays],
+                "weight_decay": weight_decay if decays else 0.0,
+            }
+            for decays in (True, False)
+        ]
+        groups = [group for group in groups if group["params"]]
+        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
+        self.inner: torch.optim.Optimizer = kind(groups, lr=learning_rate, fused=True)
+
+    def step(self, learning_rate: float) -> None:
+        """Update the weights with the gradients of the step, and drop the gradients."""
+        for group in self.inner.param_groups:
+            group["lr"] = learning_rate
+        for h in self.held:
+            h.local.grad = h.gradient
+        self.inner.step()
+        for h in self.held:
+            h.local.grad = None

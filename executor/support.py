@@ -1,0 +1,44 @@
+"""What the executor can run; asked before anything starts, so it imports neither torch nor models.
+
+The rules that hold for every trainer are ``cost_models.legality``; these are the executor's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from cost_models.legality import Question, require_legal
+from cost_models.plan_file import PlanFile
+from hardware_profiles.errors import InputError, did_you_mean
+
+FAMILIES: Final = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+PRECISIONS: Final = ("bf16", "fp32", "fp64")
+
+
+def check_supported(file: PlanFile) -> None:
+    """Raise an InputError that names the option which stands against running a plan."""
+    require_legal(Question(file.model, file.workload, file.plan.world_size), file.plan)
+    for problem in _problems(file):
+        raise InputError(f"the executor cannot run this plan: {problem}")
+
+
+def _problems(file: PlanFile) -> Iterator[str]:
+    model, workload, plan = file.model, file.workload, file.plan
+    if model.family not in FAMILIES:
+        hint = did_you_mean(model.family, FAMILIES)
+        yield (f"model_type {model.family} (it trains {', '.join(FAMILIES)}). {hint}".rstrip() + "")
+    if workload.precision not in PRECISIONS:
+        yield (
+            f"precision {workload.precision} needs loss scaling, which it does not have "
+            f"(allowed: {', '.join(PRECISIONS)})"
+        )
+    # every tensor-parallel rank holds ceil(vocabulary / ranks) rows; the last must not be empty
+    rows = -(-model.vocab_size // plan.tensor_parallel)
+    if rows * (plan.tensor_parallel - 1) >= model.vocab_size:
+        yield (
+            f"tensor_parallel {plan.tensor_parallel} leaves a rank without any of the "
+            f"{model.vocab_size} words of the vocabulary (vocab_size)"
+        )
+    if model.config.get("reorder_and_upcast_attn"):
+        yield "reorder_and_upcast_attn = true (only false)"

@@ -1,0 +1,186 @@
+"""Tensor and sequence parallelism: cut matrices, and the collectives between them.
+
+Megatron's scheme (Shoeybi et al., arXiv:1909.08053, sec. 3): a column-parallel matrix reads the
+whole hidden state and gives a slice of the features, a row-parallel one reads the slice and gives a
+partial sum. With sequence parallelism (Korthikanti et al., arXiv:2205.05198, sec. 4.2.2) the hidden
+state between them is split along the sequence: the two all_reduce of a block become all_gather and
+reduce_scatter, and only the split input is kept for the backward pass, which gathers it again.
+
+Parameters are plain tensors that hold this rank's slice; every collective is written out here.
+
+Shapes   B sequences, S tokens of a sequence, s = S / size, H hidden_size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAxis:
+    """The ranks that share every matrix."""
+
+    group: dist.ProcessGroup | None = None
+    size: int = 1
+    rank: int = 0
+    sequence_parallel: bool = False
+
+    def slice_of(self, length: int) -> tuple[int, int]:
+        """Return [start, stop) of this rank: ceil(length / size), less on the last."""
+        chunk = -(-length // self.size)
+        return min(length, self.rank * chunk), min(length, (self.rank + 1) * chunk)
+
+    def sequence_slice(self, seq_len: int) -> tuple[int, int]:
+        """Return the tokens [start, stop) of each sequence that this rank's hidden state holds."""
+        return self.slice_of(seq_len) if self.sequence_parallel else (0, seq_len)
+
+
+WHOLE = TensorAxis()
+
+
+def column_linear(
+    axis: TensorAxis, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """Multiply one input with several column-cut matrices (out, in), with one collective for all.
+
+    forward   all_gather (B, s, H) -> (B, S, H)   or nothing
+    backward  the same all_gather, reduce_scatter   or all_reduce of the input's gradient
+    """
+    if axis.size == 1:
+        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+    outputs: tuple[Tensor, ...] = _ColumnLinear.apply(axis, len(weights), x, *weights, *biases)
+    return outputs
+
+
+def row_linear(axis: TensorAxis, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply with a row-cut matrix and add up over the ranks.
+
+    forward   reduce_scatter (B, S, H) -> (B, s, H)   or all_reduce
+    backward  all_gather   or nothing
+    """
+    if axis.size == 1:
+        return F.linear(x, weight, bias)
+    y = sum_over_ranks(axis, F.linear(x, weight))
+    return y if bias is None else y + bias
+
+
+def vocabulary_embedding(
+    axis: TensorAxis, tokens: Tensor, weight: Tensor, start: int, padding_index: int | None
+) -> Tensor:
+    """Look tokens up in the rows from ``start`` on that this rank holds; add up over the ranks."""
+    if axis.size == 1:
+        return F.embedding(tokens, weight, padding_index)
+    local = tokens - start
+    elsewhere = (local < 0) | (local >= weight.size(0))
+    if padding_index is not None:
+        padding_index -= start
+        padding_index = padding_index if 0 <= padding_index < weight.size(0) else None
+    found = F.embedding(local.masked_fill(elsewhere, 0), weight, padding_index)
+    return sum_over_ranks(axis, found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+def sum_over_ranks(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Add partial sums up; with sequence parallelism each rank keeps its tokens."""
+    y: Tensor = _SumOverRanks.apply(axis, x)
+    return y
+
+
+@contextmanager
+def rank_randomness(axis: TensorAxis) -> Iterator[None]:
+    """Let dropout differ between ranks that hold different heads, and nowhere else.
+
+    The seed is drawn from the generator that all ranks share, so recomputation draws it again.
+    """
+    if axis.size == 1 or axis.sequence_parallel:  # there every rank has its own seed anyway
+        yield
+        return
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + axis.rank)
+        yield
+
+
+class _ColumnLinear(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, axis: TensorAxis, count: int, x: Tensor, *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        weights, biases = parameters[:count], parameters[count:]
+        ctx.axis, ctx.has_bias = axis, [bias is not None for bias in biases]
+        ctx.save_for_backward(x, *weights)
+        whole = _gather(axis, x)() if axis.sequence_parallel else x
+        return tuple(F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        x, *weights = ctx.saved_tensors
+        axis: TensorAxis = ctx.axis
+        gathered = _gather(axis, x) if axis.sequence_parallel else None
+        flat = [gradient.flatten(0, -2) for gradient in gradients]
+        input_gradient = flat[0] @ weights[0]
+        for gradient, weight in zip(flat[1:], weights[1:], strict=True):
+            input_gradient = torch.addmm(input_gradient, gradient, weight)
+        reduced = _reduce(axis, input_gradient.view(*gradients[0].shape[:-1], -1))
+        whole = (x if gathered is None else gathered()).flatten(0, -2)
+        weight_gradients = [gradient.t() @ whole for gradient in flat]  # overlaps the reduction
+        bias_gradients = [
+            gradient.sum(0) if has_bias else None
+            for gradient, has_bias in zip(flat, ctx.has_bias, strict=True)
+        ]
+        return None, None, reduced(), *weight_gradients, *bias_gradients
+
+
+class _SumOverRanks(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
+        ctx.axis = axis
+        if not axis.sequence_parallel:
+            ctx.mark_dirty(x)
+        return _reduce(axis, x)()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        axis: TensorAxis = ctx.axis
+        return None, _gather(axis, gradient)() if axis.sequence_parallel else gradient
+
+
+class _Pending:
+    """A collective under way; calling it waits and returns the result."""
+
+    def __init__(self, work: Any, result: Tensor, tokens_apart: int = 0) -> None:
+        self.work, self.result, self.tokens_apart = work, result, tokens_apart
+
+    def __call__(self) -> Tensor:
+        self.work.wait()
+        if not self.tokens_apart:
+            return self.result
+        size, (tokens, width) = self.tokens_apart, self.result.shape[1:]
+        parts = self.result.view(size, -1, tokens, width)
+        return parts.transpose(0, 1).reshape(-1, size * tokens, width)  # (B, S, H); B = 1: no copy
+
+
+def _gather(axis: TensorAxis, x: Tensor) -> _Pending:
+    """All-gather (B, s, H) to (B, S, H)."""
+    whole = x.new_empty(axis.size * x.size(0), *x.shape[1:])
+    work = dist.all_gather_into_tensor(whole, x.contiguous(), group=axis.group, async_op=True)
+    return _Pending(work, whole, axis.size)
+
+
+def _reduce(axis: TensorAxis, x: Tensor) -> _Pending:
+    """Add (B, S, H) up over the ranks, in place, or scattered to (B, s, H)."""
+    if not axis.sequence_parallel:
+        return _Pending(dist.all_reduce(x, group=axis.group, async_op=True), x)
+    sequences, tokens, width = x.size(0), x.size(1) // axis.size, x.size(2)
+    parts = x.view(sequences, axis.size, tokens, width).transpose(0, 1).contiguous()
+    own = x.new_empty(sequences, tokens, width)
+    parts = parts.view(-1, tokens, width)
+    return _Pending(dist.reduce_scatter_tensor(own, parts, group=axis.group, async_op=True), own)
