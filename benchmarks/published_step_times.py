@@ -56,9 +56,7 @@ def predict(row: pd.Series) -> float:
         sequence_parallel=bool(row.sequence_parallel),
         recompute=row.recompute,
         micro_batch_size=int(row.micro_batch_size),
-        num_microbatches=int(
-            row.global_batch_size // (row.micro_batch_size * row.data_parallel)
-        ),
+        num_microbatches=int(row.global_batch_size // (row.micro_batch_size * row.data_parallel)),
     )
     return float(price(setting, PlanTable.from_plans([plan])).step[0])
 

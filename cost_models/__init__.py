@@ -1,0 +1,1 @@
+"""What a step costs: pure functions over numpy arrays."""

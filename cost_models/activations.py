@@ -1,13 +1,14 @@
-"""Bytes that the backward pass needs: what each layer saves for one token, under t-way tensor parallelism.
+"""Bytes that the backward pass needs: what each layer saves for one token.
 
-Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d head_dim   e value_head_dim
+Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d head_dim
+          e value_head_dim
           s seq_len   t tensor_parallel   c compute_bytes
 Units     bytes a token, unless a name says otherwise; every function broadcasts over plan columns.
 
-Three regions behave differently under tensor parallelism (Korthikanti et al., arXiv:2205.05198, sec. 4):
-norms and dropouts are whole on every rank, or split along the sequence with sequence parallelism;
-the inputs of the column-parallel matrices are whole, split, or (DTensor) gathered and kept;
-everything between the two matrices of a block is split t ways.
+Three regions behave differently under tensor parallelism (Korthikanti et al.,
+arXiv:2205.05198, sec. 4): norms and dropouts are whole on every rank, or split along the sequence
+with sequence parallelism; the inputs of the column-parallel matrices are whole, split, or (DTensor)
+gathered and kept; everything between the two matrices of a block is split t ways.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Seconds of one collective.
 
-Symbols   n ranks in the group   B bytes of the full tensor   beta bandwidth [bytes/s, one way, per rank]
+Symbols   n ranks in the group   B bytes of the full tensor
+          beta bandwidth [bytes/s, one way, per rank]
           alpha latency [s per message]
 Units     seconds; every function broadcasts. n = 1 costs nothing.
 """
@@ -15,7 +16,8 @@ from cost_models.arrays import Count, Real
 def ring_all_gather(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
     """All-gather (or reduce-scatter) by a ring: (n - 1)/n B / beta + (n - 1) alpha.
 
-    Source: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), sec. 4.1; Patarasuk and Yuan, JPDC 69 (2009).
+    Source: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), sec. 4.1; Patarasuk and Yuan, JPDC 69
+    (2009).
 
     >>> float(ring_all_gather(8e9, 8, 1e9, 0.0))
     7.0
@@ -28,7 +30,7 @@ ring_reduce_scatter = ring_all_gather
 
 
 def ring_all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
-    """All-reduce by a ring: a reduce-scatter and an all-gather, 2 (n - 1)/n B / beta + 2 (n - 1) alpha.
+    """All-reduce by a ring, reduce-scatter then all-gather: 2 (n - 1)/n B / beta + 2 (n - 1) alpha.
 
     Source: Patarasuk and Yuan, JPDC 69 (2009), sec. 4.
 

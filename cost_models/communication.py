@@ -1,9 +1,11 @@
 """What one rank sends in one optimizer step: number and bytes of collectives, by axis and kind.
 
-Bytes are those of the full tensor: the output of an all-gather, the input of a reduce-scatter, the tensor
+Bytes are those of the full tensor: the output of an all-gather, the input of a reduce-scatter, the
+tensor
 of an all-reduce, the message of a send. Everything broadcasts over plan columns.
 
-Symbols   T tokens of a micro-batch   h hidden_size   c compute_bytes, w master_bytes   m num_microbatches
+Symbols   T tokens of a micro-batch   h hidden_size   c compute_bytes, w master_bytes
+          m num_microbatches
           P elements of a block on a tensor-parallel rank   t tensor_parallel   z zero_stage
 """
 
@@ -103,7 +105,8 @@ def tensor_traffic(
         with                          2 all-gathers and 2 reduce-scatters each way
         full recomputation            the forward pass once more
 
-    Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec. 4.2.2.
+    Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
+    4.2.2.
     """
     compute = COMPUTE_BYTES[workload.precision]
     message = compute * workload.seq_len * table.micro_batch_size * model.hidden_size
@@ -123,7 +126,7 @@ def tensor_traffic(
 def pipeline_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Outputs to the next stage and gradients to the previous one, T h c (/ t with sequence parallelism)."""
+    """Outputs to the next stage, gradients to the previous: T h c (/ t if sequence parallel)."""
     compute = COMPUTE_BYTES[workload.precision]
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * workload.seq_len * table.micro_batch_size * model.hidden_size / along

@@ -1,4 +1,4 @@
-"""Seconds of computation on one accelerator: matrices by a roofline, the rest by the bytes they move.
+"""Seconds of computation on one accelerator: matrices by a roofline, the rest by bytes.
 
 Symbols   m tokens   (k) input features, the summed dimension   n output features
           R achievable FLOP/s of large matmuls   beta memory bandwidth [bytes/s]   c compute_bytes
@@ -22,10 +22,12 @@ from hardware_profiles.schema import Accelerator
 from hardware_profiles.software import SoftwareProfile
 
 # Share of the peak that the best large matmul reaches where nobody measured it: the median of the
-# NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81, H100 0.80,
+# NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81, H100
+# 0.80,
 # GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
-# Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100 read
+# Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
+# read
 # 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
 MEMORY_SHARE = 0.88
 
@@ -100,7 +102,7 @@ def matrices_seconds(
     *,
     experts_per_token: int = 0,
 ) -> Real:
-    """All matrices of a block, forward; an expert meets m k / E of the tokens (balanced routing)."""
+    """All matrices of a block, forward; an expert meets m k / E tokens (balanced routing)."""
     total: Real = np.zeros_like(np.multiply(1.0, tokens))
     for weight in weights:
         if weight.role == "linear":
@@ -151,7 +153,7 @@ def elementwise_bytes_per_token(
     sequence_parallel: Flag,
     software: SoftwareProfile,
 ) -> Real:
-    """Bytes that norms, residuals, the activation and rotary embeddings move, forward, for one token."""
+    """Bytes a token that norms, residuals, activation and rotary embeddings move, forward."""
     norm = software.rms_norm_accesses if kind.norm == "rms" else software.layer_norm_accesses
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     blocks = 2.0 + (kind.cross_attention is not None)
@@ -189,7 +191,7 @@ def layer_seconds(
     rate: Rates,
     software: SoftwareProfile,
 ) -> PassSeconds:
-    """Device seconds of one layer for ``tokens`` tokens: forward, backward, and what is computed twice.
+    """Device seconds of one layer: forward, backward, and what is computed twice.
 
     Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
     Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice.
@@ -225,17 +227,18 @@ def layer_seconds(
 def head_seconds(
     model: ModelSpec, tokens: Real, tensor_parallel: Count, compute_bytes: float, rate: Rates
 ) -> PassSeconds:
-    """Output projection and cross-entropy: the matmul, and about ten fp32 passes over the logits."""
+    """Output projection and cross-entropy: the matmul, and ten fp32 passes over the logits."""
     if not model.head_multiply:
         zero = np.zeros_like(np.multiply(1.0, tokens))
         return PassSeconds(zero, zero, zero)
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
     matmul = matmul_seconds(tokens, float(model.hidden_size), outputs, compute_bytes, rate)
-    # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read twice, write
+    # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
+    # twice, write
     passes = 4.0 * tokens * outputs / rate.memory
     return PassSeconds(matmul + 5.0 * passes, 2.0 * matmul + 5.0 * passes, np.zeros_like(matmul))
 
 
 def optimizer_seconds(parameters: Real, rate: Rates, software: SoftwareProfile) -> Real:
-    """Optimizer step and clipping over the parameters that one rank updates: bytes moved / bandwidth."""
+    """Optimizer step and clipping of the parameters that a rank updates: bytes / bandwidth."""
     return software.optimizer_accesses_bytes * parameters / rate.memory

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.arrays import Real
 from cost_models.communication import Traffic, rank_traffic
 from cost_models.compute import rates
 from cost_models.flops import model_flops_per_step
@@ -84,8 +84,8 @@ def price(
         order.append(rows)
     back = np.argsort(np.concatenate(order), kind="stable")
 
-    def join(columns: list[Real]) -> Floats:
-        joined: Floats = np.concatenate([np.asarray(column) for column in columns])[back]
+    def join(columns: list[Any]) -> NDArray[Any]:
+        joined: NDArray[Any] = np.concatenate([np.asarray(column) for column in columns])[back]
         return joined
 
     return Priced(
@@ -95,12 +95,12 @@ def price(
                 for f in fields(MemoryParts)
             }
         ),
-        limiting_rank=join([b.limiting_rank for b in blocks]).astype(np.int64),  # type: ignore[arg-type, misc]
-        moment=join([b.moment for b in blocks]).astype(np.int64),  # type: ignore[arg-type, misc]
+        limiting_rank=join([b.limiting_rank for b in blocks]).astype(np.int64),
+        moment=join([b.moment for b in blocks]).astype(np.int64),
         time=TimeParts(
             **{f.name: join([getattr(b.time, f.name) for b in blocks]) for f in fields(TimeParts)}
         ),
-        slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),  # type: ignore[arg-type, misc]
+        slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),
     )
 
 
@@ -125,7 +125,9 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         on_gpu=on_gpu,
     )
     index = np.array([rank.index for rank in ranks])
-    return Priced(memory, index[limiting], np.asarray(moment), time, index[slowest])
+    return Priced(
+        memory, index[np.asarray(limiting)], np.asarray(moment), time, index[np.asarray(slowest)]
+    )
 
 
 def rank_memories(
@@ -133,11 +135,9 @@ def rank_memories(
 ) -> list[tuple[MemoryParts, int]]:
     """Return the memory of every pipeline rank of one plan, with the moment of its peak."""
     table = PlanTable.from_plans([plan])
-    by_contents = {}
     answers = []
     for rank in range(plan.pipeline_parallel):
         contents = _contents_of(setting.model, layer_ranges, plan.pipeline_parallel, rank)
-        by_contents[rank] = contents
         parts, moment = rank_memory(
             setting.model,
             setting.workload,

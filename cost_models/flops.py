@@ -1,9 +1,11 @@
 """Floating-point operations, by matrix.
 
-Symbols   s seq_len   a num_heads   d head_dim   e value_head_dim   h hidden_size   N parameters   D tokens
+Symbols   s seq_len   a num_heads   d head_dim   e value_head_dim   h hidden_size   N parameters
+          D tokens
 Units     FLOP (a multiply and an add are two); every function broadcasts.
 
-Conventions. *Model FLOP* counts attention scores in full (every query against every key), as Megatron and
+Conventions. *Model FLOP* counts attention scores in full (every query against every key), as
+Megatron and
 torch's counters do; ``causal=True`` in the name of a result would say otherwise. *Hardware FLOP*
 adds what is computed twice (recomputation).
 """

@@ -1,6 +1,7 @@
 """Which plans can exist: one rule after the other, over columns, each with a code and words.
 
-A rule is a pure function that gives a boolean column (true: broken). ``legality_codes`` names the first
+A rule is a pure function that gives a boolean column (true: broken). ``legality_codes`` names the
+first
 rule that a row breaks; only the front doors for a single plan turn a code into an error.
 """
 
@@ -155,8 +156,8 @@ RULES: tuple[Rule, ...] = (
         ),
         lambda q, p: (
             f"pipeline_schedule {p.pipeline_schedule} with virtual_stages = {p.virtual_stages} and "
-            f"pipeline_parallel = {p.pipeline_parallel}: interleaved_1f1b needs at least 2 of both, "
-            "the other schedules exactly one virtual stage"
+            f"pipeline_parallel = {p.pipeline_parallel}: interleaved_1f1b needs at least 2 of "
+            "both, the other schedules exactly one virtual stage"
         ),
     ),
     Rule(

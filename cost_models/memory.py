@@ -3,7 +3,8 @@
 A training step has few moments that can be the peak; all of them are priced and the largest counts:
 
     loss       every in-flight micro-batch's activations, and on the last rank the logits
-    backward   the same activations, and one layer's gradients, gathered weights and recomputed inside
+    backward
+    the same activations, and one layer's gradients, gathered weights and recomputed inside
     reduction  no activations; the embedding's gradient on its way to being reduced
     optimizer  no activations; reduced gradients and the optimizer's temporaries
 
@@ -191,9 +192,7 @@ def rank_memory(
         pick([parts[part] for parts in moments], moment) for part in range(4)
     )
     allocated = weights + optimizer + gradients + activations + at_logits + buffers
-    runtime = zeros
-    if on_gpu:
-        runtime = software.context_bytes + software.allocator_slack * allocated
+    runtime = software.context_bytes + software.allocator_slack * allocated if on_gpu else zeros
     parts = MemoryParts(weights, gradients, optimizer, activations, at_logits, buffers, runtime)
     return parts, moment
 
@@ -282,7 +281,8 @@ def _pipeline_buffers(
 def pick(columns: list[Real], index: Real) -> Real:
     """Return, row by row, the value of the column that ``index`` names."""
     stacked = np.stack([np.broadcast_to(column, np.shape(index)) for column in columns])
-    return np.take_along_axis(stacked, np.asarray(index)[None], axis=0)[0]
+    picked: Real = np.take_along_axis(stacked, np.asarray(index)[None], axis=0)[0]
+    return picked
 
 
 def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, Real, Real]:

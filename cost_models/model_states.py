@@ -2,7 +2,8 @@
 
 Symbols   P num_params [parameters on this rank: its pipeline stages, its tensor-parallel share]
           d data_parallel   z zero_stage {0..3}   m num_microbatches
-          c compute_bytes, w master_bytes [bytes of an element]   k optimizer_states [elements a parameter]
+          c compute_bytes, w master_bytes [bytes of an element]
+          k optimizer_states [elements a parameter]
 Units     every function returns bytes; every argument is one number or one column of a plan table.
 """
 
@@ -61,7 +62,8 @@ def weight_bytes(
 
         c P   (z <= 2)      w P / d   (z = 3)
 
-    Source: ZeRO sec. 5 (P_os+g+p); FSDP keeps the shards in master precision and casts when it gathers
+    Source: ZeRO sec. 5 (P_os+g+p); FSDP keeps the shards in master precision and casts when it
+    gathers
     (Zhao et al., arXiv:2304.11277, sec. 4.4).
     """
     whole = compute_bytes * np.multiply(1.0, num_params)
@@ -79,7 +81,8 @@ def optimizer_bytes(
 ) -> Real:
     """Optimizer states, and the master weights where they are kept apart from the weights.
 
-        (w k + w [apart]) P / (d if z >= 1),   apart: mixed precision, or a shard beside whole weights
+        (w k + w [apart]) P / (d if z >= 1),
+        apart: mixed precision, or a shard beside whole weights
 
     Under ZeRO-3 the shards are the weights themselves (``weight_bytes``).
     """

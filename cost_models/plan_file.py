@@ -1,6 +1,7 @@
 """plan.json: the one thing that crosses from the planner to the executor.
 
-The file stands alone: it holds the model's whole config, the cluster's figures, the workload, the plan
+The file stands alone: it holds the model's whole config, the cluster's figures, the workload, the
+plan
 with the layers of every stage, and what was predicted for it.
 """
 

@@ -1,6 +1,7 @@
 """What each pipeline rank holds, and how many micro-batches it keeps in flight.
 
-Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_microbatches   r rank in the pipeline
+Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_microbatches
+          r rank in the pipeline
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def in_flight_interleaved(
 ) -> Real:
     """Stage inputs in flight under interleaved 1F1B, counted in stages (1/v of a rank's layers).
 
-        warm-up  min(v m, (v - 1) g + 2 (p - 1 - r)),  g = m / max(1, floor(m / p)) micro-batches a round
+        warm-up  min(v m, (v - 1) g + 2 (p - 1 - r)),
+        g = m / max(1, floor(m / p)) micro-batches a round
         in flight  min(v m, warm-up + 1)
 
     Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.2; the warm-up of torch's
@@ -104,7 +106,8 @@ def in_flight_interleaved(
     warm_up = (np.subtract(virtual_stages, 1)) * per_round + 2 * (
         np.subtract(pipeline_parallel, 1) - rank
     )
-    return np.multiply(1.0, np.minimum(total, warm_up + 1))
+    flying: Real = np.multiply(1.0, np.minimum(total, warm_up + 1))
+    return flying
 
 
 def bubble_fraction(

@@ -8,7 +8,8 @@ virtual stages,
 
     m max(tau) + (sum(tau) - max(tau)) / v
 
-the critical path of 1F1B and GPipe alike (Narayanan et al., arXiv:2104.04473, sec. 2.2). Units: seconds.
+the critical path of 1F1B and GPipe alike (Narayanan et al., arXiv:2104.04473, sec. 2.2). Units:
+seconds.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def axis_seconds(
         total: Real = np.zeros(len(table))
         ranks: Count = 2 * ones
         if axis == "pipeline":
-            bandwidth, latency = point_to_point_link(cluster, tensor * data)
+            bandwidth, latency = point_to_point_link(
+                cluster, tensor * data, group_size=table.pipeline_parallel
+            )
         else:
             ranks, stride = layout[axis]
             bandwidth, latency = group_link(cluster, ranks, stride)
@@ -208,7 +211,8 @@ def exposed_data_seconds(
 ) -> Real:
     """Data-parallel seconds that no computation hides.
 
-    ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2 reduces
+    ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
+    reduces
     behind every one, ZeRO 3 also gathers behind every forward pass. A CPU's cores do both jobs.
     """
     hides = overlap if on_gpu else 0.0

@@ -1,6 +1,7 @@
 """How far predictions were off, as the half-width of a 90 % interval, relative to the prediction.
 
-Each number is the 90th percentile of the absolute error of a command in this repository, rounded up.
+Each number is the 90th percentile of the absolute error of a command in this repository, rounded
+up.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ AttentionKernel = Literal["flash", "eager"]
 # bytes of one element of the weights that are multiplied, and of the activations
 COMPUTE_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp64": 8.0}
 # bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
-# optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740, sec. 3.1)
+# optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740,
+# sec. 3.1)
 MASTER_BYTES: Final = {"bf16": 4.0, "fp16": 4.0, "fp32": 4.0, "fp64": 8.0}
 # elements of optimizer state per parameter, beside the weights
 OPTIMIZER_STATES: Final = {"adamw": 2.0, "sgd": 0.0}

@@ -1,0 +1,1 @@
+"""What the machine is: data with a source for each figure."""

@@ -118,9 +118,9 @@ class Fields:
 
     ``where`` names the file (and the path inside it) in every error.
 
-    >>> Fields({"layers": 0}, "config.json").integer("layers", low=1)
+    >>> Fields({"n": 0}, "config.json").integer("n", low=1, high=9)
     Traceback (most recent call last):
-    hardware_profiles.errors.InputError: config.json: layers = 0 (must be a whole number from 1 to 1,000,000,000)
+    hardware_profiles.errors.InputError: config.json: n = 0 (must be a whole number from 1 to 9)
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:

@@ -18,7 +18,8 @@ FOLDER = Path(__file__).parent / "software"
 class SoftwareProfile:
     """How one trainer runs a transformer layer. Bytes are per element or per token, as named.
 
-    "Saved" is what autograd keeps for the backward pass, in elements of the compute precision unless
+    "Saved" is what autograd keeps for the backward pass, in elements of the compute precision
+    unless
     a name says ``bytes``. "Accesses" are reads and writes of memory-bound operators.
     """
 

@@ -1,4 +1,4 @@
-"""What is said about one plan, as plain JSON values: the shape that fit, plan and plan.json share."""
+"""What is said about one plan, as plain JSON values: fit, plan and plan.json share it."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from cost_models.estimate import Setting
 from cost_models.legality import Question as LegalQuestion
 from cost_models.legality import require_legal
 from cost_models.model import ModelSpec
-from cost_models.plan import RECOMPUTE, Plan
+from cost_models.plan import Plan, Recompute
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
@@ -39,7 +39,8 @@ def fit(
 ) -> FitAnswer:
     """Say whether a model trains on a cluster with a plan, and with which margin.
 
-    ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its documented
+    ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its
+    documented
     default: no tensor or pipeline parallelism, data parallelism over all that is left, ZeRO-3,
     sequence parallelism wherever there is tensor parallelism, one sequence a micro-batch, and the
     least recomputation that fits.
@@ -64,18 +65,11 @@ def fit(
     setting = question.setting
     legal = LegalQuestion(setting.model, setting.workload, setting.cluster.num_gpus)
     require_legal(legal, plan)
-    document = plan_document(setting, plan)
-    if "recompute" not in fixed:
-        for recompute in RECOMPUTE:
-            candidate = replace(plan, recompute=recompute)
-            document = plan_document(setting, candidate)
-            if document["memory"]["verdict"] == "fits":
-                break
-        if document["memory"]["verdict"] != "does_not_fit":
-            plan = candidate
-        else:
-            document = plan_document(setting, plan)
-        assumptions.append(f"recompute {plan.recompute} (default: the least that fits)")
+    if "recompute" in fixed:
+        document = plan_document(setting, plan)
+    else:
+        plan, document, why = _least_recompute(setting, plan)
+        assumptions.append(f"recompute {plan.recompute} (default: {why})")
     fits = document["memory"]["verdict"] == "fits"
     return FitAnswer(
         setting=setting,
@@ -85,6 +79,16 @@ def fit(
         ways_out=() if fits else ways_out(setting, plan),
         reach=reach(setting, plan) if fits else {},
     )
+
+
+def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
+    """Return the plan with the least recomputation that fits, or else with the most."""
+    for recompute in get_args(Recompute):
+        candidate = replace(plan, recompute=recompute)
+        document = plan_document(setting, candidate)
+        if document["memory"]["verdict"] == "fits":
+            return candidate, document, "the least that fits"
+    return candidate, document, "none fits, so the one that saves most"
 
 
 def _default_plan(
@@ -105,8 +109,8 @@ def _default_plan(
     ranks = tensor * pipeline
     if "data_parallel" not in fixed and num_gpus % ranks:
         raise InputError(
-            f"tensor_parallel {tensor} x pipeline_parallel {pipeline} = {ranks} does not divide the "
-            f"{num_gpus} accelerators"
+            f"tensor_parallel {tensor} x pipeline_parallel {pipeline} = {ranks} does not divide "
+            f"the {num_gpus} accelerators"
         )
     data = value("data_parallel", max(1, num_gpus // ranks), "all accelerators that are left")
     micro = value("micro_batch_size", 1, "one sequence")
@@ -119,14 +123,12 @@ def _default_plan(
     virtual = fixed.get("virtual_stages")
     if virtual is None:
         virtual = 2 if schedule == "interleaved_1f1b" else 1
-    if schedule is None:
-        schedule = "interleaved_1f1b" if virtual > 1 else "1f1b"
     plan = Plan(
         data_parallel=data,
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         virtual_stages=virtual,
-        pipeline_schedule=schedule,
+        pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
             "zero_stage", 3 if data > 1 else 0, "shard everything over data-parallel ranks"
         ),

@@ -84,7 +84,8 @@ def build_question(
                 f"positions (must be 1 to {model.max_seq_len})"
             )
         assumptions.append(
-            f"seq_len {workload.seq_len} is longer than the {model.max_seq_len} the model was made for"
+            f"seq_len {workload.seq_len} is longer than the {model.max_seq_len} "
+            "that the model was made for"
         )
     setting = Setting(model, cluster, workload, software_profile(trainer))
     return Question(setting, tuple(assumptions))

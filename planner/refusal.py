@@ -37,10 +37,11 @@ def _too_large(setting: Setting, result: SearchResult) -> str:
     if plan is None:
         return ""
     memory = plan_document(setting, plan)["memory"]
+    budget = format_bytes(budget_bytes(setting.cluster))
     largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
     return (
         f"{result.counts.too_large:,} candidates: too large; the smallest ({describe_plan(plan)}) "
-        f"needs {format_bytes(memory['peak_bytes'])} of {format_bytes(budget_bytes(setting.cluster))}"
-        f" on stage {memory['limiting_stage']}, most of it {largest} "
+        f"needs {format_bytes(memory['peak_bytes'])} of {budget} on stage "
+        f"{memory['limiting_stage']}, most of it {largest} "
         f"({format_bytes(memory['parts'][largest])})"
     )

@@ -46,7 +46,8 @@ def parse_fixed(text: str) -> dict[str, Any]:
         if key not in names:
             hint = did_you_mean(key, names)
             raise InputError(
-                f"--fix {item!r}: {key!r} is not a part of a plan. {hint or 'Known: ' + ', '.join(SHORT_NAMES)}"
+                f"--fix {item!r}: {key!r} is not a part of a plan. "
+                + (hint or f"Known: {', '.join(SHORT_NAMES)}")
             )
         parsed = _parse_value(name, value)
         if name in fixed and fixed[name] != parsed:
@@ -124,7 +125,7 @@ def _blocks(
     data: int,
     fixed: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return, for one grid, the batches and schedules, each with the lists still to be multiplied."""
+    """Return the batches and schedules of one grid, with the lists still to be multiplied."""
     zero = _wanted(fixed, "zero_stage", [0, 1, 2, 3] if data > 1 else [0])
     if pipeline > 1 and "zero_stage" not in fixed:
         zero = [stage for stage in zero if stage != 2]  # reduced at the last micro-batch: as 1

@@ -24,7 +24,7 @@ def budget_bytes(cluster: Cluster) -> float:
 
 
 def verdict_codes(peak: NDArray[np.float64], budget: float) -> NDArray[np.int8]:
-    """Return positions in VERDICTS: the upper end within, the interval astride, the lower end above."""
+    """Return positions in VERDICTS: upper end within, interval astride, lower end above."""
     fits = peak * (1.0 + MEMORY.value) <= budget
     over = peak * (1.0 - MEMORY.value) > budget
     return np.where(fits, 0, np.where(over, 2, 1)).astype(np.int8)

@@ -142,7 +142,7 @@ def largest_micro_batch(setting: Setting, plan: Plan) -> int:
 
 
 def _largest(fits: Callable[[int], bool], highest: int) -> int:
-    """Return the largest number in [1, highest] that fits, given that smaller ones fit too; 0 if none."""
+    """Return the largest number up to ``highest`` that fits (smaller ones do too); 0 if none."""
     if highest < 1 or not fits(1):
         return 0
     low, high = 1, 2

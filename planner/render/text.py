@@ -1,4 +1,4 @@
-"""Answers as plain text, at most 100 columns wide: verdict first, then parts, then what was assumed."""
+"""Answers as plain text, at most 100 columns wide: verdict, parts, what was assumed."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _searched(counts: Any) -> str:
     shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
     words = (
         f"{counts.enumerated:,} candidates in {format_seconds(counts.seconds)}: "
-        f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, {counts.tight:,} tight, "
-        f"{counts.fitting:,} fit"
+        f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, "
+        f"{counts.tight:,} tight, {counts.fitting:,} fit"
     )
     return words + (f"; illegal mostly by {shown}" if shown else "")

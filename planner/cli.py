@@ -1,0 +1,257 @@
+"""The command line: ``shardplan fit``, ``plan``, ``run``, ``models``, ``hardware``.
+
+Exit codes: 0 yes or done, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 ``fit`` only:
+TIGHT, 5 the run failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hardware_profiles.errors import ShardplanError
+
+app = typer.Typer(
+    name="shardplan",
+    help="Will it fit, what is the best plan, run it.",
+    epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
+    "4 tight (fit), 5 the run failed, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
+
+Model = Annotated[
+    str, typer.Argument(help="preset, config.json, folder, hub id, or a size such as 7b")
+]
+ClusterText = Annotated[
+    str, typer.Argument(metavar="CLUSTER", help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8")
+]
+SeqLen = Annotated[int | None, typer.Option(help="tokens of a sequence")]
+GlobalBatch = Annotated[int | None, typer.Option(help="sequences of one optimizer step")]
+Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp64")]
+OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="adamw, sgd")]
+Kernel = Annotated[str | None, typer.Option("--attention", help="flash, eager")]
+Software = Annotated[str | None, typer.Option(help="whose memory and time: shardplan, megatron")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+
+
+def say(text: str) -> None:
+    """Say something beside the answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@app.command()
+def fit(
+    model: Model,
+    cluster: ClusterText,
+    seq_len: SeqLen = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option("--micro-batch-size", "--mbs", help="sequences of a micro-batch")
+    ] = None,
+    global_batch_size: GlobalBatch = None,
+    precision: Precision = None,
+    optimizer: OptimizerName = None,
+    attention: Kernel = None,
+    software: Software = None,
+    dp: Annotated[int | None, typer.Option(help="data parallel")] = None,
+    tp: Annotated[int | None, typer.Option(help="tensor parallel")] = None,
+    pp: Annotated[int | None, typer.Option(help="pipeline parallel")] = None,
+    virtual_stages: Annotated[int | None, typer.Option(help="stages on each pipeline rank")] = None,
+    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, interleaved_1f1b")] = None,
+    zero: Annotated[int | None, typer.Option(help="ZeRO stage 0 to 3")] = None,
+    sp: Annotated[bool | None, typer.Option("--sp/--no-sp", help="sequence parallel")] = None,
+    recompute: Annotated[str | None, typer.Option(help="none, selective, full")] = None,
+    num_microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step")] = None,
+    json: Json = False,
+) -> None:
+    """Will it fit? A verdict with a margin, the parts, and what to change."""
+    from planner.answers import to_json
+    from planner.front_door import fit as ask
+    from planner.here import cluster_or_measure
+
+    answer = ask(
+        model,
+        cluster_or_measure(cluster, say),
+        seq_len=seq_len,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        attention_kernel=attention,
+        software=software,
+        data_parallel=dp,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        virtual_stages=virtual_stages,
+        pipeline_schedule=schedule,
+        zero_stage=zero,
+        sequence_parallel=sp,
+        recompute=recompute,
+        num_microbatches=num_microbatches,
+    )
+    print(to_json(answer.to_dict()) if json else answer)
+    raise typer.Exit(EXIT_VERDICT[answer.verdict])
+
+
+@app.command()
+def plan(
+    model: Model,
+    cluster: ClusterText,
+    seq_len: SeqLen = None,
+    global_batch_size: GlobalBatch = None,
+    precision: Precision = None,
+    optimizer: OptimizerName = None,
+    attention: Kernel = None,
+    software: Software = None,
+    fix: Annotated[str, typer.Option(help="pin parts of the plan: tp=2,pp=2,zero=1")] = "",
+    top: Annotated[int, typer.Option(min=1, max=1000, help="plans to show")] = 10,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write the best plan to this file")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    json: Json = False,
+) -> None:
+    """What is the best plan? A search over DP x TP x PP x ZeRO, recompute and micro-batch size."""
+    from cost_models.plan_file import write_plan_file
+    from planner.answers import to_json
+    from planner.front_door import plan as ask
+    from planner.here import cluster_or_measure
+    from planner.outputs import refuse_existing
+
+    if output is not None:
+        refuse_existing(output, force=force)  # before any work is done
+    answer = ask(
+        model,
+        cluster_or_measure(cluster, say),
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        attention_kernel=attention,
+        software=software,
+        fix=fix,
+        top=top,
+    )
+    if output is not None:
+        write_plan_file(output, answer.plan_file(), force=force)
+    print(to_json(answer.to_dict()) if json else answer)
+    if output is not None:
+        say(f"{'':<11}wrote {output}; next: shardplan run {output} --data FILE")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def run(context: typer.Context) -> None:
+    """Run it: train with a plan.json, then hold the prediction against the measurement."""
+    import importlib.util
+
+    from hardware_profiles.errors import InputError
+
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("run needs torch: pip install 'shardplan[run]'")
+    command = [sys.executable, "-m", "executor", "run", *context.args]
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            raise typer.Exit(process.wait())
+        except KeyboardInterrupt:
+            continue  # the executor has got the signal too; it stops its ranks and says so
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(help="one model, as in fit")] = None,
+    json: Json = False,
+) -> None:
+    """List the presets, or show what one model is made of."""
+    from planner.answers import to_json
+    from planner.listing import model_listing, model_text, models_text
+
+    if name is None:
+        document = model_listing()
+        print(to_json(document) if json else models_text(document))
+        return
+    from planner.listing import one_model
+
+    document = one_model(name)
+    print(to_json(document) if json else model_text(document))
+
+
+@app.command()
+def hardware(
+    name: Annotated[str | None, typer.Argument(help="one accelerator or cluster")] = None,
+    json: Json = False,
+) -> None:
+    """List the accelerators, or show the figures of one, each with its source."""
+    from planner.answers import to_json
+    from planner.listing import (
+        accelerator_text,
+        accelerators_text,
+        hardware_listing,
+        one_accelerator,
+    )
+
+    if name is None:
+        document = hardware_listing()
+        print(to_json(document) if json else accelerators_text(document))
+        return
+    document = one_accelerator(name)
+    print(to_json(document) if json else accelerator_text(document))
+
+
+def version(value: bool) -> None:
+    """Print the version and stop."""
+    if value:
+        import importlib.metadata
+
+        print(f"shardplan {importlib.metadata.version('shardplan')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Will it fit, what is the best plan, run it."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; every error is one line on stderr and an exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    traceback = "--traceback" in words and words[:1] != ["run"]
+    if traceback:
+        words.remove("--traceback")
+    try:
+        app(args=words, prog_name="shardplan")
+    except ShardplanError as error:
+        say(f"shardplan: {error}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        say("shardplan: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe went away
+        sys.exit(0)
+    except Exception as error:
+        if traceback:
+            raise
+        say(
+            f"shardplan: a bug of ours: {type(error).__name__}: {error} "
+            "(run again with --traceback and report it)"
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Files that a command is asked to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hardware_profiles.errors import InputError
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raise before the work is done when its result could not be written."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file to write")
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists already; choose another name or add --force")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist")
