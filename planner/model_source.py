@@ -44,7 +44,7 @@ class Shape:
 # Published decoders as llamas. A size within NEAR of one takes its layers; any other size takes the
 # nearest one's widths and as many layers, a multiple of LAYER_STEP, as it needs.
 SHAPES: Final = (
-    Shape(20e6, 6, 256, 688, 8, 8),
+    Shape(21e6, 6, 256, 688, 8, 8),
     Shape(58e6, 8, 512, 1376, 8, 8),
     Shape(134e6, 12, 768, 2048, 12, 12),  # GPT-3 small (arXiv:2005.14165, table 2.1)
     Shape(374e6, 24, 1024, 2816, 16, 16),  # GPT-3 medium

@@ -62,7 +62,7 @@ def roberta(config: Config) -> ModelSpec:
         bias="lm_head.bias",
         decoder="lm_head.decoder",
     )
-    padding = config.size("pad_token_id", MAX_VOCAB, low=0)
+    padding = config.index("pad_token_id", MAX_VOCAB)
     usable = max_positions(config) - padding - 1
     if usable < 1:
         raise config.wrong(

@@ -272,7 +272,7 @@ def windows_by_type(
 
 def late_windows(config: Config, num_layers: int) -> list[int | None]:
     """Return the window of each layer: if switched on, from layer ``max_window_layers`` on."""
-    first = config.size("max_window_layers", MAX_LAYERS, low=0)
+    first = config.index("max_window_layers", MAX_LAYERS)
     types = [SLIDING if i >= first else FULL for i in range(num_layers)]
     return windows_by_type(config, types, window=switched_window(config))
 

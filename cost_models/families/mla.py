@@ -91,7 +91,7 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
     sparse = read_experts(config, "n_routed_experts", experts, shared_ffn_hidden_size=shared)
     dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     _only_every_layer(config)
-    first_sparse = config.size("first_k_dense_replace", MAX_LAYERS, low=0)
+    first_sparse = config.index("first_k_dense_replace", MAX_LAYERS)
 
     def build(is_sparse: bool) -> LayerKind:
         hidden_size = sizes.hidden_size

@@ -267,7 +267,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
         *shared_expert(hidden_size, shared, "mlp.shared_expert"),
         *part("shared_experts", *linear("mlp.shared_expert_gate", hidden_size, 1, "replicate")),
     )
-    first_full = config.size("max_window_layers", MAX_LAYERS, low=0)
+    first_full = config.index("max_window_layers", MAX_LAYERS)
     types = [FULL if i % 2 or i >= first_full else SLIDING for i in range(sizes.num_layers)]
     windows = windows_by_type(config, types, window=switched_window(config))
     return _mixed(config, sizes, feed_forward, mlp, Style(bias=config.flag("qkv_bias")), windows)

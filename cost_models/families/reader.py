@@ -66,6 +66,10 @@ class Config:
         value: int = self.fields.integer(self._key(key), self.default(key), low=low, high=high)
         return value
 
+    def index(self, key: str, high: int) -> int:
+        """Return a whole number from 0 to ``high``, no size: not listed where it is defaulted."""
+        return int(self.fields.integer(self._key(key), self.default(key), high=high))
+
     def optional_size(self, key: str, high: int = MAX_WIDTH, *, low: int = 1) -> int | None:
         """Return a whole number, or None where the file says null or the default is None."""
         if self.is_null(key):

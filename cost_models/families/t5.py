@@ -33,7 +33,6 @@ T5 = Defaults(
         "relative_attention_num_buckets": 32,
         "dropout_rate": 0.1,
         "feed_forward_proj": "relu",
-        "tie_word_embeddings": True,
     },
     synonyms={
         "d_model": ("hidden_size",),
@@ -65,7 +64,7 @@ def t5(config: Config) -> ModelSpec:
         keys, lambda key: _block(sizes, feed_forward, key[0], buckets if key[1] else 0)
     )
     dropout = config.dropout("dropout_rate")
-    untied = config.has("tie_word_embeddings") and not config.flag("tie_word_embeddings")
+    untied = not config.fields.flag("tie_word_embeddings", True)
     return assemble(
         config,
         sizes,
