@@ -1,4 +1,4 @@
-"""Decoders with layer norms and a plain MLP: GPT-2, GPT-NeoX, OPT, BLOOM."""
+"""Decoders with layer norms and a plain MLP: GPT-2, GPT-NeoX, BLOOM."""
 
 from __future__ import annotations
 
@@ -61,25 +61,6 @@ GPT_NEOX = Defaults(
         "attention_bias": True,
     }
 )
-OPT = Defaults(
-    {
-        "vocab_size": 50272,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "ffn_dim": 3072,
-        "max_position_embeddings": 2048,
-        "do_layer_norm_before": True,
-        "_remove_final_layer_norm": False,
-        "word_embed_proj_dim": None,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "num_attention_heads": 12,
-        "activation_function": "relu",
-        "enable_bias": True,
-        "layer_norm_elementwise_affine": True,
-        "tie_word_embeddings": True,
-    }
-)
 BLOOM = Defaults(
     {
         "vocab_size": 250880,
@@ -96,8 +77,6 @@ BLOOM = Defaults(
         "n_layer": ("num_hidden_layers",),
     },
 )
-# OPT's table of positions starts with two rows that no token uses
-OPT_POSITION_OFFSET = 2
 
 
 def gpt2(config: Config) -> ModelSpec:
@@ -234,82 +213,6 @@ def gpt_neox(config: Config) -> ModelSpec:
         hidden_dropout=dropout,
         attention_dropout=config.dropout("attention_dropout"),
         embedding_dropout=dropout,
-    )
-
-
-def opt(config: Config) -> ModelSpec:
-    """OPT (Zhang et al., arXiv:2205.01068): learned positions; 350m has a narrower embedding."""
-    sizes = read_sizes(config, kv_heads=None, head_dim=None)
-    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    width = config.optional_size("word_embed_proj_dim") or hidden_size
-    affine = config.flag("layer_norm_elementwise_affine")
-    tied = config.flag("tie_word_embeddings")
-    max_seq_len = max_positions(config)
-    ends_with_norm = config.flag("do_layer_norm_before") and not config.flag(
-        "_remove_final_layer_norm"
-    )
-    project_in = linear("model.decoder.project_in", width, hidden_size, "replicate")
-    project_out = linear("model.decoder.project_out", hidden_size, width, "replicate")
-    narrow = width != hidden_size
-    return assemble(
-        config,
-        sizes,
-        embedding=(
-            *embedding("model.decoder.embed_tokens", vocab_size, width),
-            *positions(
-                "model.decoder.embed_positions", max_seq_len + OPT_POSITION_OFFSET, hidden_size
-            ),
-            *part("embedding", *(project_in if narrow else ())),
-        ),
-        kinds=(_opt_layer(config, sizes, affine=affine),),
-        pattern=(0,) * sizes.num_layers,
-        prefixes=numbered("model.decoder.layers", sizes.num_layers),
-        head=(
-            *(
-                norm("model.decoder.final_layer_norm", hidden_size, bias=True)
-                if ends_with_norm and affine
-                else ()
-            ),
-            *part("head", *(project_out if narrow else ())),
-            *output_projection("lm_head", width, vocab_size, tied=tied),
-        ),
-        tied=tied,
-        max_seq_len=max_seq_len,
-        max_seq_len_is_hard=True,
-        head_multiply=width * vocab_size,
-        hidden_dropout=config.dropout("dropout"),
-        attention_dropout=config.dropout("attention_dropout"),
-    )
-
-
-def _opt_layer(config: Config, sizes: Sizes, *, affine: bool) -> LayerKind:
-    hidden_size, inner = sizes.hidden_size, ffn_size(config, "ffn_dim")
-    bias = config.flag("enable_bias")
-    norms = (
-        *norm("self_attn_layer_norm", hidden_size, bias=True),
-        *norm("final_layer_norm", hidden_size, bias=True),
-    )
-    return LayerKind(
-        name="layer",
-        attention=ordinary_attention(sizes, rotary=False),
-        feed_forward=FeedForward(inner, gated=False, activation=config.text("activation_function")),
-        norm="layer",
-        num_norms=2,
-        weights=(
-            *part(
-                "attention",
-                *linear("self_attn.k_proj", hidden_size, hidden_size, "column", bias=bias),
-                *linear("self_attn.v_proj", hidden_size, hidden_size, "column", bias=bias),
-                *linear("self_attn.q_proj", hidden_size, hidden_size, "column", bias=bias),
-                *linear("self_attn.out_proj", hidden_size, hidden_size, "row", bias=bias),
-            ),
-            *part(
-                "mlp",
-                *linear("fc1", hidden_size, inner, "column", bias=bias),
-                *linear("fc2", inner, hidden_size, "row", bias=bias),
-            ),
-            *(norms if affine else ()),
-        ),
     )
 
 
