@@ -208,7 +208,7 @@ for text in sys.argv[1:]:
         print(text, spec.num_parameters, *spec.assumptions, sep="|")
     except InputError as error:
         print(text, "error", error, sep="|")
-loaded = [name for name in ("torch", "transformers", "pandas") if name in sys.modules]
+loaded = [name for name in ("torch", "transformers") if name in sys.modules]
 print("loaded", *loaded, sep="|")
 """
 
