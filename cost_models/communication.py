@@ -1,12 +1,16 @@
 """What one rank sends in one optimizer step: number and bytes of collectives, by axis and kind.
 
 Bytes are those of the full tensor: the output of an all-gather, the input of a reduce-scatter, the
-tensor
-of an all-reduce, the message of a send. Everything broadcasts over plan columns.
+tensor of an all-reduce, the message of a send. Everything broadcasts over plan columns. The
+executor's tests count what its collectives really move and demand exactly these numbers.
 
-Symbols   T tokens of a micro-batch   h hidden_size   c compute_bytes, w master_bytes
-          m num_microbatches
-          P elements of a block on a tensor-parallel rank   t tensor_parallel   z zero_stage
+Symbols   b micro_batch_size   s seq_len   h hidden_size   m num_microbatches   v virtual_stages
+          t tensor_parallel   d data_parallel   z zero_stage   l layers of this rank
+          c compute_bytes   w master_bytes   x = max(c, 4)   [bytes of an element]
+          S elements of a block that one data-parallel rank keeps   P elements of all of them
+
+Shares are those of the first data- and tensor-parallel rank, which holds the most where a size does
+not divide evenly.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.model import ModelSpec, Weight
-from cost_models.parameters import shard_numel
+from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, PlanTable
+from cost_models.sharding import data_shard, tensor_shape
 from cost_models.stages import PipelineRank
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
 
@@ -38,6 +42,19 @@ class Traffic:
         """Add counts and bytes."""
         return Traffic(self.count + other.count, self.size + other.size)
 
+    def times(self, repeats: Real) -> Traffic:
+        """Repeat everything."""
+        return Traffic(self.count * repeats, self.size * repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Weights that are gathered and reduced together: a layer, the embedding, the head."""
+
+    repeats: int
+    weights: tuple[Weight, ...]
+    gathers: float  # how often a micro-batch gathers them under ZeRO-3
+
 
 def rank_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
@@ -47,92 +64,170 @@ def rank_traffic(
         **data_traffic(model, workload, table, rank),
         **tensor_traffic(model, workload, table, rank),
         **pipeline_traffic(model, workload, table, rank),
+        **world_traffic(table),
     }
 
 
-def _blocks(model: ModelSpec, rank: PipelineRank) -> list[tuple[int, tuple[Weight, ...]]]:
-    blocks = [(n, kind.weights) for n, kind in zip(rank.kind_counts, model.kinds, strict=True) if n]
+def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
+    """Return what the data-parallel ranks gather and reduce together.
+
+    ZeRO-3 gathers a layer for its forward and for its backward pass. The head's backward pass
+    follows its forward pass at once, and the gradient of a look-up reads no weight: one gathering
+    each. A tied tensor is part of both blocks; where one rank holds both they are one block.
+    """
+    found = [
+        Block(count, kind.weights, 2.0)
+        for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
+        if count
+    ]
+    if rank.first and rank.last and model.tie_embeddings:
+        return [*found, Block(1, (*model.embedding, *model.head), 1.0)]
     if rank.first:
-        blocks.append((1, model.embedding))
+        found.append(Block(1, model.embedding, 1.0))
     if rank.last:
-        blocks.append((1, model.head))
-    return blocks
+        copy = tuple(_tied(model)) if model.tie_embeddings else ()
+        found.append(Block(1, (*model.head, *copy), 1.0))
+    return found
 
 
 def data_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Gradient reduction and weight gathering, once for each block (layer, embedding, head).
+    """Gradients and weights of every block over the data-parallel ranks.
 
-    z = 0  all-reduce w P a step
-    z = 1  all-gather c P and reduce-scatter w P a step
-    z = 2  the same for every micro-batch (under a pipeline: as z = 1)
-    z = 3  two all-gathers a micro-batch
+        z = 0   all_reduce w P           backward pass of the last micro-batch
+        z >= 1  reduce_scatter w d S     z = 1: there too;  z >= 2: every backward pass, m times
+        z <= 2  all_gather c d S         first forward pass of the step
+        z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
+
+    Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; blocks and padding as in FSDP2.
     """
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    blocks: Real = np.zeros(len(table))
-    numel: Real = np.zeros(len(table))
-    for count, weights in _blocks(model, rank):
-        blocks = blocks + count
-        numel = numel + count * sum(shard_numel(w, table.tensor_parallel) for w in weights)
-    active = table.data_parallel > 1
-    each = np.where(table.pipeline_parallel > 1, 1.0, 1.0 * table.num_microbatches)
-    reductions = np.where(table.zero_stage >= 2, each, 1.0)
-    gathers = np.select(
-        [table.zero_stage == 3, table.zero_stage == 2],
-        [2.0 * table.num_microbatches, each],
-        1.0,
-    )
-    whole = np.where(active & (table.zero_stage == 0), 1.0, 0.0)
-    sharded = np.where(active & (table.zero_stage >= 1), 1.0, 0.0)
+    t, d, m = table.tensor_parallel, table.data_parallel, 1.0 * table.num_microbatches
+    zero = np.zeros(len(table))
+    reduced = gathered = scattered = Traffic(zero, zero)
+    for block in blocks(model, rank):
+        numel = sum((_numel(model, w, t) for w in block.weights), start=zero)
+        shards = sum((data_shard(model.family, w, t, d) for w in block.weights), start=zero)
+        repeats = float(block.repeats)
+        once = Traffic(zero + repeats, zero)
+        reduced += once + Traffic(zero, repeats * master * numel)
+        gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
+        gathered += (once + Traffic(zero, repeats * compute * d * shards)).times(gathers)
+        scatters = np.where(table.zero_stage >= 2, m, 1.0)
+        scattered += (once + Traffic(zero, repeats * master * d * shards)).times(scatters)
+    whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
+    sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {
-        ("data", "all_reduce"): Traffic(whole * blocks, whole * master * numel),
-        ("data", "all_gather"): Traffic(
-            sharded * gathers * blocks, sharded * gathers * compute * numel
-        ),
-        ("data", "reduce_scatter"): Traffic(
-            sharded * reductions * blocks, sharded * reductions * master * numel
-        ),
+        ("data", "all_reduce"): reduced.times(whole),
+        ("data", "all_gather"): gathered.times(sharded),
+        ("data", "reduce_scatter"): scattered.times(sharded),
     }
 
 
 def tensor_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Activations of the residual stream, T h c each.
+    """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
 
-        without sequence parallelism  2 all-reduces forward, 2 backward a layer
-        with                          2 all-gathers and 2 reduce-scatters each way
-        full recomputation            the forward pass once more
+                            without sequence parallelism     with it
+        block (2 a layer)   all_reduce forward, backward     forward all_gather, reduce_scatter;
+                                                             backward 2 all_gather, reduce_scatter
+        full recomputation  1 all_reduce a layer             2 all_gather, 1 reduce_scatter a layer
+        embedding           all_reduce forward               reduce_scatter forward, all_gather back
+        head                all_reduce backward              all_gather forward;
+                                                             backward all_gather, reduce_scatter
+        loss                all_reduce x b s and 2 x b s     the same
+
+    The backward pass gathers the input of a column-cut matrix again instead of keeping it.
+    Recomputation stops at the last tensor that is needed: the layer's last reduction is left out.
+    Once a step one all_reduce of w S completes the gradients of whole tensors to which each rank
+    gives a summand: every whole tensor with sequence parallelism, else only norms of q and k heads.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
-    4.2.2.
-    """
-    compute = COMPUTE_BYTES[workload.precision]
-    message = compute * workload.seq_len * table.micro_batch_size * model.hidden_size
+    4.2.2; the loss: Shoeybi et al., sec. 3.
+    """  # noqa: D400
+    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
+    m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
+    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    hidden = compute * tokens * model.hidden_size
     layers = float(sum(rank.kind_counts))
+    pairs = float(
+        sum(n * _num_blocks(kind) for n, kind in zip(rank.kind_counts, model.kinds, strict=True))
+    )
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    passes = (2.0 + again) * table.num_microbatches
-    count = 2.0 * layers * passes + (float(rank.first) + float(rank.last)) * table.num_microbatches
-    plain = np.where((table.tensor_parallel > 1) & ~table.sequence_parallel, count, 0.0)
-    along = np.where((table.tensor_parallel > 1) & table.sequence_parallel, count, 0.0)
+    plain = m * (2.0 * pairs + again * (pairs - layers) + first + last)
+    gathers = m * (3.0 * pairs + again * pairs + first + 2.0 * last)
+    scatters = m * (2.0 * pairs + again * (pairs - layers) + first + last)
+    along = np.where(table.sequence_parallel, 1.0, 0.0)
+    active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
+    loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
+    summands = _summands(model, table, rank, master)
+    reductions = Traffic(plain, plain * hidden).times(1.0 - along) + loss + summands
     return {
-        ("tensor", "all_reduce"): Traffic(plain, plain * message),
-        ("tensor", "all_gather"): Traffic(along, along * message),
-        ("tensor", "reduce_scatter"): Traffic(along, along * message),
+        ("tensor", "all_reduce"): reductions.times(active),
+        ("tensor", "all_gather"): Traffic(gathers, gathers * hidden).times(active * along),
+        ("tensor", "reduce_scatter"): Traffic(scatters, scatters * hidden).times(active * along),
     }
 
 
 def pipeline_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Outputs to the next stage, gradients to the previous: T h c (/ t if sequence parallel)."""
-    compute = COMPUTE_BYTES[workload.precision]
+    """Messages between stages, c b s h (/ t with sequence parallelism) each.
+
+    activations  m (v - 1 if the last stage is here else v)    forward
+    gradients    m (v - 1 if the first stage is here else v)   backward
+    tied         w S, once a step, between the first and the last stage: the sum of the
+                 embedding's and the head's gradient
+    """
+    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * workload.seq_len * table.micro_batch_size * model.hidden_size / along
-    stages: Count = table.virtual_stages
-    forward = stages - float(rank.last)  # the last rank's last stage sends nothing on
-    backward = stages - float(rank.first)
-    active = table.pipeline_parallel > 1
-    count = np.where(active, (forward + backward) * table.num_microbatches, 0.0)
-    return {("pipeline", "send"): Traffic(count, count * message)}
+    stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
+    count = stages * table.num_microbatches
+    sent = Traffic(count, count * message)
+    if model.tie_embeddings and (rank.first or rank.last):
+        (tied,) = _tied(model)
+        sent += Traffic(np.ones(len(table)), master * _kept(model, tied, table))
+    return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
+
+
+def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
+    """One all_reduce of two fp64 numbers a step: the loss and the gradients' squared norm."""
+    ranks = table.data_parallel * table.tensor_parallel * table.pipeline_parallel
+    active = np.where(ranks > 1, 1.0, 0.0)
+    return {("world", "all_reduce"): Traffic(active, 16.0 * active)}
+
+
+def _num_blocks(kind: LayerKind) -> int:
+    """Pairs of a column-cut and a row-cut matrix in a layer: attentions and MLP."""
+    return 2 if kind.cross_attention is None else 3
+
+
+def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: float) -> Traffic:
+    numel: Real = np.zeros(len(table))
+    for block in blocks(model, rank):
+        for weight in block.weights:
+            if weight.cut == "replicate":
+                of_heads = ".q_norm." in weight.name or ".k_norm." in weight.name
+                summed = np.where(table.sequence_parallel | of_heads, 1.0, 0.0)
+                numel = numel + block.repeats * summed * _kept(model, weight, table)
+    return Traffic(np.where(numel > 0, 1.0, 0.0), master * numel)
+
+
+def _kept(model: ModelSpec, weight: Weight, table: PlanTable) -> Real:
+    """Elements of a tensor's gradient that a rank keeps after the data-parallel reduction."""
+    t = table.tensor_parallel
+    shard = data_shard(model.family, weight, t, table.data_parallel)
+    return np.where(table.zero_stage >= 1, shard, _numel(model, weight, t))
+
+
+def _numel(model: ModelSpec, weight: Weight, tensor_parallel: Count) -> Real:
+    rows, width = tensor_shape(model.family, weight, tensor_parallel)
+    return rows * width
+
+
+def _tied(model: ModelSpec) -> list[Weight]:
+    """Return the tensor that is both the embedding of tokens and the output projection."""
+    return [w for w in model.embedding if w.cut == "vocab"][:1]

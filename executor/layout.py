@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cost_models.model import ModelSpec, Weight
+from cost_models.sharding import cut_dim
 from executor.tensor_parallel import TensorAxis
 
 # Fresh tensors are drawn in blocks of whole rows, each from its own seed, so that a rank draws only
@@ -66,11 +67,6 @@ def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
 
 
 def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> Layout:
-    transposed = model.family == "gpt2" and weight.role == "linear" and weight.cut != "vocab"
-    out_dim, in_dim = (1, 0) if transposed else (0, 1)
-    cut_dim = {"replicate": None, "row": in_dim}.get(weight.cut, out_dim)
-    if len(weight.shape) == 1 and cut_dim is not None:
-        cut_dim = 0
     head_norm = ".q_norm." in name or ".k_norm." in name  # reads this rank's heads only
     whole = weight.cut == "replicate"
     std = float(model.config.get("initializer_range") or 0.02)
@@ -82,7 +78,7 @@ def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> La
         shape=weight.shape,
         std=std if weight.role in ("linear", "lookup") else None,
         constant=1.0 if is_norm and name.endswith("weight") else 0.0,
-        cut_dim=cut_dim,
+        cut_dim=cut_dim(model.family, weight),
         num_parts=3 if ".attn.c_attn." in name else 1,
         partial_gradient=whole and axis.size > 1 and (axis.sequence_parallel or head_norm),
     )

@@ -26,8 +26,10 @@ def check_supported(file: PlanFile) -> None:
 def _problems(file: PlanFile) -> Iterator[str]:
     model, workload, plan = file.model, file.workload, file.plan
     if model.family not in FAMILIES:
-        hint = did_you_mean(model.family, FAMILIES)
-        yield (f"model_type {model.family} (it trains {', '.join(FAMILIES)}). {hint}".rstrip() + "")
+        yield (
+            f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "
+            f"{did_you_mean(model.family, FAMILIES)}"
+        ).rstrip()
     if workload.precision not in PRECISIONS:
         yield (
             f"precision {workload.precision} needs loss scaling, which it does not have "

@@ -1,0 +1,63 @@
+"""Along which dimension tensor parallelism cuts a tensor, and how much of it a rank then holds.
+
+Symbols   t tensor_parallel   d data_parallel   n rows (first dimension)
+Units     elements; ``tensor_parallel`` and ``data_parallel`` are numbers or columns of a table.
+
+Shares are those of the first rank: ceil(length / ranks), of which the last rank may have less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.model import Weight
+
+
+def cut_dim(family: str, weight: Weight) -> int | None:
+    """Return the dimension that the tensor-parallel ranks share out, or None.
+
+    Matrices are stored (out, in), those of GPT-2's layers (in, out); experts carry one dimension
+    more in front.
+
+    >>> cut_dim("llama", Weight("mlp.down_proj.weight", (64, 256), "linear", "row"))
+    1
+    """
+    if weight.cut == "replicate":
+        return None
+    if len(weight.shape) == 1:
+        return 0
+    in_out = family == "gpt2" and weight.role == "linear" and weight.cut != "vocab"
+    along_input = weight.cut == "row"
+    return len(weight.shape) - 2 + int(along_input != in_out)
+
+
+def ceil_share(length: Count, ranks: Count) -> Real:
+    """Largest share of a length over ranks: ceil(length / ranks).
+
+    >>> float(ceil_share(50257, 8))
+    6283.0
+    """
+    return np.ceil(np.multiply(1.0, length) / ranks)
+
+
+def tensor_shape(family: str, weight: Weight, tensor_parallel: Count) -> tuple[Real, Real]:
+    """Rows, and elements of a row, that a tensor-parallel rank holds.
+
+    n / t or n     rows, by the dimension of the cut
+    """
+    cut = cut_dim(family, weight)
+    rows, *others = weight.shape
+    width: Real = np.ones_like(np.multiply(1.0, tensor_parallel))
+    for dim, length in enumerate(others, start=1):
+        width = width * (ceil_share(length, tensor_parallel) if dim == cut else float(length))
+    return ceil_share(rows, tensor_parallel) if cut == 0 else rows + 0.0 * width, width
+
+
+def data_shard(family: str, weight: Weight, tensor_parallel: Count, data_parallel: Count) -> Real:
+    """Elements that one data-parallel rank keeps of its slice: ceil(n / d) whole rows.
+
+    Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end.
+    """
+    rows, width = tensor_shape(family, weight, tensor_parallel)
+    return ceil_share(rows, data_parallel) * width  # type: ignore[arg-type]

@@ -1,0 +1,90 @@
+"""What the ranks moved in a step, beside what was predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cost_models.communication import AXES, KINDS, rank_traffic
+from cost_models.plan import PlanTable
+from cost_models.plan_file import PlanFile
+from cost_models.stages import PipelineRank
+from executor.measure import CommunicationCounter
+from executor.train import Trainer
+
+Key = tuple[str, str]  # axis and kind
+
+
+def counted_traffic(trainer: Trainer, inputs: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+    """Count the collectives of one step; return every rank's beside their prediction.
+
+    Not the first step: FSDP2 sets itself up in that one.
+    """
+    file, groups = trainer.file, trainer.grid.groups()
+    with CommunicationCounter(groups) as counter:
+        trainer.step(inputs, labels)
+    # where one axis spans all ranks, its group may be the world's
+    world = groups["world"].group_name
+    world_axis = next((axis for axis in AXES if groups[axis].group_name == world), "world")
+    keys = [(axis, kind) for axis in AXES for kind in KINDS]
+    keys += sorted(set(counter.count) - set(keys))[:1] or [("other", "none")]
+    own = [float(table[key]) for key in keys for table in (counter.count, counter.bytes)]
+    sent = torch.tensor(own, dtype=torch.float64, device=trainer.device)
+    every = [torch.empty_like(sent) for _ in range(file.plan.world_size)]
+    dist.all_gather(every, sent)
+    rows = []
+    for rank, numbers in enumerate(every):
+        pipeline_rank, place = divmod(rank, file.plan.data_parallel * file.plan.tensor_parallel)
+        predicted = predicted_traffic(file, pipeline_rank, world_axis)
+        for key, (count, size) in zip(keys, numbers.view(-1, 2).tolist(), strict=True):
+            expected_count, expected_size = predicted.get(key, (0.0, 0.0))
+            if count or expected_count:
+                rows.append(
+                    {
+                        "rank": rank,
+                        "axis": key[0],
+                        "kind": key[1],
+                        "fullest": place == 0,  # first data and tensor rank of its stage
+                        "predicted_count": expected_count,
+                        "counted_count": count,
+                        "predicted_bytes": expected_size,
+                        "counted_bytes": size,
+                    }
+                )
+    return rows
+
+
+def predicted_traffic(
+    file: PlanFile, pipeline_rank: int, world_axis: str = "world"
+) -> dict[Key, tuple[float, float]]:
+    """Return count and bytes of a rank's collectives by axis and kind."""
+    plan, model = file.plan, file.model
+    layers = [
+        kind
+        for first, last in file.layer_ranges[pipeline_rank :: plan.pipeline_parallel]
+        for kind in model.pattern[first:last]
+    ]
+    counts = tuple(layers.count(kind) for kind in range(len(model.kinds)))
+    rank = PipelineRank(
+        index=pipeline_rank,
+        kind_counts=counts,
+        largest_stage=counts,
+        first=pipeline_rank == 0,
+        last=pipeline_rank == plan.pipeline_parallel - 1,
+        multiplicity=1,
+    )
+    found: dict[Key, tuple[float, float]] = {}
+    table = PlanTable.from_plans([plan])
+    for (axis, kind), traffic in rank_traffic(model, file.workload, table, rank).items():
+        key = (world_axis if axis == "world" else axis, kind)
+        count, size = found.get(key, (0.0, 0.0))
+        found[key] = (count + _single(traffic.count), size + _single(traffic.size))
+    return found
+
+
+def _single(column: Any) -> float:
+    """Return the value of a column of one row."""
+    return float(column[0])

@@ -1,0 +1,154 @@
+"""The proof of a plan: its loss, gradients and traffic against one process that works alone.
+
+Both sides compute in float64 from the same start values and data, without dropout; updates between
+batches are plain SGD, since Adam's first steps would blow rounding up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cost_models.plan_file import PlanFile
+from executor.gather import gathered
+from executor.models import local_tensor, reference_model
+from executor.traffic import counted_traffic
+from executor.train import Trainer
+
+TOLERANCE: Final = 1e-9  # relative
+LEARNING_RATE: Final = 0.1
+_NO_DROPOUT: Final = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Largest relative differences to the single process, and collectives per rank."""
+
+    loss_difference: float
+    norm_difference: float
+    gradient_difference: float
+    worst_gradient: str
+    weight_difference: float  # after the updates
+    worst_weight: str
+    traffic: list[dict[str, Any]]  # rank, axis, kind, predicted and counted count and bytes
+
+    @property
+    def traffic_is_predicted(self) -> bool:
+        """Whether every rank moved what was predicted.
+
+        Where a size does not divide evenly, the prediction is that of the fullest rank.
+        """
+        return all(
+            row["counted_count"] == row["predicted_count"]
+            and (
+                row["counted_bytes"] == row["predicted_bytes"]
+                or (not row["fullest"] and row["counted_bytes"] < row["predicted_bytes"])
+            )
+            for row in self.traffic
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is equal within the tolerance."""
+        differences = (self.loss_difference, self.norm_difference, self.gradient_difference)
+        within = max(*differences, self.weight_difference) <= TOLERANCE
+        return within and self.traffic_is_predicted
+
+
+def verify(
+    file: PlanFile, *, seed: int = 0, batches: int = 1, device: torch.device | None = None
+) -> Verification | None:
+    """Run the plan on all ranks and the single process on rank 0, which gets the answer."""
+    file = exact(file)
+    trainer = Trainer(
+        file,
+        seed=seed,
+        learning_rate=LEARNING_RATE,
+        weight_decay=0.0,
+        max_grad_norm=None,
+        device=device,
+    )
+    rank_0 = dist.get_rank() == 0
+    reference = reference_model(file, seed) if rank_0 else None
+    worst: dict[str, tuple[float, str]] = {}
+
+    def record(what: str, difference: float, name: str = "") -> None:
+        worst[what] = max(worst.get(what, (0.0, "")), (difference, name))
+
+    for number in range(batches):
+        inputs, labels = _batch(file, seed + number)
+        loss, norm = trainer.finish_gradients(trainer.accumulate(inputs, labels))
+        if reference is not None:
+            expected = _reference_gradients(reference, inputs, labels)
+            record("loss", _relative(loss.cpu(), expected))
+            gradients = [p.grad for p in reference.parameters() if p.grad is not None]
+            record("norm", _relative(norm.cpu(), torch.nn.utils.get_total_norm(gradients)))
+        for name, full in gathered(trainer, lambda held: held.gradient):
+            if reference is not None:
+                record("gradient", _relative(full, reference.get_parameter(name).grad), name)
+        trainer.update()
+        if reference is not None:
+            _plain_sgd(reference)
+    for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
+        if reference is not None:
+            record("weight", _relative(full, reference.get_parameter(name).detach()), name)
+    traffic = counted_traffic(trainer, *_batch(file, seed))
+    if not rank_0:
+        return None
+    return Verification(
+        loss_difference=worst["loss"][0],
+        norm_difference=worst["norm"][0],
+        gradient_difference=worst["gradient"][0],
+        worst_gradient=worst["gradient"][1],
+        weight_difference=worst["weight"][0],
+        worst_weight=worst["weight"][1],
+        traffic=traffic,
+    )
+
+
+def exact(file: PlanFile) -> PlanFile:
+    """Return the same plan in float64, with plain SGD and without dropout."""
+    config = {key: 0.0 if key in _NO_DROPOUT else v for key, v in file.model.config.items()}
+    if file.model.family == "gpt2":
+        config |= dict.fromkeys(_NO_DROPOUT[1:], 0.0)
+    model = replace(file.model, config=config, hidden_dropout=0.0, attention_dropout=0.0)
+    return replace(
+        file, model=model, workload=replace(file.workload, precision="fp64", optimizer="sgd")
+    )
+
+
+def _reference_gradients(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+    model.zero_grad(set_to_none=True)
+    logits = model(input_ids=inputs).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    return loss.detach()
+
+
+def _plain_sgd(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
+
+
+def _batch(file: PlanFile, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (file.plan.global_batch_size, file.workload.seq_len + 1)
+    tokens = torch.randint(file.model.vocab_size, shape, generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _relative(found: Tensor | None, expected: Tensor | None) -> float:
+    """Return the norm of the difference over the norm; infinite where a tensor is missing."""
+    if found is None or expected is None:
+        return float("inf")
+    norm, difference = float(expected.norm()), float((found - expected).norm())
+    if difference != difference:
+        return float("inf")
+    return difference / norm if norm else (0.0 if difference == 0.0 else float("inf"))
