@@ -1,4 +1,4 @@
-"""Starts several processes on this machine by forking, joined by gloo; results come back as JSON.
+"""Starts several processes on this machine by forking, joined by gloo; messages are JSON.
 
 A fork costs milliseconds, where a fresh interpreter that imports torch costs seconds. The parent
 must not have run parallel torch operators or touched a GPU before.
@@ -7,50 +7,64 @@ must not have run parallel torch operators or touched a GPU before.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import json
 import multiprocessing
 import os
+import signal
+import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
-from hardware_profiles.errors import RunError, ShardplanError
+from hardware_profiles.errors import InputError, RunError, ShardplanError
 
 GRACE_SECONDS: Final = 5.0  # between the first failure and the end of the other ranks
+PR_SET_PDEATHSIG: Final = 1  # Linux: the signal that a process gets when its parent ends
+_to_parent: list[Connection] = []  # in a forked process: its pipe
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every process is to do."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    processes: int
+    threads: int
+    timeout: float | None
+    store: Path
 
 
 def run_forked(
     function: Callable[..., Any],
     processes: int,
     *arguments: Any,
-    timeout: float = 120.0,
+    timeout: float | None = 120.0,
     threads: int = 1,
+    on_event: Callable[[Any], None] | None = None,
 ) -> list[Any]:
     """Call ``function(rank, *arguments)`` in every process; return the results in rank order.
 
-    Inside, the default process group (gloo) is ready. Results must be JSON values. Raises a
-    RunError that names the rank and its error; the traceback is in its notes.
+    Inside, the default process group (gloo) is ready, and ``emit`` sends an event to ``on_event``.
+    Results and events must be JSON values. The first failure ends all processes: an InputError is
+    raised again as it was, anything else as a RunError that names the rank; its notes hold the
+    traceback. So does an interruption of the parent end them.
     """
-    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
-        store = Path(folder) / "store"
-        workers, pipes = [], []
-        for rank in range(processes):
-            receiver, sender = context.Pipe(duplex=False)
-            target = (sender, store, rank, processes, threads, timeout, function, arguments)
-            worker = context.Process(target=_work, args=target, daemon=True)
-            worker.start()
-            sender.close()
-            workers.append(worker)
-            pipes.append(receiver)
+        job = Job(function, arguments, processes, threads, timeout, Path(folder) / "store")
+        workers, pipes = _start(job)
         answers: dict[int, dict[str, Any]] = {}
         try:
-            answers = _collect(pipes, timeout)
+            answers = _collect(pipes, timeout, on_event)
         finally:
             healthy = len(answers) == processes and all("result" in a for a in answers.values())
             for worker in workers:
@@ -58,77 +72,138 @@ def run_forked(
                 if worker.is_alive():
                     worker.kill()
                     worker.join()
-    return _results(answers, processes, timeout)
+    return _results(answers, job)
 
 
-def _work(
-    pipe: Connection,
-    store: Path,
-    rank: int,
-    processes: int,
-    threads: int,
-    timeout: float,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
+def emit(event: Any) -> None:
+    """Send an event from a forked process to its parent."""
+    _to_parent[0].send_bytes(json.dumps({"event": event}).encode())
+
+
+def _start(job: Job) -> tuple[list[BaseProcess], list[Connection]]:
+    context = multiprocessing.get_context("fork")
+    workers: list[BaseProcess] = []
+    pipes: list[Connection] = []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads: torch's wait idle, and no lock is held
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        for rank in range(job.processes):
+            receiver, sender = context.Pipe(duplex=False)
+            worker = context.Process(target=_work, args=(sender, rank, job, os.getpid()))
+            worker.daemon = True
+            worker.start()
+            sender.close()
+            workers.append(worker)
+            pipes.append(receiver)
+    return workers, pipes
+
+
+def _work(pipe: Connection, rank: int, job: Job, parent: int) -> None:
     """Run one rank and leave the process without the parent's exit handlers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent)
+    _to_parent[:] = [pipe]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         import torch
         import torch.distributed as dist
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(job.threads)
+        limit = {} if job.timeout is None else {"timeout": datetime.timedelta(seconds=job.timeout)}
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{store}",
+            init_method=f"file://{job.store}",
             rank=rank,
-            world_size=processes,
-            timeout=datetime.timedelta(seconds=timeout),
+            world_size=job.processes,
+            **limit,
         )
-        answer = {"result": function(rank, *arguments)}
-        dist.barrier()
-        pipe.send_bytes(json.dumps(answer).encode())
-        dist.destroy_process_group()
+        result = job.function(rank, *job.arguments)
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+        pipe.send_bytes(json.dumps({"result": result}).encode())
     except BaseException as error:
-        text = (
-            str(error) if isinstance(error, ShardplanError) else f"{type(error).__name__}: {error}"
-        )
-        failure = {"error": text, "traceback": traceback.format_exc(), "time": time.monotonic()}
         with contextlib.suppress(OSError):
-            pipe.send_bytes(json.dumps(failure).encode())
+            pipe.send_bytes(json.dumps(failure(error)).encode())
         os._exit(1)
     os._exit(0)
 
 
-def _collect(pipes: list[Connection], timeout: float) -> dict[int, dict[str, Any]]:
-    """Return what each rank sent; ranks that died silently or are late are missing."""
+def failure(error: BaseException) -> dict[str, Any]:
+    """Describe an error as JSON values."""
+    known = isinstance(error, ShardplanError)
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return {
+        "error": str(error) if known else f"{type(error).__name__}: {first_line}",
+        "exit_code": error.exit_code if isinstance(error, ShardplanError) else RunError.exit_code,
+        "traceback": "".join(traceback.format_exception(error)),
+        "time": time.time(),
+    }
+
+
+def raise_failure(rank: int, failed: dict[str, Any]) -> None:
+    """Raise what a rank reported as an error of this process."""
+    error: ShardplanError = RunError(f"rank {rank}: {failed['error']}")
+    if failed.get("exit_code") == InputError.exit_code:
+        error = InputError(failed["error"])
+    error.add_note(failed.get("traceback", ""))
+    raise error
+
+
+def end_with(parent: int) -> None:
+    """Have Linux end this process when the parent is gone, however it ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went before that call
+            os._exit(1)
+
+
+def _collect(
+    pipes: list[Connection], timeout: float | None, on_event: Callable[[Any], None] | None
+) -> dict[int, dict[str, Any]]:
+    """Return what each rank answered; ranks that are late are missing."""
     answers: dict[int, dict[str, Any]] = {}
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
-    deadline = time.monotonic() + timeout
-    while waiting and (left := deadline - time.monotonic()) > 0:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while waiting:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
         for pipe in wait(list(waiting), timeout=left):
             assert isinstance(pipe, Connection)
-            rank = waiting.pop(pipe)
-            try:
-                answers[rank] = json.loads(pipe.recv_bytes())
-            except EOFError:
-                answers[rank] = {"error": "ended without an answer", "time": time.monotonic()}
-            if "error" in answers[rank]:
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            message = _receive(pipe)
+            if "event" in message:
+                if on_event is not None:
+                    on_event(message["event"])
+                continue
+            answers[waiting.pop(pipe)] = message
+            if "error" in message:
+                soon = time.monotonic() + GRACE_SECONDS
+                deadline = soon if deadline is None else min(deadline, soon)
     for pipe in pipes:
         pipe.close()
     return answers
 
 
-def _results(answers: dict[int, dict[str, Any]], processes: int, timeout: float) -> list[Any]:
+def _receive(pipe: Connection) -> dict[str, Any]:
+    try:
+        message: dict[str, Any] = json.loads(pipe.recv_bytes())
+    except (EOFError, OSError):
+        # a rank that dies without a word is the cause of the others' errors, not their effect
+        return {"error": "ended without a word (killed, or out of memory)", "time": 0.0}
+    return message
+
+
+def _results(answers: dict[int, dict[str, Any]], job: Job) -> list[Any]:
     """Return the results in rank order, or raise the failure that happened first."""
     failures = {rank: answer for rank, answer in answers.items() if "error" in answer}
     if failures:
-        rank = min(failures, key=lambda failed: failures[failed]["time"])
-        failed = RunError(f"rank {rank}: {failures[rank]['error']}")
-        failed.add_note(failures[rank].get("traceback", ""))
-        raise failed
-    late = [str(rank) for rank in range(processes) if rank not in answers]
+        first = min(failures, key=lambda rank: failures[rank]["time"])
+        raise_failure(first, failures[first])
+    late = [str(rank) for rank in range(job.processes) if rank not in answers]
     if late:
-        raise RunError(f"no answer within {timeout:.0f} s from rank {', '.join(late)}")
-    return [answers[rank]["result"] for rank in range(processes)]
+        raise RunError(f"no answer within {job.timeout:.0f} s from rank {', '.join(late)}")
+    return [answers[rank]["result"] for rank in range(job.processes)]

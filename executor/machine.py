@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,14 +23,18 @@ from hardware_profiles.measurement import (
     this_host,
 )
 
-WINDOW: Final = 0.6  # seconds that each rate is measured for
+# Each rate is measured in several windows; the best one counts, so that other programs disturb
+# less. A window is longer than the operating system's time slices, and its rate the mean of all
+# processes, so that a process that has a core to itself for a moment does not win.
+WINDOW: Final = 0.15  # seconds
+WINDOWS: Final = 4
 MATRIX: Final = 512  # rows and columns of the CPU's matmuls: larger ones are hardly faster
 GPU_MATRIX: Final = 8192
 COPY_BYTES: Final = 2**25  # larger than a core's share of the cache
 CHAIN: Final = 100  # small operators in one forward and backward pass
 COLLECTIVE_BYTES: Final = (2**10, 2**16, 2**20, 2**23)
 MESSAGE_BYTES: Final = (2**10, 2**18, 2**22)
-COLLECTIVE_SECONDS: Final = 0.3
+COLLECTIVE_SECONDS: Final = 0.1
 LONGEST: Final = 120.0  # seconds until the measurement is given up
 
 
@@ -50,8 +53,9 @@ def measure_machine(processes: int) -> MachineMeasurement:
     threads = threads_per_process(processes)
     ranks = run_forked(_measure_rank, processes, processes, timeout=LONGEST, threads=threads)
 
-    def middle(key: str) -> float:
-        return float(statistics.median(rank[key] for rank in ranks))
+    def best(key: str) -> float:
+        """Return the calls or units of work per second and process in the best window."""
+        return float(np.mean([rank[key] for rank in ranks], axis=0).max())
 
     links: dict[str, Any] = {}
     if processes > 1:
@@ -73,9 +77,9 @@ def measure_machine(processes: int) -> MachineMeasurement:
         processes=processes,
         torch_version=torch.__version__,
         date=datetime.date.today().isoformat(),
-        gemm_flops={precision: middle(precision) for precision in ("fp64", "fp32", "bf16")},
-        memory_bandwidth=middle("memory_bandwidth"),
-        operator_seconds=middle("operator_seconds"),
+        gemm_flops={precision: best(precision) for precision in ("fp64", "fp32", "bf16")},
+        memory_bandwidth=best("memory_bandwidth"),
+        operator_seconds=1.0 / best("operators_per_second"),
         **links,
     )
 
@@ -85,17 +89,16 @@ def measure_gpu() -> dict[str, Any]:
     import torch
 
     rates = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    wait = torch.cuda.synchronize
     return {
         "schema_version": 1,
         "device": torch.cuda.get_device_name(0),
         "torch_version": torch.__version__,
         "date": datetime.date.today().isoformat(),
         "gemm_flops": {
-            name: _matmul_rate(dtype, GPU_MATRIX, "cuda", wait) for name, dtype in rates.items()
+            name: max(_matmul_rates(dtype, GPU_MATRIX, "cuda")) for name, dtype in rates.items()
         },
-        "memory_bandwidth": _copy_rate(32 * COPY_BYTES, "cuda", wait),
-        "operator_seconds": _operator_seconds("cuda", wait),
+        "memory_bandwidth": max(_copy_rates(32 * COPY_BYTES, "cuda")),
+        "operator_seconds": 1.0 / max(_operator_rates("cuda")),
     }
 
 
@@ -151,60 +154,59 @@ def free_memory_bytes(
 def _measure_rank(rank: int, processes: int) -> dict[str, Any]:
     """Measure in one process; every rank runs the same sequence at the same time."""
     import torch
-    import torch.distributed as dist
 
     measured: dict[str, Any] = {}
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
     for name, dtype in dtypes.items():
-        dist.barrier()
-        measured[name] = _matmul_rate(dtype, MATRIX, "cpu")
-    dist.barrier()
-    measured["memory_bandwidth"] = _copy_rate(COPY_BYTES, "cpu")
-    dist.barrier()
-    measured["operator_seconds"] = _operator_seconds("cpu")
+        measured[name] = _matmul_rates(dtype, MATRIX, "cpu")
+    measured["memory_bandwidth"] = _copy_rates(COPY_BYTES, "cpu")
+    measured["operators_per_second"] = _operator_rates("cpu")
     if processes > 1:
         measured["all_reduce_seconds"] = [_all_reduce_seconds(size) for size in COLLECTIVE_BYTES]
         measured["message_seconds"] = [_message_seconds(rank, size) for size in MESSAGE_BYTES]
     return measured
 
 
-def _no_wait() -> None:
-    """Wait for nothing: a CPU operator has finished when it returns."""
+def _calls_per_second(call: Callable[[], object], device: str) -> list[float]:
+    """Return how often all processes together can repeat a call per second, window by window."""
+    import torch
+    import torch.distributed as dist
 
-
-def _seconds_per_call(call: Callable[[], object], wait: Callable[[], None] = _no_wait) -> float:
-    """Return the mean seconds of a call that is repeated for WINDOW seconds after a first one."""
     call()
-    wait()
-    begin, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - begin) < WINDOW or count == 0:
-        call()
-        count += 1
-        if count % 8 == 0:
-            wait()
-    wait()
-    elapsed = time.perf_counter() - begin
-    return elapsed / count
+    rates = []
+    for _ in range(WINDOWS):
+        if dist.is_initialized():
+            dist.barrier()
+        begin, count, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < WINDOW:
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            count += 1
+            elapsed = time.perf_counter() - begin
+        rates.append(count / elapsed)
+    return rates
 
 
-def _matmul_rate(dtype: Any, size: int, device: str, wait: Callable[[], None] = _no_wait) -> float:
+def _matmul_rates(dtype: Any, size: int, device: str) -> list[float]:
     import torch
 
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
-    return 2.0 * size**3 / _seconds_per_call(lambda: torch.mm(left, right, out=out), wait)
+    rates = _calls_per_second(lambda: torch.mm(left, right, out=out), device)
+    return [2.0 * size**3 * rate for rate in rates]
 
 
-def _copy_rate(size: int, device: str, wait: Callable[[], None] = _no_wait) -> float:
+def _copy_rates(size: int, device: str) -> list[float]:
     import torch
 
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
-    return 2.0 * size / _seconds_per_call(lambda: target.copy_(source), wait)
+    return [2.0 * size * rate for rate in _calls_per_second(lambda: target.copy_(source), device)]
 
 
-def _operator_seconds(device: str, wait: Callable[[], None] = _no_wait) -> float:
-    """Return the seconds of one tiny operator, autograd's bookkeeping included."""
+def _operator_rates(device: str) -> list[float]:
+    """Return tiny operators per second, autograd's bookkeeping included."""
     import torch
 
     leaf = torch.ones(8, device=device, requires_grad=True)
@@ -215,7 +217,7 @@ def _operator_seconds(device: str, wait: Callable[[], None] = _no_wait) -> float
             x = x * 1.0001
         torch.autograd.grad(x, leaf, torch.ones_like(x))
 
-    return _seconds_per_call(chain, wait) / (2 * CHAIN)
+    return [2.0 * CHAIN * rate for rate in _calls_per_second(chain, device)]
 
 
 def _all_reduce_seconds(size: int) -> float:
@@ -245,7 +247,7 @@ def _message_seconds(rank: int, size: int) -> float:
 
 
 def _together(call: Callable[[], object]) -> float:
-    """Return the mean seconds, on the slowest rank, of a call that all repeat equally often."""
+    """Return the seconds of a call that all ranks repeat together: slowest rank, best window."""
     import torch
     import torch.distributed as dist
 
@@ -260,4 +262,4 @@ def _together(call: Callable[[], object]) -> float:
 
     timed(1)
     count = int(COLLECTIVE_SECONDS / max(timed(3), 1e-6))
-    return timed(max(3, min(count, 300)))
+    return min(timed(max(3, min(count, 300))) for _ in range(WINDOWS))

@@ -1,0 +1,139 @@
+"""Everything that can be checked before a process is started; only the last check needs torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.plan_file import PlanFile, read_plan_file
+from cost_models.units import format_bytes
+from executor.data import Corpus, open_corpus
+from executor.machine import free_memory_bytes
+from executor.support import check_supported
+from hardware_profiles.errors import InputError
+
+MOST_PROCESSES: Final = 128  # on one machine without GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan and its data, read and checked."""
+
+    path: Path
+    sha256: str
+    file: PlanFile
+    corpus: Corpus
+
+    def identity(self) -> dict[str, Any]:
+        """Return which plan this is, for run.json."""
+        return {
+            "path": str(self.path),
+            "sha256": self.sha256,
+            "model": self.file.model.name,
+            "cluster": self.file.cluster.name,
+            "plan": self.file.plan.to_dict(),
+            "workload": self.file.workload.to_dict(),
+        }
+
+
+def prepare(path: Path, data: str, *, seed: int, tokenizer: str | None) -> Prepared:
+    """Read and check a plan and its data."""
+    file = read_plan_file(path)
+    check_supported(file)
+    corpus = open_corpus(
+        data,
+        vocab_size=file.model.vocab_size,
+        seq_len=file.workload.seq_len,
+        seed=seed,
+        tokenizer=tokenizer,
+    )
+    return Prepared(path, hashlib.sha256(path.read_bytes()).hexdigest(), file, corpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Torchrun:
+    """The place that torchrun gave this process."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+
+    @classmethod
+    def here(cls) -> Torchrun | None:
+        """Return the place from the environment; None outside torchrun."""
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return None
+        values = []
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            text = os.environ.get(name, os.environ["WORLD_SIZE"])
+            if not text.isdecimal():
+                raise InputError(f"environment: {name} = {text!r} (must be a whole number)")
+            values.append(int(text))
+        return cls(*values)
+
+
+def check_world(file: PlanFile, place: Torchrun) -> None:
+    """Check that torchrun started what the plan needs, here and on the other nodes."""
+    needed, started = file.plan.world_size, place.world_size
+    if needed != started:
+        raise InputError(f"the plan needs {needed} ranks, {started} were started")
+    gpus = count_gpus()
+    if 0 < gpus < place.local_world_size:
+        raise InputError(
+            f"{place.local_world_size} ranks were started on this machine, which has {gpus} GPUs"
+        )
+
+
+def check_machine(file: PlanFile) -> int:
+    """Check that this machine alone can run a plan; return its GPUs (0: it runs on the CPU)."""
+    needed, gpus = file.plan.world_size, count_gpus()
+    if gpus >= needed:
+        return gpus
+    if gpus > 0:
+        raise InputError(
+            f"the plan needs {needed} GPUs, this machine has {gpus}; start it on all nodes with "
+            f"torchrun --nnodes N --nproc-per-node {gpus} … -m executor run PLAN"
+        )
+    if needed > MOST_PROCESSES:
+        raise InputError(
+            f"the plan needs {needed} ranks (at most {MOST_PROCESSES} processes on one machine "
+            "without GPUs)"
+        )
+    wanted, free = total_bytes(file), free_memory_bytes()
+    if wanted is not None and wanted > free:
+        raise InputError(
+            f"the plan's {needed} ranks need about {format_bytes(wanted)} of memory together, "
+            f"{format_bytes(free)} are free on this machine"
+        )
+    return 0
+
+
+def count_gpus() -> int:
+    """Return the GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def total_bytes(file: PlanFile) -> float | None:
+    """Return the predicted tensor bytes of all ranks; None where the plan predicts none."""
+    memory = file.prediction.get("memory")
+    stages = memory.get("stages", []) if isinstance(memory, dict) else []
+    found = [stage.get("peak_bytes") for stage in stages if isinstance(stage, dict)]
+    sizes = [float(size) for size in found if isinstance(size, (int, float))]
+    if not sizes:
+        return None
+    return sum(sizes) * file.plan.data_parallel * file.plan.tensor_parallel
+
+
+def notes(file: PlanFile, gpus: int) -> list[str]:
+    """Return what the reader of the results must know."""
+    if gpus == 0 and file.cluster.accelerator.device != "cpu":
+        return [
+            f"no GPU here: the plan for {file.cluster.name} runs on {file.plan.world_size} CPU "
+            "processes, whose times say nothing about that cluster"
+        ]
+    return []

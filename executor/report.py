@@ -1,0 +1,218 @@
+"""What was predicted beside what was measured: as rows, as text, and as the file run.json."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.units import format_bytes, format_seconds
+from hardware_profiles.errors import InputError
+from hardware_profiles.reading import write_text_atomically
+
+SCHEMA_VERSION: Final = 1
+LINE: Final = 80
+UNKNOWN: Final = "–"
+PARTS: Final = ("weights", "gradients", "optimizer")  # categories that both sides name alike
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number, predicted and measured; None: unknown."""
+
+    name: str
+    unit: str  # seconds, bytes, tokens_per_second or collectives
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Signed relative error of the prediction."""
+        if self.predicted is None or not self.measured:
+            return None
+        return self.predicted / self.measured - 1.0
+
+
+def compare(
+    prediction: Mapping[str, Any], measured: Mapping[str, Any], tokens_per_step: int
+) -> list[Row]:
+    """Return the rows of the comparison; what a plan.json does not predict is None there."""
+    return [
+        *_time_rows(prediction.get("time", {}), measured, tokens_per_step),
+        *_memory_rows(prediction.get("memory", {}), measured["ranks"]),
+        *_communication_rows(prediction.get("communication", []), measured["ranks"]),
+    ]
+
+
+def _time_rows(
+    predicted: Mapping[str, Any], measured: Mapping[str, Any], tokens: int
+) -> Iterator[Row]:
+    seconds = predicted.get("step_seconds")
+    rate = tokens / seconds if seconds else None
+    yield Row("step time", "seconds", seconds, measured["step_seconds"])
+    yield Row("tokens per second", "tokens_per_second", rate, measured["tokens_per_second"])
+
+
+def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row]:
+    """Compare live tensors stage by stage, and on the fullest rank by category."""
+    stages = {entry["stage"]: entry for entry in predicted.get("stages", [])}
+    found = sorted({rank["stage"] for rank in ranks})
+    for stage in found:
+        fullest = max(_peak(rank) for rank in ranks if rank["stage"] == stage)
+        name = f"peak memory, pipeline rank {stage}" if len(found) > 1 else "peak memory"
+        yield Row(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
+    worst = max(ranks, key=_peak)
+    parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
+    for part in PARTS:
+        yield Row(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
+    rest = [part for part in worst["memory"]["parts"] if part not in PARTS]
+    known = [parts[part] for part in ("activations", "logits", "buffers") if part in parts]
+    yield Row("  everything else", "bytes", sum(known) if known else None, _part(worst, rest))
+
+
+def _peak(rank: Mapping[str, Any]) -> int:
+    """Return the bytes of live tensors; on a GPU those that the allocator counted."""
+    memory = rank["memory"]
+    allocated = memory.get("allocated_bytes")
+    return int(memory["peak_bytes"] if allocated is None else allocated)
+
+
+def _allocated(stage: Mapping[str, Any]) -> float | None:
+    value = stage.get("allocated_bytes", stage.get("peak_bytes"))
+    return None if value is None else float(value)
+
+
+def _part(rank: Mapping[str, Any], parts: Iterable[str]) -> float:
+    return float(sum(rank["memory"]["parts"].get(part, 0) for part in parts))
+
+
+def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Row]:
+    """Compare the bytes of a step by axis and kind: one rank of each pipeline rank, added up."""
+    world = ranks[0].get("world_axis", "world")
+    expected = collective_bytes(
+        {**record, "axis": world if record["axis"] == "world" else record["axis"]}
+        for record in predicted
+    )
+    counted = measured_collective_bytes(ranks)
+    for axis, kind in sorted({*expected, *counted}):
+        yield Row(
+            f"{kind} ({axis})",
+            "bytes",
+            float(expected.get((axis, kind), 0)) if predicted else None,
+            float(counted.get((axis, kind), 0)),
+        )
+
+
+def collective_bytes(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    """Add up the bytes of records ``{axis, kind, bytes}`` by axis and kind."""
+    total: dict[tuple[str, str], int] = {}
+    for record in records:
+        key = (record["axis"], record["kind"])
+        total[key] = total.get(key, 0) + record["bytes"]
+    return total
+
+
+def measured_collective_bytes(ranks: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    """Return the bytes of the busiest rank of every pipeline rank, added up over the pipeline."""
+    by_stage: dict[tuple[int, str, str], int] = {}
+    for rank in ranks:
+        for (axis, kind), size in collective_bytes(rank["communication"]).items():
+            key = (rank["stage"], axis, kind)
+            by_stage[key] = max(by_stage.get(key, 0), size)
+    return collective_bytes(
+        {"axis": axis, "kind": kind, "bytes": size} for (_, axis, kind), size in by_stage.items()
+    )
+
+
+def as_text(rows: Iterable[Row], *, on_gpu: bool) -> str:
+    """Return the comparison as a table of plain text, with a line that says what is compared."""
+    head = ("", "predicted", "measured", "prediction is")
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(head)))]
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join([*lines, "", _what_is_compared(on_gpu)])
+
+
+def _cells(row: Row) -> tuple[str, str, str, str]:
+    difference = row.difference
+    if row.predicted is not None and row.predicted == row.measured:
+        words = "equal"
+    elif difference is None:
+        words = UNKNOWN
+    else:
+        words = f"{abs(difference):.1%} {'high' if difference > 0 else 'low'}"
+    return row.name, _format(row.predicted, row.unit), _format(row.measured, row.unit), words
+
+
+def _format(value: float | None, unit: str) -> str:
+    if value is None:
+        return UNKNOWN
+    if unit == "seconds":
+        return format_seconds(value)
+    return format_bytes(value) if unit == "bytes" else f"{value:,.0f}"
+
+
+def _what_is_compared(on_gpu: bool) -> str:
+    memory = (
+        "Memory is what the CUDA allocator gave to tensors (max_memory_allocated)."
+        if on_gpu
+        else "Memory is the bytes of live tensors on a CPU rank in one step, without allocator "
+        "slack, Python and libraries."
+    )
+    return textwrap.fill(
+        f"{memory} Collectives are bytes of whole tensors in one step, on one rank of each "
+        "pipeline rank. Step time is the median, without the first and the last step.",
+        width=LINE,
+    )
+
+
+def run_document(
+    plan: Mapping[str, Any], options: Mapping[str, Any], answer: Mapping[str, Any], rows: list[Row]
+) -> dict[str, Any]:
+    """Return the contents of run.json, and of what ``--json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "plan": dict(plan),
+        "options": dict(options),
+        **answer,
+        "comparison": [{**asdict(row), "difference": row.difference} for row in rows],
+    }
+
+
+def claim_folder(output: Path | None) -> Path:
+    """Make the folder of a run: the named one, or a new one in ``runs``; nothing is overwritten."""
+    try:
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            if any(output.iterdir()):
+                raise InputError(f"{output}: is not empty; choose another --output")
+            return output
+        name = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+        for attempt in range(1, 1000):
+            folder = Path("runs") / (name if attempt == 1 else f"{name}-{attempt}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                if not Path("runs").is_dir():
+                    raise
+                continue
+            return folder
+    except OSError as error:
+        raise InputError(f"{output or 'runs'}: cannot be made: {error.strerror}") from None
+    raise InputError("runs: holds a thousand runs of this second; name one with --output")
+
+
+def write_run(folder: Path, document: Mapping[str, Any]) -> Path:
+    """Write run.json and return where it is."""
+    path = folder / "run.json"
+    write_text_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    return path
