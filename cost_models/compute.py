@@ -227,12 +227,18 @@ def layer_seconds(
 def head_seconds(
     model: ModelSpec, tokens: Real, tensor_parallel: Count, compute_bytes: float, rate: Rates
 ) -> PassSeconds:
-    """Output projection and cross-entropy: the matmul, and ten fp32 passes over the logits."""
+    """Output projection and cross-entropy: the matmul, and ten fp32 passes over the logits.
+
+    A head's other matrices (a masked language model's, OPT's projection) are whole on every rank.
+    """
     if not model.head_multiply:
         zero = np.zeros_like(np.multiply(1.0, tokens))
         return PassSeconds(zero, zero, zero)
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
-    matmul = matmul_seconds(tokens, float(model.hidden_size), outputs, compute_bytes, rate)
+    inputs = model.head_multiply / model.vocab_size
+    matmul = matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)
+    others = tuple(w for w in model.head if w.cut != "vocab")
+    matmul = matmul + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
     # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
     # twice, write
     passes = 4.0 * tokens * outputs / rate.memory

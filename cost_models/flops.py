@@ -72,14 +72,19 @@ def layer_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
 def head_flops_per_token(model: ModelSpec) -> float:
     """Forward FLOP of the output projection (and a masked-LM head's matrices) for one token."""
     dense = sum(2.0 * w.numel for w in model.head if w.role == "linear")
-    listed = any(w.role == "linear" and w.numel == model.head_multiply for w in model.head)
+    listed = any(w.role == "linear" and w.cut == "vocab" for w in model.head)
     return dense if listed else dense + 2.0 * model.head_multiply
+
+
+def embedding_flops_per_token(model: ModelSpec) -> float:
+    """Forward FLOP of the embedding block for one token: a look-up is none, a projection is."""
+    return sum(2.0 * w.numel for w in model.embedding if w.role == "linear")
 
 
 def forward_flops_per_token(model: ModelSpec, seq_len: Count) -> Real:
     """Forward FLOP of the whole model for one token."""
     layers = sum(layer_flops_per_token(model.kinds[kind], seq_len) for kind in model.pattern)
-    return layers + head_flops_per_token(model)
+    return layers + head_flops_per_token(model) + embedding_flops_per_token(model)
 
 
 def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Count) -> Real:

@@ -1,0 +1,153 @@
+"""Small models, settings and tables of plans that several tests use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from cost_models.estimate import Setting
+from cost_models.families import model_spec
+from cost_models.legality import Question, legality_codes
+from cost_models.model import ModelSpec
+from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.presets import load_preset
+from cost_models.workload import Workload
+from hardware_profiles.software import software_profile
+from hardware_profiles.spec import parse_cluster
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+}
+GPT3 = {
+    "model_type": "gpt2",
+    "n_embd": 12288,
+    "n_head": 96,
+    "n_layer": 96,
+    "n_positions": 2048,
+    "vocab_size": 51200,
+    "activation_function": "gelu",
+}
+# one of each kind that the formulas tell apart
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama tied": LLAMA | {"tie_word_embeddings": True},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_head": 8,
+        "n_layer": 6,
+        "n_positions": 512,
+        "vocab_size": 512,
+    },
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_hidden_layers": 4},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8},
+    "t5": {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_kv": 8,
+        "d_ff": 128,
+        "num_layers": 4,
+        "num_heads": 8,
+        "vocab_size": 512,
+    },
+}
+
+
+def llama(**changes: Any) -> ModelSpec:
+    return model_spec(LLAMA | changes, name="tiny")
+
+
+@cache
+def sample_model(name: str) -> ModelSpec:
+    if name in CONFIGS:
+        return model_spec(CONFIGS[name], name=name)
+    return model_spec(load_preset(name).config, name=name)
+
+
+def make_setting(
+    model: str | ModelSpec = "llama",
+    cluster: str = "8xA100-80GB",
+    *,
+    seq_len: int = 256,
+    global_batch_size: int = 16,
+    software: str = "shardplan",
+    **workload: Any,
+) -> Setting:
+    spec = sample_model(model) if isinstance(model, str) else model
+    return Setting(
+        spec,
+        parse_cluster(cluster),
+        Workload(seq_len, global_batch_size, **workload),
+        software_profile(software),
+    )
+
+
+def question(setting: Setting) -> Question:
+    return Question(setting.model, setting.workload, setting.cluster.num_gpus)
+
+
+def all_plans(
+    setting: Setting,
+    *,
+    virtual_stages: tuple[int, ...] = (1, 2, 3, 4),
+    recompute: tuple[str, ...] = RECOMPUTE,
+) -> Iterator[Plan]:
+    """Every plan that uses all accelerators and the whole batch, legal or not, by nested loops."""
+    gpus, batch = setting.cluster.num_gpus, setting.workload.global_batch_size
+    for data, tensor in itertools.product(range(1, gpus + 1), repeat=2):
+        if gpus % (data * tensor) or batch % data:
+            continue
+        share = batch // data
+        for micro, virtual, schedule, zero, sequence, again in itertools.product(
+            [size for size in range(1, share + 1) if share % size == 0],
+            virtual_stages,
+            SCHEDULES,
+            range(4),
+            (False, True),
+            recompute,
+        ):
+            yield Plan(
+                data_parallel=data,
+                tensor_parallel=tensor,
+                pipeline_parallel=gpus // (data * tensor),
+                virtual_stages=virtual,
+                pipeline_schedule=schedule,  # type: ignore[arg-type]
+                zero_stage=zero,
+                sequence_parallel=sequence,
+                recompute=again,  # type: ignore[arg-type]
+                micro_batch_size=micro,
+                num_microbatches=share // micro,
+            )
+
+
+@cache
+def legal_table(setting_key: tuple[str, str, int, int, str, str]) -> tuple[Setting, PlanTable]:
+    """A setting and all its legal plans; the key is hashable so that it is made once."""
+    model, cluster, seq_len, batch, software, kernel = setting_key
+    setting = make_setting(
+        model,
+        cluster,
+        seq_len=seq_len,
+        global_batch_size=batch,
+        software=software,
+        attention_kernel=kernel,
+    )
+    table = PlanTable.from_plans(list(all_plans(setting)))
+    return setting, table.rows(legality_codes(question(setting), table) == 0)
+
+
+def columns(record: Any) -> dict[str, np.ndarray]:
+    """The fields of a dataclass of columns."""
+    return {f.name: np.asarray(getattr(record, f.name)) for f in fields(record)}
