@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -19,7 +20,19 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["Conv1D", "apply_rotary_pos_emb", "causal_lm", "hugging_face_config", "replicate"]
+__all__ = [
+    "Conv1D",
+    "all_gather",
+    "apply_rotary_pos_emb",
+    "causal_lm",
+    "hugging_face_config",
+    "reduce_scatter",
+    "replicate",
+]
+
+# torch 2.13 renamed them and warns of the old names
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 # what a config of transformers says about files, generation or tools, not about the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")

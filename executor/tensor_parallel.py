@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from executor.compat import all_gather, reduce_scatter
+
 
 @dataclass(frozen=True, slots=True)
 class TensorAxis:
@@ -171,7 +173,7 @@ class _Pending:
 def _gather(axis: TensorAxis, x: Tensor) -> _Pending:
     """All-gather (B, s, H) to (B, S, H)."""
     whole = x.new_empty(axis.size * x.size(0), *x.shape[1:])
-    work = dist.all_gather_into_tensor(whole, x.contiguous(), group=axis.group, async_op=True)
+    work = all_gather(whole, x.contiguous(), group=axis.group, async_op=True)
     return _Pending(work, whole, axis.size)
 
 
@@ -183,4 +185,4 @@ def _reduce(axis: TensorAxis, x: Tensor) -> _Pending:
     parts = x.view(sequences, axis.size, tokens, width).transpose(0, 1).contiguous()
     own = x.new_empty(sequences, tokens, width)
     parts = parts.view(-1, tokens, width)
-    return _Pending(dist.reduce_scatter_tensor(own, parts, group=axis.group, async_op=True), own)
+    return _Pending(reduce_scatter(own, parts, group=axis.group, async_op=True), own)

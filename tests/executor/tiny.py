@@ -1,0 +1,87 @@
+"""Models small enough to train in a test, and plans for them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, cast
+
+import torch
+
+from cost_models.families import model_spec
+from cost_models.plan import Plan, split_layers
+from cost_models.plan_file import PlanFile
+from cost_models.workload import Workload
+from executor.forked import run_forked
+from executor.verify import Verification, verify
+from hardware_profiles.schema import Cluster
+
+SEQ_LEN = 16
+NO_CLUSTER = cast(Cluster, None)  # the executor takes the machine as it is
+_LLAMA = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**_LLAMA, "attention_bias": True, "mlp_bias": True},
+    "mistral": {**_LLAMA, "sliding_window": 5},
+    "qwen2": {**_LLAMA, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    "qwen3": {**_LLAMA, "head_dim": 16},
+    "gpt2": {"vocab_size": 128, "n_embd": 64, "n_head": 8, "n_positions": 32},
+}
+
+
+def tiny(
+    plan: Plan,
+    family: str = "llama",
+    *,
+    tied: bool = False,
+    num_layers: int = 4,
+    layer_ranges: tuple[tuple[int, int], ...] | None = None,
+    precision: str = "fp64",
+    optimizer: str = "sgd",
+    attention_kernel: str = "flash",
+    **config: Any,
+) -> PlanFile:
+    """Return a plan file for a tiny model."""
+    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    values = {"model_type": family, **CONFIGS[family], "tie_word_embeddings": tied}
+    values |= {layers: num_layers, **config}
+    workload = Workload(
+        seq_len=SEQ_LEN,
+        global_batch_size=plan.global_batch_size,
+        precision=cast(Any, precision),
+        optimizer=cast(Any, optimizer),
+        attention_kernel=cast(Any, attention_kernel),
+    )
+    return PlanFile(
+        model=model_spec(values, name=f"tiny {family}", where="test"),
+        cluster=NO_CLUSTER,
+        workload=workload,
+        plan=plan,
+        layer_ranges=layer_ranges or split_layers(num_layers, plan.num_stages),
+    )
+
+
+def random_batch(file: PlanFile, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and labels of one global batch."""
+    shape = (file.workload.global_batch_size, file.workload.seq_len + 1)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(file.model.vocab_size, shape, generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def verified(file: PlanFile, prepare: Any = None) -> Verification:
+    """Run ``verify`` on the plan's ranks; ``prepare`` is called in each of them first."""
+    answer = run_forked(_verify, file.plan.world_size, file, prepare, timeout=120)[0]
+    return Verification(**answer)
+
+
+def _verify(rank: int, file: PlanFile, prepare: Any) -> dict[str, Any] | None:
+    if prepare is not None:
+        prepare()
+    found = verify(file, seed=1, batches=2)
+    return None if found is None else asdict(found)
