@@ -20,6 +20,8 @@ import numpy as np
 
 from cost_models.activations import (
     FULL,
+    NONE,
+    SELECTIVE,
     backward_working_bytes_per_token,
     layer_regions,
     logits_bytes_per_token,
@@ -234,7 +236,11 @@ def _rank_activations(
             )
 
         saved = saved + count * per_token(table.recompute)
-        again = np.where(table.recompute == FULL, per_token(0), 0.0)
+        # what was dropped is there again while its layer is walked backward
+        dropped = np.where(
+            table.recompute == SELECTIVE, per_token(NONE) - per_token(SELECTIVE), 0.0
+        )
+        again = np.where(table.recompute == FULL, per_token(NONE), dropped)
         walk = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel
         )

@@ -62,7 +62,7 @@ class RankSeconds:
     host: Real
     tensor_communication: Real
     pipeline_communication: Real
-    backward: Real  # of ``compute`` and ``recompute``, the backward half
+    backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
     data_communication: Real  # per step, before any overlap
     optimizer: Real  # per step
 
@@ -175,11 +175,11 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate)
         forward, backward = forward + head.forward, backward + head.backward
 
-    operators = _microbatch_operators(software, table, sum(rank.kind_counts))
-    device = forward + backward + again
-    starting = operators * rate.operator
-    # a GPU runs while the host starts the next kernels; on a CPU the two add up
-    host = starting if rate.host_is_device else np.maximum(0.0, starting - device)
+    starts_forward, starts_backward = _operator_seconds(
+        software, table, sum(rank.kind_counts), rate.operator
+    )
+    host_forward = _host_wait(starts_forward, forward, rate)
+    host_backward = _host_wait(starts_backward, backward + again, rate)
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
     params = rank_parameters(model, rank, tensor, table.pipeline_parallel).total
@@ -187,12 +187,12 @@ def rank_seconds(
     return RankSeconds(
         compute=forward + backward,
         recompute=again,
-        host=host,
+        host=host_forward + host_backward,
         tensor_communication=(1.0 - software.tensor_parallel_overlap)
         * by_axis["tensor"]
         / table.num_microbatches,
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
-        backward=backward + again,
+        backward=backward + again + host_backward,
         data_communication=by_axis["data"],
         optimizer=optimizer_seconds(shard, rate, software)
         + software.step_operators * rate.operator
@@ -200,10 +200,28 @@ def rank_seconds(
     )
 
 
-def _microbatch_operators(software: SoftwareProfile, table: PlanTable, layers: int) -> Real:
-    again = np.where(table.recompute == FULL, software.layer_operators_forward, 0.0)
-    layer = software.layer_operators_forward + software.layer_operators_backward + again
-    return layers * layer + software.microbatch_operators
+def _operator_seconds(
+    software: SoftwareProfile, table: PlanTable, layers: int, operator: float
+) -> tuple[Real, Real]:
+    """Host seconds that starting the operators of a forward and of a backward pass takes.
+
+    Recomputation starts the forward operators again; those outside the layers are shared out like a
+    layer's.
+    """
+    forward, backward = software.layer_operators_forward, software.layer_operators_backward
+    outside = software.microbatch_operators / (forward + backward)
+    again = np.where(table.recompute == FULL, forward, 0.0)
+    starts_forward = layers * forward + outside * forward
+    starts_backward = layers * (backward + again) + outside * backward
+    return operator * starts_forward, operator * starts_backward
+
+
+def _host_wait(starting: Real, device: Real, rate: Rates) -> Real:
+    """Seconds that starting a pass adds to it.
+
+    A GPU runs while the host starts the next kernels; on a CPU the two add up.
+    """
+    return starting if rate.host_is_device else np.maximum(0.0, starting - device)
 
 
 def exposed_data_seconds(
@@ -212,13 +230,14 @@ def exposed_data_seconds(
     """Data-parallel seconds that no computation hides.
 
     ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
-    reduces
-    behind every one, ZeRO 3 also gathers behind every forward pass. A CPU's cores do both jobs.
+    reduces behind every one, ZeRO 3 also gathers behind every forward pass. Links work while a GPU
+    computes or waits for its host; a CPU's cores do both jobs.
     """
     hides = overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
-    forward = np.where(table.zero_stage >= 3, rank.compute + rank.recompute - rank.backward, 0.0)
+    passes = rank.compute + rank.recompute + rank.host
+    forward = np.where(table.zero_stage >= 3, passes - rank.backward, 0.0)
     window = hides * every * (rank.backward + forward)
     return np.maximum(0.0, rank.data_communication - window)
 
