@@ -112,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _measure(options)
         from executor.run import run
 
-        signal.signal(signal.SIGTERM, _interrupt)
         return run(options, given)
     except ShardplanError as error:
         return _fail(str(error), error, error.exit_code, given)
@@ -159,4 +158,5 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

@@ -55,9 +55,9 @@ def run_forked(
     """Call ``function(rank, *arguments)`` in every process; return the results in rank order.
 
     Inside, the default process group (gloo) is ready, and ``emit`` sends an event to ``on_event``.
-    Results and events must be JSON values. The first failure ends all processes: an InputError is
-    raised again as it was, anything else as a RunError that names the rank; its notes hold the
-    traceback. So does an interruption of the parent end them.
+    Results and events must be JSON values. The first failure ends all processes: errors with words
+    for the user are raised again as they were, anything else as a RunError that names the rank; the
+    notes hold the traceback. So does an interruption of the parent end them.
     """
     with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
         job = Job(function, arguments, processes, threads, timeout, Path(folder) / "store")
@@ -106,7 +106,8 @@ def _work(pipe: Connection, rank: int, job: Job, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
     _to_parent[:] = [pipe]
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         import torch
         import torch.distributed as dist
@@ -138,6 +139,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return {
         "error": str(error) if known else f"{type(error).__name__}: {first_line}",
+        "says_it_all": known,
         "exit_code": error.exit_code if isinstance(error, ShardplanError) else RunError.exit_code,
         "traceback": "".join(traceback.format_exception(error)),
         "time": time.time(),
@@ -146,9 +148,9 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 def raise_failure(rank: int, failed: dict[str, Any]) -> None:
     """Raise what a rank reported as an error of this process."""
-    error: ShardplanError = RunError(f"rank {rank}: {failed['error']}")
-    if failed.get("exit_code") == InputError.exit_code:
-        error = InputError(failed["error"])
+    words = failed["error"] if failed.get("says_it_all") else f"rank {rank}: {failed['error']}"
+    bad_input = failed.get("exit_code") == InputError.exit_code
+    error: ShardplanError = InputError(words) if bad_input else RunError(words)
     error.add_note(failed.get("traceback", ""))
     raise error
 

@@ -34,7 +34,7 @@ Task = Callable[[Emit], Any]  # what every rank does; rank 0 returns the answer
 
 def by_fork(file: PlanFile, task: Task, emit: Emit) -> Any:
     """Run a task on CPU processes of this machine and return rank 0's answer."""
-    from executor import train  # noqa: F401  what every process needs is imported once, before
+    from executor import session  # noqa: F401  what every process needs is imported once, before
 
     processes = file.plan.world_size
     threads = threads_per_process(processes)
@@ -57,7 +57,7 @@ def by_torchrun(file: PlanFile, arguments: Sequence[str], emit: Emit, *, gpus: i
     command += ["--nproc-per-node", str(processes), "-m", "executor", *arguments]
     environment = {
         "OMP_NUM_THREADS": str(threads_per_process(processes)),
-        **({} if gpus else {"GLOO_SOCKET_IFNAME": "lo"}),
+        **({} if gpus or sys.platform != "linux" else {"GLOO_SOCKET_IFNAME": "lo"}),
         **os.environ,
         REPORT_TO: str(os.getpid()),
     }
@@ -97,24 +97,28 @@ def _follow(started: subprocess.Popen[str], emit: Emit) -> Any:
         else:
             answers.append(report["answer"])
     code = started.wait()
+    log = "".join(others)
+    if (killed := _killed_rank(log)) is not None:  # the cause of what the other ranks report
+        raise killed
     if failures:
         raise_failure(*min(failures, key=lambda item: item[1]["time"]))
     if code or not answers:
-        raise _silent_failure(code, "".join(others))
+        error = RunError(f"torchrun ended with exit code {code}")
+        error.add_note(log)
+        raise error
     return answers[0]
 
 
-def _silent_failure(code: int, log: str) -> RunError:
-    """Return the error for a rank that died without a report, from what torchrun says."""
-    found = re.search(r"exitcode: (-?\d+)\D+ local_rank: (\d+)", log)
-    words = f"torchrun ended with exit code {code}"
-    if found is not None:
-        status, rank = int(found[1]), int(found[2])
-        how = f"by signal {-status} (9: often out of memory)" if status < 0 else f"with {status}"
-        words = f"rank {rank}: ended {how}"
-    error = RunError(words)
-    error.add_note(log)
-    return error
+def _killed_rank(log: str) -> RunError | None:
+    """Return the error for a rank that a signal ended, unless torchrun sent it."""
+    for found in re.finditer(r"rank +: (\d+) .*\n +exitcode +: -(\d+)", log):
+        number = int(found[2])
+        if number != signal.SIGTERM:
+            hint = " (often: out of memory)" if number == signal.SIGKILL else ""
+            error = RunError(f"rank {found[1]}: ended by signal {number}{hint}")
+            error.add_note(log)
+            return error
+    return None
 
 
 def _stop(started: subprocess.Popen[str]) -> None:

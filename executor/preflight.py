@@ -42,7 +42,10 @@ class Prepared:
 def prepare(path: Path, data: str, *, seed: int, tokenizer: str | None) -> Prepared:
     """Read and check a plan and its data."""
     file = read_plan_file(path)
-    check_supported(file)
+    try:
+        check_supported(file)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     corpus = open_corpus(
         data,
         vocab_size=file.model.vocab_size,

@@ -32,24 +32,25 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     place = Torchrun.here()
     if place is not None and REPORT_TO in os.environ:
-        prepared = prepare(
-            options.plan, options.data, seed=options.seed, tokenizer=options.tokenizer
-        )
-        return as_reporting_rank(place.rank, _task(options, prepared))
-    prepared = prepare(options.plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+        return as_reporting_rank(place.rank, lambda emit: _task(options, _prepare(options))(emit))
+    prepared = _prepare(options)
     if place is not None:
         check_world(prepared.file, place)
         return _join(options, prepared, place)
     gpus = check_machine(prepared.file)
     said = notes(prepared.file, gpus)
-    for note in said:
-        print(f"note: {note}", file=sys.stderr)
     with _folder(options) as folder, Progress(_steps(options), quiet=options.verify) as progress:
+        for note in said:
+            print(f"note: {note}", file=sys.stderr)
         if options.launcher == "torchrun" or (options.launcher == "auto" and gpus):
             answer = by_torchrun(prepared.file, arguments, progress, gpus=gpus)
         else:
             answer = by_fork(prepared.file, _task(options, prepared), progress)
         return finish(options, prepared, {"notes": said, **answer}, folder)
+
+
+def _prepare(options: argparse.Namespace) -> Prepared:
+    return prepare(options.plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
 
 
 def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> int:

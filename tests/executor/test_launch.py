@@ -1,0 +1,358 @@
+"""The command line: bad input is one line, runs end to end, failures and interruptions end all."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cost_models.plan import Plan
+from cost_models.plan_file import write_plan_file
+from executor import preflight
+from executor.__main__ import main
+from executor.forked import run_forked
+from executor.report import Row, as_text, claim_folder, compare
+from hardware_profiles.errors import InputError, RunError
+from hardware_profiles.spec import parse_cluster
+from tests.executor.tiny import tiny
+
+TEXT = "The keeper lit the lamp at dusk and put it out at dawn.\n" * 30
+FOUR = Plan(data_parallel=2, tensor_parallel=2, micro_batch_size=4)
+TWO = Plan(pipeline_parallel=2, micro_batch_size=4, num_microbatches=2)
+CLUSTER = parse_cluster("8xA100-80GB")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a plan (and a text beside it) and return its path."""
+
+    def write(plan, name="plan.json", prediction=None, **options):
+        (tmp_path / "text.txt").write_text(TEXT)
+        file = tiny(plan, vocab_size=256, precision="fp32", optimizer="adamw", **options)
+        file = replace(file, cluster=CLUSTER, prediction=prediction or {})
+        write_plan_file(tmp_path / name, file)
+        return tmp_path / name
+
+    return write
+
+
+def _command(*arguments):
+    return [sys.executable, "-m", "executor", *map(str, arguments)]
+
+
+def _run(*arguments, cwd):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        _command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+    )
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def _fails(capsys, message, *arguments, code=2):
+    assert main([str(argument) for argument in arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err), err
+
+
+def test_bad_arguments_and_files_are_one_line(write, tmp_path, capsys):
+    plan = write(FOUR)
+    (tmp_path / "empty.txt").touch()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "run.json").touch()
+    _fails(capsys, "COMMAND", *[])
+    _fails(capsys, "unrecognized arguments: --foo", "run", plan, "--foo")
+    _fails(capsys, r"--steps: '0' \(must be a whole number from 1\)", "run", plan, "--steps", 0)
+    _fails(capsys, r"learning-rate: 'nan' \(must be", "run", plan, "--learning-rate", "nan")
+    _fails(capsys, r"nope\.json: no such file", "run", tmp_path / "nope.json")
+    _fails(capsys, r"nope\.txt: no such file", "run", plan, "--data", tmp_path / "nope.txt")
+    _fails(capsys, r"empty\.txt: is empty", "run", plan, "--data", tmp_path / "empty.txt")
+    _fails(capsys, "is not empty; choose another --output", "run", plan, "--output", full)
+    _fails(capsys, r"--processes: '-1'", "measure", "--processes=-1")
+
+
+def test_a_plan_that_was_edited_by_hand_is_refused(write, tmp_path, capsys):
+    text = write(FOUR).read_text()
+    changed = tmp_path / "changed.json"
+
+    def edit(old, new):
+        assert old in text
+        changed.write_text(text.replace(old, new))
+        return changed
+
+    _fails(
+        capsys,
+        r"changed\.json: .*= 12, but workload.global_batch_size = 8",
+        "run",
+        edit('"data_parallel": 2', '"data_parallel": 3'),
+    )
+    _fails(
+        capsys,
+        r"changed\.json: tensor_parallel = 3 does not divide",
+        "run",
+        edit('"tensor_parallel": 2', '"tensor_parallel": 3'),
+    )
+    _fails(capsys, "not JSON", "run", edit('"plan": {', '"plan": {,'))
+    _fails(capsys, "unknown key 'zero_stag'", "run", edit('"zero_stage"', '"zero_stag"'))
+    _fails(
+        capsys,
+        r"changed\.json: the executor cannot run this plan: precision fp16",
+        "run",
+        edit('"precision": "fp32"', '"precision": "fp16"'),
+    )
+
+
+def test_a_world_of_another_size_is_refused(write, monkeypatch, capsys):
+    plan = write(Plan(data_parallel=8, micro_batch_size=1))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _fails(capsys, "the plan needs 8 ranks, 2 were started", "run", plan)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    _fails(capsys, "WORLD_SIZE = 'two'", "run", plan)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 1)
+    _fails(capsys, "8 ranks were started on this machine, which has 1 GPUs", "run", plan)
+
+
+def test_a_machine_that_is_too_small_is_refused(write, monkeypatch, capsys):
+    plan = write(FOUR)
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
+    _fails(capsys, "the plan needs 4 GPUs, this machine has 2", "run", plan)
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
+    monkeypatch.setattr(preflight, "MOST_PROCESSES", 3)
+    _fails(capsys, "the plan needs 4 ranks .at most 3 processes", "run", plan)
+    monkeypatch.undo()
+    stages = {"memory": {"stages": [{"stage": 0, "peak_bytes": 1e15}]}}
+    large = write(FOUR, "large.json", prediction=stages)
+    _fails(capsys, "the plan's 4 ranks need about .* of memory together", "run", large)
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys\nfrom executor.__main__ import parser\nparser().format_help()\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- the report --------------------------------------------------------------------------------
+
+
+def _rank(stage, peak, weights, sent):
+    return {
+        "stage": stage,
+        "memory": {"peak_bytes": peak, "parts": {"weights": weights, "activations": 7}},
+        "communication": [{"axis": "pipeline", "kind": "send", "count": 1, "bytes": sent}],
+    }
+
+
+def test_prediction_and_measurement_are_set_side_by_side():
+    measured = {
+        "step_seconds": 2.0,
+        "tokens_per_second": 50.0,
+        "ranks": [_rank(0, 100, 40, 8), _rank(0, 90, 40, 6), _rank(1, 60, 20, 5)],
+    }
+    prediction = {
+        "time": {"step_seconds": 1.0},
+        "memory": {
+            "stages": [
+                {"stage": 0, "peak_bytes": 500, "allocated_bytes": 100, "parts": {"weights": 40}},
+                {"stage": 1, "peak_bytes": 66},
+            ]
+        },
+        "communication": [
+            {"stage": 0, "axis": "pipeline", "kind": "send", "count": 1, "bytes": 8},
+            {"stage": 1, "axis": "pipeline", "kind": "send", "count": 1, "bytes": 6},
+        ],
+    }
+    rows = {row.name: row for row in compare(prediction, measured, 100)}
+    assert rows["step time"].difference == -0.5
+    assert rows["tokens per second"].predicted == 100.0
+    assert rows["peak memory, pipeline rank 0"].difference == 0.0
+    assert rows["peak memory, pipeline rank 1"] == Row(
+        "peak memory, pipeline rank 1", "bytes", 66, 60
+    )
+    assert rows["  weights"].predicted == rows["  weights"].measured == 40
+    assert rows["  optimizer"].predicted is None
+    assert rows["send (pipeline)"].measured == 8 + 5
+    assert rows["send (pipeline)"].predicted == 8 + 6
+    text = as_text(rows.values(), on_gpu=False)
+    assert "50.0% low" in text
+    assert "equal" in text
+    assert all(row.predicted is None for row in compare({}, measured, 100))
+
+
+def test_folders_of_runs_are_never_used_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({claim_folder(None) for _ in range(3)}) == 3
+    with pytest.raises(InputError, match="cannot be made"):
+        claim_folder(Path("/proc/nowhere/run"))
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.distributed
+def test_a_run_trains_measures_and_keeps(write, tmp_path):
+    plan = write(FOUR)
+    done = _run("run", plan, "--data", tmp_path / "text.txt", "--steps", 12, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    (kept,) = tmp_path.glob("runs/*/run.json")
+    assert json.loads(kept.read_text()) == document
+    losses = [step["loss"] for step in document["steps"]]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+    assert "step 12/12  loss" in done.stderr
+    assert "no GPU here: the plan for 8xA100-80GB runs on 4 CPU processes" in done.stderr
+    measured = document["measured"]
+    assert measured["timed_steps"] == 10
+    assert measured["step_seconds"] > 0
+    assert [rank["rank"] for rank in measured["ranks"]] == [0, 1, 2, 3]
+    for rank in measured["ranks"]:
+        memory = rank["memory"]
+        assert sum(memory["parts"].values()) == memory["peak_bytes"]
+        assert memory["parts"]["optimizer"] > 1.9 * memory["parts"]["weights"]
+        assert {record["axis"] for record in rank["communication"]} == {"data", "tensor", "world"}
+    assert document["plan"]["plan"]["tensor_parallel"] == 2
+    assert len(document["plan"]["sha256"]) == 64
+    assert document["options"]["seed"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, tmp_path):
+    plan = write(TWO)
+    losses = []
+    for launcher in ("fork", "torchrun"):
+        done = _run(
+            *("run", plan, "--steps", 3, "--launcher", launcher, "--output", launcher, "--json"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([step["loss"] for step in json.loads(done.stdout)["steps"]])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", *_command("run", plan, "--steps", 3, "--json")[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    losses.append([step["loss"] for step in json.loads(done.stdout)["steps"]])
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.distributed
+def test_verify_compares_with_a_single_process(write, tmp_path):
+    done = _run("run", write(FOUR), "--verify", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["loss_difference"] < 1e-9
+    assert document["gradient_difference"] < 1e-9
+    size = document["collective_bytes"]
+    assert size["predicted"] == size["counted"] > 0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
+    arguments = ("--learning-rate", 1e30, "--steps", 50, "--launcher", launcher)
+    done = _run("run", write(TWO), *arguments, cwd=tmp_path)
+    assert done.returncode == 5
+    assert re.search(r"^error: step \d+: the loss is (nan|inf)", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def _children(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _descendants(pid):
+    found = _children(pid)
+    return found + [below for child in found for below in _descendants(child)]
+
+
+def _is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("launcher", "how", "code"),
+    [
+        ("fork", signal.SIGINT, 130),
+        pytest.param("fork", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("torchrun", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
+    with subprocess.Popen(
+        _command(*arguments), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = _descendants(started.pid)
+        assert len(ranks) >= 2
+        started.send_signal(how)
+        assert started.wait(timeout=30) == code
+        if code == 130:
+            assert started.stderr.read().splitlines()[-1] == "error: interrupted"
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(_is_alive, ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [("fork", "rank 1: ended without a word"), ("torchrun", "rank 1: ended by signal 9")],
+)
+def test_a_rank_that_is_killed_during_a_run_is_named(launcher, message, write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
+    with subprocess.Popen(
+        _command(*arguments), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        os.kill(max(ranks), signal.SIGKILL)
+        assert started.wait(timeout=60) == 5
+        last = started.stderr.read().splitlines()[-1]
+    assert last.startswith(f"error: {message}")
+
+
+def _killed_on_rank_one(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
+
+
+@pytest.mark.distributed
+def test_a_killed_rank_is_named():
+    with pytest.raises(RunError, match="rank 1: ended without a word"):
+        run_forked(_killed_on_rank_one, 2)
