@@ -57,8 +57,9 @@ def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Rang
 
 def before_backward(stage: nn.Module, zero_stage: int, *, last: bool) -> None:
     """Say what the coming backward pass of a micro-batch does with weights and gradients."""
-    if not isinstance(stage, FSDPModule):
+    if not isinstance(stage, FSDPModule) or stage.__dict__.get("coming_is_last") == last:
         return
+    stage.__dict__["coming_is_last"] = last  # setting walks through all modules
     stage.set_is_last_backward(last)
     stage.set_requires_gradient_sync(last or zero_stage >= 2)
     stage.set_reshard_after_backward(last or zero_stage == 3)

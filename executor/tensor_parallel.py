@@ -106,7 +106,8 @@ def rank_randomness(axis: TensorAxis) -> Iterator[None]:
         yield
         return
     seed = int(torch.randint(2**62, ()))
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
         torch.manual_seed(seed + axis.rank)
         yield
 

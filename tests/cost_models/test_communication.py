@@ -1,0 +1,101 @@
+"""Traffic: tables price as rows do, sums worked out by hand, and every family has a finite number.
+
+The executor's parity tests compare the numbers with the collectives that really run.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from samples import CONFIGS
+
+from cost_models.communication import AXES, KINDS, rank_traffic
+from cost_models.families import model_spec
+from cost_models.model import ModelSpec
+from cost_models.plan import RECOMPUTE, Plan, PlanTable
+from cost_models.sharding import cut_dim, data_shard, tensor_shape
+from cost_models.stages import even_rank_contents
+from cost_models.workload import Workload
+
+WORKLOAD = Workload(seq_len=64, global_batch_size=8)
+
+
+def _model(name: str) -> ModelSpec:
+    return model_spec(CONFIGS[name], name=name, where="test")
+
+
+def _plans(pipeline_parallel: int) -> list[Plan]:
+    return [
+        Plan(d, t, pipeline_parallel, 1, "1f1b", z, sp and t > 1, recompute, 1, 8)
+        for d, t, z, sp, recompute in itertools.product(
+            (1, 2, 3), (1, 2, 4), (0, 1, 2, 3), (False, True), RECOMPUTE
+        )
+    ]
+
+
+@pytest.mark.parametrize("pipeline_parallel", [1, 2])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
+    model, plans = _model(name), _plans(pipeline_parallel)
+    for rank in even_rank_contents(model, pipeline_parallel, 1):
+        table = rank_traffic(model, WORKLOAD, PlanTable.from_plans(plans), rank)
+        assert {axis for axis, _ in table} <= set(AXES)
+        assert {kind for _, kind in table} <= set(KINDS)
+        for key, traffic in table.items():
+            assert np.isfinite(traffic.size).all()
+            assert (np.asarray(traffic.size) >= 0).all()
+            assert ((np.asarray(traffic.count) > 0) == (np.asarray(traffic.size) > 0)).all(), key
+        for row in range(0, len(plans), 7):
+            alone = rank_traffic(model, WORKLOAD, PlanTable.from_plans([plans[row]]), rank)
+            for key, traffic in table.items():
+                assert traffic.count[row] == alone[key].count[0]
+                assert traffic.size[row] == alone[key].size[0]
+
+
+def test_a_single_rank_sends_nothing():
+    model = _model("llama")
+    (rank,) = even_rank_contents(model, 1, 1)
+    traffic = rank_traffic(model, WORKLOAD, PlanTable.from_plans([Plan(num_microbatches=8)]), rank)
+    assert all(float(t.count[0]) == float(t.size[0]) == 0 for t in traffic.values())
+
+
+def test_zero_by_hand():
+    """Without padding: w P for the reduction, c P for each gathering (ZeRO, sec. 7)."""
+    model = _model("llama")
+    (rank,) = even_rank_contents(model, 1, 1)
+    numel, layers, m = model.num_parameters, model.num_layers, 4
+    for stage in range(4):
+        table = PlanTable.from_plans([Plan(2, zero_stage=stage, num_microbatches=m)])
+        found = {
+            kind: (float(t.count[0]), float(t.size[0]))
+            for (axis, kind), t in rank_traffic(model, WORKLOAD, table, rank).items()
+            if axis == "data"
+        }
+        reduces = m if stage >= 2 else 1
+        if stage == 0:
+            assert found["all_reduce"] == (layers + 2, 4 * numel)
+            continue
+        assert found["reduce_scatter"] == (reduces * (layers + 2), reduces * 4 * numel)
+        if stage < 3:
+            assert found["all_gather"] == (layers + 2, 2 * numel)
+        else:
+            of_layers = layers * sum(w.numel for w in model.kinds[0].weights)
+            assert found["all_gather"] == (
+                m * (2 * layers + 2),
+                2 * m * (2 * of_layers + numel - of_layers),
+            )
+
+
+def test_shares_of_uneven_tensors():
+    model = _model("gpt2")
+    weights = {w.name: w for w in (*model.embedding, *model.kinds[0].weights)}
+    fused = weights["attn.c_attn.weight"]
+    assert (cut_dim("gpt2", fused), fused.shape) == (1, (64, 192))
+    assert [float(x) for x in tensor_shape("gpt2", fused, 4)] == [64, 48]
+    assert float(data_shard("gpt2", fused, 4, 3)) == 22 * 48
+    bias = weights["attn.c_attn.bias"]
+    assert float(data_shard("gpt2", bias, 4, 1)) == 48
+    output = weights["attn.c_proj.weight"]
+    assert [float(x) for x in tensor_shape("gpt2", output, 4)] == [16, 64]

@@ -1,0 +1,59 @@
+"""Private and renamed names of torch and transformers that the executor relies on."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from tiny import CONFIGS, tiny
+from torch.distributed.fsdp import FSDPModule
+
+from cost_models.plan import Plan
+from executor import compat
+
+
+def test_collectives_take_what_we_give_them():
+    for function, names in (
+        (compat.all_gather, ["output_tensor", "input_tensor"]),
+        (compat.reduce_scatter, ["output", "input"]),
+    ):
+        parameters = list(inspect.signature(function).parameters)
+        assert parameters[:2] == names
+        assert {"group", "async_op"} <= set(parameters)
+
+
+def test_replicate_takes_a_mesh_and_a_policy():
+    assert {"mesh", "mp_policy"} <= set(inspect.signature(compat.replicate).parameters)
+
+
+def test_fsdp_has_the_switches_that_we_set():
+    for name in (
+        "set_gradient_divide_factor",
+        "set_force_sum_reduction_for_comms",
+        "set_is_last_backward",
+        "set_modules_to_backward_prefetch",
+        "set_requires_gradient_sync",
+        "set_reshard_after_backward",
+        "set_unshard_in_backward",
+    ):
+        assert callable(getattr(FSDPModule, name))
+
+
+def test_every_family_builds_without_memory_and_without_words(recwarn, capsys):
+    for family in CONFIGS:
+        config = tiny(Plan(), family).model.config
+        model = compat.causal_lm(
+            config, device="meta", dtype=torch.float32, attention_kernel="flash"
+        )
+        assert model.training
+        assert all(p.is_meta for p in model.parameters())
+    assert not recwarn.list
+    assert capsys.readouterr() == ("", "")
+
+
+def test_rotary_positions_turn_pairs():
+    q = torch.randn(1, 3, 2, 4)
+    angle = torch.tensor([0.0, 0.5, 1.0])[None, :, None].expand(1, 3, 4)
+    turned, _ = compat.apply_rotary_pos_emb(q, q, angle.cos(), angle.sin(), unsqueeze_dim=2)
+    torch.testing.assert_close(turned[:, 0], q[:, 0])
+    torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))

@@ -1,0 +1,62 @@
+"""What the executor refuses, by name and before it imports torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tiny import tiny
+
+from cost_models.plan import Plan
+from executor import models, support
+from hardware_profiles.errors import InputError
+
+REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
+    "fp16": (Plan(), {"precision": "fp16"}, "precision fp16"),
+    "vocabulary": (
+        Plan(1, 4),
+        {"vocab_size": 9, "family": "gpt2"},
+        r"tensor_parallel 4 .* \(vocab_size\)",
+    ),
+    "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
+    "heads": (Plan(1, 3), {}, "num_heads"),
+    "kv heads": (Plan(1, 8), {}, "num_kv_heads"),
+    "sequence": (Plan(1, 2, sequence_parallel=True), {"seq_len": 17}, "seq_len"),
+    "positions": (Plan(), {"family": "gpt2", "seq_len": 33}, "learned positions"),
+    "microbatches": (
+        Plan(1, 1, 2, 2, "interleaved_1f1b", num_microbatches=3),
+        {},
+        "num_microbatches",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_option(name: str):
+    plan, options, message = REFUSED[name]
+    seq_len = options.pop("seq_len", None) if (options := dict(options)) else None
+    file = tiny(plan, **options)
+    if seq_len is not None:
+        file = replace(file, workload=replace(file.workload, seq_len=seq_len))
+    with pytest.raises(InputError, match=message):
+        support.check_supported(file)
+
+
+def test_another_family_is_refused_with_those_that_run():
+    file = tiny(Plan())
+    file = replace(file, model=replace(file.model, family="llama4"))
+    with pytest.raises(InputError, match=r"llama4 .*gpt2, llama, mistral.*Did you mean llama\?"):
+        support.check_supported(file)
+
+
+def test_the_list_is_that_of_the_models():
+    assert sorted(models.FAMILIES) == sorted(support.FAMILIES)
+    assert sorted(models.MASTER_DTYPE) == sorted(support.PRECISIONS)
+
+
+def test_asking_needs_no_torch():
+    code = "import executor.support, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

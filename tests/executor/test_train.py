@@ -1,0 +1,177 @@
+"""Training: mixed precision, clipping, dropout, warm-up, and what a step refuses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import random_batch, tiny
+
+from cost_models.plan import Plan
+from cost_models.plan_file import PlanFile
+from executor.forked import run_forked
+from executor.gather import gathered
+from executor.models import local_tensor, reference_model
+from executor.traffic import counted_traffic
+from executor.train import Trainer
+from executor.verify import Verification, exact
+from hardware_profiles.errors import InputError, ShardplanError
+
+pytestmark = pytest.mark.distributed
+
+MIXED = Plan(2, 2, 1, zero_stage=2, sequence_parallel=True, recompute="selective")
+PIPELINED = Plan(2, 1, 2, zero_stage=3, recompute="full", micro_batch_size=2, num_microbatches=4)
+
+
+def _losses(rank: int, file: PlanFile, steps: int) -> list[float]:
+    trainer = Trainer(file, seed=3, learning_rate=1e-2)
+    batch = random_batch(file)
+    return [trainer.step(*batch).loss for _ in range(steps)]
+
+
+def test_bf16_learns_and_agrees_with_fp32():
+    file = tiny(MIXED, "qwen3", precision="bf16", optimizer="adamw", num_layers=2)
+    mixed = run_forked(_losses, 4, file, 12)
+    assert all(losses == mixed[0] for losses in mixed)  # every rank reports the same
+    assert mixed[0][-1] < mixed[0][0] - 1.0
+    single = replace(Plan(), micro_batch_size=2)
+    exact_file = tiny(single, "qwen3", precision="fp32", optimizer="adamw", num_layers=2)
+    (full,) = run_forked(_losses, 1, exact_file, 12)
+    assert mixed[0] == pytest.approx(full, rel=0.05)
+
+
+def _traffic(rank: int, file: PlanFile) -> list[dict[str, Any]]:
+    trainer = Trainer(file)
+    batch = random_batch(file)
+    trainer.step(*batch)
+    return counted_traffic(trainer, *batch)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("plan", [MIXED, PIPELINED], ids=["tensor", "pipeline"])
+def test_the_traffic_of_mixed_precision_is_predicted(plan: Plan, family: str):
+    file = tiny(plan, family, tied=True, precision="bf16", optimizer="adamw", num_layers=2)
+    rows = run_forked(_traffic, plan.world_size, file)[0]
+    nothing = Verification(0.0, 0.0, 0.0, "", 0.0, "", rows)
+    assert nothing.traffic_is_predicted, [r for r in rows if r["fullest"]]
+
+
+def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | None:
+    """Return norm and largest weight difference to a single process that clips the same way."""
+    trainer = Trainer(file, seed=1, learning_rate=0.5, weight_decay=0.1, max_grad_norm=max_norm)
+    inputs, labels = random_batch(file)
+    result = trainer.step(inputs, labels)
+    model: Any = reference_model(file, 1)
+    logits = model(input_ids=inputs).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    decays = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": decays, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    torch.optim.SGD(groups, lr=0.5).step()
+    worst = 0.0
+    for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
+        if full is not None:
+            expected = model.get_parameter(name).detach()
+            worst = max(worst, float((full - expected).norm() / expected.norm()))
+    return {"norm": result.gradient_norm, "expected": float(norm), "worst": worst}
+
+
+@pytest.mark.parametrize("max_norm", [0.05, 1e9])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(2, 2, 2, zero_stage=3, sequence_parallel=True, num_microbatches=2),
+        Plan(2, 1, 2, zero_stage=0, num_microbatches=2),
+        Plan(1, 2, 1),
+    ],
+    ids=["all axes", "replicated", "tensor"],
+)
+def test_clipping_uses_the_norm_of_the_whole_model(plan: Plan, max_norm: float):
+    file = tiny(plan, "qwen3", tied=True, num_layers=2)
+    found = run_forked(_clipped, plan.world_size, file, max_norm)[0]
+    assert found["norm"] == pytest.approx(found["expected"], rel=1e-12)
+    assert found["worst"] < 1e-12
+
+
+DROPOUT = {"resid_pdrop": 0.2, "attn_pdrop": 0.3, "embd_pdrop": 0.1}
+
+
+def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
+    """Return loss and norm, and this rank's whole tensors after a step."""
+    trainer = Trainer(file, seed=5, learning_rate=0.1)
+    result = trainer.step(*random_batch(file))
+    whole = {
+        h.name: float(h.local.detach().double().sum())
+        for h in trainer.held
+        if h.layout.cut_dim is None
+    }
+    return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bool):
+    found = {}
+    for recompute in ("none", "selective", "full"):
+        plan = Plan(1, 2, sequence_parallel=sequence_parallel, recompute=recompute)
+        file = tiny(plan, "gpt2", num_layers=2, **DROPOUT)
+        first, second = run_forked(_dropped, 2, file)
+        assert first == second
+        found[recompute] = first
+    for recompute in ("selective", "full"):
+        assert found[recompute]["loss"] == found["none"]["loss"]
+        assert found[recompute]["norm"] == pytest.approx(found["none"]["norm"], rel=1e-12)
+    without = run_forked(_dropped, 1, exact(tiny(Plan(), "gpt2", num_layers=2, **DROPOUT)))[0]
+    assert found["none"]["loss"] != pytest.approx(without["loss"], rel=1e-6)
+
+
+def _warm_up(rank: int, file: PlanFile) -> list[float]:
+    trainer = Trainer(file, learning_rate=1.0, warm_up_steps=4)
+    rates = []
+    for _ in range(6):
+        trainer.step(*random_batch(file))
+        rates.append(trainer.optimizer.inner.param_groups[0]["lr"])
+    return rates
+
+
+def test_the_learning_rate_warms_up():
+    assert run_forked(_warm_up, 1, tiny(Plan(), num_layers=1))[0] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def _wrong_batch(rank: int, file: PlanFile) -> None:
+    inputs, labels = random_batch(file)
+    with pytest.raises(InputError, match=r"\(2, 16\)"):
+        Trainer(file).step(inputs[:1], labels[:1])
+
+
+def test_a_batch_of_another_shape_is_refused():
+    run_forked(_wrong_batch, 2, tiny(Plan(data_parallel=2), num_layers=1))
+
+
+def test_a_plan_for_other_ranks_is_refused():
+    with pytest.raises(ShardplanError, match=r"needs 4 ranks .* but 2 were started"):
+        run_forked(_losses, 2, tiny(Plan(data_parallel=4), num_layers=1), 1)
+
+
+def _ignored(rank: int, file: PlanFile) -> dict[str, float]:
+    """Train on labels of which some do not count."""
+    inputs, labels = random_batch(file)
+    labels[:, ::3] = -100
+    labels[0] = -100
+    trainer = Trainer(file, seed=1)
+    result = trainer.step(inputs, labels)
+    model: Any = reference_model(file, 1)
+    logits = model(input_ids=inputs).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    return {**asdict(result), "expected": loss.detach().item(), "expected_norm": float(norm)}
+
+
+def test_the_loss_is_the_mean_over_the_labels_that_count():
+    plan = Plan(2, 2, num_microbatches=2)
+    found = run_forked(_ignored, 4, tiny(plan, num_layers=1))[0]
+    assert found["loss"] == pytest.approx(found["expected"], rel=1e-12)
+    assert found["gradient_norm"] == pytest.approx(found["expected_norm"], rel=1e-12)
