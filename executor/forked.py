@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
-GRACE_SECONDS: Final = 5.0  # between the first failure and the end of the other ranks
+GRACE_SECONDS: Final = 1.5  # for other ranks to tell an earlier failure, and to end by themselves
 PR_SET_PDEATHSIG: Final = 1  # Linux: the signal that a process gets when its parent ends
 _to_parent: list[Connection] = []  # in a forked process: its pipe
 

@@ -39,13 +39,14 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         return _join(options, prepared, place)
     gpus = check_machine(prepared.file)
     said = notes(prepared.file, gpus)
-    with _folder(options) as folder, Progress(_steps(options), quiet=options.verify) as progress:
+    with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
-        if options.launcher == "torchrun" or (options.launcher == "auto" and gpus):
-            answer = by_torchrun(prepared.file, arguments, progress, gpus=gpus)
-        else:
-            answer = by_fork(prepared.file, _task(options, prepared), progress)
+        with _progress(options) as progress:
+            if options.launcher == "torchrun" or (options.launcher == "auto" and gpus):
+                answer = by_torchrun(prepared.file, arguments, progress, gpus=gpus)
+            else:
+                answer = by_fork(prepared.file, _task(options, prepared), progress)
         return finish(options, prepared, {"notes": said, **answer}, folder)
 
 
@@ -59,8 +60,14 @@ def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> i
     if place.rank != 0:
         task(lambda event: None)
         return 0
-    with _folder(options) as folder, Progress(_steps(options), quiet=options.verify) as progress:
-        return finish(options, prepared, {"notes": [], **task(progress)}, folder)
+    with _folder(options) as folder:
+        with _progress(options) as progress:
+            answer = task(progress)
+        return finish(options, prepared, {"notes": [], **answer}, folder)
+
+
+def _progress(options: argparse.Namespace) -> Progress:
+    return Progress(_steps(options), quiet=options.verify)
 
 
 def _steps(options: argparse.Namespace) -> int:
