@@ -189,20 +189,29 @@ def backward_working_bytes_per_token(
     return compute_bytes * (tensors * width / np.multiply(1.0, tensor_parallel) + 2.0 * hidden_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Bytes a token of logits: kept for the backward pass, and alive at the loss."""
+
+    kept: Real
+    forward: Real
+    backward: Real
+
+
 def logits_bytes_per_token(
     vocab_size: int,
     compute_bytes: float,
     tensor_parallel: Count,
     software: SoftwareProfile,
-) -> Real:
-    """Logits and their fp32 copies at the peak of the cross-entropy, split with the vocabulary.
+) -> Logits:
+    """Logits and their wide copies, split with the vocabulary.
 
-    (c + 4 n) V / t     n fp32 (fp64 for fp64) copies: logits, log-softmax, their gradient
+    kept      c V / t
+    forward   (c + w n) V / t                n copies of w = max(4, c) bytes
+    backward  (c + w n + c [16 bits]) V / t  and their gradient, where it is cast back
     """
     wide = max(FP32, compute_bytes)
-    copies = np.where(
-        np.greater(tensor_parallel, 1),
-        software.fp32_logits_copies_vocab_parallel,
-        software.fp32_logits_copies,
-    )
-    return (compute_bytes + wide * copies) * vocab_size / tensor_parallel
+    cast = compute_bytes if compute_bytes < wide else 0.0
+    share = vocab_size / np.multiply(1.0, tensor_parallel)
+    at_loss = (compute_bytes + wide * software.fp32_logits_copies) * share
+    return Logits(compute_bytes * share, at_loss, at_loss + cast * share)

@@ -150,9 +150,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "virtual_stages",
-        lambda q, t: (
-            (t.pipeline_schedule == INTERLEAVED)
-            != ((t.virtual_stages > 1) & (t.pipeline_parallel > 1))
+        lambda q, t: np.where(
+            t.pipeline_schedule == INTERLEAVED,
+            (t.virtual_stages < 2) | (t.pipeline_parallel < 2),
+            t.virtual_stages > 1,
         ),
         lambda q, p: (
             f"pipeline_schedule {p.pipeline_schedule} with virtual_stages = {p.virtual_stages} and "

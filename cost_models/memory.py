@@ -2,11 +2,12 @@
 
 A training step has few moments that can be the peak; all of them are priced and the largest counts:
 
-    loss       every in-flight micro-batch's activations, and on the last rank the logits
-    backward
-    the same activations, and one layer's gradients, gathered weights and recomputed inside
-    reduction  no activations; the embedding's gradient on its way to being reduced
-    optimizer  no activations; reduced gradients and the optimizer's temporaries
+    loss_forward    every in-flight micro-batch's activations; the logits and one fp32 copy
+    loss_backward   the same; the logits, their probabilities and their gradient
+    backward        the same activations; what walking one layer backward needs
+    later_backward  one micro-batch less in flight, and gradients of the ones that are done
+    last_layers     gradients of nearly all layers, no activations but those of the last layer
+    optimizer       reduced gradients, no activations
 
 Units: bytes. Every argument may be a column of a plan table whose rows share pipeline_parallel and
 virtual_stages (what a rank holds is found once for them, see ``stages``).
@@ -18,17 +19,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from cost_models.activations import (
-    FULL,
-    NONE,
-    SELECTIVE,
-    backward_working_bytes_per_token,
-    layer_regions,
-    logits_bytes_per_token,
-    norm_bytes,
-    saved_bytes_per_token,
-)
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Flag, Real
+from cost_models.held_activations import held_activations
 from cost_models.model import ModelSpec, Weight
 from cost_models.model_states import (
     accumulated_gradient_bytes,
@@ -37,18 +29,19 @@ from cost_models.model_states import (
     weight_bytes,
 )
 from cost_models.parameters import kind_numel, shard_numel
-from cost_models.plan import SCHEDULES, PlanTable
-from cost_models.stages import (
-    PipelineRank,
-    in_flight_1f1b,
-    in_flight_gpipe,
-    in_flight_interleaved,
-)
+from cost_models.plan import PlanTable
+from cost_models.stages import PipelineRank
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, OPTIMIZER_STATES, Workload
 from hardware_profiles.software import SoftwareProfile
 
-MOMENTS = ("loss", "backward", "reduction", "optimizer")
-TOKEN_ID_BYTES = 8.0  # int64 inputs and labels
+MOMENTS = (
+    "loss_forward",
+    "loss_backward",
+    "backward",
+    "later_backward",
+    "last_layers",
+    "optimizer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +110,6 @@ def rank_parameters(
     return RankParameters(layers + embedding + head, largest, embedding, head)
 
 
-def in_flight_stages(table: PlanTable, rank: int) -> Real:
-    """Stage inputs whose activations a rank holds at its peak, in stages (1/v of its layers)."""
-    microbatches, pipeline = table.num_microbatches, table.pipeline_parallel
-    gpipe = in_flight_gpipe(microbatches) * table.virtual_stages
-    one = in_flight_1f1b(microbatches, pipeline, rank)
-    interleaved = in_flight_interleaved(microbatches, pipeline, table.virtual_stages, rank)
-    # without a pipeline a micro-batch is walked back before the next one starts
-    by_schedule = np.select(
-        [
-            table.pipeline_schedule == SCHEDULES.index("gpipe"),
-            table.pipeline_schedule == SCHEDULES.index("1f1b"),
-        ],
-        [gpipe, one],
-        interleaved,
-    )
-    return np.where(pipeline > 1, by_schedule, 1.0 * table.virtual_stages)
-
-
 def rank_memory(
     model: ModelSpec,
     workload: Workload,
@@ -151,137 +126,122 @@ def rank_memory(
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    gradient = master if software.gradients_in_master_precision else compute
+    params = rank_parameters(model, rank, table.tensor_parallel, table.pipeline_parallel)
     states = OPTIMIZER_STATES[workload.optimizer]
-    tensor, data, zero = table.tensor_parallel, table.data_parallel, table.zero_stage
-    params = rank_parameters(model, rank, tensor, table.pipeline_parallel)
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
-    pipelined = table.pipeline_parallel > 1
+    apart = software.replicas_apart & (table.data_parallel > 1)
+    shared = (params.total, table.data_parallel, table.zero_stage, compute, master)
+    weights = weight_bytes(*shared)
+    optimizer = optimizer_bytes(*shared, states, replicas_apart=apart)
 
-    weights = weight_bytes(params.total, data, zero, compute, master)
-    optimizer = optimizer_bytes(params.total, data, zero, compute, master, states)
-    accumulated = accumulated_gradient_bytes(
-        params.total,
-        data,
-        zero,
-        gradient,
-        accumulates=table.num_microbatches > 1,
-        defers_reduction=pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline,
+    held = held_activations(model, workload, software, table, rank)
+    gradients = _gradients(workload, software, table, params.total, held.in_flight)
+    buffers = _buffers(software, table, params, rank, compute, master, held.in_flight)
+    zeros = np.zeros_like(held.saved)
+    moments = (
+        (gradients.full_flight, held.saved, held.logits_forward, buffers.loss_forward),
+        (gradients.full_flight, held.saved, held.logits_backward, buffers.loss_backward),
+        (gradients.full_flight, held.saved + held.working, zeros, buffers.backward),
+        (gradients.later, held.saved_later + held.working, held.logits_later, buffers.backward),
+        (gradients.last, held.working, zeros, buffers.last_layers),
+        (gradients.reduced, zeros, zeros, zeros),
     )
-    reduced = reduced_gradient_bytes(params.total, data, zero, gradient)
-
-    saved, working = _rank_activations(model, workload, software, table, rank)
-    tail, logits = _head_activations(model, workload, software, table, rank)
-    held = saved + tail + 2.0 * TOKEN_ID_BYTES * tokens
-    passing = _pipeline_buffers(model, table, rank, tokens, compute)
-
-    sharded = zero >= 1
-    # a block's weights are gathered (ZeRO-3), its gradient waits beside its reduction buffer
-    group = np.maximum(params.largest_layer, params.head)
-    gathered = np.where(zero >= 3, compute, 0.0)
-    reducing = np.where(sharded, compute + master, np.where(compute != master, compute, 0.0))
-    at_loss = np.where(zero >= 3, compute * (params.head + params.largest_layer), 0.0)
-    zeros = np.zeros_like(tokens)
-    moments = [
-        (accumulated, held, logits, passing + at_loss),
-        (accumulated, held + working, zeros, passing + (gathered + reducing) * group),
-        (reduced, zeros, zeros, (gathered + reducing) * params.embedding),
-        (reduced, zeros, zeros, zeros),
-    ]
     totals = np.stack([sum(parts, start=zeros) for parts in moments])
     moment = np.argmax(totals, axis=0)
-    gradients, activations, at_logits, buffers = (
-        pick([parts[part] for parts in moments], moment) for part in range(4)
-    )
-    allocated = weights + optimizer + gradients + activations + at_logits + buffers
+    at_peak = [pick([parts[part] for parts in moments], moment) for part in range(4)]
+    at_peak[3] = at_peak[3] + held.messages
+    allocated = weights + optimizer + sum(at_peak, start=zeros)
     runtime = software.context_bytes + software.allocator_slack * allocated if on_gpu else zeros
-    parts = MemoryParts(weights, gradients, optimizer, activations, at_logits, buffers, runtime)
+    parts = MemoryParts(weights, at_peak[0], optimizer, at_peak[1], at_peak[2], at_peak[3], runtime)
     return parts, moment
 
 
-def _rank_activations(
-    model: ModelSpec,
-    workload: Workload,
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Bytes of gradients at the moments of ``MOMENTS``."""
+
+    full_flight: Real  # while all micro-batches are in flight
+    later: Real  # once the first of them is done
+    last: Real  # when the last backward pass is nearly through
+    reduced: Real  # what the optimizer reads
+
+
+def _gradients(
+    workload: Workload, software: SoftwareProfile, table: PlanTable, numel: Real, in_flight: Real
+) -> Gradients:
+    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
+    gradient = master if software.gradients_in_master_precision else compute
+    pipelined = table.pipeline_parallel > 1
+    defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
+
+    def accumulated(when: Flag) -> Real:
+        return accumulated_gradient_bytes(
+            numel,
+            table.data_parallel,
+            table.zero_stage,
+            gradient,
+            accumulates=when,
+            defers_reduction=defers,
+        )
+
+    reduced = reduced_gradient_bytes(numel, table.data_parallel, table.zero_stage, gradient)
+    later = accumulated(table.num_microbatches > 1)
+    return Gradients(
+        full_flight=accumulated(table.num_microbatches > in_flight),
+        later=later,
+        last=np.maximum(reduced, later),
+        reduced=reduced,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Bytes of gathered weights and of gradients on their way, at the moments of ``MOMENTS``."""
+
+    loss_forward: Real
+    loss_backward: Real
+    backward: Real
+    last_layers: Real
+
+
+def _buffers(
     software: SoftwareProfile,
     table: PlanTable,
+    params: RankParameters,
     rank: PipelineRank,
-) -> tuple[Real, Real]:
-    """Return the bytes that a rank's layers save in flight, and what one backward layer adds."""
-    compute = COMPUTE_BYTES[workload.precision]
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
-    saved, working = np.zeros_like(tokens), np.zeros_like(tokens)
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
-        if not count:
-            continue
-        regions = layer_regions(
-            kind,
-            model.hidden_size,
-            workload.seq_len,
-            compute_bytes=compute,
-            kernel=workload.attention_kernel,
-            hidden_dropout=model.hidden_dropout,
-            attention_dropout=model.attention_dropout,
-            software=software,
-        )
+    compute: float,
+    master: float,
+    in_flight: Real,
+) -> Buffers:
+    """What FSDP2 holds beside shards: a block is a layer, the embedding, or norm and head.
 
-        def per_token(recompute: Count, regions=regions) -> Real:  # type: ignore[no-untyped-def]
-            return saved_bytes_per_token(
-                regions,
-                model.hidden_size,
-                compute_bytes=compute,
-                tensor_parallel=table.tensor_parallel,
-                sequence_parallel=table.sequence_parallel,
-                recompute=recompute,
-                keeps_gathered_inputs=software.keeps_gathered_inputs,
-            )
+        gathered   c P_block under ZeRO-3; its gathering writes one more copy
+        reducing   (c + w) P_block: the gradient, and its copy in the precision of the reduction
+        left over  w P_block of the block that was reduced last, until the next reduction (torch
+                   2.13, FSDPCommContext.reduce_scatter_state)
 
-        saved = saved + count * per_token(table.recompute)
-        # what was dropped is there again while its layer is walked backward
-        dropped = np.where(
-            table.recompute == SELECTIVE, per_token(NONE) - per_token(SELECTIVE), 0.0
-        )
-        again = np.where(table.recompute == FULL, per_token(NONE), dropped)
-        walk = backward_working_bytes_per_token(
-            kind, model.hidden_size, compute, table.tensor_parallel
-        )
-        working = np.maximum(working, (again + walk) * tokens)
-    in_flight = in_flight_stages(table, rank.index) / table.virtual_stages
-    return saved * tokens * in_flight, working
-
-
-def _head_activations(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> tuple[Real, Real]:
-    """Return what the final norm and the projection save, and the logits with the loss."""
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
-    if not rank.last:
-        return np.zeros_like(tokens), np.zeros_like(tokens)
-    compute = COMPUTE_BYTES[workload.precision]
-    kind = model.kinds[model.pattern[-1]]
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    inputs_over = 1.0 if software.keeps_gathered_inputs else along
-    norm = norm_bytes(kind, model.hidden_size, compute, software) / along
-    tail = norm + compute * model.hidden_size / inputs_over
-    logits = logits_bytes_per_token(model.vocab_size, compute, table.tensor_parallel, software)
-    return tail * tokens, logits * tokens
-
-
-def _pipeline_buffers(
-    model: ModelSpec, table: PlanTable, rank: PipelineRank, tokens: Real, compute_bytes: float
-) -> Real:
-    """Received inputs, sent outputs and their gradients of the micro-batches in flight.
-
-    A stage keeps, for each, its input (not on the first rank) and its output (not on the last).
+    Under ZeRO 0 and 1 reduction starts with the last micro-batch, when only one is in flight.
     """
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    one = compute_bytes * model.hidden_size * tokens / along
-    sides = float(not rank.first) + float(not rank.last)
-    in_flight = in_flight_stages(table, rank.index)
-    return np.where(table.pipeline_parallel > 1, sides * one * in_flight, 0.0)
+    zero, sharded = table.zero_stage, table.zero_stage >= 1
+    every = zero >= 2
+    last_block = params.embedding if rank.first else params.largest_layer
+    left_over = np.where(every & (table.num_microbatches > 1), master * last_block, 0.0)
+    head, layer = params.head, params.largest_layer
+    gathering = np.where(
+        zero >= 3,
+        2.0 * head,
+        np.where(sharded & (table.num_microbatches == 1), head, 0.0),
+    )
+    gathered = np.where(zero >= 3, compute, 0.0)
+    mixed = compute != master
+    reducing = np.where(sharded, compute + master, compute if mixed else 0.0)
+    block = np.maximum(layer, head)
+    now = every | (in_flight <= 1.0)
+    return Buffers(
+        loss_forward=compute * gathering + left_over,
+        loss_backward=gathered * (head + layer) + left_over,
+        backward=np.where(now, (gathered + reducing) * block, 0.0),
+        last_layers=(gathered + reducing) * np.maximum(layer, params.embedding),
+    )
 
 
 def pick(columns: list[Real], index: Real) -> Real:

@@ -78,18 +78,21 @@ def optimizer_bytes(
     compute_bytes: float,
     master_bytes: float,
     optimizer_states: float,
+    *,
+    replicas_apart: Flag = False,
 ) -> Real:
     """Optimizer states, and the master weights where they are kept apart from the weights.
 
-        (w k + w [apart]) P / (d if z >= 1),
-        apart: mixed precision, or a shard beside whole weights
+        (w k + w [apart]) P / (d if z >= 1)
 
-    Under ZeRO-3 the shards are the weights themselves (``weight_bytes``).
+    Apart: in mixed precision; a shard beside whole weights; whole weights beside whole weights
+    where a trainer keeps them so (``replicas_apart``). Under ZeRO-3 the shards are the weights
+    themselves (``weight_bytes``).
     """
     mixed = compute_bytes != master_bytes
-    apart = np.where(
-        np.equal(zero_stage, 0), float(mixed), np.where(np.less(zero_stage, 3), 1.0, 0.0)
-    )
+    replicas = np.where(replicas_apart, 1.0, float(mixed))
+    sharded = np.where(np.less(zero_stage, 3), 1.0, 0.0)
+    apart = np.where(np.equal(zero_stage, 0), replicas, sharded)
     shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, data_parallel), 1.0)
     return master_bytes * (optimizer_states + apart) * num_params / shards
 

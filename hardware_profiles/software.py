@@ -27,7 +27,7 @@ class SoftwareProfile:
     description: str
     # model states
     gradients_in_master_precision: bool  # accumulated gradients: fp32 (true) or compute precision
-    # optimizer-sharding ZeRO (1, 2) holds whole weights beside its shard of the fp32 weights
+    replicas_apart: bool  # data parallelism without ZeRO keeps compute weights beside the master
     reduces_gradients_at_last_microbatch_under_pipeline: bool
     # saved activations
     rms_norm_saved: float  # per element of the hidden size, in compute precision
@@ -43,7 +43,6 @@ class SoftwareProfile:
     router_saved_bytes: float  # per token and expert
     # logits and loss, bytes per logit: fp32 copies alive at the peak of the loss
     fp32_logits_copies: float
-    fp32_logits_copies_vocab_parallel: float
     # memory-bound work: element accesses per layer, forward
     rms_norm_accesses: float  # per norm and hidden element
     layer_norm_accesses: float

@@ -127,8 +127,6 @@ def _blocks(
 ) -> list[dict[str, Any]]:
     """Return the batches and schedules of one grid, with the lists still to be multiplied."""
     zero = _wanted(fixed, "zero_stage", [0, 1, 2, 3] if data > 1 else [0])
-    if pipeline > 1 and "zero_stage" not in fixed:
-        zero = [stage for stage in zero if stage != 2]  # reduced at the last micro-batch: as 1
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
     recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(RECOMPUTE))]
     return [

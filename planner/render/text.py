@@ -26,9 +26,11 @@ CONFIDENCE_WORDS: Final = {
     "datasheet": "datasheet: rates come from the vendor; nobody's run was compared yet",
 }
 MOMENT_WORDS: Final = {
-    "loss": "at the loss",
+    "loss_forward": "at the loss, forward",
+    "loss_backward": "at the loss, backward",
     "backward": "early in the backward pass",
-    "reduction": "while the embedding's gradient is reduced",
+    "later_backward": "in the second backward pass",
+    "last_layers": "at the end of the backward pass",
     "optimizer": "in the optimizer step",
 }
 TIME_WORDS: Final = {
