@@ -20,6 +20,7 @@ def layer_bytes(
     *,
     software: str,
     kernel: str,
+    keeps_gathered_inputs: bool = False,
     sequence_parallel: bool = False,
     recompute: int = NONE,
     layer: int = 0,
@@ -43,7 +44,7 @@ def layer_bytes(
         tensor_parallel=tensor_parallel,  # type: ignore[arg-type]
         sequence_parallel=sequence_parallel,
         recompute=recompute,
-        keeps_gathered_inputs=profile.keeps_gathered_inputs,
+        keeps_gathered_inputs=keeps_gathered_inputs,
     )
 
 
@@ -121,13 +122,17 @@ def test_llama_layer_as_traced() -> None:
 @pytest.mark.parametrize("t", [2, 8])
 def test_llama_layer_with_tensor_parallelism_as_traced(t: int) -> None:
     H = LLAMA3_8B["H"]
-    assert llama_bytes(t) == 12 * H + 4 * H + split(**LLAMA3_8B) / t + 8
-    with_sequence = llama_bytes(t, sequence_parallel=True)
-    assert with_sequence == 12 * H / t + 4 * H + (split(**LLAMA3_8B) + 8) / t
+    assert llama_bytes(t) == 16 * H + split(**LLAMA3_8B) / t + 8
+    # DTensor keeps the gathered inputs of the matrices
+    gathered = llama_bytes(t, sequence_parallel=True, keeps_gathered_inputs=True)
+    assert gathered == 12 * H / t + 4 * H + (split(**LLAMA3_8B) + 8) / t
+    # the executor keeps the split ones and gathers them again
+    assert llama_bytes(t, sequence_parallel=True) == llama_bytes() / t
 
 
 def test_llama_tensor_parallel_8_in_traced_mebibytes() -> None:
-    assert llama_bytes(8, sequence_parallel=True) * 4096 / 2**20 == pytest.approx(154.07, abs=0.01)
+    gathered = llama_bytes(8, sequence_parallel=True, keeps_gathered_inputs=True)
+    assert gathered * 4096 / 2**20 == pytest.approx(154.07, abs=0.01)
     assert llama_bytes(8) * 4096 / 2**20 == pytest.approx(322.09, abs=0.01)
 
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from samples import CONFIGS, all_plans, columns, legal_table, llama, make_setting, question
+from samples import (
+    CONFIGS,
+    all_plans,
+    columns,
+    legal_table,
+    llama,
+    make_setting,
+    question,
+    sample_model,
+)
 
+from cost_models import activations, collectives, compute, flops, model_states, parameters, stages
+from cost_models.compute import Rates
 from cost_models.estimate import (
     Priced,
     default_layer_ranges,
@@ -21,6 +34,7 @@ from cost_models.families import model_spec
 from cost_models.legality import legality_codes
 from cost_models.plan import Plan, PlanTable
 from hardware_profiles.schema import Cluster
+from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
 
 SLACK = 1 + 1e-12  # of sums whose terms are added in another order
@@ -250,7 +264,7 @@ def test_a_higher_zero_stage_never_holds_more_states(key: Any) -> None:
         memory = price(setting, replace(table, zero_stage=np.full(len(table), stage))).memory
         by_stage.append(np.asarray(memory.weights + memory.optimizer))
     sharded = np.asarray(table.data_parallel > 1)
-    for lower, higher in zip(by_stage, by_stage[1:], strict=False):
+    for lower, higher in pairwise(by_stage):
         assert (higher[sharded] <= lower[sharded] * SLACK).all()
 
 
@@ -331,3 +345,128 @@ def test_all_plans_include_illegal_ones() -> None:
     codes = legality_codes(question(setting), table)
     assert 0 < np.sum(codes == 0) < len(table)
     assert parse_cluster("8xA100-80GB").num_gpus == 8
+
+
+# --- the law for each public formula --------------------------------------------------------------
+
+
+def formulas() -> dict[str, Callable[[PlanTable], Any]]:
+    """Every formula that takes columns, as a function of a table of plans."""
+    model = sample_model("llama tied")
+    kind = model.kinds[0]
+    software = software_profile("shardplan")
+    rate = Rates(matmul=2e14, memory=1e12, operator=1e-5, host_is_device=False)
+    states = (2.0, 4.0)
+
+    def tokens(t: PlanTable) -> Any:
+        return 256.0 * t.micro_batch_size
+
+    def saved(t: PlanTable) -> Any:
+        regions = activations.layer_regions(
+            kind,
+            model.hidden_size,
+            256,
+            compute_bytes=2.0,
+            kernel="eager",
+            hidden_dropout=0.1,
+            attention_dropout=0.1,
+            software=software,
+        )
+        return activations.saved_bytes_per_token(
+            regions,
+            model.hidden_size,
+            compute_bytes=2.0,
+            tensor_parallel=t.tensor_parallel,
+            sequence_parallel=t.sequence_parallel,
+            recompute=t.recompute,
+            keeps_gathered_inputs=True,
+        )
+
+    def layer(t: PlanTable, part: str) -> Any:
+        seconds = compute.layer_seconds(
+            kind,
+            model.hidden_size,
+            256,
+            tokens(t),
+            tensor_parallel=t.tensor_parallel,
+            sequence_parallel=t.sequence_parallel,
+            recompute_full=t.recompute == 2,
+            recompute_core=t.recompute == 1,
+            kernel="eager",
+            compute_bytes=2.0,
+            rate=rate,
+            software=software,
+        )
+        return getattr(seconds, part)
+
+    return {
+        "adam_mixed_precision": lambda t: (
+            model_states.adam_mixed_precision(7.5e9, t.data_parallel, t.zero_stage).total
+        ),
+        "weight_bytes": lambda t: model_states.weight_bytes(
+            1e9, t.data_parallel, t.zero_stage, *states
+        ),
+        "optimizer_bytes": lambda t: model_states.optimizer_bytes(
+            1e9, t.data_parallel, t.zero_stage, *states, 2.0
+        ),
+        "accumulated_gradient_bytes": lambda t: model_states.accumulated_gradient_bytes(
+            1e9,
+            t.data_parallel,
+            t.zero_stage,
+            4.0,
+            accumulates=t.num_microbatches > 1,
+            defers_reduction=t.pipeline_parallel > 1,
+        ),
+        "reduced_gradient_bytes": lambda t: model_states.reduced_gradient_bytes(
+            1e9, t.data_parallel, t.zero_stage, 4.0
+        ),
+        "ring_all_gather": lambda t: collectives.ring_all_gather(1e9, t.data_parallel, 1e11, 1e-5),
+        "ring_all_reduce": lambda t: collectives.ring_all_reduce(1e9, t.data_parallel, 1e11, 1e-5),
+        "tree_all_reduce": lambda t: collectives.tree_all_reduce(1e9, t.data_parallel, 1e11, 1e-5),
+        "all_reduce": lambda t: collectives.all_reduce(1e5, t.data_parallel, 1e11, 1e-5),
+        "in_flight_1f1b": lambda t: stages.in_flight_1f1b(
+            t.num_microbatches, t.pipeline_parallel, 0
+        ),
+        "in_flight_gpipe": lambda t: stages.in_flight_gpipe(t.num_microbatches),
+        "in_flight_interleaved": lambda t: stages.in_flight_interleaved(
+            t.num_microbatches, t.pipeline_parallel, t.virtual_stages, 0
+        ),
+        "bubble_fraction": lambda t: stages.bubble_fraction(
+            t.num_microbatches, t.pipeline_parallel, t.virtual_stages
+        ),
+        "shard_numel": lambda t: parameters.shard_numel(kind.weights[0], t.tensor_parallel),
+        "kind_numel": lambda t: parameters.kind_numel(kind, t.tensor_parallel),
+        "embedding_numel": lambda t: parameters.embedding_numel(model, t.tensor_parallel),
+        "head_numel": lambda t: parameters.head_numel(model, t.tensor_parallel),
+        "saved_bytes_per_token": saved,
+        "backward_working_bytes_per_token": lambda t: activations.backward_working_bytes_per_token(
+            kind, model.hidden_size, 2.0, t.tensor_parallel
+        ),
+        "logits_bytes_per_token": lambda t: activations.logits_bytes_per_token(
+            512, 2.0, t.tensor_parallel, software
+        ),
+        "layer forward": lambda t: layer(t, "forward"),
+        "layer backward": lambda t: layer(t, "backward"),
+        "layer recompute": lambda t: layer(t, "recompute"),
+        "head_seconds": lambda t: (
+            compute.head_seconds(model, tokens(t), t.tensor_parallel, 2.0, rate).forward
+        ),
+        "optimizer_seconds": lambda t: compute.optimizer_seconds(
+            1e9 / t.data_parallel, rate, software
+        ),
+        "model_flops_per_step": lambda t: flops.model_flops_per_step(
+            model, 256, t.micro_batch_size * t.data_parallel
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", formulas())
+def test_a_formula_prices_a_column_as_it_prices_numbers(name: str) -> None:
+    formula = formulas()[name]
+    _, table = legal_table(SETTINGS[1])
+    rows = table.rows(np.random.default_rng(2).permutation(len(table))[:100])
+    together = np.broadcast_to(formula(rows), len(rows))
+    assert together.dtype == np.float64
+    for row in range(len(rows)):
+        numbers = PlanTable(**{k: v[row].item() for k, v in columns(rows).items()})
+        assert float(formula(numbers)) == together[row], rows.plan(row)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import CONFIGS, llama, make_setting, sample_model
+
+from cost_models.families import model_spec
+from cost_models.legality import CODES, RULES, Question, legality_codes, require_legal
+from cost_models.model import ModelSpec
+from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.workload import Workload
+from hardware_profiles.errors import InputError
+
+LEGAL = Plan(
+    data_parallel=2,
+    tensor_parallel=2,
+    pipeline_parallel=2,
+    zero_stage=1,
+    sequence_parallel=True,
+    micro_batch_size=2,
+    num_microbatches=4,
+)
+GPT2 = {"model_type": "gpt2", "n_positions": 512, "n_embd": 64, "n_head": 8, "n_layer": 6}
+NARROW_MLP = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 132}
+
+# rule: (changes of the legal plan, changes of the question, words that must be said)
+BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "world_size": ({}, {"num_gpus": 16}, ["2 x tensor_parallel 2", "= 8", "16 ranks"]),
+    "global_batch_size": ({"micro_batch_size": 3}, {}, ["3 x", "= 24", "is 16"]),
+    "num_heads": (
+        {"tensor_parallel": 16},
+        {"num_gpus": 64, "model": llama(num_key_value_heads=8)},
+        ["tensor_parallel = 16", "num_heads = 8", "1, 2, 4, 8"],
+    ),
+    "num_kv_heads": (
+        {"tensor_parallel": 8},
+        {"num_gpus": 32},
+        ["tensor_parallel = 8", "num_kv_heads = 4", "1, 2, 4"],
+    ),
+    "ffn_hidden_size": (
+        {"tensor_parallel": 8},
+        {"num_gpus": 32, "model": llama(**NARROW_MLP)},
+        ["tensor_parallel = 8", "ffn_hidden_size = 132", "1, 2, 3, 4, 6"],
+    ),
+    "sequence_parallel_alone": (
+        {"tensor_parallel": 1, "data_parallel": 4, "num_microbatches": 2},
+        {},
+        ["tensor_parallel >= 2"],
+    ),
+    "sequence_length": ({}, {"seq_len": 255}, ["tensor_parallel = 2", "seq_len = 255"]),
+    "num_layers": (
+        {"pipeline_parallel": 9, "num_microbatches": 9},
+        {"num_gpus": 36, "batch": 36},
+        ["pipeline_parallel 9", "9 stages", "8 layers"],
+    ),
+    "encoder_decoder_pipeline": ({}, {"model": sample_model("t5")}, ["must be 1"]),
+    "virtual_stages": ({"virtual_stages": 2}, {}, ["1f1b", "virtual_stages = 2"]),
+    "schedule_microbatches": (
+        {"num_microbatches": 1, "micro_batch_size": 8},
+        {},
+        ["got 1 < 2"],
+    ),
+    "interleaved_microbatches": (
+        {
+            "virtual_stages": 2,
+            "pipeline_schedule": "interleaved_1f1b",
+            "num_microbatches": 3,
+        },
+        {"batch": 12},
+        ["multiple of pipeline_parallel", "3 and 2"],
+    ),
+    "zero_alone": (
+        {"data_parallel": 1, "micro_batch_size": 4},
+        {"num_gpus": 4},
+        ["zero_stage = 1", "data_parallel >= 2"],
+    ),
+    "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
+}
+
+
+def asked(
+    model: ModelSpec | None = None, num_gpus: int = 8, seq_len: int = 256, batch: int = 16
+) -> Question:
+    return Question(model or llama(), Workload(seq_len, batch), num_gpus)
+
+
+def broken_rules(question: Question, plan: Plan) -> list[str]:
+    table = PlanTable.from_plans([plan])
+    return [rule.code for rule in RULES if np.ravel(rule.broken(question, table))[0]]
+
+
+def test_the_legal_plan_is_legal() -> None:
+    assert broken_rules(asked(), LEGAL) == []
+    require_legal(asked(), LEGAL)
+
+
+def test_every_rule_has_an_example() -> None:
+    assert list(BREAKS) == [rule.code for rule in RULES]
+    assert ("legal", *BREAKS) == CODES
+
+
+@pytest.mark.parametrize("code", BREAKS)
+def test_a_plan_that_breaks_just_this_rule(code: str) -> None:
+    changes, about, words = BREAKS[code]
+    question, plan = asked(**about), replace(LEGAL, **changes)
+    # key-value heads divide the heads: what does not divide these does not divide those
+    implied = ["num_kv_heads"] if code == "num_heads" else []
+    assert broken_rules(question, plan) == [code, *implied]
+    position = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
+    assert CODES[position] == code
+    with pytest.raises(InputError) as caught:
+        require_legal(question, plan)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_the_legal_values_in_the_words_are_legal() -> None:
+    """Of two rules about tensor parallelism the stricter one speaks."""
+    question = asked(num_gpus=32)
+    with pytest.raises(InputError, match=r"num_kv_heads = 4; legal values: 1, 2, 4$"):
+        require_legal(question, replace(LEGAL, tensor_parallel=8))
+
+
+# --- once more, one plan at a time in plain Python ------------------------------------------------
+
+
+def first_broken(question: Question, plan: Plan) -> str:
+    model, batch = question.model, question.workload.global_batch_size
+    t, p, v, m = (
+        plan.tensor_parallel,
+        plan.pipeline_parallel,
+        plan.virtual_stages,
+        plan.num_microbatches,
+    )
+    attentions = [k.attention for k in model.kinds]
+    attentions += [k.cross_attention for k in model.kinds if k.cross_attention is not None]
+    if plan.data_parallel * t * p != question.num_gpus:
+        return "world_size"
+    if plan.micro_batch_size * m * plan.data_parallel != batch:
+        return "global_batch_size"
+    if any(a.num_heads % t for a in attentions):
+        return "num_heads"
+    if any(a.num_kv_heads % t for a in attentions):
+        return "num_kv_heads"
+    for kind in model.kinds:
+        sizes = kind.feed_forward
+        if sizes.ffn_hidden_size % t or sizes.shared_ffn_hidden_size % t:
+            return "ffn_hidden_size"
+    if plan.sequence_parallel and t == 1:
+        return "sequence_parallel_alone"
+    if plan.sequence_parallel and question.workload.seq_len % t:
+        return "sequence_length"
+    if p * v > model.num_layers:
+        return "num_layers"
+    if p > 1 and any(k.cross_attention is not None for k in model.kinds):
+        return "encoder_decoder_pipeline"
+    if plan.pipeline_schedule == "interleaved_1f1b":
+        if p < 2 or v < 2:
+            return "virtual_stages"
+    elif v > 1:
+        return "virtual_stages"
+    if plan.pipeline_schedule == "1f1b" and p > 1 and m < p:
+        return "schedule_microbatches"
+    if plan.pipeline_schedule == "interleaved_1f1b" and m % p:
+        return "interleaved_microbatches"
+    if plan.zero_stage and plan.data_parallel == 1:
+        return "zero_alone"
+    if model.max_seq_len_is_hard and question.workload.seq_len > (model.max_seq_len or 0):
+        return "positions"
+    return "legal"
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_codes_equal_a_plain_python_walk(name: str) -> None:
+    random = np.random.default_rng(1)
+    setting = make_setting(name, seq_len=252, global_batch_size=12)
+    question = Question(setting.model, setting.workload, 12)
+
+    def some(values: Any) -> Any:
+        value = random.choice(values)
+        return value.item()
+
+    plans = [
+        Plan(
+            data_parallel=some([1, 2, 3, 4, 6, 12]),
+            tensor_parallel=some([1, 1, 2, 3, 4]),
+            pipeline_parallel=some([1, 1, 2, 3, 4, 12]),
+            virtual_stages=some([1, 1, 2, 3]),
+            pipeline_schedule=some(SCHEDULES),
+            zero_stage=some([0, 1, 2, 3]),
+            sequence_parallel=some([True, False]),
+            recompute=some(RECOMPUTE),
+            micro_batch_size=some([1, 1, 2, 3]),
+            num_microbatches=some([1, 2, 3, 4, 6, 12]),
+        )
+        for _ in range(3000)
+    ]
+    # most random plans break one of the first two rules: mend those of half of them
+    mended = [
+        replace(
+            plan,
+            data_parallel=12 // (plan.tensor_parallel * plan.pipeline_parallel),
+            micro_batch_size=1,
+            num_microbatches=plan.tensor_parallel * plan.pipeline_parallel,
+        )
+        for plan in plans[::2]
+        if 12 % (plan.tensor_parallel * plan.pipeline_parallel) == 0
+    ]
+    table = PlanTable.from_plans(plans + mended)
+    found = [CODES[code] for code in legality_codes(question, table)]
+    assert found == [first_broken(question, plan) for plan in plans + mended]
+    assert found.count("legal") > 20
+    assert len(set(found)) >= 6
+
+
+def test_require_legal_agrees_with_the_codes() -> None:
+    question = asked()
+    for schedule in SCHEDULES:
+        plan = replace(LEGAL, pipeline_schedule=schedule)
+        code = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
+        if code:
+            with pytest.raises(InputError):
+                require_legal(question, plan)
+        else:
+            require_legal(question, plan)
