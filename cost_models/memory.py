@@ -6,7 +6,8 @@ A training step has few moments that can be the peak; all of them are priced and
     loss_backward   the same; the logits, their probabilities and their gradient
     backward        the same activations; what walking one layer backward needs
     later_backward  one micro-batch less in flight, and gradients of the ones that are done
-    last_layers     gradients of nearly all layers, no activations but those of the last layer
+    last_layer      gradients of all later layers, and what walking the last layer backward needs
+    embedding       gradients of all layers, and the embedding's on its way
     optimizer       reduced gradients, no activations
 
 Units: bytes. Every argument may be a column of a plan table whose rows share pipeline_parallel and
@@ -39,7 +40,8 @@ MOMENTS = (
     "loss_backward",
     "backward",
     "later_backward",
-    "last_layers",
+    "last_layer",
+    "embedding",
     "optimizer",
 )
 
@@ -134,7 +136,7 @@ def rank_memory(
     optimizer = optimizer_bytes(*shared, states, replicas_apart=apart)
 
     held = held_activations(model, workload, software, table, rank)
-    gradients = _gradients(workload, software, table, params.total, held.in_flight)
+    gradients = _gradients(workload, software, table, params, held.in_flight)
     buffers = _buffers(software, table, params, rank, compute, master, held.in_flight)
     zeros = np.zeros_like(held.saved)
     moments = (
@@ -142,7 +144,8 @@ def rank_memory(
         (gradients.full_flight, held.saved, held.logits_backward, buffers.loss_backward),
         (gradients.full_flight, held.saved + held.working, zeros, buffers.backward),
         (gradients.later, held.saved_later + held.working, held.logits_later, buffers.backward),
-        (gradients.last, held.working, zeros, buffers.last_layers),
+        (gradients.last_layer, held.working, zeros, buffers.last_layer),
+        (gradients.embedding, zeros, zeros, buffers.embedding),
         (gradients.reduced, zeros, zeros, zeros),
     )
     totals = np.stack([sum(parts, start=zeros) for parts in moments])
@@ -161,17 +164,24 @@ class Gradients:
 
     full_flight: Real  # while all micro-batches are in flight
     later: Real  # once the first of them is done
-    last: Real  # when the last backward pass is nearly through
+    last_layer: Real  # when the last backward pass is at the first layer
+    embedding: Real  # when it is at the embedding
     reduced: Real  # what the optimizer reads
 
 
 def _gradients(
-    workload: Workload, software: SoftwareProfile, table: PlanTable, numel: Real, in_flight: Real
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    params: RankParameters,
+    in_flight: Real,
 ) -> Gradients:
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     gradient = master if software.gradients_in_master_precision else compute
     pipelined = table.pipeline_parallel > 1
     defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
+
+    numel = params.total
 
     def accumulated(when: Flag) -> Real:
         return accumulated_gradient_bytes(
@@ -185,10 +195,15 @@ def _gradients(
 
     reduced = reduced_gradient_bytes(numel, table.data_parallel, table.zero_stage, gradient)
     later = accumulated(table.num_microbatches > 1)
+    # a block's gradient comes only when the pass has reached it, unless an earlier one left it
+    each = reduced / numel
+    at_embedding = np.maximum(later, reduced - each * params.embedding)
+    at_layer = np.maximum(later, reduced - each * (params.embedding + params.largest_layer))
     return Gradients(
         full_flight=accumulated(table.num_microbatches > in_flight),
         later=later,
-        last=np.maximum(reduced, later),
+        last_layer=at_layer,
+        embedding=at_embedding,
         reduced=reduced,
     )
 
@@ -200,7 +215,8 @@ class Buffers:
     loss_forward: Real
     loss_backward: Real
     backward: Real
-    last_layers: Real
+    last_layer: Real
+    embedding: Real
 
 
 def _buffers(
@@ -240,7 +256,8 @@ def _buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,
         backward=np.where(now, (gathered + reducing) * block, 0.0),
-        last_layers=(gathered + reducing) * np.maximum(layer, params.embedding),
+        last_layer=(gathered + reducing) * layer,
+        embedding=reducing * params.embedding,
     )
 
 

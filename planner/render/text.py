@@ -30,7 +30,8 @@ MOMENT_WORDS: Final = {
     "loss_backward": "at the loss, backward",
     "backward": "early in the backward pass",
     "later_backward": "in the second backward pass",
-    "last_layers": "at the end of the backward pass",
+    "last_layer": "at the end of the backward pass",
+    "embedding": "while the embedding's gradient is reduced",
     "optimizer": "in the optimizer step",
 }
 TIME_WORDS: Final = {
