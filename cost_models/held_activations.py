@@ -13,6 +13,7 @@ import numpy as np
 from cost_models.activations import (
     FULL,
     NONE,
+    SELECTIVE,
     Regions,
     backward_working_bytes_per_token,
     layer_regions,
@@ -85,19 +86,28 @@ def held_activations(
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
+    tables = _rotary_tables(model, workload) * in_flight * table.virtual_stages
     saved = layers * in_flight + (tail + ids) * waiting + kept * (waiting - 1.0)
     one_less = np.maximum(in_flight - 1.0, 0.0)
     saved_later = layers * one_less + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
     return Held(
         in_flight=in_flight,
-        saved=saved * tokens,
-        saved_later=saved_later * tokens,
+        saved=saved * tokens + tables,
+        saved_later=saved_later * tokens + tables,
         working=working * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
         messages=_messages(model, workload, table, rank, in_flight) * tokens,
     )
+
+
+def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
+    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d."""
+    attention = model.kinds[model.pattern[0]].attention
+    width = attention.rope_head_dim or attention.head_dim
+    compute = COMPUTE_BYTES[workload.precision]
+    return 2.0 * compute * workload.seq_len * width if attention.rotary else 0.0
 
 
 def _layers(
@@ -120,7 +130,11 @@ def _layers(
         walk = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel
         )
-        working = np.maximum(working, np.where(table.recompute == FULL, whole, 0.0) + walk)
+        # what was dropped is there again while its layer is walked backward
+        kept = _saved(model, compute, software, table, regions, SELECTIVE)
+        dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)
+        again = np.where(table.recompute == FULL, whole, dropped)
+        working = np.maximum(working, again + walk)
     return saved, working
 
 

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import CONFIGS, GPT3, llama, make_setting, sample_model
+from test_families import tiny
+
+from cost_models.compute import (
+    ACHIEVABLE_SHARE,
+    MEMORY_SHARE,
+    Rates,
+    attention_core_seconds,
+    elementwise_bytes_per_token,
+    head_seconds,
+    layer_seconds,
+    matmul_seconds,
+    matrices_seconds,
+    optimizer_seconds,
+    rates,
+)
+from cost_models.families import model_spec
+from cost_models.flops import layer_flops_per_token, linear_flops_per_token
+from cost_models.model import ModelSpec
+from hardware_profiles.errors import InputError
+from hardware_profiles.software import software_profile
+from hardware_profiles.spec import parse_cluster
+
+SOFTWARE = software_profile("shardplan")
+# memory so fast that only operations count, and the other way round
+COMPUTE_BOUND = Rates(matmul=1e12, memory=1e30, operator=0.0, host_is_device=False)
+MEMORY_BOUND = Rates(matmul=1e30, memory=1e12, operator=0.0, host_is_device=False)
+BOTH = Rates(matmul=1e12, memory=1e11, operator=0.0, host_is_device=False)
+
+
+def layer(model: ModelSpec, rate: Rates, tokens: float, seq_len: int, **options):
+    values = {
+        "tensor_parallel": 1,
+        "sequence_parallel": False,
+        "recompute_full": False,
+        "recompute_core": False,
+        "kernel": "eager",
+        "compute_bytes": 2.0,
+        "software": SOFTWARE,
+    }
+    return layer_seconds(
+        model.kinds[0], model.hidden_size, seq_len, tokens, rate=rate, **values | options
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS)))
+def test_a_compute_bound_layer_takes_its_flops(name: str) -> None:
+    """Time and FLOPs are two walks over the same matrices."""
+    model = sample_model(name)
+    seconds = layer(model, COMPUTE_BOUND, 512.0, 128)
+    flops = 512 * float(layer_flops_per_token(model.kinds[0], 128))
+    assert float(seconds.forward) == pytest.approx(flops / 1e12)
+    assert float(seconds.backward) == pytest.approx(2 * flops / 1e12)
+    assert float(seconds.recompute) == 0
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_tensor_parallel_ranks_share_the_flops(t: int) -> None:
+    model = model_spec(GPT3, name="gpt3")
+    one, shared = (
+        float(layer(model, COMPUTE_BOUND, 2048.0, 2048, tensor_parallel=n).forward) for n in (1, t)
+    )
+    assert shared == pytest.approx(one / t)
+
+
+def test_a_memory_bound_matmul_takes_its_bytes() -> None:
+    assert float(matmul_seconds(1.0, 1000.0, 2000.0, 2.0, MEMORY_BOUND)) == pytest.approx(
+        2 * (1000 + 1000 * 2000 + 2000) / 1e12
+    )
+
+
+@given(
+    st.floats(1, 1e6),
+    st.floats(1, 1e6),
+    st.floats(1, 1e6),
+)
+def test_the_roofline_is_the_slower_of_the_two_and_symmetric(m: float, k: float, n: float) -> None:
+    seconds = float(matmul_seconds(m, k, n, 2.0, BOTH))
+    work, moved = 2 * m * k * n / 1e12, 2 * (m * k + k * n + m * n) / 1e11
+    assert seconds == pytest.approx(max(work, moved))
+    assert seconds == pytest.approx(float(matmul_seconds(m, n, k, 2.0, BOTH)))
+
+
+def core(kernel: str, *, causal: bool = True, window: int | None = None) -> float:
+    attention = replace(llama().kinds[0].attention, causal=causal, window=window)
+    return float(
+        attention_core_seconds(attention, 1024.0, 1024, 1, kernel, 2.0, COMPUTE_BOUND, SOFTWARE)
+    )
+
+
+def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
+    assert core("flash") == core("flash", causal=False) / 2
+    assert core("flash", window=64) == pytest.approx(core("flash", causal=False) / 16)
+    assert core("flash", window=10**6) == core("flash", causal=False)
+    assert core("eager") == core("eager", causal=False) == core("eager", window=64)
+
+
+def test_flash_backward_is_five_matmuls_for_two() -> None:
+    """arXiv:2307.08691, sec. 3.1.2."""
+    model = llama()
+    matrices = 512 * linear_flops_per_token(model.kinds[0]) / 1e12
+    seconds = layer(model, COMPUTE_BOUND, 512.0, 128, kernel="flash")
+    forward_core = float(seconds.forward) - matrices
+    assert float(seconds.backward) == pytest.approx(2 * matrices + 2.5 * forward_core)
+
+
+def test_recomputation_is_the_forward_pass_or_the_core() -> None:
+    model = llama()
+    full = layer(model, BOTH, 512.0, 128, recompute_full=True)
+    assert float(full.recompute) == float(full.forward)
+    selective = layer(model, COMPUTE_BOUND, 512.0, 128, recompute_core=True)
+    matrices = 512 * linear_flops_per_token(model.kinds[0]) / 1e12
+    assert float(selective.recompute) == pytest.approx(float(selective.forward) - matrices)
+
+
+def test_sequence_parallelism_splits_norms_and_residuals() -> None:
+    model = llama()
+
+    def moved(t: int, sequence: bool) -> float:
+        return float(
+            elementwise_bytes_per_token(
+                model.kinds[0], model.hidden_size, 2.0, t, sequence, SOFTWARE
+            )
+        )
+
+    assert moved(4, True) == pytest.approx(moved(1, False) / 4)
+    assert moved(4, True) < moved(4, False) < moved(1, False)
+
+
+def test_experts_meet_the_tokens_that_the_router_sends() -> None:
+    model = sample_model("mixtral")
+    kind = model.kinds[0]
+    seconds = float(
+        matrices_seconds(kind.weights, 512.0, 1, 2.0, COMPUTE_BOUND, experts_per_token=2)
+    )
+    assert seconds == pytest.approx(512 * linear_flops_per_token(kind) / 1e12)
+    # few tokens: every expert's weights are read all the same
+    few = float(matrices_seconds(kind.weights, 4.0, 1, 2.0, MEMORY_BOUND, experts_per_token=2))
+    read = 2.0 * sum(w.numel for w in kind.weights if w.role in ("linear", "expert")) / 1e12
+    assert few > read
+
+
+@pytest.mark.parametrize("narrow", [16, 32])
+def test_the_projection_of_a_narrow_embedding_is_narrow(narrow: int) -> None:
+    model = model_spec(tiny("opt", word_embed_proj_dim=narrow), name="opt")
+    seconds = head_seconds(model, 64.0, 1, 2.0, COMPUTE_BOUND)
+    project_out = 2 * 64 * 32 * narrow if narrow != 32 else 0
+    assert float(seconds.forward) == pytest.approx((2 * 64 * 96 * narrow + project_out) / 1e12)
+
+
+def test_the_optimizer_moves_its_bytes() -> None:
+    seconds = float(optimizer_seconds(1e9, MEMORY_BOUND, SOFTWARE))
+    assert seconds == pytest.approx(SOFTWARE.optimizer_accesses_bytes * 1e9 / 1e12)
+
+
+def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
+    chip = parse_cluster("8xA100-80GB").accelerator
+    peak = chip.peak_flops["bf16"]
+    unmeasured = replace(chip, achievable_flops={})
+    assert rates(unmeasured, "bf16", SOFTWARE).matmul == ACHIEVABLE_SHARE * peak.value
+    measured = replace(chip, achievable_flops={"bf16": replace(peak, value=2e14)})
+    assert rates(measured, "bf16", SOFTWARE).matmul == 2e14
+    assert rates(chip, "bf16", SOFTWARE).memory == MEMORY_SHARE * chip.memory_bandwidth.value
+    cpu = rates(replace(measured, device="cpu"), "bf16", SOFTWARE)
+    assert cpu.host_is_device
+    assert cpu.memory == chip.memory_bandwidth.value  # measured already
+
+
+def test_an_unknown_rate_is_an_error_that_says_which_are_known() -> None:
+    chip = replace(parse_cluster("8xA100-80GB").accelerator, achievable_flops={})
+    chip = replace(chip, peak_flops={"bf16": chip.peak_flops["bf16"]})
+    with pytest.raises(InputError, match=r"no rate is known for fp64 \(known: bf16\)"):
+        rates(chip, "fp64", SOFTWARE)
+
+
+def test_tables_of_zero_tokens_cost_the_reading_of_weights() -> None:
+    assert np.isfinite(float(matmul_seconds(0.0, 10.0, 10.0, 2.0, BOTH)))
+    assert make_setting().on_gpu

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import legal_table, make_setting
+
+from cost_models.estimate import default_layer_ranges
+from cost_models.plan import Plan
+from cost_models.plan_file import SCHEMA_VERSION, PlanFile, read_plan_file, write_plan_file
+from hardware_profiles.errors import InputError
+
+
+def contents(**changes: Any) -> PlanFile:
+    setting = make_setting("llama", "8xA100-80GB")
+    plan = Plan(data_parallel=4, pipeline_parallel=2, zero_stage=1, num_microbatches=4)
+    return replace(
+        PlanFile(
+            model=setting.model,
+            cluster=setting.cluster,
+            workload=setting.workload,
+            plan=plan,
+            layer_ranges=default_layer_ranges(setting, plan),
+            prediction={"memory": {"peak_bytes": 1.5e9}, "time": {"step_seconds": 0.25}},
+            created_by="shardplan test",
+        ),
+        **changes,
+    )
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan_file(path, contents())
+    again = read_plan_file(path)
+    assert again == contents()
+    assert dict(again.model.config) == dict(contents().model.config)
+    assert again.model.num_parameters == contents().model.num_parameters
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]  # no temporary file is left
+
+
+def test_every_kind_of_plan_survives(tmp_path: Path) -> None:
+    setting, table = legal_table(("llama", "8xA100-80GB", 256, 16, "shardplan", "flash"))
+    for row in range(0, len(table), 61):
+        plan = table.plan(row)
+        written = contents(plan=plan, layer_ranges=default_layer_ranges(setting, plan))
+        write_plan_file(tmp_path / "plan.json", written, force=True)
+        assert read_plan_file(tmp_path / "plan.json") == written
+
+
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        write_plan_file(path, contents())
+    assert path.read_text() == "mine"
+    write_plan_file(path, contents(), force=True)
+    assert read_plan_file(path) == contents()
+
+
+def test_a_folder_is_never_written_over(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        write_plan_file(tmp_path, contents(), force=True)
+
+
+def test_a_missing_folder_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        write_plan_file(tmp_path / "nowhere" / "plan.json", contents())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_an_input_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_plan_file(tmp_path / "plan.json", contents())
+
+
+def test_not_a_number_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_plan_file(tmp_path / "plan.json", contents(prediction={"x": float("nan")}))
+    assert not (tmp_path / "plan.json").exists()
+
+
+# --- edited by hand -------------------------------------------------------------------------------
+
+Document = dict[str, Any]
+
+
+def put(*path: Any, value: Any) -> Callable[[Document], None]:
+    def edit(document: Document) -> None:
+        inner: Any = document
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+
+    return edit
+
+
+def drop(*path: Any) -> Callable[[Document], None]:
+    def edit(document: Document) -> None:
+        inner: Any = document
+        for key in path[:-1]:
+            inner = inner[key]
+        del inner[path[-1]]
+
+    return edit
+
+
+RANGES = "layer_ranges"
+EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
+    "text for a count": (
+        put("plan", "data_parallel", value="4"),
+        ['plan: data_parallel = "4"', "whole number"],
+    ),
+    "a fraction": (put("plan", "tensor_parallel", value=1.5), ["tensor_parallel = 1.5"]),
+    "nothing": (put("plan", "tensor_parallel", value=0), ["tensor_parallel = 0", "from 1"]),
+    "negative": (put("workload", "seq_len", value=-8), ["workload: seq_len = -8"]),
+    "huge": (put("workload", "seq_len", value=10**40), ["seq_len = 1", "100,000,000"]),
+    "not a number": (put("workload", "seq_len", value=float("nan")), ["NaN is not"]),
+    "infinite": (put("workload", "seq_len", value=float("inf")), ["Infinity is not"]),
+    "a list for an object": (put("plan", value=[1]), ["plan = [1]", "object with keys"]),
+    "null for an object": (put("cluster", value=None), ["cluster is missing"]),
+    "unknown part of the plan": (
+        put("plan", "tensor_paralel", value=2),
+        ["unknown key 'tensor_paralel'", "Did you mean tensor_parallel"],
+    ),
+    "unknown key": (put("workloads", value={}), ["unknown key 'workloads'", "workload?"]),
+    "no workload": (drop("workload"), ["workload is missing"]),
+    "no layers": (drop(RANGES), ["layer_ranges is missing"]),
+    "another schema": (put("schema_version", value=SCHEMA_VERSION + 1), ["schema_version = 2"]),
+    "no schema": (drop("schema_version"), ["schema_version is missing"]),
+    "a gap": (put(RANGES, value=[[0, 3], [4, 8]]), ["layer_ranges", "cover the layers 0 to 8"]),
+    "an overlap": (put(RANGES, value=[[0, 5], [4, 8]]), ["layer_ranges"]),
+    "an empty stage": (put(RANGES, value=[[0, 8], [8, 8]]), ["layer_ranges", "2 pairs"]),
+    "too few layers": (put(RANGES, value=[[0, 4], [4, 7]]), ["layer_ranges"]),
+    "too many stages": (put(RANGES, value=[[0, 4], [4, 6], [6, 8]]), ["layer_ranges"]),
+    "true for a layer": (put(RANGES, value=[[False, 4], [4, 8]]), ["layer_ranges"]),
+    "text for a layer": (put(RANGES, value=[["0", 4], [4, 8]]), ["layer_ranges"]),
+    "not even pairs": (put(RANGES, value=[0, 8]), ["layer_ranges"]),
+    "not a list": (put(RANGES, value="0-8"), ["layer_ranges"]),
+    "another batch": (
+        put("workload", "global_batch_size", value=17),
+        ["micro_batch_size 1 x num_microbatches 4 x data_parallel 4 = 16", "17", "must be equal"],
+    ),
+    "a broken model": (
+        put("model", "config", "hidden_size", value=-4096),
+        ["model: config", "hidden_size = -4096"],
+    ),
+    "an unknown family": (put("model", "config", "model_type", value="lama"), ["llama"]),
+    "a broken cluster": (put("cluster", "num_nodes", value=0), ["cluster: num_nodes = 0"]),
+    "a schedule": (
+        put("plan", "pipeline_schedule", value="1F1B"),
+        ["pipeline_schedule", "1f1b"],
+    ),
+    "a nest": (put("prediction", value=json.loads("[" * 40 + "]" * 40)), ["too deeply"]),
+    "prediction as text": (put("prediction", value="fast"), ["prediction"]),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_that_cannot_be_is_one_clear_line(name: str, tmp_path: Path) -> None:
+    edit, words = EDITS[name]
+    document = json.loads(json.dumps(contents().to_dict()))
+    edit(document)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError) as caught:
+        read_plan_file(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert len(message) < 600
+    for word in words:
+        assert word in message
+
+
+def test_an_edit_that_can_be_is_taken(tmp_path: Path) -> None:
+    document = contents().to_dict()
+    put(RANGES, value=[[0, 3], [3, 8]])(document)
+    drop("prediction")(document)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    read = read_plan_file(path)
+    assert read.layer_ranges == ((0, 3), (3, 8))
+    assert read.prediction == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("not json", "not JSON"),
+        ("[]", "a JSON object is expected, got list"),
+        ("3", "got int"),
+        ("null", "got NoneType"),
+        ("{}", "schema_version is missing"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"schema_version": ' + "9" * 5000 + "}", ""),
+        (" " * 5_000_000, "too large"),
+        ("\ufeff{}", "not JSON"),
+        ('{"a": 1}\x00', "not JSON"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_not_a_plan_is_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_plan_file(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_bytes_folders_and_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for path, said in (
+        (tmp_path / "binary", "not text"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none", "no such file"),
+        (Path("a\x00b"), "not a usable path|no such file"),
+    ):
+        with pytest.raises(InputError, match=said):
+            read_plan_file(path)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
+
+SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
+COUNTS = {"": 1, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def parsed(text: str, units: dict[str, float]) -> float:
+    match = re.fullmatch(r"(-?[\d,.]+) ?(\S*)", text)
+    assert match, text
+    return float(match[1].replace(",", "")) * units[match[2]]
+
+
+@given(st.floats(10, 1e18))
+def test_bytes_keep_their_size(value: float) -> None:
+    assert parsed(format_bytes(value), SIZES) == pytest.approx(value, rel=0.06)
+
+
+@given(st.floats(-1e15, -10))
+def test_negative_bytes_keep_their_size(value: float) -> None:
+    assert parsed(format_bytes(value), SIZES) == pytest.approx(value, rel=0.06)
+
+
+@given(st.floats(1e-4, 1e9))
+def test_seconds_keep_their_size(value: float) -> None:
+    assert parsed(format_seconds(value), SECONDS) == pytest.approx(value, rel=0.05)
+
+
+@given(st.floats(10, 1e15))
+def test_counts_keep_their_size(value: float) -> None:
+    assert parsed(format_count(value), COUNTS) == pytest.approx(value, rel=0.06)
+
+
+@given(st.floats(1e-3, 1e6))
+def test_gib_keep_their_size(gib: float) -> None:
+    assert float(format_gib(gib * GIB).replace(",", "")) == pytest.approx(gib, rel=0.6, abs=5e-4)
+
+
+def test_units_where_they_change() -> None:
+    assert [format_bytes(v * GIB) for v in (0.5, 1, 99.94, 150, 10240)] == [
+        "512 MiB",
+        "1.0 GiB",
+        "99.9 GiB",
+        "150 GiB",
+        "10.0 TiB",
+    ]
+    assert [format_seconds(v) for v in (5e-4, 1e-3, 1, 59.9, 600, 5400)] == [
+        "500 µs",
+        "1.0 ms",
+        "1 s",
+        "59.9 s",
+        "10.0 min",
+        "1.5 h",
+    ]
+    assert [format_count(v) for v in (999_999, 1e6, 70.5e9, 1.2e12)] == [
+        "999,999",
+        "1.00 M",
+        "70.50 B",
+        "1.20 T",
+    ]
+    assert format_gib(0) == "0.000"
