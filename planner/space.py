@@ -66,14 +66,14 @@ def _parse_value(name: str, value: str) -> Any:
     if name == "sequence_parallel":
         known = {**FLAGS, **FLAGS_OFF}
         if value.lower() not in known:
-            raise InputError(f"--fix sp={value}: must be on or off")
+            raise InputError(f"--fix sp={value[:40]}: must be on or off")
         return known[value.lower()]
     if name in ("recompute", "pipeline_schedule"):
         return value
     try:
         return int(value)
     except ValueError:
-        raise InputError(f"--fix {name}={value}: must be a whole number") from None
+        raise InputError(f"--fix {name}={value[:40]}: must be a whole number") from None
 
 
 def divisors(number: int) -> list[int]:
@@ -98,18 +98,14 @@ def enumerate_plans(
     blocks: list[dict[str, Any]] = []
     for tensor in _wanted(fixed, "tensor_parallel", divisors(num_gpus)):
         for pipeline in _wanted(fixed, "pipeline_parallel", divisors(num_gpus)):
-            if num_gpus % (tensor * pipeline) or pipeline > model.num_layers:
-                if "tensor_parallel" in fixed and "pipeline_parallel" in fixed:
-                    blocks += _blocks(model, workload, tensor, pipeline, 1, fixed)
-                continue
-            data = num_gpus // (tensor * pipeline)
-            if fixed.get("data_parallel", data) != data:
-                if {"tensor_parallel", "pipeline_parallel"} <= set(fixed):
-                    blocks += _blocks(
-                        model, workload, tensor, pipeline, fixed["data_parallel"], fixed
-                    )
+            data, left = divmod(num_gpus, tensor * pipeline)
+            if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
                 continue
             blocks += _blocks(model, workload, tensor, pipeline, data, fixed)
+    if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
+        tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
+        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline)))
+        blocks = _blocks(model, workload, tensor, pipeline, data, fixed)
     return _expand(blocks)
 
 

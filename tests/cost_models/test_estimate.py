@@ -443,8 +443,8 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "backward_working_bytes_per_token": lambda t: activations.backward_working_bytes_per_token(
             kind, model.hidden_size, 2.0, t.tensor_parallel
         ),
-        "logits_bytes_per_token": lambda t: activations.logits_bytes_per_token(
-            512, 2.0, t.tensor_parallel, software
+        "logits_bytes_per_token": lambda t: (
+            activations.logits_bytes_per_token(512, 2.0, t.tensor_parallel, software).backward
         ),
         "layer forward": lambda t: layer(t, "forward"),
         "layer backward": lambda t: layer(t, "backward"),

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import all_plans, make_setting, question
+
+from cost_models.legality import legality_codes
+from cost_models.plan import Plan, PlanTable
+from hardware_profiles.errors import InputError
+from planner.space import MAX_VIRTUAL_STAGES, check_fixed, divisors, enumerate_plans, parse_fixed
+
+QUESTIONS = [
+    ("llama", "8xA100-80GB", 16),
+    ("llama tied", "4xA100-80GB", 12),
+    ("gpt2", "6xA100-80GB", 12),
+    ("mixtral", "2x4xH100-SXM", 8),
+    ("t5", "4xA100-80GB", 8),
+    ("llama", "1xA100-80GB", 6),
+]
+
+
+def enumerated(setting: Any, fixed: dict[str, Any] | None = None) -> PlanTable:
+    return enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
+
+
+def legal_plans(setting: Any, plans: list[Plan]) -> set[Plan]:
+    if not plans:
+        return set()
+    codes = legality_codes(question(setting), PlanTable.from_plans(plans))
+    return {plan for plan, code in zip(plans, codes, strict=True) if not code}
+
+
+def in_the_space(plan: Plan, num_layers: int) -> bool:
+    """The documented limits: virtual stages of equal size; nothing varied that means nothing."""
+    even = num_layers % plan.num_stages == 0 and plan.virtual_stages <= MAX_VIRTUAL_STAGES
+    no_schedule = plan.pipeline_parallel > 1 or plan.pipeline_schedule == "1f1b"
+    return no_schedule and (plan.virtual_stages == 1 or even)
+
+
+@pytest.mark.parametrize(("model", "cluster", "batch"), QUESTIONS)
+def test_every_legal_plan_of_nested_loops_is_enumerated(
+    model: str, cluster: str, batch: int
+) -> None:
+    setting = make_setting(model, cluster, global_batch_size=batch)
+    virtual = tuple(range(1, MAX_VIRTUAL_STAGES + 1))
+    loops = legal_plans(setting, list(all_plans(setting, virtual_stages=virtual)))
+    expected = {plan for plan in loops if in_the_space(plan, setting.model.num_layers)}
+    candidates = list(enumerated(setting))
+    assert len(candidates) == len(set(candidates))  # no plan twice
+    assert legal_plans(setting, candidates) == expected
+    assert expected
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        "tp=2",
+        "pp=2",
+        "dp=2,zero=1",
+        "tp=2,pp=2,zero=1",
+        "recompute=full,sp=on",
+        "mbs=2",
+        "microbatches=4",
+        "mbs=1,microbatches=4",
+        "schedule=gpipe,pp=2",
+        "schedule=interleaved_1f1b",
+        "vp=2",
+        "dp=8",
+        "tp=1,pp=1",
+        "sp=off",
+    ],
+)
+def test_pinned_parts_pick_rows_of_the_whole_space(fix: str) -> None:
+    setting = make_setting("llama", "8xA100-80GB", global_batch_size=16)
+    fixed = parse_fixed(fix)
+    everything = legal_plans(setting, list(enumerated(setting)))
+    expected = {
+        plan
+        for plan in everything
+        if all(getattr(plan, name) == value for name, value in fixed.items())
+    }
+    assert expected
+    assert legal_plans(setting, list(enumerated(setting, fixed))) == expected
+
+
+@pytest.mark.parametrize(
+    "fix",
+    ["tp=3", "tp=16", "dp=3", "pp=16", "tp=2,pp=2,dp=3", "mbs=5", "microbatches=7", "tp=1,sp=on"],
+)
+def test_what_cannot_be_pinned_gives_no_legal_plan(fix: str) -> None:
+    setting = make_setting("llama", "8xA100-80GB", global_batch_size=16)
+    candidates = list(enumerated(setting, parse_fixed(fix)))
+    assert candidates  # of which legality says what is wrong
+    assert not legal_plans(setting, candidates)
+
+
+def test_a_pinned_schedule_leaves_plans_without_a_pipeline() -> None:
+    setting = make_setting("llama", "8xA100-80GB", global_batch_size=16)
+    found = legal_plans(setting, list(enumerated(setting, {"pipeline_schedule": "gpipe"})))
+    assert {plan.pipeline_parallel for plan in found} == {1, 2, 4, 8}
+    assert {plan.pipeline_schedule for plan in found} == {"gpipe"}
+
+
+def test_columns_are_numbers_of_the_right_kind() -> None:
+    table = enumerated(make_setting())
+    assert table.sequence_parallel.dtype == np.bool_
+    assert table.tensor_parallel.dtype == np.int64
+
+
+@given(st.integers(1, 10**6))
+def test_divisors_divide_and_are_all(number: int) -> None:
+    found = divisors(number)
+    assert found == sorted(set(found))
+    assert all(number % d == 0 for d in found)
+    assert {number // d for d in found} == set(found)
+    if number <= 2000:
+        assert found == [d for d in range(1, number + 1) if number % d == 0]
+
+
+# --- --fix ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        (" , ,", {}),
+        ("tp=2", {"tensor_parallel": 2}),
+        (" tp = 2 , pp=4 ", {"tensor_parallel": 2, "pipeline_parallel": 4}),
+        ("tensor_parallel=2,tp=2", {"tensor_parallel": 2}),
+        ("sp=on", {"sequence_parallel": True}),
+        ("sp=FALSE", {"sequence_parallel": False}),
+        ("recompute=full", {"recompute": "full"}),
+        ("schedule=gpipe,vp=1", {"pipeline_schedule": "gpipe", "virtual_stages": 1}),
+        ("mbs=4,microbatches=8,zero=3,dp=2", None),
+    ],
+)
+def test_fix_is_read(text: str, expected: dict[str, Any] | None) -> None:
+    read = parse_fixed(text)
+    if expected is not None:
+        assert read == expected
+    else:
+        assert read == {
+            "micro_batch_size": 4,
+            "num_microbatches": 8,
+            "zero_stage": 3,
+            "data_parallel": 2,
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp", "expected name=value"),
+        ("tp=", "expected name=value"),
+        ("=2", "is not a part of a plan"),
+        ("tpp=2", "Did you mean tp"),
+        ("seq_len=2", "is not a part of a plan"),
+        ("tp=two", "must be a whole number"),
+        ("tp=2.5", "must be a whole number"),
+        ("tp=0", "tensor_parallel = 0"),
+        ("tp=-1", "tensor_parallel = -1"),
+        ("tp=" + "9" * 30, "tensor_parallel = 9"),
+        ("tp=" + "9" * 5000, "whole number"),
+        ("zero=4", "zero_stage = 4"),
+        ("sp=maybe", "must be on or off"),
+        ("recompute=ful", "Did you mean full"),
+        ("schedule=1F1B", "Did you mean 1f1b"),
+        ("tp=2,tp=4", "tensor_parallel is given twice, as 2 and as 4"),
+        ("tp=2,tensor_parallel=4", "given twice"),
+    ],
+)
+def test_a_bad_fix_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_fixed(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_fixed_values_from_python_are_checked_like_a_plan_file() -> None:
+    assert check_fixed({"zero_stage": 3}) == {"zero_stage": 3}
+    with pytest.raises(InputError, match="zero_stage = 7"):
+        check_fixed({"zero_stage": 7})
+    with pytest.raises(InputError, match="unknown key"):
+        check_fixed({"zero": 3})
+
+
+def test_brute_force_holds_plans_with_a_larger_batch_too() -> None:
+    """The loops above must not be empty where the batch has many divisors."""
+    setting = make_setting(global_batch_size=16)
+    larger = replace(setting, workload=replace(setting.workload, global_batch_size=48))
+    assert len(enumerated(larger)) > len(enumerated(setting))
