@@ -1,8 +1,11 @@
-"""Predicted step times beside two published tables: ``python -m benchmarks.published_step_times``.
+"""Predicted step times beside published ones: ``python -m benchmarks.published_step_times``.
 
-Narayanan et al. 2021 (arXiv:2104.04473), table 1, and Korthikanti et al. 2022 (arXiv:2205.05198),
-table 5: GPT models of 1.7 to 1008 billion parameters on 8 to 3072 A100, Megatron-LM. The rows carry
-their source (benchmarks/data/published_step_times.csv). No constant was fitted on them.
+Narayanan et al. 2021 (arXiv:2104.04473), table 1, and Korthikanti et al. 2022
+(arXiv:2205.05198), table 5: GPT models of 1.7 to 1008 billion parameters on 8 to 3072 A100,
+Megatron-LM. fms-fsdp: Llama models of 34 and 70 billion parameters under eager FSDP with full
+sharding and full recomputation on 128 A100 and 96 H100, priced as our own executor, which is FSDP
+too. The rows carry their source (benchmarks/data/published_step_times.csv). No constant was fitted
+on them.
 """
 
 from __future__ import annotations
@@ -16,14 +19,30 @@ from cost_models.estimate import Setting, price
 from cost_models.families import model_spec
 from cost_models.plan import Plan, PlanTable
 from cost_models.workload import Workload
+from hardware_profiles.catalogue import find_accelerator
+from hardware_profiles.schema import Cluster, Figure
 from hardware_profiles.software import software_profile
-from hardware_profiles.spec import parse_cluster
+from hardware_profiles.spec import build_cluster
 
 ROWS = Path(__file__).parent / "data" / "published_step_times.csv"
 
 
-def gpt_config(row: pd.Series) -> dict[str, object]:
-    """A GPT with learned positions and dropout, as Megatron-LM trains it."""
+GPUS = {"A100-SXM": "A100-SXM-80GB", "H100-SXM": "H100-SXM-80GB"}
+
+
+def config(row: pd.Series) -> dict[str, object]:
+    """A GPT with learned positions and dropout, as Megatron-LM trains it, or a Llama."""
+    if row.model_type == "llama":
+        return {
+            "model_type": "llama",
+            "num_hidden_layers": int(row.num_layers),
+            "hidden_size": int(row.hidden_size),
+            "num_attention_heads": int(row.num_heads),
+            "num_key_value_heads": int(row.num_kv_heads),
+            "intermediate_size": int(row.ffn_hidden_size),
+            "vocab_size": int(row.vocab_size),
+            "max_position_embeddings": int(row.seq_len),
+        }
     return {
         "model_type": "gpt2",
         "n_layer": int(row.num_layers),
@@ -35,16 +54,29 @@ def gpt_config(row: pd.Series) -> dict[str, object]:
     }
 
 
+def cluster(row: pd.Series) -> Cluster:
+    """The nodes of a row, with its network."""
+    bits = float(row.network_gbps_per_gpu) * 1e9
+    return build_cluster(
+        find_accelerator(GPUS[row.gpu]),
+        num_nodes=max(1, int(row.num_gpus) // 8),
+        gpus_per_node=8,
+        network_bandwidth=Figure(bits / 8.0, "published", str(row.source)),
+    )
+
+
 def predict(row: pd.Series) -> float:
     """Predicted step seconds of one published run."""
-    nodes = max(1, int(row.num_gpus) // 8)
     setting = Setting(
-        model=model_spec(gpt_config(row), name=str(row.row_id)),
-        cluster=parse_cluster(f"{nodes}x8xA100-SXM-80GB"),
+        model=model_spec(config(row), name=str(row.row_id)),
+        cluster=cluster(row),
         workload=Workload(
-            int(row.seq_len), int(row.global_batch_size), precision="fp16", attention_kernel="eager"
+            int(row.seq_len),
+            int(row.global_batch_size),
+            precision=row.precision,
+            attention_kernel="eager" if row.trainer == "megatron" else "flash",
         ),
-        software=software_profile("megatron"),
+        software=software_profile(row.trainer),
     )
     virtual = int(row.virtual_stages)
     plan = Plan(
@@ -53,6 +85,7 @@ def predict(row: pd.Series) -> float:
         pipeline_parallel=int(row.pipeline_parallel),
         virtual_stages=virtual,
         pipeline_schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
+        zero_stage=int(row.zero_stage),
         sequence_parallel=bool(row.sequence_parallel),
         recompute=row.recompute,
         micro_batch_size=int(row.micro_batch_size),
@@ -71,11 +104,17 @@ def table() -> pd.DataFrame:
 
 def main() -> None:
     rows = table()
-    shown = rows[["row_id", "num_gpus", "recompute", "step_time_s", "predicted", "error_percent"]]
+    shown = rows[
+        ["row_id", "gpu", "num_gpus", "recompute", "step_time_s", "predicted", "error_percent"]
+    ]
     print(shown.to_string(index=False, float_format=lambda v: f"{v:.2f}"))
-    for group, part in rows.groupby("source_group"):
-        mean, bias = np.abs(part.error_percent).mean(), part.error_percent.mean()
-        print(f"{group}: mean absolute error {mean:.1f} %, bias {bias:+.1f} % ({len(part)} runs)")
+    for group, part in [*rows.groupby("source_group"), ("all", rows)]:
+        error = np.abs(part.error_percent)
+        print(
+            f"{group}: mean absolute error {error.mean():.1f} %, 90th percentile "
+            f"{error.quantile(0.9):.1f} %, bias {part.error_percent.mean():+.1f} % "
+            f"({len(part)} runs)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Predicted memory beside traced memory: ``python -m benchmarks.traced_memory [--quick]``.
 
 Trains small real models with the executor on this machine's CPU (gloo) under many plans, watches
-one step with a storage tracker, and compares the peak of live tensors on every rank with the formula
-for its pipeline stage. No constant was fitted on these cases.
+one step with a storage tracker, and compares the peak of live tensors on every rank with the
+formula for its pipeline stage. No constant was fitted on these cases.
 """
 
 from __future__ import annotations

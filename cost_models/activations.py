@@ -179,14 +179,17 @@ def backward_working_bytes_per_token(
 ) -> Real:
     """Gradients of activations alive at once while one layer is walked backward.
 
-    The MLP is the widest place: the gradient of its product, of the activation and of the up
-    projection, beside the gradient of the residual stream and of the block's input.
+        c (3 F / t + 3 h)   gated: gradients of the product, of the activation, of the up projection
+        c (2 F / t + 3 h)   plain: gradients of the activation's output and input
+
+    The MLP is the widest place; beside it the gradients of the layer's output, of the residual
+    stream and of the block's input.
     """
     feed_forward = kind.feed_forward
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     width += feed_forward.shared_ffn_hidden_size
-    tensors = 2.0 if feed_forward.gated else 1.0
-    return compute_bytes * (tensors * width / np.multiply(1.0, tensor_parallel) + 2.0 * hidden_size)
+    tensors = 3.0 if feed_forward.gated else 2.0
+    return compute_bytes * (tensors * width / np.multiply(1.0, tensor_parallel) + 3.0 * hidden_size)
 
 
 @dataclass(frozen=True, slots=True)

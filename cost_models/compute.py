@@ -26,6 +26,10 @@ from hardware_profiles.software import SoftwareProfile
 # 0.80,
 # GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
+# Rate of the typical large matmul over the best one: the median of 183 bf16 shapes on an A100-PCIe,
+# 0.718 of peak (MooreThreads/SimuMax@4dcaae5:configs/system/a100_pcie.json), over the best, 0.811
+# (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
+TYPICAL_SHARE = 0.886
 # Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
 # read
 # 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
@@ -43,25 +47,41 @@ class Rates:
 
 
 def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
-    """Return the rates of an accelerator in a precision; unknown is an error, not a guess."""
-    known = accelerator.achievable_flops.get(precision)
-    peak = accelerator.peak_flops.get(precision)
-    if known is None and peak is None:
+    """Return the rates of an accelerator in a precision; unknown is an error, not a guess.
+
+    On a CPU both rates are those measured with all processes at work. On a GPU a typical matmul
+    runs at TYPICAL_SHARE of the best one, and that at ACHIEVABLE_SHARE of the peak where nobody
+    measured it.
+    """
+    best = best_matmul(accelerator, precision)
+    if best is None:
         have = ", ".join(sorted(accelerator.peak_flops)) or "none"
         raise InputError(
             f"{accelerator.name}: no rate is known for {precision} (known: {have}); choose one "
             "with --precision"
         )
     measured = accelerator.device == "cpu"
-    matmul = known.value if known is not None else ACHIEVABLE_SHARE * peak.value  # type: ignore[union-attr]
-    memory = accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE)
     launch = accelerator.kernel_launch
     return Rates(
-        matmul=matmul,
-        memory=memory,
+        matmul=best if measured else TYPICAL_SHARE * best,
+        memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
         operator=launch.value if launch is not None else software.operator_seconds,
         host_is_device=measured,
     )
+
+
+def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
+    """Return FLOP/s of the best large matmul; 16-bit formats of one peak share one measurement."""
+    peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
+    if precision in measured:
+        return measured[precision].value
+    peak = peaks.get(precision)
+    if peak is None:
+        return None
+    twin = {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)
+    if twin in measured and twin in peaks and peaks[twin].value == peak.value:
+        return measured[twin].value
+    return ACHIEVABLE_SHARE * peak.value
 
 
 def matmul_seconds(

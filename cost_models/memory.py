@@ -252,10 +252,12 @@ def _buffers(
     reducing = np.where(sharded, compute + master, compute if mixed else 0.0)
     block = np.maximum(layer, head)
     now = every | (in_flight <= 1.0)
+    # a layer's gradient in compute precision, before it is added up in fp32
+    fresh = compute * layer if mixed else 0.0
     return Buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,
-        backward=np.where(now, (gathered + reducing) * block, 0.0),
+        backward=np.where(now, (gathered + reducing) * block, fresh),
         last_layer=(gathered + reducing) * layer,
         embedding=reducing * params.embedding,
     )

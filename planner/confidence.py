@@ -8,7 +8,7 @@ from cost_models.estimate import Setting
 
 Confidence = Literal["measured", "published", "datasheet"]
 # accelerators of the published runs that the time model was compared with
-COMPARED: Final = ("A100-SXM-80GB",)
+COMPARED: Final = ("A100-SXM-80GB", "H100-SXM-80GB")
 
 
 def confidence(setting: Setting) -> Confidence:

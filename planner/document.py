@@ -19,7 +19,7 @@ from cost_models.parameters import active_parameters
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.step_time import TimeParts
-from cost_models.uncertainty import MEMORY, TIME_ON_CPU, TIME_ON_GPU, interval
+from cost_models.uncertainty import MEMORY, interval, time_half_width
 from hardware_profiles.spec import describe
 from planner.verdict import budget_bytes, verdict
 
@@ -95,7 +95,7 @@ def _memory(
 
 
 def _time(setting: Setting, plan: Plan, step: float, priced: Any) -> dict[str, Any]:
-    low, high = interval(step, TIME_ON_GPU if setting.on_gpu else TIME_ON_CPU)
+    low, high = interval(step, time_half_width(setting.cluster.accelerator))
     parts = {name: float(getattr(priced.time, name)[0]) for name in TIME_PARTS}
     rates = throughput(setting, plan, step)
     mfu = rates["mfu"]
