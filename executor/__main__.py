@@ -67,9 +67,9 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--launcher",
-        choices=("auto", "fork", "torchrun"),
-        default="auto",
-        help="how ranks start (auto: torchrun on GPUs, fork on a CPU, where it is faster)",
+        choices=("torchrun", "fork"),
+        default="torchrun",
+        help="how ranks start (default: torchrun; fork: on a CPU only, starts quicker, same result)",
     )
     measure = commands.add_parser("measure", help="measure this machine", epilog=EXIT_CODES)
     measure.add_argument(

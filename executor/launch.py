@@ -1,4 +1,4 @@
-"""Starts the ranks of a run: by forking on a CPU, with torchrun on GPUs, or joins a torchrun.
+"""Starts the ranks of a run: with torchrun, or on a CPU by forking, which starts quicker.
 
 Ranks that torchrun starts for us report to this process in lines on stderr that begin with MARK;
 whatever else comes along there is kept for ``--traceback``.
@@ -55,12 +55,12 @@ def by_torchrun(file: PlanFile, arguments: Sequence[str], emit: Emit, *, gpus: i
     processes = file.plan.world_size
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), "-m", "executor", *arguments]
-    environment = {
-        "OMP_NUM_THREADS": str(threads_per_process(processes)),
-        **({} if gpus or sys.platform != "linux" else {"GLOO_SOCKET_IFNAME": "lo"}),
-        **os.environ,
-        REPORT_TO: str(os.getpid()),
-    }
+    threads = {"OMP_NUM_THREADS": str(threads_per_process(processes))}
+    environment = {**threads, **os.environ, REPORT_TO: str(os.getpid())}
+    if not gpus:
+        environment |= threads  # with so many the machine was measured
+        if sys.platform == "linux":
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     started = subprocess.Popen(
         command,
         env=environment,

@@ -23,7 +23,7 @@ from executor.report import (
     run_document,
     write_run,
 )
-from hardware_profiles.errors import RunError
+from hardware_profiles.errors import InputError, RunError
 
 DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
 
@@ -38,15 +38,20 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         check_world(prepared.file, place)
         return _join(options, prepared, place)
     gpus = check_machine(prepared.file)
+    if gpus and options.launcher == "fork":
+        raise InputError("--launcher fork: a process that uses a GPU cannot be forked off")
     said = notes(prepared.file, gpus)
     with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
+        if options.launcher == "torchrun":  # every rank imports torch and transformers first
+            ranks = prepared.file.plan.world_size
+            print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
         with _progress(options) as progress:
-            if options.launcher == "torchrun" or (options.launcher == "auto" and gpus):
-                answer = by_torchrun(prepared.file, arguments, progress, gpus=gpus)
-            else:
+            if options.launcher == "fork":
                 answer = by_fork(prepared.file, _task(options, prepared), progress)
+            else:
+                answer = by_torchrun(prepared.file, arguments, progress, gpus=gpus)
         return finish(options, prepared, {"notes": said, **answer}, folder)
 
 

@@ -149,6 +149,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "backend": dist.get_backend(),
+        "launcher": "torchrun" if dist.is_torchelastic_launched() else "fork",
         "processes": dist.get_world_size(),
         "threads_per_process": torch.get_num_threads(),
     }

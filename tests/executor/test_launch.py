@@ -151,7 +151,8 @@ def test_help_needs_no_torch():
 @pytest.mark.distributed
 def test_a_run_trains_measures_and_keeps(write, tmp_path):
     plan = write(FOUR)
-    done = _run("run", plan, "--data", tmp_path / "text.txt", "--steps", 12, "--json", cwd=tmp_path)
+    arguments = ("--data", tmp_path / "text.txt", "--steps", 12, "--launcher", "fork", "--json")
+    done = _run("run", plan, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     (kept,) = tmp_path.glob("runs/*/run.json")
@@ -173,6 +174,22 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     assert document["plan"]["plan"]["tensor_parallel"] == 2
     assert len(document["plan"]["sha256"]) == 64
     assert document["options"]["seed"] == 0
+
+
+@pytest.mark.distributed
+def test_ranks_are_started_by_torchrun(write, tmp_path):
+    done = _run("run", write(TWO), "--steps", 2, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    environment = json.loads(done.stdout)["environment"]
+    assert (environment["launcher"], environment["backend"]) == ("torchrun", "gloo")
+    *_, started, _, last = done.stderr.splitlines()
+    assert started == "starting torchrun --nproc-per-node 2 ..."
+    assert last.startswith("step 2/2  loss")
+
+
+def test_a_process_with_a_gpu_is_not_forked(write, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
+    _fails(capsys, "--launcher fork: a process that uses a GPU", "run", write(TWO), "--launcher=fork")
 
 
 @pytest.mark.slow
@@ -200,7 +217,7 @@ def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, tmp_path
 
 @pytest.mark.distributed
 def test_verify_compares_with_a_single_process(write, tmp_path):
-    done = _run("run", write(FOUR), "--verify", "--json", cwd=tmp_path)
+    done = _run("run", write(FOUR), "--verify", "--launcher", "fork", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["loss_difference"] < 1e-9
