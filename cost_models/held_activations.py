@@ -45,6 +45,7 @@ class Held:
     saved: Real  # by layers and head of all micro-batches in flight, logits of finished heads too
     saved_later: Real  # one micro-batch less
     working: Real  # one layer on its way backward: gradients, and what is recomputed
+    last_layer: Real  # the same, and what that layer saved: all that is left at the end
     logits_forward: Real  # of the micro-batch that is at the loss
     logits_backward: Real
     logits_later: Real  # at the loss of the next one, where the first's layers are already gone
@@ -79,7 +80,7 @@ def held_activations(
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
     tokens = 1.0 * workload.seq_len * table.micro_batch_size
     in_flight = in_flight_stages(table, rank.index) / table.virtual_stages
-    layers, working = _layers(model, workload, software, table, rank)
+    layers, working, last_layer = _layers(model, workload, software, table, rank)
     ids = 2.0 * TOKEN_ID_BYTES
     tail, kept, forward, backward = _head(model, workload, software, table, rank)
     # at the head of a pipeline that runs all forward passes first, every micro-batch waits
@@ -95,6 +96,7 @@ def held_activations(
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
         working=working * tokens,
+        last_layer=last_layer * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
@@ -116,11 +118,12 @@ def _layers(
     software: SoftwareProfile,
     table: PlanTable,
     rank: PipelineRank,
-) -> tuple[Real, Real]:
-    """Return bytes a token that a rank's layers save, and what one of them adds going backward."""
+) -> tuple[Real, Real, Real]:
+    """Return bytes a token: saved by a rank's layers, added by one going backward, by it alone."""
     compute = COMPUTE_BYTES[workload.precision]
     saved: Real = np.zeros(len(table))
     working: Real = np.zeros(len(table))
+    alone: Real = np.zeros(len(table))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
         if not count:
             continue
@@ -135,7 +138,8 @@ def _layers(
         dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)
         again = np.where(table.recompute == FULL, whole, dropped)
         working = np.maximum(working, again + walk)
-    return saved, working
+        alone = np.maximum(alone, whole + walk)
+    return saved, working, alone
 
 
 def _regions(

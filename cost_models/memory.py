@@ -4,9 +4,10 @@ A training step has few moments that can be the peak; all of them are priced and
 
     loss_forward    every in-flight micro-batch's activations; the logits and one fp32 copy
     loss_backward   the same; the logits, their probabilities and their gradient
+    head            the same activations; the head's gradient on its way
     backward        the same activations; what walking one layer backward needs
     later_backward  one micro-batch less in flight, and gradients of the ones that are done
-    last_layer      gradients of all later layers, and what walking the last layer backward needs
+    last_layer      gradients of all later layers; the last layer's activations and its walk
     embedding       gradients of all layers, and the embedding's on its way
     optimizer       reduced gradients, no activations
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.held_activations import held_activations
-from cost_models.model import ModelSpec, Weight
+from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.model_states import (
     accumulated_gradient_bytes,
     optimizer_bytes,
@@ -38,6 +39,7 @@ from hardware_profiles.software import SoftwareProfile
 MOMENTS = (
     "loss_forward",
     "loss_backward",
+    "head",
     "backward",
     "later_backward",
     "last_layer",
@@ -82,6 +84,7 @@ class RankParameters:
 
     total: Real
     largest_layer: Real
+    largest_pair: Real  # its two largest matrices
     embedding: Real
     head: Real
 
@@ -109,7 +112,16 @@ def rank_parameters(
     largest = present[0] if present else zero
     for size in present[1:]:
         largest = np.maximum(largest, size)
-    return RankParameters(layers + embedding + head, largest, embedding, head)
+    pairs = [pair_numel(kind, tensor_parallel) for kind in model.kinds]
+    pair = np.max(np.stack([np.broadcast_to(p, np.shape(zero)) for p in pairs]), axis=0)
+    return RankParameters(layers + embedding + head, largest, pair, embedding, head)
+
+
+def pair_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
+    """Elements of a layer's two largest matrices on one tensor-parallel rank."""
+    matrices = [w for w in kind.weights if w.role == "linear"]
+    largest = sorted(matrices, key=lambda w: -w.numel)[:2]
+    return block_numel(tuple(largest), tensor_parallel)
 
 
 def rank_memory(
@@ -142,9 +154,10 @@ def rank_memory(
     moments = (
         (gradients.full_flight, held.saved, held.logits_forward, buffers.loss_forward),
         (gradients.full_flight, held.saved, held.logits_backward, buffers.loss_backward),
+        (gradients.full_flight, held.saved, zeros, buffers.head),
         (gradients.full_flight, held.saved + held.working, zeros, buffers.backward),
         (gradients.later, held.saved_later + held.working, held.logits_later, buffers.backward),
-        (gradients.last_layer, held.working, zeros, buffers.last_layer),
+        (gradients.last_layer, held.last_layer, zeros, buffers.last_layer),
         (gradients.embedding, zeros, zeros, buffers.embedding),
         (gradients.reduced, zeros, zeros, zeros),
     )
@@ -214,6 +227,7 @@ class Buffers:
 
     loss_forward: Real
     loss_backward: Real
+    head: Real
     backward: Real
     last_layer: Real
     embedding: Real
@@ -250,15 +264,19 @@ def _buffers(
     gathered = np.where(zero >= 3, compute, 0.0)
     mixed = compute != master
     reducing = np.where(sharded, compute + master, compute if mixed else 0.0)
-    block = np.maximum(layer, head)
     now = every | (in_flight <= 1.0)
-    # a layer's gradient in compute precision, before it is added up in fp32
-    fresh = compute * layer if mixed else 0.0
+    # before it is added up: a layer's gradient in compute precision (FSDP), or those of the two
+    # matrices that share an input
+    apart = mixed | (table.data_parallel > 1)
+    added = np.where(table.num_microbatches > 1, compute * params.largest_pair, 0.0)
+    fresh = np.where(apart, compute * layer if mixed else 0.0, added)
+    flying = np.where(now, (gathered + reducing) * layer, 0.0)
     return Buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,
-        backward=np.where(now, (gathered + reducing) * block, fresh),
-        last_layer=(gathered + reducing) * layer,
+        head=np.where(now, (gathered + reducing) * head, 0.0),
+        backward=np.maximum(flying, fresh),
+        last_layer=np.maximum((gathered + reducing) * layer, fresh),
         embedding=reducing * params.embedding,
     )
 
