@@ -28,6 +28,7 @@ CONFIDENCE_WORDS: Final = {
 MOMENT_WORDS: Final = {
     "loss_forward": "at the loss, forward",
     "loss_backward": "at the loss, backward",
+    "head": "while the head's gradient is reduced",
     "backward": "early in the backward pass",
     "later_backward": "in the second backward pass",
     "last_layer": "at the end of the backward pass",
