@@ -31,7 +31,7 @@ def _header(setting: Setting) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FitAnswer:
     """Will it fit: the verdict on one plan, its parts, and what to do next."""
 
@@ -68,11 +68,13 @@ class FitAnswer:
 
         return fit_text(self)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanAnswer:
     """What is the best plan: the ranked plans and what the search saw."""
 
@@ -138,6 +140,8 @@ class PlanAnswer:
         from planner.render.text import plan_text
 
         return plan_text(self)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
