@@ -57,7 +57,13 @@ def tensor_shape(family: str, weight: Weight, tensor_parallel: Count) -> tuple[R
 def data_shard(family: str, weight: Weight, tensor_parallel: Count, data_parallel: Count) -> Real:
     """Elements that one data-parallel rank keeps of its slice: ceil(n / d) whole rows.
 
-    Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end.
+    Where ranks outnumber experts, the rows inside the experts are shared out.
+
+    Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end;
+    torchtitan's expert parallelism, Shard(1) where there are fewer experts than shards.
     """
     rows, width = tensor_shape(family, weight, tensor_parallel)
+    if weight.role == "expert" and len(weight.shape) > 2:
+        inner = np.where(np.greater(data_parallel, weight.shape[0]), float(weight.shape[1]), 1.0)
+        rows, width = rows * inner, width / inner
     return ceil_share(rows, data_parallel) * width  # type: ignore[arg-type]
