@@ -45,20 +45,20 @@ def fit(
     sequence parallelism wherever there is tensor parallelism, one sequence a micro-batch, and the
     least recomputation that fits.
     """
+    if micro_batch_size is not None:
+        plan_options["micro_batch_size"] = micro_batch_size
+    fixed = check_fixed({k: v for k, v in plan_options.items() if v is not None}, "plan")
     question = build_question(
         _model(model),
         _cluster(cluster),
         seq_len=seq_len,
         global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size or 1,
+        micro_batch_size=fixed.get("micro_batch_size", 1),
         precision=precision,
         optimizer=optimizer,
         attention_kernel=attention_kernel,
         software=software,
     )
-    if micro_batch_size is not None:
-        plan_options["micro_batch_size"] = micro_batch_size
-    fixed = check_fixed({k: v for k, v in plan_options.items() if v is not None})
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=global_batch_size is not None
     )

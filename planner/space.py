@@ -56,9 +56,9 @@ def parse_fixed(text: str) -> dict[str, Any]:
     return check_fixed(fixed)
 
 
-def check_fixed(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Check single values as plan.json does."""
-    Plan.from_fields(Fields(fixed, "--fix"))
+def check_fixed(fixed: Mapping[str, Any], where: str = "--fix") -> dict[str, Any]:
+    """Check single values as plan.json does; ``where`` names them in errors."""
+    Plan.from_fields(Fields(fixed, where))
     return dict(fixed)
 
 

@@ -1,0 +1,185 @@
+"""fit() and plan() from Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from samples import llama, make_setting
+
+import planner
+from cost_models.plan import Plan
+from hardware_profiles.errors import InputError, NoLegalPlanError
+from hardware_profiles.spec import parse_cluster
+from planner.verdict import budget_bytes
+
+CLUSTER = "8xA100-80GB"
+
+
+def fit(**options: Any) -> Any:
+    return planner.fit(llama(), CLUSTER, seq_len=256, **options)
+
+
+def test_defaults_are_documented_and_said() -> None:
+    answer = fit()
+    assert answer.plan == Plan(data_parallel=8, zero_stage=3)
+    said = "; ".join(answer.assumptions)
+    for words in ("global_batch_size 8", "precision bf16", "optimizer adamw", "zero_stage 3"):
+        assert words in said
+
+
+def test_what_is_given_is_not_an_assumption() -> None:
+    answer = fit(
+        global_batch_size=16,
+        precision="fp16",
+        optimizer="sgd",
+        attention_kernel="eager",
+        software="megatron",
+        data_parallel=2,
+        tensor_parallel=2,
+        pipeline_parallel=2,
+        zero_stage=1,
+        sequence_parallel=False,
+        recompute="full",
+        micro_batch_size=2,
+        num_microbatches=4,
+    )
+    assert answer.assumptions == parse_cluster(CLUSTER).notes + llama().assumptions or not [
+        words for words in answer.assumptions if "(default" in words
+    ]
+    assert answer.plan == Plan(
+        data_parallel=2,
+        tensor_parallel=2,
+        pipeline_parallel=2,
+        zero_stage=1,
+        recompute="full",
+        micro_batch_size=2,
+        num_microbatches=4,
+    )
+    assert answer.setting.workload.precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"tensor_parallel": 4}, {"data_parallel": 2, "sequence_parallel": True}),
+        ({"tensor_parallel": 4, "data_parallel": 2}, {"zero_stage": 3}),
+        ({"pipeline_parallel": 8}, {"data_parallel": 1, "zero_stage": 0, "num_microbatches": 8}),
+        ({"pipeline_parallel": 2, "virtual_stages": 2}, {"pipeline_schedule": "interleaved_1f1b"}),
+        (
+            {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b"},
+            {"virtual_stages": 2},
+        ),
+        ({"global_batch_size": 64}, {"num_microbatches": 8}),
+        ({"global_batch_size": 64, "micro_batch_size": 4}, {"num_microbatches": 2}),
+        ({"micro_batch_size": 4}, {"num_microbatches": 1}),
+        ({"num_microbatches": 5}, {"micro_batch_size": 1}),
+    ],
+)
+def test_the_rest_follows_from_what_is_given(
+    options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    answer = fit(**options)
+    assert {name: getattr(answer.plan, name) for name in expected} == expected
+    assert {name: getattr(answer.plan, name) for name in options if hasattr(answer.plan, name)} == {
+        name: value for name, value in options.items() if hasattr(answer.plan, name)
+    }
+    assert answer.plan.global_batch_size == answer.setting.workload.global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"micro_batch_size": 0}, "plan: micro_batch_size = 0"),
+        ({"micro_batch_size": -3}, "plan: micro_batch_size = -3"),
+        ({"tensor_parallel": 3}, "does not divide the 8"),
+        ({"tensor_parallel": 8}, "num_kv_heads = 4; legal values: 1, 2, 4"),
+        ({"data_parallel": 3}, "8 ranks"),
+        ({"tensor_paralel": 2}, "Did you mean tensor_parallel"),
+        ({"global_batch_size": 4}, "global_batch_size"),
+        ({"num_microbatches": 3, "global_batch_size": 16}, "= 24, but global_batch_size is 16"),
+        ({"pipeline_parallel": 2, "num_microbatches": 1, "zero_stage": 0}, "got 1 < 2"),
+        ({"virtual_stages": 2}, "interleaved_1f1b needs at least 2 of both"),
+        ({"seq_len": 100, "tensor_parallel": 8}, "legal values"),
+    ],
+)
+def test_bad_options_are_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planner.fit(llama(), CLUSTER, **{"seq_len": 256, **options})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_least_recomputation_that_fits_is_taken() -> None:
+    def fitted(seq_len: int, **options: Any) -> Any:
+        return planner.fit(
+            "llama-3-8b", "1x8xA100-80GB", seq_len=seq_len, micro_batch_size=1, **options
+        )
+
+    assert fitted(1024).plan.recompute == "none"
+    longest = fitted(1024, recompute="none").reach["longest_seq_len"]
+    more = fitted(longest + 16384)
+    assert more.plan.recompute != "none"
+    assert more.verdict == "fits"
+    assert fitted(longest + 16384, recompute="none").verdict != "fits"
+
+
+def test_one_sequence_too_long_does_not_fit_and_the_longest_does() -> None:
+    answer = fit(recompute="none")
+    longest = answer.reach["longest_seq_len"]
+    at = planner.fit(llama(), CLUSTER, seq_len=longest, recompute="none")
+    over = planner.fit(llama(), CLUSTER, seq_len=longest + 128, recompute="none")
+    assert at.verdict == "fits"
+    assert over.verdict != "fits"
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
+    answer = planner.fit("llama-3.2-1b", CLUSTER, seq_len=2048, recompute="none")
+    largest = answer.reach["largest_micro_batch_size"]
+    for size, fits in ((largest, True), (largest + 1, False)):
+        again = planner.fit(
+            "llama-3.2-1b", CLUSTER, seq_len=2048, recompute="none", micro_batch_size=size
+        )
+        assert (again.verdict == "fits") == fits
+
+
+def test_plan_returns_what_search_found_as_a_table() -> None:
+    answer = planner.plan(llama(), CLUSTER, seq_len=256, global_batch_size=16, top=5)
+    table = answer.table
+    assert len(table) == 5
+    assert table["step_seconds"].is_monotonic_increasing
+    assert table.loc[0, "tensor_parallel"] == answer.best.tensor_parallel
+    assert answer.plan_file(2).plan == answer.result.plans[2]
+    assert "<pre>" in answer._repr_html_()
+
+
+def test_plan_takes_pins_as_text_and_as_a_mapping() -> None:
+    text, mapping = (
+        planner.plan(llama(), CLUSTER, seq_len=256, fix=fix)
+        for fix in ("tp=2,zero=1", {"tensor_parallel": 2, "zero_stage": 1})
+    )
+    assert text.result.plans == mapping.result.plans
+    assert text.best.tensor_parallel == 2
+
+
+def test_fit_prices_the_best_plan_as_the_search_did() -> None:
+    best = planner.plan(llama(), CLUSTER, seq_len=256, global_batch_size=16, top=1)
+    plan = best.best
+    again = planner.fit(llama(), CLUSTER, seq_len=256, global_batch_size=16, **plan.to_dict())
+    assert again.document == best.documents[0]
+
+
+def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
+    setting = make_setting()
+    chip = setting.cluster.accelerator
+    small = replace(
+        setting.cluster,
+        accelerator=replace(chip, memory_capacity=replace(chip.memory_capacity, value=1e8)),
+    )
+    with pytest.raises(NoLegalPlanError, match="the smallest"):
+        planner.plan(llama(), small, seq_len=256)
+    answer = planner.fit(llama(), small, seq_len=256)
+    assert answer.verdict == "does_not_fit"
+    assert answer.document["memory"]["margin_bytes"] < 0
+    assert budget_bytes(small) == 1e8

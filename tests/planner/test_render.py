@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from samples import CONFIGS, llama, sample_model
+
+import planner
+from planner.listing import model_text, models_text
+from planner.render.text import MOMENT_WORDS, TIME_WORDS, WIDTH, bars, ranked_table
+
+CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]
+
+
+def texts() -> list[tuple[str, Any]]:
+    answers: list[tuple[str, Any]] = []
+    for name in CONFIGS:
+        for cluster in CLUSTERS:
+            answers.append((f"fit {name} {cluster}", planner.fit(sample_model(name), cluster)))
+    answers.append(("does not fit", planner.fit("llama-3.1-405b", "8xA100-80GB")))
+    pipeline = {"pipeline_parallel": 4, "pipeline_schedule": "gpipe"}
+    answers.append(("pipeline", planner.fit(llama(), "8xA100-80GB", **pipeline)))
+    answers.append(("plan", planner.plan(llama(), "2x8xH100-SXM", global_batch_size=64)))
+    answers.append(("one plan", planner.plan(llama(), "1xA100-80GB", global_batch_size=1, top=1)))
+    return answers
+
+
+TEXTS = texts()
+
+
+@pytest.mark.parametrize("answer", [a for _, a in TEXTS], ids=[n for n, _ in TEXTS])
+def test_lines_fit_into_a_terminal(answer: Any) -> None:
+    lines = str(answer).splitlines()
+    # commands and names are never broken, so that they can be copied
+    long = [line for line in lines if len(line) > WIDTH and len(line.split()) > 3]
+    assert not long
+    assert all(line == line.rstrip() or not line.strip() for line in lines[:3])
+    assert "nan" not in str(answer).lower().split()
+    assert "np.float64" not in str(answer)
+
+
+@pytest.mark.parametrize("answer", [a for _, a in TEXTS], ids=[n for n, _ in TEXTS])
+def test_json_holds_plain_finite_values(answer: Any) -> None:
+    text = json.dumps(answer.to_dict(), allow_nan=False)
+    assert json.loads(text)["schema_version"] == 1
+
+
+def test_verdicts_are_said_in_capitals_with_the_margin() -> None:
+    fits = str(planner.fit(llama(), "8xA100-80GB"))
+    assert "\nFITS " in fits
+    assert "margin" in fits
+    assert "Goes up to" in fits
+    does_not = str(planner.fit("llama-3.1-405b", "8xA100-80GB"))
+    assert "\nDOES NOT FIT " in does_not
+    assert "short of" in does_not
+    assert "Largest" in does_not
+
+
+def test_every_moment_and_every_part_of_a_step_has_words() -> None:
+    from cost_models.memory import MOMENTS
+    from planner.document import TIME_PARTS
+
+    assert set(MOMENT_WORDS) == set(MOMENTS)
+    assert set(TIME_WORDS) == set(TIME_PARTS)
+
+
+def test_bars_are_as_long_as_their_share() -> None:
+    lines = bars({"half": 5e9, "all": 1e10, "none": 0.0, "more": 3e10}, 1e10)
+    assert [line.count("█") for line in lines] == [20, 40, 40]
+
+
+def test_the_best_plan_is_marked_and_columns_line_up() -> None:
+    answer = planner.plan(llama(), "8xA100-80GB", global_batch_size=16, top=5)
+    lines = ranked_table(answer.documents)
+    assert len(lines) == 6
+    assert [line[0] for line in lines] == [" ", "✔", " ", " ", " ", " "]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_model_listings_say_parts_and_flops() -> None:
+    from planner.listing import model_listing, one_model
+
+    assert "llama-3-8b" in models_text(model_listing())
+    text = model_text(one_model("mixtral-8x7b"))
+    assert "active" in text
+    assert "experts" in text
+    assert "forward" in text

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import make_setting
+from typer.testing import CliRunner
+
+from cost_models.estimate import price
+from cost_models.plan import Plan, PlanTable
+from hardware_profiles.spec import parse_cluster
+from planner.cli import app
+from planner.front_door import fit
+from planner.verdict import budget_bytes, verdict
+from planner.ways_out import (
+    MOST_WAYS,
+    _largest,
+    largest_micro_batch,
+    longest_sequence,
+    resized,
+)
+
+TOO_LARGE = [
+    ("llama-3-8b", "8xA100-80GB", {"seq_len": 32768, "micro_batch_size": 4, "recompute": "none"}),
+    ("llama-3-70b", "8xA100-80GB", {"seq_len": 4096}),
+    ("llama-3.2-1b", "1xA100-80GB", {"seq_len": 65536, "recompute": "none"}),
+    ("gpt2-xl", "1xA100-80GB", {"seq_len": 1024, "micro_batch_size": 64, "recompute": "none"}),
+]
+
+
+@pytest.mark.parametrize(("model", "cluster", "options"), TOO_LARGE)
+def test_every_way_out_fits_when_priced_again(
+    model: str, cluster: str, options: dict[str, Any]
+) -> None:
+    answer = fit(model, cluster, **options)
+    assert answer.verdict == "does_not_fit"
+    assert 1 <= len(answer.ways_out) <= MOST_WAYS
+    for way in answer.ways_out:
+        plan = Plan(**way["plan"])
+        setting = answer.setting
+        if way["num_gpus"] != setting.cluster.num_gpus:
+            nodes = way["num_gpus"] // setting.cluster.gpus_per_node
+            setting = replace(setting, cluster=resized(setting.cluster, nodes))
+        workload = setting.workload
+        if way["change"].startswith("sequences of"):
+            length = int(way["options"].split()[-1])
+            workload = replace(workload, seq_len=length)
+        workload = replace(workload, global_batch_size=plan.global_batch_size)
+        setting = replace(setting, workload=workload)
+        peak = float(price(setting, PlanTable.from_plans([plan])).peak[0])
+        assert peak == way["peak_bytes"]
+        assert verdict(peak, budget_bytes(setting.cluster)) == "fits"
+    assert len({way["options"] for way in answer.ways_out}) == len(answer.ways_out)
+
+
+@pytest.mark.parametrize(("model", "cluster", "options"), TOO_LARGE)
+def test_ways_out_can_be_typed(model: str, cluster: str, options: dict[str, Any]) -> None:
+    """The options that are shown, added to the command, give a plan that fits."""
+    names = {
+        "seq_len": "--seq-len",
+        "micro_batch_size": "--micro-batch-size",
+        "zero_stage": "--zero",
+        "recompute": "--recompute",
+    }
+    given = [word for name, value in options.items() for word in (names[name], str(value))]
+    answer = fit(model, cluster, **options)
+    batch = str(answer.setting.workload.global_batch_size)
+    for way in answer.ways_out:
+        words = way["options"].split()
+        on = cluster
+        if not words[0].startswith("--"):
+            on, words = words[0], words[1:]
+        batch_now = str(max(int(batch), Plan(**way["plan"]).global_batch_size))
+        command = ["fit", model, on, *given, "--global-batch-size", batch_now, *words]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, (command, result.output, result.exception)
+
+
+def test_what_fits_needs_no_way_out() -> None:
+    answer = fit("llama-3.2-1b", "8xA100-80GB", seq_len=512)
+    assert answer.verdict == "fits"
+    assert answer.ways_out == ()
+    assert answer.reach["longest_seq_len"] >= 512
+
+
+def test_how_far_a_plan_goes_equals_a_walk() -> None:
+    setting = make_setting("llama-3.2-1b", "1xA100-80GB", seq_len=1024, global_batch_size=1)
+    plan = Plan()
+    budget = budget_bytes(setting.cluster)
+
+    def fits(seq_len: int, micro: int) -> bool:
+        changed = replace(setting, workload=replace(setting.workload, seq_len=seq_len))
+        table = PlanTable.from_plans([replace(plan, micro_batch_size=micro)])
+        return verdict(float(price(changed, table).peak[0]), budget) == "fits"
+
+    longest = longest_sequence(setting, plan, 10**6)
+    assert fits(longest, 1)
+    assert not fits(longest + 128, 1)
+    largest = largest_micro_batch(setting, plan)
+    assert fits(1024, largest)
+    assert not fits(1024, largest + 1)
+    assert longest_sequence(setting, plan, 1000) <= 1000
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_bisection_finds_the_border(border: int, highest: int) -> None:
+    assert _largest(lambda n: n <= border, highest) == min(border, highest)
+
+
+@pytest.mark.parametrize("text", ["8xA100-80GB", "2x8xH100-SXM", "4xDGX-A100-80GB"])
+def test_a_resized_cluster_is_the_one_of_that_name(text: str) -> None:
+    cluster = parse_cluster(text)
+    larger = resized(cluster, 8)
+    assert larger.num_gpus == 8 * cluster.gpus_per_node
+    assert larger.tiers[-1].domain_size == larger.num_gpus
+    assert parse_cluster(larger.name).num_gpus == larger.num_gpus
