@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         "--launcher",
         choices=("torchrun", "fork"),
         default="torchrun",
-        help="how ranks start (default: torchrun; fork: on a CPU only, starts quicker, same result)",
+        help="how ranks start (default: %(default)s; fork: on a CPU only, quicker, same result)",
     )
     measure = commands.add_parser("measure", help="measure this machine", epilog=EXIT_CODES)
     measure.add_argument(

@@ -54,7 +54,9 @@ class Core:
 def _fused(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     mask = core.mask(query)
     grouped = key.size(1) != query.size(1)
-    if grouped and mask is not None:  # the kernels that take a mask do not know grouped queries
+    # kernels that take a mask do not know grouped queries, nor does a GPU's kernel for fp32: torch
+    # would fall back to whole scores
+    if grouped and (mask is not None or (query.is_cuda and query.dtype == torch.float32)):
         key, value = _repeated(query, key), _repeated(query, value)
         grouped = False
     return F.scaled_dot_product_attention(

@@ -26,6 +26,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "causal_lm",
     "hugging_face_config",
+    "multiply_each_",
     "reduce_scatter",
     "replicate",
 ]
@@ -33,6 +34,8 @@ __all__ = [
 # torch 2.13 renamed them and warns of the old names
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+multiply_each_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
 
 # what a config of transformers says about files, generation or tools, not about the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")

@@ -97,6 +97,6 @@ def _set_prefetch(groups: list[list[nn.Module]]) -> None:
 
 
 def synchronise_on_gpu(device: torch.device) -> None:
-    """Wait until the GPU has done what was asked of it, so that a clock can be read."""
+    """Wait until the GPU has done what was asked of it, so that its marks can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -17,14 +17,19 @@ AXES: Final = ("pipeline", "data", "tensor")
 
 
 def local_device() -> torch.device:
-    """Return the GPU that torchrun gave this process, or the CPU."""
-    if torch.cuda.is_available():
+    """Return the GPU that torchrun gave this process, or the CPU; forked ranks speak gloo."""
+    forked = dist.is_initialized() and dist.get_backend() == "gloo"
+    if torch.cuda.is_available() and not forked:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 def connect(device: torch.device) -> None:
-    """Join the default process group (nccl on GPUs, gloo else) unless that was done."""
+    """Join the default process group (nccl on GPUs, gloo else) unless that was done.
+
+    Without ``device_id``: torch would then send all messages of a group through one communicator,
+    one after another, where a receive that waits holds up a send (pytorch/pytorch#154132).
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():

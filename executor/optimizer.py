@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from executor.compat import multiply_each_
 from executor.layout import Layout
 from executor.mesh import Grid
 from executor.models import Stage, local_tensor
@@ -68,7 +69,8 @@ def complete_gradients(held: Sequence[Held], axis: TensorAxis) -> None:
 def sum_tied_gradients(held: Sequence[Held], grid: Grid, tied_name: str | None) -> None:
     """Add the gradients of a tied tensor's copies on the first and the last stage to each other.
 
-    Both ranks send their own and add in the same order, so the copies stay equal bit for bit.
+    Both ranks add the same two summands, so the copies stay equal bit for bit. One sends after the
+    other: messages both ways at once would need a communicator of the whole pipeline.
     """
     size, rank = grid.plan.pipeline_parallel, grid.rank("pipeline")
     if tied_name is None or size == 1 or rank not in (0, size - 1):
@@ -76,12 +78,11 @@ def sum_tied_gradients(held: Sequence[Held], grid: Grid, tied_name: str | None) 
     (own,) = [h.gradient for h in held if h.layout.name == tied_name]
     peer = grid.pipeline_peer(size - 1 if rank == 0 else 0)
     group, other = grid.group("pipeline"), torch.empty_like(own)
-    messages = [
-        dist.P2POp(dist.isend, own, peer, group),
-        dist.P2POp(dist.irecv, other, peer, group),
-    ]
-    for work in dist.batch_isend_irecv(messages):
-        work.wait()
+    if rank == 0:
+        dist.send(own, peer, group=group)
+    dist.recv(other, peer, group=group)
+    if rank != 0:
+        dist.send(own, peer, group=group)
     own.add_(other)
 
 
@@ -104,8 +105,8 @@ def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
 def clip(held: Sequence[Held], norm: Tensor, max_norm: float) -> None:
     """Scale gradients down to a global norm, as ``torch.nn.utils.clip_grad_norm_`` does."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for h in held:
-        h.gradient.mul_(factor.to(h.gradient.dtype))
+    gradients = [h.gradient for h in held]  # all in the master precision
+    multiply_each_(gradients, factor.to(gradients[0].dtype))
 
 
 class Optimizer:

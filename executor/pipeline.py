@@ -10,6 +10,7 @@ until it has left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -82,6 +83,24 @@ class Channels:
                 if dist.get_rank() in line:
                     self.groups[name] = group
         self.sent: list[tuple[Any, Tensor]] = []
+        self._open()
+
+    def _open(self) -> None:
+        """Send one number through every channel.
+
+        nccl connects a pair of ranks at its first message and blocks both meanwhile; here all ranks
+        do that in the same order, so that none waits in a circle.
+        """
+        size, own = self.grid.plan.pipeline_parallel, self.grid.rank("pipeline")
+        number = torch.zeros(1, device=self.grid.device)
+        for name, group in self.groups.items():
+            pairs = [(size - 1, 0)] if name.endswith("around") else list(pairwise(range(size)))
+            for pair in pairs:
+                source, target = pair if name.startswith("forward") else pair[::-1]
+                if own == source:
+                    dist.send(number, self.grid.pipeline_peer(target), group=group)
+                elif own == target:
+                    dist.recv(number, self.grid.pipeline_peer(source), group=group)
 
     def _route(self, kind: str, source: int, target: int) -> tuple[int, int, dist.ProcessGroup]:
         size = self.grid.plan.pipeline_parallel

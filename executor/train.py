@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
+from itertools import pairwise, starmap
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,20 +91,19 @@ class Trainer:
 
     def step(self, inputs: Tensor, labels: Tensor) -> StepResult:
         """Train on one global batch (global_batch_size, seq_len); each rank takes its share."""
-        start = self._clock()
+        marks = [self._mark()]
         loss = self.accumulate(inputs, labels)
-        middle = self._clock()
+        marks.append(self._mark())
         loss, norm = self.finish_gradients(loss)
         if self.max_grad_norm is not None:
             clip(self.held, norm, self.max_grad_norm)
-        after = self._clock()
+        marks.append(self._mark())
         self.update()
-        end = self._clock()
-        seconds = {
-            "forward_backward": middle - start,
-            "gradients": after - middle,
-            "optimizer": end - after,
-        }
+        marks.append(self._mark())
+        # the only place where the host waits for a GPU
+        synchronise_on_gpu(self.device)
+        names = ("forward_backward", "gradients", "optimizer")
+        seconds = dict(zip(names, starmap(_seconds, pairwise(marks)), strict=True))
         return StepResult(float(loss), float(norm), seconds)
 
     def accumulate(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -144,12 +145,23 @@ class Trainer:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _clock(self) -> float:
-        synchronise_on_gpu(self.device)
-        return time.perf_counter()
+    def _mark(self) -> Any:
+        """Return this moment: of the host's clock, or of what a GPU was asked to do so far."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def _seed_dropout(self) -> None:
         """Ranks with different tokens draw different masks; ranks with the same tokens the same."""
         tensor_rank = self.axis.rank if self.plan.sequence_parallel else 0
         place = (self.seed, self.grid.rank("pipeline"), self.grid.rank("data"), tensor_rank)
         torch.manual_seed(int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7], "big"))
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    """Return the seconds between two marks that lie in the past."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    return float(begin.elapsed_time(end)) / 1e3

@@ -22,6 +22,12 @@ def test_collectives_take_what_we_give_them():
         assert {"group", "async_op"} <= set(parameters)
 
 
+def test_many_tensors_are_multiplied_in_place():
+    tensors = [torch.ones(2), torch.ones(3, 1), torch.ones(0)]
+    compat.multiply_each_(tensors, torch.tensor(0.5))
+    assert [float(t.sum()) for t in tensors] == [1.0, 1.5, 0.0]
+
+
 def test_replicate_takes_a_mesh_and_a_policy():
     assert {"mesh", "mp_policy"} <= set(inspect.signature(compat.replicate).parameters)
 

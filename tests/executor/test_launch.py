@@ -189,7 +189,9 @@ def test_ranks_are_started_by_torchrun(write, tmp_path):
 
 def test_a_process_with_a_gpu_is_not_forked(write, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
-    _fails(capsys, "--launcher fork: a process that uses a GPU", "run", write(TWO), "--launcher=fork")
+    _fails(
+        capsys, "--launcher fork: a process that uses a GPU", "run", write(TWO), "--launcher=fork"
+    )
 
 
 @pytest.mark.slow
