@@ -19,10 +19,10 @@ from cost_models.estimate import Setting, price
 from cost_models.families import model_spec
 from cost_models.plan import Plan, PlanTable
 from cost_models.workload import Workload
+from hardware_profiles.build import build_cluster
 from hardware_profiles.catalogue import find_accelerator
 from hardware_profiles.schema import Cluster, Figure
 from hardware_profiles.software import software_profile
-from hardware_profiles.spec import build_cluster
 
 ROWS = Path(__file__).parent / "data" / "published_step_times.csv"
 

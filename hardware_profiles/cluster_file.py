@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from hardware_profiles.build import build_cluster, network_note
 from hardware_profiles.catalogue import (
     accelerator_from_table,
     link_latency,
@@ -37,7 +38,6 @@ from hardware_profiles.catalogue import (
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_toml
 from hardware_profiles.schema import KINDS, MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
-from hardware_profiles.spec import build_cluster, network_note
 
 _KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "link", "network")
 _NETWORK_KEYS: Final = ("name", "bandwidth", "latency", "source", "kind")

@@ -16,6 +16,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from typing import Final
 
+from hardware_profiles.build import build_cluster
 from hardware_profiles.catalogue import match_accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import (
@@ -25,7 +26,6 @@ from hardware_profiles.measurement import (
     machine_memory_bytes,
 )
 from hardware_profiles.schema import Accelerator, Cluster, Figure, Tier
-from hardware_profiles.spec import build_cluster
 
 NVIDIA_SMI: Final = "nvidia-smi"
 TIMEOUT_SECONDS: Final = 20.0

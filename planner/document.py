@@ -20,7 +20,7 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.step_time import TimeParts
 from cost_models.uncertainty import MEMORY, interval, time_half_width
-from hardware_profiles.spec import describe
+from hardware_profiles.build import describe
 from planner.verdict import budget_bytes, verdict
 
 MEMORY_PARTS: Final = tuple(f.name for f in fields(MemoryParts))

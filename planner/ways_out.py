@@ -12,8 +12,8 @@ from typing import Any, Final
 from cost_models.estimate import Setting
 from cost_models.legality import Question, legality_codes
 from cost_models.plan import Plan, PlanTable
+from hardware_profiles.build import build_cluster
 from hardware_profiles.schema import Cluster
-from hardware_profiles.spec import build_cluster
 from planner.document import plan_document
 from planner.search import search
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cost_models.estimate import Setting
 from cost_models.parameters import active_parameters
 from cost_models.units import format_bytes, format_count, format_gib, format_seconds
-from hardware_profiles.spec import describe
+from hardware_profiles.build import describe
 from planner.answers import FitAnswer, PlanAnswer
 from planner.confidence import confidence
 from planner.document import MEMORY_PARTS, TIME_PARTS

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import here, measurement
+from hardware_profiles.build import describe
 from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict, group_link
 from hardware_profiles.errors import InputError
 from hardware_profiles.here import NeedsMeasurement, cpu_cluster, describe_here
@@ -23,7 +24,7 @@ from hardware_profiles.measurement import (
     this_host,
 )
 from hardware_profiles.reading import Fields
-from hardware_profiles.spec import describe, parse_cluster
+from hardware_profiles.spec import parse_cluster
 
 H200 = "NVIDIA H200, 143771 MiB, 570.86.15"
 

@@ -2,10 +2,11 @@
 
 import pytest
 
+from hardware_profiles.build import build_cluster, describe
 from hardware_profiles.catalogue import find_accelerator, match_node
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Figure
-from hardware_profiles.spec import build_cluster, describe, parse_cluster
+from hardware_profiles.spec import parse_cluster
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""Puts a cluster together from an accelerator and a kind of node, and says it back in words."""
+
+from __future__ import annotations
+
+from hardware_profiles.catalogue import link_latency, usual_node
+from hardware_profiles.errors import InputError
+from hardware_profiles.schema import MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
+
+
+def build_cluster(
+    accelerator: Accelerator,
+    *,
+    num_nodes: int,
+    gpus_per_node: int,
+    node: Node | None = None,
+    network_bandwidth: Figure | None = None,
+    name: str | None = None,
+    notes: tuple[str, ...] = (),
+) -> Cluster:
+    """Return a cluster of equal nodes.
+
+    Without ``node``, the usual one of the accelerator gives links and network, and a note says so;
+    ``network_bandwidth`` (bytes/s one way per accelerator) takes the place of the node's.
+    """
+    kind = node or usual_node(accelerator)
+    if kind is None:
+        raise InputError(f"{accelerator.name}: is not in the catalogue; give the node as well")
+    total = num_nodes * gpus_per_node
+    _check_size(name or accelerator.name, total)
+    inner = _inner_tier(accelerator, kind, gpus_per_node, total)
+    tiers = (
+        (inner,)
+        if inner.domain_size >= total
+        else (inner, _network(kind, network_bandwidth, total))
+    )
+    if gpus_per_node > max(kind.gpus_per_node, kind.domain_size):
+        notes += (f"{inner.name} is taken to reach all {gpus_per_node} of a node (usually fewer)",)
+    if len(tiers) > 1 and node is None and network_bandwidth is None:
+        notes += (network_note(kind),)
+    return Cluster(
+        name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.name}",
+        accelerator=accelerator,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        tiers=tiers,
+        notes=notes,
+    )
+
+
+def _inner_tier(accelerator: Accelerator, node: Node, gpus_per_node: int, total: int) -> Tier:
+    """Return the tier of the link inside a node, or inside the domain that spans nodes."""
+    spans_nodes = node.domain_size > node.gpus_per_node
+    link = node.link or accelerator.link
+    return Tier(
+        name=link,
+        domain_size=min(node.domain_size, total) if spans_nodes else gpus_per_node,
+        bandwidth=node.link_bandwidth or accelerator.link_bandwidth,
+        latency=link_latency(link),
+        peer_bandwidth=node.peer_bandwidth,
+    )
+
+
+def _network(node: Node, bandwidth: Figure | None, total: int) -> Tier:
+    return Tier(
+        name=node.network,
+        domain_size=total,
+        bandwidth=bandwidth or node.network_bandwidth,
+        latency=link_latency(node.network),
+    )
+
+
+def network_note(node: Node) -> str:
+    """Return the assumption taken where nobody named the network between nodes."""
+    share = node.network_bandwidth
+    return (
+        f"network between nodes as in {node.name}: {node.network}, {share.value / 1e9:g} GB/s per "
+        f"accelerator ({share.kind}: {share.source})"
+    )
+
+
+def _check_size(words: str, total: int) -> None:
+    if total > MAX_GPUS:
+        raise InputError(f"{words}: {total:,} accelerators are too many (at most {MAX_GPUS:,})")
+
+
+def describe(cluster: Cluster) -> str:
+    """Say back in words what a cluster is.
+
+    >>> from hardware_profiles.catalogue import find_accelerator
+    >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
+    '2 nodes of 8 A100-SXM-80GB, NVLink3 300 GB/s inside, 25 GB/s per GPU between nodes'
+    """
+    inner, *outer = cluster.tiers
+    domains = inner.domain_size > cluster.gpus_per_node
+    inside = f"inside domains of {inner.domain_size}" if domains and outer else "inside"
+    between = "domains" if domains else "nodes"
+    links = [f"{inner.name} {_gigabytes(inner)} {inside}"] if cluster.num_gpus > 1 else []
+    links += [f"{_gigabytes(tier)} per {_unit(cluster)} between {between}" for tier in outer]
+    return ", ".join([_machines(cluster), *links])
+
+
+def _machines(cluster: Cluster) -> str:
+    if cluster.accelerator.device == "cpu":
+        many = "" if cluster.num_gpus == 1 else "es"
+        return f"{cluster.num_gpus} CPU process{many} on {cluster.accelerator.name}"
+    many = "" if cluster.num_nodes == 1 else "s"
+    return (
+        f"{cluster.num_nodes:,} node{many} of {cluster.gpus_per_node:,} {cluster.accelerator.name}"
+    )
+
+
+def _gigabytes(tier: Tier) -> str:
+    return f"{float(f'{tier.bandwidth.value / 1e9:.3g}'):g} GB/s"
+
+
+def _unit(cluster: Cluster) -> str:
+    return {"gpu": "GPU", "tpu": "chip", "cpu": "process"}[cluster.accelerator.device]
