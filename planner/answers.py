@@ -13,6 +13,7 @@ from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_document, plan_file
+from planner.render.text import fit_text, plan_text
 from planner.search import SearchResult
 
 if TYPE_CHECKING:
@@ -64,9 +65,14 @@ class FitAnswer:
         }
 
     def __str__(self) -> str:
-        from planner.render.text import fit_text
-
-        return fit_text(self)
+        return fit_text(
+            self.setting,
+            self.plan,
+            self.document,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            reach=self.reach,
+        )
 
     __repr__ = __str__
 
@@ -137,9 +143,9 @@ class PlanAnswer:
         }
 
     def __str__(self) -> str:
-        from planner.render.text import plan_text
-
-        return plan_text(self)
+        return plan_text(
+            self.setting, self.result.counts, self.documents, assumptions=self.assumptions
+        )
 
     __repr__ = __str__
 

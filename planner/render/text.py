@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from cost_models.estimate import Setting
 from cost_models.parameters import active_parameters
+from cost_models.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.build import describe
-from planner.answers import FitAnswer, PlanAnswer
 from planner.confidence import confidence
 from planner.document import MEMORY_PARTS, TIME_PARTS
 from planner.refusal import MOST_REASONS
+from planner.search import Counts
 from planner.verdict import WORDS
 from planner.ways_out import describe_plan
 
@@ -115,11 +116,20 @@ def binds(document: Mapping[str, Any]) -> str:
     )
 
 
-def fit_text(answer: FitAnswer) -> str:
+def fit_text(
+    setting: Setting,
+    plan: Plan,
+    document: Mapping[str, Any],
+    *,
+    assumptions: Sequence[str],
+    ways_out: Sequence[Mapping[str, Any]],
+    reach: Mapping[str, Any],
+) -> str:
     """The answer of ``fit``."""
-    memory, setting = answer.document["memory"], answer.setting
+    memory = document["memory"]
+    fits = memory["verdict"] == "fits"
     budget = memory["budget_bytes"]
-    verdict = WORDS[answer.verdict]
+    verdict = WORDS[memory["verdict"]]
     lines = [*head(setting), ""]
     sizes = f"peak {format_gib(memory['peak_bytes'])} of {format_bytes(budget)}"
     margin = memory["margin_bytes"]
@@ -129,35 +139,37 @@ def fit_text(answer: FitAnswer) -> str:
         f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory['low_bytes'])} to "
         f"{format_gib(memory['high_bytes'])} GiB"
     )
-    lines += labelled("", describe_plan(answer.plan))
+    lines += labelled("", describe_plan(plan))
     where = f"{MOMENT_WORDS[memory['moment']]}"
-    if answer.plan.pipeline_parallel > 1:
+    if plan.pipeline_parallel > 1:
         where = f"stage {memory['limiting_stage']} is the fullest, {where}"
     lines += labelled("", f"peak {where}")
     lines += bars(memory["parts"], budget)
-    if answer.verdict != "fits":
+    if not fits:
         largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
         lines += labelled("Largest", f"{largest}: {format_bytes(memory['parts'][largest])}")
-    lines += labelled("Step", time_line(answer.document["time"]))
-    lines += _ways(answer)
-    lines += labelled("Assumed", "; ".join(answer.assumptions))
+    lines += labelled("Step", time_line(document["time"]))
+    lines += _reach(reach) if fits else _ways(ways_out)
+    lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
-    lines += labelled("Next", _next_command(answer))
+    lines += labelled("Next", _next_command(setting, ways_out))
     return "\n".join(lines)
 
 
-def _ways(answer: FitAnswer) -> list[str]:
-    if answer.verdict == "fits":
-        parts = []
-        if answer.reach.get("largest_micro_batch_size"):
-            parts.append(f"micro-batch size {answer.reach['largest_micro_batch_size']:,}")
-        if answer.reach.get("longest_seq_len"):
-            parts.append(f"sequences of {answer.reach['longest_seq_len']:,} tokens")
-        return labelled("Goes up to", " · ".join(parts)) if parts else []
-    if not answer.ways_out:
+def _reach(reach: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if reach.get("largest_micro_batch_size"):
+        parts.append(f"micro-batch size {reach['largest_micro_batch_size']:,}")
+    if reach.get("longest_seq_len"):
+        parts.append(f"sequences of {reach['longest_seq_len']:,} tokens")
+    return labelled("Goes up to", " · ".join(parts)) if parts else []
+
+
+def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not ways_out:
         return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
     lines = []
-    for number, way in enumerate(answer.ways_out):
+    for number, way in enumerate(ways_out):
         words = (
             f"{way['change']}: {format_bytes(way['peak_bytes'])}, "
             f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
@@ -166,9 +178,8 @@ def _ways(answer: FitAnswer) -> list[str]:
     return lines
 
 
-def _next_command(answer: FitAnswer) -> str:
-    setting = answer.setting
-    if answer.verdict != "fits" and answer.ways_out:
+def _next_command(setting: Setting, ways_out: Sequence[Mapping[str, Any]]) -> str:
+    if ways_out:
         return "add the options of one of the ways out (each was checked to fit)"
     return (
         f"shardplan plan {setting.model.name} {setting.cluster.name} "
@@ -223,24 +234,29 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def plan_text(answer: PlanAnswer) -> str:
+def plan_text(
+    setting: Setting,
+    counts: Counts,
+    documents: Sequence[Mapping[str, Any]],
+    *,
+    assumptions: Sequence[str],
+) -> str:
     """The answer of ``plan``."""
-    best = answer.documents[0]
-    counts = answer.result.counts
-    lines = [*head(answer.setting), ""]
+    best = documents[0]
+    lines = [*head(setting), ""]
     if best["memory"]["verdict"] == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
         )
-    lines += ranked_table(answer.documents)
+    lines += ranked_table(documents)
     lines.append("")
     lines += labelled("Best", time_line(best["time"]))
     lines += labelled("Binds", binds(best))
-    if len(answer.documents) > 1:
-        lines += labelled("Runner-up", _why_not(best, answer.documents[1]))
+    if len(documents) > 1:
+        lines += labelled("Runner-up", _why_not(best, documents[1]))
     lines += labelled("Searched", _searched(counts))
-    lines += labelled("Assumed", "; ".join(answer.assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(answer.setting)])
+    lines += labelled("Assumed", "; ".join(assumptions))
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
     return "\n".join(lines)
 
 
@@ -259,7 +275,7 @@ def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     )
 
 
-def _searched(counts: Any) -> str:
+def _searched(counts: Counts) -> str:
     illegal = list(counts.illegal.items())
     shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
     words = (
