@@ -1,0 +1,28 @@
+"""What the README shows is what the commands print."""
+
+from pathlib import Path
+
+from benchmarks.readme import BLOCK, README, differences
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_console_block_is_what_its_command_prints() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) >= 2
+    assert differences(text) == []
+
+
+def test_a_block_that_says_something_else_is_found() -> None:
+    text = README.read_text(encoding="utf-8").replace("FITS", "FITS EASILY", 1)
+    assert len(differences(text)) == 1
+
+
+def test_there_are_two_set_up_commands_and_ci_reads_them() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text.count("<!-- set-up: ") == 2
+    assert text.count("```sh\n") == 2
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for name in ("set-up: main job", "set-up: tests"):
+        assert f"<!-- {name} -->" in text
+        assert name in ci
