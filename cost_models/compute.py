@@ -17,6 +17,7 @@ import numpy as np
 from cost_models.arrays import Count, Flag, Real
 from cost_models.flops import attention_flops_per_token
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
+from cost_models.sharding import cut_dim
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Accelerator
 from hardware_profiles.software import SoftwareProfile
@@ -100,20 +101,26 @@ def matmul_seconds(
 
 
 def _linear_seconds(
-    weight: Weight, tokens: Real, tensor_parallel: Count, compute_bytes: float, rate: Rates
+    family: str,
+    weight: Weight,
+    tokens: Real,
+    tensor_parallel: Count,
+    compute_bytes: float,
+    rate: Rates,
 ) -> Real:
     # a matmul costs the same either way round, so (out, in) and (in, out) need not be told apart;
     # the cut dimension shrinks t-fold
-    over = 1.0 if weight.cut == "replicate" else np.multiply(1.0, tensor_parallel)
-    outputs, inputs = float(weight.shape[-2]), float(weight.shape[-1])
-    if weight.cut == "row":
-        inputs = inputs / over  # type: ignore[assignment]
-    else:
-        outputs = outputs / over  # type: ignore[assignment]
-    return matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)
+    first, second = (np.multiply(1.0, length) for length in weight.shape[-2:])
+    cut = cut_dim(family, weight)
+    if cut == len(weight.shape) - 2:
+        first = first / tensor_parallel
+    elif cut == len(weight.shape) - 1:
+        second = second / tensor_parallel
+    return matmul_seconds(tokens, first, second, compute_bytes, rate)
 
 
 def matrices_seconds(
+    family: str,
     weights: tuple[Weight, ...],
     tokens: Real,
     tensor_parallel: Count,
@@ -126,12 +133,14 @@ def matrices_seconds(
     total: Real = np.zeros_like(np.multiply(1.0, tokens))
     for weight in weights:
         if weight.role == "linear":
-            total = total + _linear_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
+            total = total + _linear_seconds(
+                family, weight, tokens, tensor_parallel, compute_bytes, rate
+            )
         elif weight.role == "expert":
             experts = weight.shape[0]
             share = tokens * (experts_per_token / experts)
             total = total + experts * _linear_seconds(
-                weight, share, tensor_parallel, compute_bytes, rate
+                family, weight, share, tensor_parallel, compute_bytes, rate
             )
     return total
 
@@ -197,6 +206,7 @@ class PassSeconds:
 
 
 def layer_seconds(
+    family: str,
     kind: LayerKind,
     hidden_size: int,
     seq_len: Count,
@@ -217,6 +227,7 @@ def layer_seconds(
     Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice.
     """
     matrices = matrices_seconds(
+        family,
         kind.weights,
         tokens,
         tensor_parallel,
@@ -258,7 +269,9 @@ def head_seconds(
     inputs = model.head_multiply / model.vocab_size
     matmul = matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)
     others = tuple(w for w in model.head if w.cut != "vocab")
-    matmul = matmul + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
+    matmul = matmul + matrices_seconds(
+        model.family, others, tokens, tensor_parallel, compute_bytes, rate
+    )
     # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
     # twice, write
     passes = 4.0 * tokens * outputs / rate.memory

@@ -12,6 +12,7 @@ from test_families import tiny
 from cost_models.compute import (
     ACHIEVABLE_SHARE,
     MEMORY_SHARE,
+    TYPICAL_SHARE,
     Rates,
     attention_core_seconds,
     elementwise_bytes_per_token,
@@ -24,7 +25,7 @@ from cost_models.compute import (
 )
 from cost_models.families import model_spec
 from cost_models.flops import layer_flops_per_token, linear_flops_per_token
-from cost_models.model import ModelSpec
+from cost_models.model import ModelSpec, Weight
 from hardware_profiles.errors import InputError
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
@@ -46,8 +47,9 @@ def layer(model: ModelSpec, rate: Rates, tokens: float, seq_len: int, **options)
         "compute_bytes": 2.0,
         "software": SOFTWARE,
     }
+    kind, hidden_size = model.kinds[0], model.hidden_size
     return layer_seconds(
-        model.kinds[0], model.hidden_size, seq_len, tokens, rate=rate, **values | options
+        model.family, kind, hidden_size, seq_len, tokens, rate=rate, **values | options
     )
 
 
@@ -139,11 +141,15 @@ def test_experts_meet_the_tokens_that_the_router_sends() -> None:
     model = sample_model("mixtral")
     kind = model.kinds[0]
     seconds = float(
-        matrices_seconds(kind.weights, 512.0, 1, 2.0, COMPUTE_BOUND, experts_per_token=2)
+        matrices_seconds(
+            model.family, kind.weights, 512.0, 1, 2.0, COMPUTE_BOUND, experts_per_token=2
+        )
     )
     assert seconds == pytest.approx(512 * linear_flops_per_token(kind) / 1e12)
     # few tokens: every expert's weights are read all the same
-    few = float(matrices_seconds(kind.weights, 4.0, 1, 2.0, MEMORY_BOUND, experts_per_token=2))
+    few = float(
+        matrices_seconds(model.family, kind.weights, 4.0, 1, 2.0, MEMORY_BOUND, experts_per_token=2)
+    )
     read = 2.0 * sum(w.numel for w in kind.weights if w.role in ("linear", "expert")) / 1e12
     assert few > read
 
@@ -165,13 +171,30 @@ def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
     chip = parse_cluster("8xA100-80GB").accelerator
     peak = chip.peak_flops["bf16"]
     unmeasured = replace(chip, achievable_flops={})
-    assert rates(unmeasured, "bf16", SOFTWARE).matmul == ACHIEVABLE_SHARE * peak.value
+    assert rates(unmeasured, "bf16", SOFTWARE).matmul == pytest.approx(
+        TYPICAL_SHARE * ACHIEVABLE_SHARE * peak.value
+    )
     measured = replace(chip, achievable_flops={"bf16": replace(peak, value=2e14)})
-    assert rates(measured, "bf16", SOFTWARE).matmul == 2e14
+    assert rates(measured, "bf16", SOFTWARE).matmul == pytest.approx(TYPICAL_SHARE * 2e14)
     assert rates(chip, "bf16", SOFTWARE).memory == MEMORY_SHARE * chip.memory_bandwidth.value
     cpu = rates(replace(measured, device="cpu"), "bf16", SOFTWARE)
     assert cpu.host_is_device
-    assert cpu.memory == chip.memory_bandwidth.value  # measured already
+    assert cpu.matmul == 2e14  # measured on this very machine, under load
+    assert cpu.memory == chip.memory_bandwidth.value
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_cut_dimension_shrinks_whichever_way_a_matrix_is_stored(family: str) -> None:
+    """GPT-2 stores (in, out), the others (out, in)."""
+    wide, narrow, t, tokens = 4096, 512, 8, 64.0
+    column, row = (wide, narrow), (narrow, wide)
+    if family == "gpt2":
+        column, row = column[::-1], row[::-1]
+    cut = (Weight("a", column, "linear", "column"), Weight("b", row, "linear", "row"))
+    for weight in cut:  # both are cut along the wide side
+        seconds = float(matrices_seconds(family, (weight,), tokens, t, 2.0, MEMORY_BOUND))
+        moved = 2.0 * (tokens * narrow + narrow * wide / t + tokens * wide / t)
+        assert seconds == pytest.approx(moved / 1e12)
 
 
 def test_an_unknown_rate_is_an_error_that_says_which_are_known() -> None:
