@@ -107,8 +107,8 @@ def data_traffic(
     zero = np.zeros(len(table))
     reduced = gathered = scattered = Traffic(zero, zero)
     for block in blocks(model, rank):
-        numel = sum((_numel(model, w, t) for w in block.weights), start=zero)
-        shards = sum((data_shard(model.family, w, t, d) for w in block.weights), start=zero)
+        numel = sum((_numel(w, t) for w in block.weights), start=zero)
+        shards = sum((data_shard(w, t, d) for w in block.weights), start=zero)
         repeats = float(block.repeats)
         once = Traffic(zero + repeats, zero)
         reduced += once + Traffic(zero, repeats * master * numel)
@@ -219,12 +219,12 @@ def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: fl
 def _kept(model: ModelSpec, weight: Weight, table: PlanTable) -> Real:
     """Elements of a tensor's gradient that a rank keeps after the data-parallel reduction."""
     t = table.tensor_parallel
-    shard = data_shard(model.family, weight, t, table.data_parallel)
-    return np.where(table.zero_stage >= 1, shard, _numel(model, weight, t))
+    shard = data_shard(weight, t, table.data_parallel)
+    return np.where(table.zero_stage >= 1, shard, _numel(weight, t))
 
 
-def _numel(model: ModelSpec, weight: Weight, tensor_parallel: Count) -> Real:
-    rows, width = tensor_shape(model.family, weight, tensor_parallel)
+def _numel(weight: Weight, tensor_parallel: Count) -> Real:
+    rows, width = tensor_shape(weight, tensor_parallel)
     return rows * width
 
 

@@ -101,17 +101,15 @@ def matmul_seconds(
 
 
 def _linear_seconds(
-    family: str,
     weight: Weight,
     tokens: Real,
     tensor_parallel: Count,
     compute_bytes: float,
     rate: Rates,
 ) -> Real:
-    # a matmul costs the same either way round, so (out, in) and (in, out) need not be told apart;
-    # the cut dimension shrinks t-fold
+    # a matmul costs the same either way round; the cut dimension shrinks t-fold
     first, second = (np.multiply(1.0, length) for length in weight.shape[-2:])
-    cut = cut_dim(family, weight)
+    cut = cut_dim(weight)
     if cut == len(weight.shape) - 2:
         first = first / tensor_parallel
     elif cut == len(weight.shape) - 1:
@@ -120,7 +118,6 @@ def _linear_seconds(
 
 
 def matrices_seconds(
-    family: str,
     weights: tuple[Weight, ...],
     tokens: Real,
     tensor_parallel: Count,
@@ -133,14 +130,12 @@ def matrices_seconds(
     total: Real = np.zeros_like(np.multiply(1.0, tokens))
     for weight in weights:
         if weight.role == "linear":
-            total = total + _linear_seconds(
-                family, weight, tokens, tensor_parallel, compute_bytes, rate
-            )
+            total = total + _linear_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
         elif weight.role == "expert":
             experts = weight.shape[0]
             share = tokens * (experts_per_token / experts)
             total = total + experts * _linear_seconds(
-                family, weight, share, tensor_parallel, compute_bytes, rate
+                weight, share, tensor_parallel, compute_bytes, rate
             )
     return total
 
@@ -206,7 +201,6 @@ class PassSeconds:
 
 
 def layer_seconds(
-    family: str,
     kind: LayerKind,
     hidden_size: int,
     seq_len: Count,
@@ -227,7 +221,6 @@ def layer_seconds(
     Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice.
     """
     matrices = matrices_seconds(
-        family,
         kind.weights,
         tokens,
         tensor_parallel,
@@ -269,9 +262,7 @@ def head_seconds(
     inputs = model.head_multiply / model.vocab_size
     matmul = matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)
     others = tuple(w for w in model.head if w.cut != "vocab")
-    matmul = matmul + matrices_seconds(
-        model.family, others, tokens, tensor_parallel, compute_bytes, rate
-    )
+    matmul = matmul + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
     # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
     # twice, write
     passes = 4.0 * tokens * outputs / rate.memory

@@ -35,6 +35,7 @@ class Weight:
     role: Role
     cut: Cut
     part: Part = "other"
+    transposed: bool = False  # a matrix stored (in, out), not (out, in)
 
     @property
     def numel(self) -> int:

@@ -14,22 +14,22 @@ from cost_models.arrays import Count, Real
 from cost_models.model import Weight
 
 
-def cut_dim(family: str, weight: Weight) -> int | None:
+def cut_dim(weight: Weight) -> int | None:
     """Return the dimension that the tensor-parallel ranks share out, or None.
 
-    Matrices are stored (out, in), those of GPT-2's layers (in, out); experts carry one dimension
-    more in front.
+    Matrices are stored (out, in), transposed ones (in, out); experts carry one dimension more in
+    front. Biases are cut along their outputs, tables along the vocabulary or their columns.
 
-    >>> cut_dim("llama", Weight("mlp.down_proj.weight", (64, 256), "linear", "row"))
+    >>> cut_dim(Weight("mlp.down_proj.weight", (64, 256), "linear", "row"))
     1
     """
     if weight.cut == "replicate":
         return None
-    if len(weight.shape) == 1:
-        return 0
-    in_out = family == "gpt2" and weight.role == "linear" and weight.cut != "vocab"
-    along_input = weight.cut == "row"
-    return len(weight.shape) - 2 + int(along_input != in_out)
+    last = len(weight.shape) - 1
+    if weight.role in ("linear", "expert"):
+        along_input = weight.cut == "row"
+        return last - 1 + int(along_input != weight.transposed)
+    return 0 if weight.cut == "vocab" else last
 
 
 def ceil_share(length: Count, ranks: Count) -> Real:
@@ -41,12 +41,12 @@ def ceil_share(length: Count, ranks: Count) -> Real:
     return np.ceil(np.multiply(1.0, length) / ranks)
 
 
-def tensor_shape(family: str, weight: Weight, tensor_parallel: Count) -> tuple[Real, Real]:
+def tensor_shape(weight: Weight, tensor_parallel: Count) -> tuple[Real, Real]:
     """Rows, and elements of a row, that a tensor-parallel rank holds.
 
     n / t or n     rows, by the dimension of the cut
     """
-    cut = cut_dim(family, weight)
+    cut = cut_dim(weight)
     rows, *others = weight.shape
     width: Real = np.ones_like(np.multiply(1.0, tensor_parallel))
     for dim, length in enumerate(others, start=1):
@@ -54,7 +54,7 @@ def tensor_shape(family: str, weight: Weight, tensor_parallel: Count) -> tuple[R
     return ceil_share(rows, tensor_parallel) if cut == 0 else rows + 0.0 * width, width
 
 
-def data_shard(family: str, weight: Weight, tensor_parallel: Count, data_parallel: Count) -> Real:
+def data_shard(weight: Weight, tensor_parallel: Count, data_parallel: Count) -> Real:
     """Elements that one data-parallel rank keeps of its slice: ceil(n / d) whole rows.
 
     Where ranks outnumber experts, the rows inside the experts are shared out.
@@ -62,7 +62,7 @@ def data_shard(family: str, weight: Weight, tensor_parallel: Count, data_paralle
     Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end;
     torchtitan's expert parallelism, Shard(1) where there are fewer experts than shards.
     """
-    rows, width = tensor_shape(family, weight, tensor_parallel)
+    rows, width = tensor_shape(weight, tensor_parallel)
     if weight.role == "expert" and len(weight.shape) > 2:
         inner = np.where(np.greater(data_parallel, weight.shape[0]), float(weight.shape[1]), 1.0)
         rows, width = rows * inner, width / inner

@@ -155,7 +155,6 @@ def rank_seconds(
         if not count:
             continue
         one = layer_seconds(
-            model.family,
             kind,
             model.hidden_size,
             workload.seq_len,

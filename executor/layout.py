@@ -78,7 +78,7 @@ def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> La
         shape=weight.shape,
         std=std if weight.role in ("linear", "lookup") else None,
         constant=1.0 if is_norm and name.endswith("weight") else 0.0,
-        cut_dim=cut_dim(model.family, weight),
+        cut_dim=cut_dim(weight),
         num_parts=3 if ".attn.c_attn." in name else 1,
         partial_gradient=whole and axis.size > 1 and (axis.sequence_parallel or head_norm),
     )

@@ -139,7 +139,7 @@ def linear(
     A bias is cut with the outputs (column, vocabulary) and whole where the inputs are cut (row).
     """
     shape = (in_features, out_features) if transposed else (out_features, in_features)
-    weights: Weights = (Weight(f"{name}.weight", shape, "linear", cut),)
+    weights: Weights = (Weight(f"{name}.weight", shape, "linear", cut, transposed=transposed),)
     if bias:
         bias_cut: Cut = cut if cut in ("column", "vocab") else "replicate"
         weights += (Weight(f"{name}.bias", (out_features,), "vector", bias_cut),)

@@ -116,8 +116,10 @@ def routed_experts(
     if transposed:
         up, down = up[::-1], down[::-1]
     weights: Weights = (
-        Weight("mlp.experts.gate_up_proj", (experts, *up), "expert", "column"),
-        Weight("mlp.experts.down_proj", (experts, *down), "expert", "row"),
+        Weight(
+            "mlp.experts.gate_up_proj", (experts, *up), "expert", "column", transposed=transposed
+        ),
+        Weight("mlp.experts.down_proj", (experts, *down), "expert", "row", transposed=transposed),
     )
     if bias:
         weights += (

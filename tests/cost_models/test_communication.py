@@ -13,7 +13,7 @@ from samples import CONFIGS
 
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.families import model_spec
-from cost_models.model import ModelSpec
+from cost_models.model import ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.sharding import cut_dim, data_shard, tensor_shape
 from cost_models.stages import even_rank_contents
@@ -92,10 +92,21 @@ def test_shares_of_uneven_tensors():
     model = _model("gpt2")
     weights = {w.name: w for w in (*model.embedding, *model.kinds[0].weights)}
     fused = weights["attn.c_attn.weight"]
-    assert (cut_dim("gpt2", fused), fused.shape) == (1, (64, 192))
-    assert [float(x) for x in tensor_shape("gpt2", fused, 4)] == [64, 48]
-    assert float(data_shard("gpt2", fused, 4, 3)) == 22 * 48
+    assert (cut_dim(fused), fused.shape) == (1, (64, 192))
+    assert [float(x) for x in tensor_shape(fused, 4)] == [64, 48]
+    assert float(data_shard(fused, 4, 3)) == 22 * 48
     bias = weights["attn.c_attn.bias"]
-    assert float(data_shard("gpt2", bias, 4, 1)) == 48
+    assert float(data_shard(bias, 4, 1)) == 48
     output = weights["attn.c_proj.weight"]
-    assert [float(x) for x in tensor_shape("gpt2", output, 4)] == [16, 64]
+    assert [float(x) for x in tensor_shape(output, 4)] == [16, 64]
+
+
+def test_biases_of_experts_and_tables_of_biases_are_cut_along_their_outputs():
+    model = _model("llama")
+    assert all(cut_dim(w) in (None, 0, 1) for kind in model.kinds for w in kind.weights)
+    of_experts = Weight("mlp.experts.gate_up_proj_bias", (8, 64), "vector", "column", "experts")
+    assert cut_dim(of_experts) == 1
+    stored_in_out = Weight("a", (8, 32, 64), "expert", "column", "experts", transposed=True)
+    assert cut_dim(stored_in_out) == 2
+    of_buckets = Weight("relative_attention_bias.weight", (32, 8), "lookup", "column")
+    assert cut_dim(of_buckets) == 1

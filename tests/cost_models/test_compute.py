@@ -48,9 +48,7 @@ def layer(model: ModelSpec, rate: Rates, tokens: float, seq_len: int, **options)
         "software": SOFTWARE,
     }
     kind, hidden_size = model.kinds[0], model.hidden_size
-    return layer_seconds(
-        model.family, kind, hidden_size, seq_len, tokens, rate=rate, **values | options
-    )
+    return layer_seconds(kind, hidden_size, seq_len, tokens, rate=rate, **values | options)
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS)))
@@ -141,15 +139,11 @@ def test_experts_meet_the_tokens_that_the_router_sends() -> None:
     model = sample_model("mixtral")
     kind = model.kinds[0]
     seconds = float(
-        matrices_seconds(
-            model.family, kind.weights, 512.0, 1, 2.0, COMPUTE_BOUND, experts_per_token=2
-        )
+        matrices_seconds(kind.weights, 512.0, 1, 2.0, COMPUTE_BOUND, experts_per_token=2)
     )
     assert seconds == pytest.approx(512 * linear_flops_per_token(kind) / 1e12)
     # few tokens: every expert's weights are read all the same
-    few = float(
-        matrices_seconds(model.family, kind.weights, 4.0, 1, 2.0, MEMORY_BOUND, experts_per_token=2)
-    )
+    few = float(matrices_seconds(kind.weights, 4.0, 1, 2.0, MEMORY_BOUND, experts_per_token=2))
     read = 2.0 * sum(w.numel for w in kind.weights if w.role in ("linear", "expert")) / 1e12
     assert few > read
 
@@ -183,16 +177,19 @@ def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
     assert cpu.memory == chip.memory_bandwidth.value
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_the_cut_dimension_shrinks_whichever_way_a_matrix_is_stored(family: str) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_cut_dimension_shrinks_whichever_way_a_matrix_is_stored(transposed: bool) -> None:
     """GPT-2 stores (in, out), the others (out, in)."""
     wide, narrow, t, tokens = 4096, 512, 8, 64.0
     column, row = (wide, narrow), (narrow, wide)
-    if family == "gpt2":
+    if transposed:
         column, row = column[::-1], row[::-1]
-    cut = (Weight("a", column, "linear", "column"), Weight("b", row, "linear", "row"))
+    cut = (
+        Weight("a", column, "linear", "column", transposed=transposed),
+        Weight("b", row, "linear", "row", transposed=transposed),
+    )
     for weight in cut:  # both are cut along the wide side
-        seconds = float(matrices_seconds(family, (weight,), tokens, t, 2.0, MEMORY_BOUND))
+        seconds = float(matrices_seconds((weight,), tokens, t, 2.0, MEMORY_BOUND))
         moved = 2.0 * (tokens * narrow + narrow * wide / t + tokens * wide / t)
         assert seconds == pytest.approx(moved / 1e12)
 

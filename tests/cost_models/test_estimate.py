@@ -385,7 +385,6 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
 
     def layer(t: PlanTable, part: str) -> Any:
         seconds = compute.layer_seconds(
-            model.family,
             kind,
             model.hidden_size,
             256,
