@@ -6,6 +6,8 @@ and a measurement of the machine with N processes at work (matmuls, copies, smal
 collectives, messages), taken again before the plans of N processes are run. No constant was fitted
 on these plans.
 
+On a shared machine a run counts only while others use few of the cores (benchmarks/quiet.py).
+
     --processes N   leave out plans of more processes
     --repeats N     measure and run everything so often; a plan's error is the median one
 """
@@ -16,11 +18,13 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from benchmarks.quiet import QUIET, undisturbed
 from benchmarks.traced_memory import words
 from cost_models.estimate import Setting
 from cost_models.families import model_spec
@@ -113,9 +117,7 @@ def timed(rank: int, file: PlanFile) -> list[dict[str, float]]:
     trainer = Trainer(file, seed=0)
     corpus = MarkovCorpus(file.model.vocab_size, file.workload.seq_len, seed=0)
     batch = file.plan.global_batch_size
-    seconds = [
-        trainer.step(*corpus.batch(step, batch)).seconds for step in range(WARM_UP + TIMED)
-    ]
+    seconds = [trainer.step(*corpus.batch(step, batch)).seconds for step in range(WARM_UP + TIMED)]
     return seconds[WARM_UP:]
 
 
@@ -125,15 +127,17 @@ def run(setting: Setting, plan: Plan, threads: int) -> dict[str, Any]:
 
     file = plan_file(setting, plan, "benchmarks.here")
     time = file.prediction["time"]
-    steps = run_forked(timed, plan.world_size, file, timeout=300.0, threads=threads)[0]
-    measured = {
-        part: statistics.median(step[part] for step in steps) for part in steps[0]
-    }
+    ranks, others = undisturbed(
+        lambda: run_forked(timed, plan.world_size, file, timeout=300.0, threads=threads)
+    )
+    steps = ranks[0]
+    measured = {part: statistics.median(step[part] for step in steps) for part in steps[0]}
     return {
         "predicted": time["step_seconds"],
         "measured": statistics.median(sum(step.values()) for step in steps),
         "parts": {name: value for name, value in time["parts"].items() if value},
         "measured_parts": measured,
+        "others": others,
     }
 
 
@@ -144,7 +148,13 @@ def rows_of(most: int, *, parts: bool) -> Iterator[dict[str, Any]]:
 
     known, wanted = models(), list(plans())
     for processes in range(1, most + 1):
-        cluster = cpu_cluster(measure_machine(processes))
+        measurement, others = undisturbed(partial(measure_machine, processes))
+        if parts:
+            print(f"{processes} processes: {measurement.to_dict()}")
+        if others > QUIET:
+            print(f"{processes} processes: left out, others used {others:.0%} of the cores")
+            continue
+        cluster = cpu_cluster(measurement)
         for name, plan in wanted:
             if plan.world_size != processes:
                 continue
@@ -161,7 +171,8 @@ def show(row: dict[str, Any], *, parts: bool) -> None:
     """Print one row."""
     print(
         f"{row['processes']} {row['model']:<5} {row['plan']:<52} {1e3 * row['predicted']:7.1f} "
-        f"{1e3 * row['measured']:7.1f} ms {row['error_percent']:+6.1f} %",
+        f"{1e3 * row['measured']:7.1f} ms {row['error_percent']:+6.1f} %"
+        + (f"  (others used {row['others']:.0%})" if row["others"] > QUIET else ""),
         flush=True,
     )
     if parts:
@@ -181,10 +192,11 @@ def main() -> None:
         for _ in range(arguments.repeats)
         for row in rows_of(arguments.processes, parts=arguments.parts)
     ]
-    errors = pd.DataFrame(found).groupby(["model", "plan"]).error_percent.median()
+    quiet = [row for row in found if row["others"] <= QUIET]
+    errors = pd.DataFrame(quiet).groupby(["model", "plan"]).error_percent.median()
     print(
-        f"{len(errors)} plans, {arguments.repeats} times: median absolute error "
-        f"{errors.abs().median():.0f} %, 90th percentile {errors.abs().quantile(0.9):.0f} %, "
+        f"{len(errors)} plans, {len(quiet)} of {len(found)} runs undisturbed: median absolute "
+        f"error {errors.abs().median():.0f} %, 90th percentile {errors.abs().quantile(0.9):.0f} %, "
         f"largest {errors.abs().max():.0f} %, bias {errors.mean():+.0f} %"
     )
 

@@ -35,6 +35,7 @@ TYPICAL_SHARE = 0.886
 # read
 # 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
 MEMORY_SHARE = 0.88
+CPU_FLASH_KEYS = 512.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Rates:
     memory: float  # bytes/s
     operator: float  # host seconds to start one operator
     host_is_device: bool  # a CPU: starting an operator and running it add up
+    score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
 
 
 def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
@@ -68,6 +70,7 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
         operator=launch.value if launch is not None else software.operator_seconds,
         host_is_device=measured,
+        score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
     )
 
 
@@ -153,8 +156,18 @@ def attention_core_seconds(
     """Scores, softmax and values, forward.
 
     flash  FLOPs really done / (efficiency R): half of them under a causal mask, min(s, window) keys
+           on a CPU  FLOPs / R and a time per score; a causal mask leaves out whole blocks of
+           CPU_FLASH_KEYS keys, a window nothing (torch: FlashAttentionKernel.cpp, kvSplitSize)
     eager  all FLOPs / R, and the score matrix moved through memory
     """
+    if kernel == "flash" and rate.host_is_device:
+        causal = attention.causal and attention.window is None
+        visited = np.multiply(1.0, seq_len)
+        if causal:
+            visited = 0.5 * (visited + np.minimum(visited, CPU_FLASH_KEYS))
+        flops = attention_flops_per_token(attention, visited) * tokens / tensor_parallel
+        scores = attention.num_heads * visited * tokens / tensor_parallel
+        return flops / rate.matmul + scores * rate.score
     keys = np.multiply(1.0, seq_len)
     if attention.window is not None:
         keys = np.minimum(keys, attention.window)

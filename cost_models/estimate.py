@@ -41,6 +41,12 @@ class Setting:
         """Whether a device works beside the host."""
         return self.cluster.accelerator.device != "cpu"
 
+    @property
+    def core_share(self) -> float:
+        """Of a core, what a process has while all work; 1 on a GPU."""
+        share = self.cluster.accelerator.core_share
+        return 1.0 if share is None else share.value
+
 
 @dataclass(frozen=True, slots=True)
 class Priced:
@@ -123,6 +129,7 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         table,
         software.data_parallel_overlap,
         on_gpu=on_gpu,
+        core_share=setting.core_share,
     )
     index = np.array([rank.index for rank in ranks])
     return Priced(

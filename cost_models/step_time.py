@@ -21,14 +21,20 @@ import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE
 from cost_models.arrays import Count, Real
-from cost_models.collectives import all_reduce, ring_all_gather, ring_reduce_scatter, send
+from cost_models.collectives import (
+    all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    send,
+)
 from cost_models.communication import AXES, KINDS, Traffic, rank_traffic
 from cost_models.compute import Rates, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.memory import pick, rank_parameters
 from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
-from cost_models.workload import COMPUTE_BYTES, Workload
+from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
 from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
@@ -79,13 +85,23 @@ class RankSeconds:
 
 
 def traffic_seconds(
-    kind: str, traffic: Traffic, ranks: Count, bandwidth: Real, latency: Real
+    kind: str,
+    traffic: Traffic,
+    ranks: Count,
+    bandwidth: Real,
+    latency: Real,
+    *,
+    gloo: bool = False,
 ) -> Real:
-    """Seconds of all collectives of one kind on one axis: bytes once, latency for each."""
+    """Seconds of all collectives of one kind on one axis: bytes once, latency for each.
+
+    gloo always takes a ring, and reduces everything everywhere to scatter it (torch:
+    ProcessGroupGloo.cpp, reduce_scatter).
+    """
     cost = {
-        "all_reduce": all_reduce,
+        "all_reduce": ring_all_reduce if gloo else all_reduce,
         "all_gather": ring_all_gather,
-        "reduce_scatter": ring_reduce_scatter,
+        "reduce_scatter": ring_all_reduce if gloo else ring_reduce_scatter,
     }
     count = np.maximum(traffic.count, 1)
     mean = traffic.size / count
@@ -131,7 +147,12 @@ def axis_seconds(
         for kind in KINDS:
             if (axis, kind) in traffic:
                 total = total + traffic_seconds(
-                    kind, traffic[axis, kind], ranks, efficiency * bandwidth, latency
+                    kind,
+                    traffic[axis, kind],
+                    ranks,
+                    efficiency * bandwidth,
+                    latency,
+                    gloo=measured,
                 )
         seconds[axis] = total
     return seconds
@@ -176,7 +197,7 @@ def rank_seconds(
         forward, backward = forward + head.forward, backward + head.backward
 
     starts_forward, starts_backward = _operator_seconds(
-        software, table, sum(rank.kind_counts), rate.operator
+        software, workload, table, rank, rate.operator
     )
     host_forward = _host_wait(starts_forward, forward, rate)
     host_backward = _host_wait(starts_backward, backward + again, rate)
@@ -201,18 +222,27 @@ def rank_seconds(
 
 
 def _operator_seconds(
-    software: SoftwareProfile, table: PlanTable, layers: int, operator: float
+    software: SoftwareProfile,
+    workload: Workload,
+    table: PlanTable,
+    rank: PipelineRank,
+    operator: float,
 ) -> tuple[Real, Real]:
     """Host seconds that starting the operators of a forward and of a backward pass takes.
 
     Recomputation starts the forward operators again; those outside the layers are shared out like a
-    layer's.
+    layer's. Weights that are shared, or apart from their master copy, are handled in groups: every
+    layer, the embedding, the head.
     """
+    layers = sum(rank.kind_counts)
     forward, backward = software.layer_operators_forward, software.layer_operators_backward
     outside = software.microbatch_operators / (forward + backward)
     again = np.where(table.recompute == FULL, forward, 0.0)
-    starts_forward = layers * forward + outside * forward
-    starts_backward = layers * (backward + again) + outside * backward
+    mixed = COMPUTE_BYTES[workload.precision] != MASTER_BYTES[workload.precision]
+    groups = np.where((table.data_parallel > 1) | mixed, layers + rank.first + rank.last, 0.0)
+    around = groups * software.group_operators
+    starts_forward = layers * forward + outside * forward + around
+    starts_backward = layers * (backward + again) + outside * backward + around
     return operator * starts_forward, operator * starts_backward
 
 
@@ -249,17 +279,37 @@ def step_seconds(
     overlap: float,
     *,
     on_gpu: bool,
+    core_share: float = 1.0,
 ) -> tuple[TimeParts, Real]:
-    """Put the ranks of a pipeline together; return the parts and which rank is the slowest."""
+    """Put the ranks of a pipeline together; return the parts and which rank is the slowest.
+
+    ``core_share`` below one: processes share cores, and what one leaves while it waits the others
+    use. With s of a core each, of p stages c = s p work at a time, and nothing idles but at the
+    start and the end, while fewer than c have work (mean(tau), with tau at s of a core):
+
+        m max(mean(tau), s max(tau)) + s (c - 1)/(p - 1) (sum(tau) - max(tau)) / v
+    """
     each = np.stack([rank.microbatch for rank in ranks])
     slowest = np.argmax(each, axis=0)
     microbatches = 1.0 * table.num_microbatches
     summed = sum(n * rank.microbatch for n, rank in zip(multiplicities, ranks, strict=True))
     longest = np.max(each, axis=0)
     bubble = (summed - longest) / table.virtual_stages
+    if core_share < 1.0:
+        stages = 1.0 * table.pipeline_parallel
+        at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
+        mean = summed / stages
+        waits = microbatches * (np.maximum(mean, core_share * longest) - mean)
+        bubble = waits + core_share * at_work * bubble
 
     def of_slowest(name: str) -> Real:
-        return microbatches * pick([getattr(rank, name) for rank in ranks], slowest)
+        columns = [getattr(rank, name) for rank in ranks]
+        if core_share < 1.0:  # all ranks' work, one after another
+            weighed: Real = np.zeros(len(table))
+            for n, column in zip(multiplicities, columns, strict=True):
+                weighed = weighed + n * column
+            return microbatches * weighed / table.pipeline_parallel
+        return microbatches * pick(columns, slowest)
 
     exposed = [exposed_data_seconds(rank, table, overlap, on_gpu=on_gpu) for rank in ranks]
     once = [e + rank.optimizer for e, rank in zip(exposed, ranks, strict=True)]

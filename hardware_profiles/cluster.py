@@ -241,6 +241,8 @@ def _accelerator(source: Fields) -> Accelerator:
         host_bandwidth=_optional(source, "host_bandwidth"),
         power=_optional(source, "power"),
         kernel_launch=_optional(source, "kernel_launch"),
+        score_seconds=_optional(source, "score_seconds"),
+        core_share=_optional(source, "core_share"),
         aliases=_texts(source, "aliases"),
     )
 

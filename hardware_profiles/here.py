@@ -161,6 +161,8 @@ def cpu_cluster(measurement: MachineMeasurement) -> Cluster:
         link=tier.name,
         link_bandwidth=tier.bandwidth,
         kernel_launch=measured(measurement.operator_seconds),
+        score_seconds=measured(measurement.score_seconds),
+        core_share=measured(min(1.0, measurement.num_cores / processes)),
     )
     return Cluster(
         name=f"here:{processes}",

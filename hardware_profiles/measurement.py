@@ -18,7 +18,7 @@ from typing import Any, Final
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 GEMM_PRECISIONS: Final = ("fp64", "fp32", "bf16", "fp16")
 MAX_PROCESSES: Final = 4096
 _MEMORY_LIMITS: Final = (
@@ -33,8 +33,9 @@ class MachineMeasurement:
     """One measurement of one machine with ``processes`` CPU processes at work.
 
     A collective of ``n`` processes takes ``2 (n-1)/n bytes/bandwidth + 2 (n-1) latency`` seconds
-    when it is an all-reduce (ring). With one process there is nothing to measure: the four
-    communication fields are None.
+    when it is an all-reduce (ring), half of it when it is an all-gather; the latency is that of
+    processes that compute between their collectives. With one process there is nothing to measure:
+    the four communication fields are None.
     """
 
     host: str
@@ -48,6 +49,7 @@ class MachineMeasurement:
     gemm_flops: Mapping[str, float]  # FLOP/s per process by precision (fp64 fp32 bf16 fp16)
     memory_bandwidth: float  # bytes/s per process, read and written bytes both counted
     operator_seconds: float  # host seconds of one small torch operator
+    score_seconds: float  # one attention score, forward: exponential, scale, ... beside the matmuls
     collective_bandwidth: float | None = None  # bytes/s per process of a gloo ring
     collective_latency: float | None = None  # seconds per step of a gloo ring
     p2p_bandwidth: float | None = None  # bytes/s one way, process to process
@@ -78,6 +80,7 @@ class MachineMeasurement:
             gemm_flops=_gemm_flops(source.sub("gemm_flops")),
             memory_bandwidth=source.number("memory_bandwidth", **rate),
             operator_seconds=source.number("operator_seconds", low=_SMALLEST, high=1e3),
+            score_seconds=source.number("score_seconds", low=_SMALLEST, high=1e3),
             collective_bandwidth=source.number("collective_bandwidth", **link, **rate),
             collective_latency=source.number("collective_latency", **link, low=0.0, high=1e3),
             p2p_bandwidth=source.number("p2p_bandwidth", **link, **rate),

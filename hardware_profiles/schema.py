@@ -47,6 +47,9 @@ class Accelerator:
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts
     kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
+    # of a CPU process, measured
+    score_seconds: Figure | None = None  # an attention score, forward, beside its matmuls
+    core_share: Figure | None = None  # of a core, at most one, while all processes work
     aliases: tuple[str, ...] = ()
 
 

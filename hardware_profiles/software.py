@@ -57,6 +57,7 @@ class SoftwareProfile:
     layer_operators_backward: float
     microbatch_operators: float
     step_operators: float
+    group_operators: float  # sharded weights: around each group (layer), forward and backward
     operator_seconds: float  # host seconds per operator where the machine was not measured
     # communication
     bus_efficiency: float  # achieved / nominal link bandwidth of large collectives

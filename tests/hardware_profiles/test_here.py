@@ -69,6 +69,7 @@ def measured(processes=2, **changes):
         gemm_flops={"fp64": 2e10, "fp32": 4e10},
         memory_bandwidth=8e9,
         operator_seconds=2e-6,
+        score_seconds=9e-10,
         **link,
     )
     return replace(whole, **changes)
@@ -156,6 +157,8 @@ def test_a_measured_machine():
     assert accelerator.peak_flops == accelerator.achievable_flops
     assert accelerator.kernel_launch is not None
     assert accelerator.kernel_launch.value == 2e-6
+    assert accelerator.score_seconds.value == 9e-10
+    assert accelerator.core_share.value == min(1.0, available_cores() / 2)
     assert cluster.tiers[0].name == "gloo"
     assert cluster.tiers[0].bandwidth.kind == "measured"
     assert cluster.tiers[0].bandwidth.source.startswith("measured on this machine, 2026-05-04")
@@ -183,7 +186,7 @@ def test_a_measurement_of_another_machine_does_not_count(changes):
     assert load_cached(2) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 2}', "\0"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', "\0"])
 def test_a_broken_measurement_does_not_count(text):
     path = cache_path(2)
     path.parent.mkdir()
@@ -203,7 +206,7 @@ def test_a_broken_measurement_does_not_count(text):
         ("operator_seconds", -1),
         ("collective_bandwidth", None),
         ("processes", 0),
-        ("schema_version", 2),
+        ("schema_version", 1),
         ("colour", "green"),
     ],
 )

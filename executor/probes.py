@@ -1,0 +1,201 @@
+"""Small measurements in one process, while every process of the machine does the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any, Final
+
+# Each rate is measured in several windows; the best one counts, so that other programs disturb
+# less. A window is longer than the operating system's time slices, and its rate the mean of all
+# processes, so that a process that has a core to itself for a moment does not win.
+WINDOW: Final = 0.15  # seconds
+WINDOWS: Final = 4
+MATRIX: Final = 512  # rows and columns of the CPU's matmuls: larger ones are hardly faster
+COLD_PAIRS: Final = 24  # of matrices, in turn: in training a matmul's operands come from memory
+GPU_MATRIX: Final = 8192
+COPY_BYTES: Final = 2**25  # larger than a core's share of the cache
+CHAIN: Final = 100  # small operators in one forward and backward pass
+COLLECTIVE_BYTES: Final = (2**10, 2**16, 2**20, 2**23)
+MESSAGE_BYTES: Final = (2**10, 2**18, 2**22)
+COLLECTIVE_SECONDS: Final = 0.15
+ATTENTION: Final = (1, 4, 256, 64)  # sequences, heads, tokens, head_dim
+
+
+def measure_rank(rank: int, processes: int) -> dict[str, Any]:
+    """Measure in one process; every rank runs the same sequence at the same time."""
+    import torch
+
+    measured: dict[str, Any] = {}
+    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+    for name, dtype in dtypes.items():
+        measured[name] = matmul_rates(dtype, MATRIX, "cpu")
+    measured["memory_bandwidth"] = copy_rates(COPY_BYTES, "cpu")
+    measured["operators_per_second"] = operator_rates("cpu")
+    measured["attentions_per_second"] = attention_rates()
+    if processes > 1:
+        measured["all_reduce_seconds"] = [_all_reduce_seconds(size) for size in COLLECTIVE_BYTES]
+        measured["all_gather_seconds"] = [_all_gather_seconds(size) for size in COLLECTIVE_BYTES]
+        measured["message_seconds"] = [_message_seconds(rank, size) for size in MESSAGE_BYTES]
+    return measured
+
+
+def _calls_per_second(call: Callable[[], object], device: str) -> list[float]:
+    """Return how often all processes together can repeat a call per second, window by window."""
+    import torch
+    import torch.distributed as dist
+
+    call()
+    rates = []
+    for _ in range(WINDOWS):
+        if dist.is_initialized():
+            dist.barrier()
+        begin, count, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < WINDOW:
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            count += 1
+            elapsed = time.perf_counter() - begin
+        rates.append(count / elapsed)
+    return rates
+
+
+def matmul_rates(dtype: Any, size: int, device: str) -> list[float]:
+    """Return the FLOP/s of square matmuls; on a CPU each works on matrices that no cache holds."""
+    import torch
+
+    pairs = COLD_PAIRS if device == "cpu" else 1
+    left, right = (
+        [torch.rand(size, size, device=device).to(dtype) for _ in range(pairs)] for _ in range(2)
+    )
+    turns = cycle(zip(left, right, strict=True))
+    rates = _calls_per_second(lambda: torch.mm(*next(turns)), device)
+    return [2.0 * size**3 * rate for rate in rates]
+
+
+def copy_rates(size: int, device: str) -> list[float]:
+    """Return bytes/s of copies, read and written bytes both counted."""
+    import torch
+
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    return [2.0 * size * rate for rate in _calls_per_second(lambda: target.copy_(source), device)]
+
+
+def operator_rates(device: str) -> list[float]:
+    """Return tiny operators per second, autograd's bookkeeping included."""
+    import torch
+
+    leaf = torch.ones(8, device=device, requires_grad=True)
+
+    def chain() -> None:
+        x = leaf
+        for _ in range(CHAIN):
+            x = x * 1.0001
+        torch.autograd.grad(x, leaf, torch.ones_like(x))
+
+    return [2.0 * CHAIN * rate for rate in _calls_per_second(chain, device)]
+
+
+def attention_rates() -> list[float]:
+    """Return forward and backward passes of the fused attention core per second."""
+    import torch
+    import torch.nn.functional as F
+
+    query, key, value = heads = [torch.rand(ATTENTION, requires_grad=True) for _ in range(3)]
+    gradient = torch.rand(ATTENTION)
+
+    def attend() -> None:
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        torch.autograd.grad(output, heads, gradient)
+
+    return _calls_per_second(attend, "cpu")
+
+
+def score_seconds(attention_seconds: float, flops: float) -> float:
+    """Return the seconds of one attention score in a forward pass, its matmuls left out.
+
+    Two matmuls forward and five backward; the rest is shared out in the same ratio.
+
+    >>> round(score_seconds(1e-3 + 7 * 2 * 64 * 4 * 256 * 256 / 1e11, 1e11) * 3.5 * 4 * 256**2, 9)
+    0.001
+    """
+    sequences, heads, tokens, head_dim = ATTENTION
+    scores = sequences * heads * tokens * tokens
+    rest = attention_seconds - 14.0 * head_dim * scores / flops
+    return max(rest, 0.05 * attention_seconds) / (3.5 * scores)
+
+
+def _all_reduce_seconds(size: int) -> float:
+    """Return the seconds of one all-reduce of so many bytes on the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    data = torch.zeros(size // 4)
+    return _together(lambda: dist.all_reduce(data), busy=True)
+
+
+def _all_gather_seconds(size: int) -> float:
+    """Return the seconds of one all-gather of so many bytes on the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    from executor.compat import all_gather
+
+    own = torch.zeros(-(-size // 4 // dist.get_world_size()))
+    whole = torch.zeros(len(own) * dist.get_world_size())
+    return _together(lambda: all_gather(whole, own), busy=True)
+
+
+def _message_seconds(rank: int, size: int) -> float:
+    """Return the seconds of one message of so many bytes while neighbours (0-1, 2-3, ...) talk."""
+    import torch
+    import torch.distributed as dist
+
+    data, peer = torch.zeros(size // 4), rank ^ 1
+
+    def ping_pong() -> None:
+        if peer >= dist.get_world_size():
+            return
+        first, second = (dist.send, dist.recv) if rank < peer else (dist.recv, dist.send)
+        first(data, peer)
+        second(data, peer)
+
+    return _together(ping_pong, busy=False) / 2
+
+
+def _together(call: Callable[[], object], *, busy: bool) -> float:
+    """Return the seconds of a call that all ranks repeat together: slowest rank, best window.
+
+    ``busy``: each computes before every call, as training does, so that processes come apart, fall
+    asleep and are woken; the seconds of the computation are taken off.
+    """
+    import torch
+    import torch.distributed as dist
+
+    left, right = (torch.rand(MATRIX, MATRIX) for _ in range(2))
+    product = torch.empty_like(left)
+
+    def timed(count: int, *calls: Callable[[], object]) -> float:
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(count):
+            for each in calls:
+                each()
+        slowest = torch.tensor((time.perf_counter() - begin) / count)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)
+
+    computation: list[Callable[[], object]] = []
+    if busy:
+        computation.append(lambda: torch.mm(left, right, out=product))
+    timed(1, *computation, call)
+    count = int(COLLECTIVE_SECONDS / max(timed(3, *computation, call), 1e-6))
+    count = max(3, min(count, 300))
+    whole = [timed(count, *computation, call) for _ in range(WINDOWS)]
+    if not busy:
+        return min(whole)
+    alone = [timed(count, *computation) for _ in range(WINDOWS)]
+    return max(min(whole) - min(alone), 1e-6)
