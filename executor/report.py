@@ -17,7 +17,9 @@ from hardware_profiles.reading import write_text_atomically
 SCHEMA_VERSION: Final = 1
 LINE: Final = 80
 UNKNOWN: Final = "–"
-PARTS: Final = ("weights", "gradients", "optimizer")  # categories that both sides name alike
+KEPT: Final = ("weights", "optimizer")  # there at every moment of a step, whatever its peak is
+# what comes and goes: how much of it is what depends on the very moment of the peak
+PASSING: Final = ("gradients", "activations", "logits", "buffers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def _time_rows(
 
 
 def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row]:
-    """Compare live tensors stage by stage, and on the fullest rank by category."""
+    """Compare live tensors stage by stage, and on the fullest rank what they are."""
     stages = {entry["stage"]: entry for entry in predicted.get("stages", [])}
     found = sorted({rank["stage"] for rank in ranks})
     for stage in found:
@@ -67,11 +69,12 @@ def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row
         yield Row(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
     worst = max(ranks, key=_peak)
     parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
-    for part in PARTS:
+    for part in KEPT:
         yield Row(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
-    rest = [part for part in worst["memory"]["parts"] if part not in PARTS]
-    known = [parts[part] for part in ("activations", "logits", "buffers") if part in parts]
-    yield Row("  everything else", "bytes", sum(known) if known else None, _part(worst, rest))
+    rest = [part for part in worst["memory"]["parts"] if part not in KEPT]
+    known = [parts[part] for part in PASSING if part in parts]
+    name = "  activations, gradients, buffers"
+    yield Row(name, "bytes", sum(known) if known else None, _part(worst, rest))
 
 
 def _peak(rank: Mapping[str, Any]) -> int:
@@ -148,6 +151,8 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
         words = "equal"
     elif difference is None:
         words = UNKNOWN
+    elif abs(difference) < 0.0005:
+        words = "within 0.1%"
     else:
         words = f"{abs(difference):.1%} {'high' if difference > 0 else 'low'}"
     return row.name, _format(row.predicted, row.unit), _format(row.measured, row.unit), words
@@ -165,12 +170,12 @@ def _what_is_compared(on_gpu: bool) -> str:
     memory = (
         "Memory is what the CUDA allocator gave to tensors (max_memory_allocated)."
         if on_gpu
-        else "Memory is the bytes of live tensors on a CPU rank in one step, without allocator "
-        "slack, Python and libraries."
+        else "Memory is the bytes of live tensors, without allocator slack, Python and libraries."
     )
     return textwrap.fill(
-        f"{memory} Collectives are bytes of whole tensors in one step, on one rank of each "
-        "pipeline rank. Step time is the median, without the first and the last step.",
+        f"{memory} Its parts are those of the fullest rank at its peak. Collectives are the bytes "
+        "of whole tensors that one rank of every pipeline stage moves in a step, added up. Step "
+        "time is the median, without the first and the last step.",
         width=LINE,
     )
 

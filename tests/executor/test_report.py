@@ -11,7 +11,10 @@ from hardware_profiles.errors import InputError
 def _rank(stage, peak, weights, sent):
     return {
         "stage": stage,
-        "memory": {"peak_bytes": peak, "parts": {"weights": weights, "activations": 7}},
+        "memory": {
+            "peak_bytes": peak,
+            "parts": {"weights": weights, "activations": 7, "gradients": 2},
+        },
         "communication": [{"axis": "pipeline", "kind": "send", "count": 1, "bytes": sent}],
     }
 
@@ -44,6 +47,7 @@ def test_prediction_and_measurement_are_set_side_by_side():
     )
     assert rows["  weights"].predicted == rows["  weights"].measured == 40
     assert rows["  optimizer"].predicted is None
+    assert rows["  activations, gradients, buffers"].measured == 7 + 2
     assert rows["send (pipeline)"].measured == 8 + 5
     assert rows["send (pipeline)"].predicted == 8 + 6
     text = as_text(rows.values(), on_gpu=False)
