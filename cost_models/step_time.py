@@ -30,11 +30,12 @@ from cost_models.collectives import (
 )
 from cost_models.communication import AXES, KINDS, Traffic, rank_traffic
 from cost_models.compute import Rates, head_seconds, layer_seconds, optimizer_seconds
+from cost_models.host import host_wait, operator_seconds
 from cost_models.memory import pick, rank_parameters
 from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
+from cost_models.workload import COMPUTE_BYTES, Workload
 from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
@@ -196,11 +197,11 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate)
         forward, backward = forward + head.forward, backward + head.backward
 
-    starts_forward, starts_backward = _operator_seconds(
+    starts_forward, starts_backward = operator_seconds(
         software, workload, table, rank, rate.operator
     )
-    host_forward = _host_wait(starts_forward, forward, rate)
-    host_backward = _host_wait(starts_backward, backward + again, rate)
+    host_forward = host_wait(starts_forward, forward, rate)
+    host_backward = host_wait(starts_backward, backward + again, rate)
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
     params = rank_parameters(model, rank, tensor, table.pipeline_parallel).total
@@ -219,39 +220,6 @@ def rank_seconds(
         + software.step_operators * rate.operator
         + by_axis["world"],
     )
-
-
-def _operator_seconds(
-    software: SoftwareProfile,
-    workload: Workload,
-    table: PlanTable,
-    rank: PipelineRank,
-    operator: float,
-) -> tuple[Real, Real]:
-    """Host seconds that starting the operators of a forward and of a backward pass takes.
-
-    Recomputation starts the forward operators again; those outside the layers are shared out like a
-    layer's. Weights that are shared, or apart from their master copy, are handled in groups: every
-    layer, the embedding, the head.
-    """
-    layers = sum(rank.kind_counts)
-    forward, backward = software.layer_operators_forward, software.layer_operators_backward
-    outside = software.microbatch_operators / (forward + backward)
-    again = np.where(table.recompute == FULL, forward, 0.0)
-    mixed = COMPUTE_BYTES[workload.precision] != MASTER_BYTES[workload.precision]
-    groups = np.where((table.data_parallel > 1) | mixed, layers + rank.first + rank.last, 0.0)
-    around = groups * software.group_operators
-    starts_forward = layers * forward + outside * forward + around
-    starts_backward = layers * (backward + again) + outside * backward + around
-    return operator * starts_forward, operator * starts_backward
-
-
-def _host_wait(starting: Real, device: Real, rate: Rates) -> Real:
-    """Seconds that starting a pass adds to it.
-
-    A GPU runs while the host starts the next kernels; on a CPU the two add up.
-    """
-    return starting if rate.host_is_device else np.maximum(0.0, starting - device)
 
 
 def exposed_data_seconds(

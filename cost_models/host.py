@@ -1,0 +1,50 @@
+"""Seconds that the host needs to start what the device runs.
+
+Every operator costs the host a fixed time, whatever its size; how many there are is a matter of the
+software. Units: seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations import FULL
+from cost_models.arrays import Real
+from cost_models.compute import Rates
+from cost_models.plan import PlanTable
+from cost_models.stages import PipelineRank
+from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
+from hardware_profiles.software import SoftwareProfile
+
+
+def operator_seconds(
+    software: SoftwareProfile,
+    workload: Workload,
+    table: PlanTable,
+    rank: PipelineRank,
+    operator: float,
+) -> tuple[Real, Real]:
+    """Host seconds that starting the operators of a forward and of a backward pass takes.
+
+    Recomputation starts the forward operators again; those outside the layers are shared out like a
+    layer's. Weights that are shared, or apart from their master copy, are handled in groups: every
+    layer, the embedding, the head.
+    """
+    layers = sum(rank.kind_counts)
+    forward, backward = software.layer_operators_forward, software.layer_operators_backward
+    outside = software.microbatch_operators / (forward + backward)
+    again = np.where(table.recompute == FULL, forward, 0.0)
+    mixed = COMPUTE_BYTES[workload.precision] != MASTER_BYTES[workload.precision]
+    groups = np.where((table.data_parallel > 1) | mixed, layers + rank.first + rank.last, 0.0)
+    around = groups * software.group_operators
+    starts_forward = layers * forward + outside * forward + around
+    starts_backward = layers * (backward + again) + outside * backward + around
+    return operator * starts_forward, operator * starts_backward
+
+
+def host_wait(starting: Real, device: Real, rate: Rates) -> Real:
+    """Seconds that starting a pass adds to it.
+
+    A GPU runs while the host starts the next kernels; on a CPU the two add up.
+    """
+    return starting if rate.host_is_device else np.maximum(0.0, starting - device)
