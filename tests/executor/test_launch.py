@@ -45,6 +45,17 @@ def _command(*arguments):
     return [sys.executable, "-m", "executor", *map(str, arguments)]
 
 
+def _started(*arguments, cwd):
+    """Start a run that can be interrupted, even where the tests cannot (a job behind &)."""
+    return subprocess.Popen(
+        _command(*arguments),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def _run(*arguments, cwd):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -270,9 +281,7 @@ def _is_alive(pid):
 )
 def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
-    with subprocess.Popen(
-        _command(*arguments), stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as started:
+    with _started(*arguments, cwd=tmp_path) as started:
         for line in started.stderr:
             if line.startswith("step"):
                 break
@@ -297,9 +306,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
 )
 def test_a_rank_that_is_killed_during_a_run_is_named(launcher, message, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
-    with subprocess.Popen(
-        _command(*arguments), stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as started:
+    with _started(*arguments, cwd=tmp_path) as started:
         for line in started.stderr:
             if line.startswith("step"):
                 break
