@@ -123,8 +123,7 @@ def _work(pipe: Connection, rank: int, job: Job, parent: int) -> None:
         )
         result = job.function(rank, *job.arguments)
         if dist.is_initialized():
-            dist.barrier()
-            dist.destroy_process_group()
+            dist.barrier()  # the group itself ends with the process, see mesh.leave
         pipe.send_bytes(json.dumps({"result": result}).encode())
     except BaseException as error:
         with contextlib.suppress(OSError):

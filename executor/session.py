@@ -21,6 +21,7 @@ from cost_models.plan_file import PlanFile
 from executor.data import Corpus
 from executor.measure import CommunicationCounter
 from executor.memory import MemoryTracker
+from executor.mesh import leave
 from executor.train import StepResult, Trainer
 from executor.verify import TOLERANCE, verify
 from hardware_profiles.errors import RunError
@@ -79,7 +80,7 @@ def proof(file: PlanFile, seed: int) -> dict[str, Any] | None:
     """Compare with the single process; return the differences on rank 0 and None on the others."""
     found = verify(file, seed=seed)
     processes = dist.get_world_size()
-    dist.destroy_process_group()
+    leave()
     if found is None:
         return None
     answer = {**asdict(found), "tolerance": TOLERANCE, "processes": processes}

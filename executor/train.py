@@ -15,7 +15,7 @@ from torch import Tensor
 from cost_models.plan_file import PlanFile
 from executor.data_parallel import distribute, synchronise_on_gpu
 from executor.loss import IGNORED
-from executor.mesh import Grid, connect, local_device
+from executor.mesh import Grid, connect, leave, local_device
 from executor.models import COMPUTE_DTYPE, FAMILIES, Stage
 from executor.optimizer import (
     Held,
@@ -142,8 +142,7 @@ class Trainer:
 
     def close(self) -> None:
         """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
 
     def _mark(self) -> Any:
         """Return this moment: of the host's clock, or of what a GPU was asked to do so far."""
