@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 MOST_LINES: Final = 20
+LONGEST_SILENCE: Final = 30.0  # seconds without a line
 
 
 class Progress:
@@ -20,6 +22,7 @@ class Progress:
     def __init__(self, steps: int, *, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet
         self.every = max(1, -(-steps // MOST_LINES))
+        self.last_line = 0.0
         self.bar: Bar | None = None
         if sys.stderr.isatty() and not quiet:
             columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
@@ -47,10 +50,16 @@ class Progress:
             return
         if self.bar is not None:
             self.bar.update(self.task, completed=event["step"], description=_values(event))
-        elif event["step"] in (1, self.steps) or event["step"] % self.every == 0:
+        elif self._is_due(event["step"]):
+            self.last_line = time.monotonic()
             width = len(str(self.steps))
             step = f"step {event['step']:>{width}}/{self.steps}"
             print(f"{step}  {_values(event)}", file=sys.stderr, flush=True)
+
+    def _is_due(self, step: int) -> bool:
+        silent = time.monotonic() - self.last_line
+        due = step in (1, self.steps) or step % self.every == 0
+        return due or silent > LONGEST_SILENCE
 
 
 def _values(event: Mapping[str, Any]) -> str:
