@@ -8,8 +8,8 @@ on these plans.
 
 On a shared machine a run counts only while others use few of the cores (benchmarks/quiet.py).
 
-    --processes N   leave out plans of more processes
-    --repeats N     measure and run everything so often; a plan's error is the median one
+    --processes 2,4   only plans of so many processes
+    --repeats N       measure and run everything so often; a plan's error is the median one
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ def run(setting: Setting, plan: Plan, threads: int) -> dict[str, Any]:
     }
 
 
-def rows_of(most: int, *, parts: bool) -> Iterator[dict[str, Any]]:
-    """Measure the machine, then run the plans of that many processes, for 1, 2, ... processes."""
+def rows_of(counts: list[int], *, parts: bool) -> Iterator[dict[str, Any]]:
+    """Measure the machine, then run the plans of that many processes, for each number of them."""
     import executor.train  # noqa: F401  imported once here, forked with every rank
     from executor.machine import measure_machine, threads_per_process
 
     known, wanted = models(), list(plans())
-    for processes in range(1, most + 1):
+    for processes in counts:
         measurement, others = undisturbed(partial(measure_machine, processes))
         if parts:
             print(f"{processes} processes: {measurement.to_dict()}")
@@ -182,15 +182,14 @@ def show(row: dict[str, Any], *, parts: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", default="1,2,3,4")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--parts", action="store_true", help="show the parts too")
     arguments = parser.parse_args()
     print(f"{'':<59}predicted measured    error")
+    counts = [int(count) for count in arguments.processes.split(",")]
     found = [
-        row
-        for _ in range(arguments.repeats)
-        for row in rows_of(arguments.processes, parts=arguments.parts)
+        row for _ in range(arguments.repeats) for row in rows_of(counts, parts=arguments.parts)
     ]
     quiet = [row for row in found if row["others"] <= QUIET]
     errors = pd.DataFrame(quiet).groupby(["model", "plan"]).error_percent.median()
