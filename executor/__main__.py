@@ -160,9 +160,7 @@ def _measure(options: argparse.Namespace) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
     code = main()
-    if (
-        "RANK" in os.environ
-    ):  # a rank leaves without taking its process groups apart, see mesh.leave
+    if "RANK" in os.environ:  # a rank does not take its process groups apart: mesh.leave
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
