@@ -1,5 +1,7 @@
 """The memory tracker against bytes worked out by hand."""
 
+import time
+
 import pytest
 import torch
 
