@@ -195,8 +195,7 @@ def pipeline_traffic(
 
 def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
     """One all_reduce of two fp64 numbers a step: the loss and the gradients' squared norm."""
-    ranks = table.data_parallel * table.tensor_parallel * table.pipeline_parallel
-    active = np.where(ranks > 1, 1.0, 0.0)
+    active = np.where(table.world_size > 1, 1.0, 0.0)
     return {("world", "all_reduce"): Traffic(active, 16.0 * active)}
 
 

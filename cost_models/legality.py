@@ -74,11 +74,12 @@ def _divisors(sizes: list[int]) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         "world_size",
-        lambda q, t: t.data_parallel * t.tensor_parallel * t.pipeline_parallel != q.num_gpus,
+        lambda q, t: t.world_size != q.num_gpus,
         lambda q, p: (
-            f"data_parallel {p.data_parallel} x tensor_parallel {p.tensor_parallel} x "
-            f"pipeline_parallel {p.pipeline_parallel} = {p.world_size}, but there are "
-            f"{q.num_gpus} ranks"
+            f"data_parallel {p.data_parallel} x "
+            + (f"context_parallel {p.context_parallel} x " if p.context_parallel > 1 else "")
+            + f"tensor_parallel {p.tensor_parallel} x pipeline_parallel {p.pipeline_parallel} = "
+            f"{p.world_size}, but there are {q.num_gpus} ranks"
         ),
     ),
     Rule(
@@ -190,6 +191,38 @@ RULES: tuple[Rule, ...] = (
             f"zero_stage = {p.zero_stage} shards over data-parallel ranks: it needs "
             "data_parallel >= 2"
         ),
+    ),
+    # what has a name but no formulas yet, each refused until its tests prove it
+    Rule(
+        "dp_replicate",
+        lambda q, t: t.dp_replicate > 1,
+        lambda q, p: f"dp_replicate = {p.dp_replicate} is not supported yet (must be 1)",
+    ),
+    Rule(
+        "context_parallel",
+        lambda q, t: t.context_parallel > 1,
+        lambda q, p: f"context_parallel = {p.context_parallel} is not supported yet (must be 1)",
+    ),
+    Rule(
+        "expert_parallel",
+        lambda q, t: (t.expert_parallel > 1) | np.logical_not(t.expert_tensor_parallel),
+        lambda q, p: (
+            f"expert_parallel = {p.expert_parallel} with expert_tensor_parallel = "
+            f"{p.expert_tensor_parallel} is not supported yet (must be 1 and true)"
+        ),
+    ),
+    Rule(
+        "pipeline_schedule",
+        lambda q, t: t.pipeline_schedule > INTERLEAVED,
+        lambda q, p: (
+            f"pipeline_schedule = {p.pipeline_schedule} is not supported yet (must be one of "
+            f"{', '.join(SCHEDULES[: INTERLEAVED + 1])})"
+        ),
+    ),
+    Rule(
+        "offload",
+        lambda q, t: t.offload > 0,
+        lambda q, p: f"offload = {p.offload} is not supported yet (must be none)",
     ),
     Rule(
         "positions",

@@ -1,7 +1,8 @@
 """How a job is laid out on the accelerators: one plan, or a table of plans (one array a field).
 
-The ranks form a grid (pipeline_parallel, data_parallel, tensor_parallel), the last axis fastest:
-rank = (pipeline_rank * data_parallel + data_rank) * tensor_parallel + tensor_rank.
+The ranks form a grid (pipeline_parallel, dp_replicate, dp_shard, context_parallel,
+tensor_parallel), the last axis fastest: tensor-parallel neighbours are the nearest, pipeline stages
+the farthest.
 """
 
 from __future__ import annotations
@@ -17,9 +18,29 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
 Recompute = Literal["none", "selective", "full"]
-Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b"]
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "zero_bubble",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+]
+ContextMethod = Literal["ring", "ulysses", "allgather"]
+Offload = Literal["none", "optimizer", "activations", "optimizer+activations"]
 RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
+CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
+OFFLOADS: Final[tuple[str, ...]] = get_args(Offload)
+# fields whose values are words: a table holds their positions in these lists
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "pipeline_schedule": SCHEDULES,
+    "recompute": RECOMPUTE,
+    "context_parallel_method": CONTEXT_METHODS,
+    "offload": OFFLOADS,
+}
+FLAGS: Final = ("sequence_parallel", "expert_tensor_parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +57,23 @@ class Plan:
     recompute: Recompute = "none"
     micro_batch_size: int = 1  # sequences
     num_microbatches: int = 1
+    dp_replicate: int = 1  # HSDP: groups of data ranks with a whole model's shards each
+    context_parallel: int = 1  # ranks that share the tokens of a sequence
+    context_parallel_method: ContextMethod = "ring"
+    expert_parallel: int = 1  # ranks that share the experts of a layer
+    expert_tensor_parallel: bool = True  # experts are cut over the tensor-parallel ranks too
+    offload: Offload = "none"
+
+    @property
+    def dp_shard(self) -> int:
+        """Data ranks over which ZeRO shards; data_parallel = dp_replicate x dp_shard."""
+        return self.data_parallel // self.dp_replicate
 
     @property
     def world_size(self) -> int:
         """Ranks that the plan uses."""
-        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel
+        ranks = self.data_parallel * self.context_parallel * self.tensor_parallel
+        return ranks * self.pipeline_parallel
 
     @property
     def global_batch_size(self) -> int:
@@ -72,6 +105,14 @@ class Plan:
             recompute=source.text("recompute", "none", choices=RECOMPUTE),
             micro_batch_size=source.integer("micro_batch_size", 1, **count),
             num_microbatches=source.integer("num_microbatches", 1, **count),
+            dp_replicate=source.integer("dp_replicate", 1, **count),
+            context_parallel=source.integer("context_parallel", 1, **count),
+            context_parallel_method=source.text(
+                "context_parallel_method", "ring", choices=CONTEXT_METHODS
+            ),
+            expert_parallel=source.integer("expert_parallel", 1, **count),
+            expert_tensor_parallel=source.flag("expert_tensor_parallel", True),
+            offload=source.text("offload", "none", choices=OFFLOADS),
         )
 
 
@@ -100,7 +141,7 @@ Column = NDArray[Any]
 class PlanTable:
     """Many plans: the fields of Plan as columns.
 
-    ``pipeline_schedule`` and ``recompute`` hold indices into SCHEDULES and RECOMPUTE.
+    Fields whose values are words hold indices into the lists of ``WORDS``.
     """
 
     data_parallel: Column
@@ -113,6 +154,24 @@ class PlanTable:
     recompute: Column
     micro_batch_size: Column
     num_microbatches: Column
+    dp_replicate: Column
+    context_parallel: Column
+    context_parallel_method: Column
+    expert_parallel: Column
+    expert_tensor_parallel: Column
+    offload: Column
+
+    @property
+    def dp_shard(self) -> Column:
+        """Data ranks over which ZeRO shards."""
+        shards: Column = self.data_parallel // self.dp_replicate
+        return shards
+
+    @property
+    def world_size(self) -> Column:
+        """Ranks that each plan uses."""
+        ranks: Column = self.data_parallel * self.context_parallel * self.tensor_parallel
+        return ranks * self.pipeline_parallel
 
     def __len__(self) -> int:
         return len(self.data_parallel)
@@ -120,13 +179,13 @@ class PlanTable:
     @classmethod
     def from_plans(cls, plans: list[Plan]) -> PlanTable:
         """Turn plans into columns."""
-        code: Mapping[str, Any] = {
-            "pipeline_schedule": SCHEDULES.index,
-            "recompute": RECOMPUTE.index,
-        }
+
+        def code(name: str, value: Any) -> Any:
+            return WORDS[name].index(value) if name in WORDS else value
+
         return cls(
             **{
-                f.name: np.array([code.get(f.name, lambda v: v)(getattr(p, f.name)) for p in plans])
+                f.name: np.array([code(f.name, getattr(p, f.name)) for p in plans])
                 for f in fields(cls)
             }
         )
@@ -138,8 +197,7 @@ class PlanTable:
     def plan(self, row: int) -> Plan:
         """Return one row as a Plan."""
         values = {f.name: getattr(self, f.name)[row].item() for f in fields(self)}
-        values["pipeline_schedule"] = SCHEDULES[values["pipeline_schedule"]]
-        values["recompute"] = RECOMPUTE[values["recompute"]]
+        values |= {name: words[values[name]] for name, words in WORDS.items()}
         return Plan(**values)
 
     def __iter__(self) -> Iterator[Plan]:

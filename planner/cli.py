@@ -64,11 +64,21 @@ def fit(
     tp: Annotated[int | None, typer.Option(help="tensor parallel")] = None,
     pp: Annotated[int | None, typer.Option(help="pipeline parallel")] = None,
     virtual_stages: Annotated[int | None, typer.Option(help="stages on each pipeline rank")] = None,
-    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, interleaved_1f1b")] = None,
+    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, interleaved_1f1b, …")] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage 0 to 3")] = None,
     sp: Annotated[bool | None, typer.Option("--sp/--no-sp", help="sequence parallel")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective, full")] = None,
     num_microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step")] = None,
+    dp_replicate: Annotated[int | None, typer.Option(help="HSDP: replicas of the shards")] = None,
+    cp: Annotated[int | None, typer.Option(help="context parallel")] = None,
+    cp_method: Annotated[str | None, typer.Option(help="ring, ulysses, allgather")] = None,
+    ep: Annotated[int | None, typer.Option(help="expert parallel")] = None,
+    etp: Annotated[
+        bool | None, typer.Option("--etp/--no-etp", help="expert tensor parallel")
+    ] = None,
+    offload: Annotated[
+        str | None, typer.Option(help="none, optimizer, activations, optimizer+activations")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Will it fit? A verdict with a margin, the parts, and what to change."""
@@ -95,6 +105,12 @@ def fit(
         sequence_parallel=sp,
         recompute=recompute,
         num_microbatches=num_microbatches,
+        dp_replicate=dp_replicate,
+        context_parallel=cp,
+        context_parallel_method=cp_method,
+        expert_parallel=ep,
+        expert_tensor_parallel=etp,
+        offload=offload,
     )
     print(to_json(answer.to_dict()) if json else answer)
     raise typer.Exit(EXIT_VERDICT[answer.verdict])

@@ -20,7 +20,7 @@ from planner.model_source import resolve_model
 from planner.question import Question, build_question
 from planner.refusal import no_plan
 from planner.search import search
-from planner.space import check_fixed, parse_fixed
+from planner.space import UNVARIED, check_fixed, parse_fixed
 from planner.ways_out import reach, ways_out
 
 
@@ -106,10 +106,13 @@ def _default_plan(
 
     tensor = value("tensor_parallel", 1, "none")
     pipeline = value("pipeline_parallel", 1, "none")
-    ranks = tensor * pipeline
+    context = fixed.get("context_parallel", 1)
+    ranks = tensor * pipeline * context
     if "data_parallel" not in fixed and num_gpus % ranks:
         raise InputError(
-            f"tensor_parallel {tensor} x pipeline_parallel {pipeline} = {ranks} does not divide "
+            f"tensor_parallel {tensor} x pipeline_parallel {pipeline}"
+            + (f" x context_parallel {context}" if context > 1 else "")
+            + f" = {ranks} does not divide "
             f"the {num_gpus} accelerators"
         )
     data = value("data_parallel", max(1, num_gpus // ranks), "all accelerators that are left")
@@ -140,6 +143,7 @@ def _default_plan(
         recompute=fixed.get("recompute", "none"),
         micro_batch_size=micro,
         num_microbatches=count,
+        **{name: fixed[name] for name in UNVARIED if name in fixed},
     )
     return question, plan, assumptions
 

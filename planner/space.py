@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cost_models.model import ModelSpec
-from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan import FLAGS, RECOMPUTE, SCHEDULES, WORDS, Plan, PlanTable
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import Fields
@@ -25,9 +25,22 @@ SHORT_NAMES: Final = {
     "sp": "sequence_parallel",
     "mbs": "micro_batch_size",
     "microbatches": "num_microbatches",
+    "cp": "context_parallel",
+    "cp_method": "context_parallel_method",
+    "ep": "expert_parallel",
+    "etp": "expert_tensor_parallel",
 }
-FLAGS: Final = {"on": True, "true": True, "1": True, "yes": True}
-FLAGS_OFF: Final = {"off": False, "false": False, "0": False, "no": False}
+# fields that the search leaves at their default unless they are pinned
+UNVARIED: Final = (
+    "dp_replicate",
+    "context_parallel",
+    "context_parallel_method",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "offload",
+)
+ON: Final = {"on": True, "true": True, "1": True, "yes": True}
+OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 
 
 def parse_fixed(text: str) -> dict[str, Any]:
@@ -63,12 +76,12 @@ def check_fixed(fixed: Mapping[str, Any], where: str = "--fix") -> dict[str, Any
 
 
 def _parse_value(name: str, value: str) -> Any:
-    if name == "sequence_parallel":
-        known = {**FLAGS, **FLAGS_OFF}
+    if name in FLAGS:
+        known = {**ON, **OFF}
         if value.lower() not in known:
-            raise InputError(f"--fix sp={value[:40]}: must be on or off")
+            raise InputError(f"--fix {name}={value[:40]}: must be on or off")
         return known[value.lower()]
-    if name in ("recompute", "pipeline_schedule"):
+    if name in WORDS:
         return value
     try:
         return int(value)
@@ -96,15 +109,16 @@ def enumerate_plans(
     parallelism without tensor parallelism, sharding and schedules over one rank.
     """
     blocks: list[dict[str, Any]] = []
+    context = fixed.get("context_parallel", 1)
     for tensor in _wanted(fixed, "tensor_parallel", divisors(num_gpus)):
         for pipeline in _wanted(fixed, "pipeline_parallel", divisors(num_gpus)):
-            data, left = divmod(num_gpus, tensor * pipeline)
+            data, left = divmod(num_gpus, tensor * pipeline * context)
             if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
                 continue
             blocks += _blocks(model, workload, tensor, pipeline, data, fixed)
     if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
-        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline)))
+        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
         blocks = _blocks(model, workload, tensor, pipeline, data, fixed)
     return _expand(blocks)
 
@@ -137,10 +151,18 @@ def _blocks(
             "zero_stage": zero,
             "sequence_parallel": sequence,
             "recompute": recompute,
+            **_pinned(fixed),
         }
         for schedule, virtual in _schedules(model, pipeline, fixed)
         for micro, count in _batches(workload, data, fixed)
     ]
+
+
+def _pinned(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that vary only where they are pinned."""
+    default = Plan()
+    values = {name: fixed.get(name, getattr(default, name)) for name in UNVARIED}
+    return {n: WORDS[n].index(v) if n in WORDS else v for n, v in values.items()}
 
 
 def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -181,9 +203,8 @@ def _expand(blocks: list[dict[str, Any]]) -> PlanTable:
     for f in fields(PlanTable):
         if f.name in lists:
             continue
-        columns[f.name] = np.repeat(
-            np.array([block[f.name] for block in blocks], dtype=np.int64), sizes
-        )
+        kind = np.bool_ if f.name in FLAGS else np.int64
+        columns[f.name] = np.repeat(np.array([b[f.name] for b in blocks], dtype=kind), sizes)
     position = {name: i for i, name in enumerate(lists)}
     grids = [
         np.stack([g.ravel() for g in np.meshgrid(*(block[n] for n in lists), indexing="ij")])
@@ -191,6 +212,6 @@ def _expand(blocks: list[dict[str, Any]]) -> PlanTable:
     ]
     joined = np.concatenate(grids, axis=1) if grids else np.zeros((len(lists), 0), dtype=np.int64)
     for name in lists:
-        kind = np.bool_ if name == "sequence_parallel" else np.int64
+        kind = np.bool_ if name in FLAGS else np.int64
         columns[name] = joined[position[name]].astype(kind)
     return PlanTable(**columns)

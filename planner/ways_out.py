@@ -32,7 +32,17 @@ def describe_plan(plan: Plan) -> str:
         words.append(f"--pp {plan.pipeline_parallel} --schedule {plan.pipeline_schedule}")
         if plan.virtual_stages > 1:
             words.append(f"--virtual-stages {plan.virtual_stages}")
+    if plan.dp_replicate > 1:
+        words.append(f"--dp-replicate {plan.dp_replicate}")
+    if plan.context_parallel > 1:
+        words.append(f"--cp {plan.context_parallel} --cp-method {plan.context_parallel_method}")
+    if plan.expert_parallel > 1:
+        words.append(f"--ep {plan.expert_parallel}")
+    if not plan.expert_tensor_parallel:
+        words.append("--no-etp")
     words.append(f"--zero {plan.zero_stage} --recompute {plan.recompute}")
+    if plan.offload != "none":
+        words.append(f"--offload {plan.offload}")
     words.append(f"--micro-batch-size {plan.micro_batch_size}")
     return " ".join(words)
 

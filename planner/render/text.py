@@ -198,7 +198,11 @@ COLUMNS: Final = (
     ("recompute", "recompute"),
     ("micro", "micro_batch_size"),
 )
-SHORT_SCHEDULE: Final = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved_1f1b": "interleaved"}
+SHORT_SCHEDULE: Final = {
+    "interleaved_1f1b": "interleaved",
+    "zero_bubble": "zero-bubble",
+    "interleaved_zero_bubble": "interleaved zb",
+}
 
 
 def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -210,7 +214,9 @@ def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
         plan, memory, time = document["plan"], document["memory"], document["time"]
         cells = [_cell(plan[field]) for _, field in COLUMNS]
         cells.append(
-            SHORT_SCHEDULE[plan["pipeline_schedule"]] if plan["pipeline_parallel"] > 1 else "–"
+            SHORT_SCHEDULE.get(plan["pipeline_schedule"], plan["pipeline_schedule"])
+            if plan["pipeline_parallel"] > 1
+            else "–"
         )
         cells.append(format_gib(memory["peak_bytes"]))
         cells.append(f"{100 * memory['margin_bytes'] / memory['budget_bytes']:.0f} %")

@@ -77,6 +77,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"num_gpus": 4},
         ["zero_stage = 1", "data_parallel >= 2"],
     ),
+    "dp_replicate": ({"dp_replicate": 2}, {}, ["dp_replicate = 2", "must be 1"]),
+    "context_parallel": ({"context_parallel": 2}, {"num_gpus": 16}, ["context_parallel = 2"]),
+    "expert_parallel": ({"expert_parallel": 2}, {}, ["expert_parallel = 2"]),
+    "pipeline_schedule": ({"pipeline_schedule": "zbv"}, {}, ["zbv", "must be one of gpipe, 1f1b"]),
+    "offload": ({"offload": "optimizer"}, {}, ["offload = optimizer", "must be none"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }
 
@@ -170,6 +175,8 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "interleaved_microbatches"
     if plan.zero_stage and plan.data_parallel == 1:
         return "zero_alone"
+    if plan.pipeline_schedule not in SCHEDULES[:3]:
+        return "pipeline_schedule"
     if model.max_seq_len_is_hard and question.workload.seq_len > (model.max_seq_len or 0):
         return "positions"
     return "legal"

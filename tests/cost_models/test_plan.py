@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
@@ -25,6 +25,12 @@ PLANS = st.builds(
     recompute=st.sampled_from(RECOMPUTE),
     micro_batch_size=COUNTS,
     num_microbatches=COUNTS,
+    dp_replicate=COUNTS,
+    context_parallel=COUNTS,
+    context_parallel_method=st.sampled_from(CONTEXT_METHODS),
+    expert_parallel=COUNTS,
+    expert_tensor_parallel=st.booleans(),
+    offload=st.sampled_from(OFFLOADS),
 )
 
 
@@ -73,6 +79,8 @@ def test_products() -> None:
         ("sequence_parallel", 1, "true or false"),
         ("recompute", "ful", "Did you mean full?"),
         ("pipeline_schedule", "2f2b", "one of gpipe, 1f1b, interleaved_1f1b"),
+        ("context_parallel_method", "rings", "Did you mean ring?"),
+        ("offload", "cpu", "one of none, optimizer"),
         ("pipeline_paralel", 2, "Did you mean pipeline_parallel"),
     ],
 )
