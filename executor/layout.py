@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ from executor.tensor_parallel import TensorAxis
 # the rows it holds and every layout gives the same tensor.
 BLOCK_NUMEL: Final = 1 << 20
 Ranges = tuple[tuple[int, int], ...]  # [start, stop) pieces along one dimension
+Pieces = tuple[Ranges, ...]  # of every dimension: the part of a tensor that a rank holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Layout:
     num_parts: int  # q, k and v of one matrix are each cut for themselves
     partial_gradient: bool  # a whole tensor of which each rank's gradient is only a summand
 
-    def ranges(self, axis: TensorAxis) -> tuple[Ranges, ...]:
+    def ranges(self, axis: TensorAxis) -> Pieces:
         """Return the pieces of every dimension that this rank holds."""
         pieces: list[Ranges] = [((0, length),) for length in self.shape]
         if self.cut_dim is not None:
@@ -50,6 +51,9 @@ class Layout:
     def local_shape(self, axis: TensorAxis) -> tuple[int, ...]:
         """Return the shape of this rank's slice."""
         return tuple(sum(b - a for a, b in pieces) for pieces in self.ranges(axis))
+
+
+Start = Callable[[Layout, Pieces], Tensor]  # where the values come from that a tensor starts with
 
 
 def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
@@ -84,7 +88,12 @@ def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> La
     )
 
 
-def fresh_tensor(layout: Layout, seed: int, pieces: tuple[Ranges, ...]) -> Tensor:
+def fresh_start(seed: int) -> Start:
+    """Return the start of a model that was not trained yet."""
+    return lambda layout, pieces: fresh_tensor(layout, seed, pieces)
+
+
+def fresh_tensor(layout: Layout, seed: int, pieces: Pieces) -> Tensor:
     """Return the given pieces of a parameter's start values: normal, or a constant (fp32)."""
     if layout.std is None:
         shape = [sum(b - a for a, b in ranges) for ranges in pieces]

@@ -20,7 +20,7 @@ from cost_models.workload import Precision
 from executor.attention import Core
 from executor.compat import causal_lm
 from executor.layers import Layer, LayerForward, Rotary, gpt2_layer, llama_layer
-from executor.layout import Layout, Ranges, fresh_tensor, layouts
+from executor.layout import Layout, Pieces, Ranges, Start, fresh_tensor, layouts
 from executor.loss import summed_cross_entropy
 from executor.tensor_parallel import (
     WHOLE,
@@ -132,6 +132,7 @@ class Stage(nn.Module):  # type: ignore[misc]
     def _cut_parameters(self, table: dict[str, Layout], spec: ModelSpec) -> None:
         """Replace every parameter by this rank's slice of it, and remember the layouts."""
         self.layouts: dict[str, Layout] = {}
+        self.pieces: dict[str, Pieces] = {}  # of every parameter that this rank holds
         self.is_second_copy: set[str] = set()  # of a tied tensor whose first copy is elsewhere
         self.start, self.stop = self.axis.slice_of(spec.vocab_size)
         head, tokens = f"{HEAD}.weight", f"{self.family.tokens}.weight"
@@ -169,10 +170,13 @@ class Stage(nn.Module):  # type: ignore[misc]
         names += [] if tied else [head]
         return ([self.get_submodule(n) for n in group] for group in names if group)
 
-    def materialise(self, device: torch.device, seed: int, data_slices: dict[str, Ranges]) -> None:
+    def materialise(
+        self, device: torch.device, start: Start, data_slices: dict[str, Ranges]
+    ) -> None:
         """Give every parameter memory and its start values.
 
         ``data_slices``: the rows that this rank keeps of its slice, where data ranks share them.
+        What it holds in the end stands in ``pieces``.
         """
         tied = {id(p): name for name, p in self.named_parameters()}
         twins = [
@@ -192,7 +196,8 @@ class Stage(nn.Module):  # type: ignore[misc]
                 pieces = layout.ranges(self.axis)
                 if name in data_slices:
                     pieces = (_within(pieces[0], *data_slices[name][0]), *pieces[1:])
-                local.copy_(fresh_tensor(layout, seed, pieces))
+                local.copy_(start(layout, pieces))
+                self.pieces[name] = pieces
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """Run the stage; the last one returns the loss summed over its tokens."""

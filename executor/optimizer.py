@@ -6,7 +6,7 @@ one fused kernel updates them all, however they are shared out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.compat import multiply_each_
-from executor.layout import Layout
+from executor.layout import Layout, Pieces
 from executor.mesh import Grid
 from executor.models import Stage, local_tensor
 from executor.tensor_parallel import TensorAxis
@@ -28,6 +28,7 @@ class Held:
     layout: Layout
     parameter: torch.nn.Parameter  # of the module
     local: Tensor  # the memory that the optimizer updates
+    pieces: Pieces  # of the whole tensor: what ``local`` is
     copies: int  # ranks of the stage that hold this very part
     second_copy: bool  # of a tied tensor
 
@@ -48,7 +49,7 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
         copies *= plan.tensor_parallel if layout.cut_dim is None else 1
         local = torch.nn.Parameter(local_tensor(parameter.detach()))
         second = name in stage.is_second_copy
-        found.append(Held(name, layout, parameter, local, copies, second))
+        found.append(Held(name, layout, parameter, local, stage.pieces[name], copies, second))
     return found
 
 
@@ -136,3 +137,14 @@ class Optimizer:
         self.inner.step()
         for h in self.held:
             h.local.grad = None
+
+    def state(self, held: Held) -> dict[str, Tensor]:
+        """Return what is remembered of one part: moments in its shape, and scalars."""
+        found = self.inner.state.get(held.local, {})
+        return {name: value for name, value in found.items() if torch.is_tensor(value)}
+
+    def restore(self, held: Held, state: Mapping[str, Tensor]) -> None:
+        """Set what is remembered of one part; the values are copied to where it is."""
+        self.inner.state[held.local] = {
+            name: value.to(held.local.device, copy=True) for name, value in state.items()
+        }

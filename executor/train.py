@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cost_models.plan_file import PlanFile
 from executor.data_parallel import distribute, synchronise_on_gpu
+from executor.layout import Start, fresh_start
 from executor.loss import IGNORED
 from executor.mesh import Grid, connect, leave, local_device
 from executor.models import COMPUTE_DTYPE, FAMILIES, Stage
@@ -54,6 +55,7 @@ class Trainer:
         max_grad_norm: float | None = 1.0,
         warm_up_steps: int = 0,
         device: torch.device | None = None,
+        start: Start | None = None,
     ) -> None:
         check_supported(file)
         self.file, self.plan, self.seed = file, file.plan, seed
@@ -76,7 +78,7 @@ class Trainer:
         ):
             stage = Stage(file, index, self.axis)
             rows = distribute(stage, self.grid, precision)
-            stage.materialise(self.device, seed, rows)
+            stage.materialise(self.device, start or fresh_start(seed), rows)
             self.stages.append(stage)
             self.held += held_parameters(stage, self.grid)
         family = FAMILIES[file.model.family]
@@ -87,7 +89,7 @@ class Trainer:
         message = (self.plan.micro_batch_size, tokens, file.model.hidden_size)
         self.pipeline = Pipeline(self.stages, self.grid, message, COMPUTE_DTYPE[precision])
         self.optimizer = Optimizer(self.held, file.workload.optimizer, learning_rate, weight_decay)
-        self._seed_dropout()
+        self.seed_dropout()
 
     def step(self, inputs: Tensor, labels: Tensor) -> StepResult:
         """Train on one global batch (global_batch_size, seq_len); each rank takes its share."""
@@ -152,11 +154,15 @@ class Trainer:
         event.record()
         return event
 
-    def _seed_dropout(self) -> None:
-        """Ranks with different tokens draw different masks; ranks with the same tokens the same."""
+    def seed_dropout(self) -> None:
+        """Seed the coming steps' dropout, from the seed, the steps done and this rank's place.
+
+        Ranks with different tokens draw different masks; ranks with the same tokens the same.
+        """
         tensor_rank = self.axis.rank if self.plan.sequence_parallel else 0
-        place = (self.seed, self.grid.rank("pipeline"), self.grid.rank("data"), tensor_rank)
-        torch.manual_seed(int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7], "big"))
+        place = (self.grid.rank("pipeline"), self.grid.rank("data"), tensor_rank)
+        text = repr((self.seed, self.steps_done, *place))
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
 def _seconds(begin: Any, end: Any) -> float:
