@@ -36,6 +36,8 @@ class Weight:
     cut: Cut
     part: Part = "other"
     transposed: bool = False  # a matrix stored (in, out), not (out, in)
+    # lengths along the cut that are each cut for themselves: q, k and v of one matrix
+    parts: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:

@@ -6,6 +6,7 @@ Names, shapes and cuts come from the table (``cost_models.model``) that the esti
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from cost_models.model import ModelSpec, Weight
 from cost_models.sharding import cut_dim
+from executor.families import FAMILIES
 from executor.tensor_parallel import TensorAxis
 
 # Fresh tensors are drawn in blocks of whole rows, each from its own seed, so that a rank draws only
@@ -34,17 +36,18 @@ class Layout:
     std: float | None  # None: a constant start
     constant: float
     cut_dim: int | None  # dimension that the tensor-parallel ranks share
-    num_parts: int  # q, k and v of one matrix are each cut for themselves
+    parts: tuple[int, ...]  # along it, each cut for itself: q, k and v of one matrix
     partial_gradient: bool  # a whole tensor of which each rank's gradient is only a summand
 
     def ranges(self, axis: TensorAxis) -> Pieces:
         """Return the pieces of every dimension that this rank holds."""
         pieces: list[Ranges] = [((0, length),) for length in self.shape]
         if self.cut_dim is not None:
-            part = self.shape[self.cut_dim] // self.num_parts
-            start, stop = axis.slice_of(part)
+            ends = list(itertools.accumulate(self.parts, initial=0))
+            slices = [axis.slice_of(length) for length in self.parts]
             pieces[self.cut_dim] = tuple(
-                (n * part + start, n * part + stop) for n in range(self.num_parts)
+                (begin + start, begin + stop)
+                for begin, (start, stop) in zip(ends, slices, strict=False)
             )
         return tuple(pieces)
 
@@ -72,18 +75,19 @@ def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
 
 def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> Layout:
     head_norm = ".q_norm." in name or ".k_norm." in name  # reads this rank's heads only
-    whole = weight.cut == "replicate"
+    whole, cut = weight.cut == "replicate", cut_dim(weight)
     std = float(model.config.get("initializer_range") or 0.02)
-    if model.family == "gpt2" and name.endswith("c_proj.weight"):
-        std /= math.sqrt(2 * model.num_layers)  # residual projections (GPT-2 paper, sec. 2.3)
+    family = FAMILIES[model.family]
+    if family.small_starts and name.endswith(family.small_starts):
+        std /= math.sqrt(2 * model.num_layers)
     is_norm = weight.part == "norm" or head_norm
     return Layout(
         name=name,
         shape=weight.shape,
         std=std if weight.role in ("linear", "lookup") else None,
-        constant=1.0 if is_norm and name.endswith("weight") else 0.0,
-        cut_dim=cut_dim(weight),
-        num_parts=3 if ".attn.c_attn." in name else 1,
+        constant=family.norm_start if is_norm and name.endswith("weight") else 0.0,
+        cut_dim=cut,
+        parts=weight.parts or (() if cut is None else (weight.shape[cut],)),
         partial_gradient=whole and axis.size > 1 and (axis.sequence_parallel or head_norm),
     )
 

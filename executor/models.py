@@ -7,11 +7,11 @@ this rank's slice of it, still without memory. Names stay those of the whole mod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.model import LayerKind, ModelSpec
@@ -19,7 +19,9 @@ from cost_models.plan_file import PlanFile
 from cost_models.workload import Precision
 from executor.attention import Core
 from executor.compat import causal_lm
-from executor.layers import Layer, LayerForward, Rotary, gpt2_layer, llama_layer
+from executor.families import FAMILIES
+from executor.families.description import Family, Layer, Rotary
+from executor.families.layer import run_layer
 from executor.layout import Layout, Pieces, Ranges, Start, fresh_tensor, layouts
 from executor.loss import summed_cross_entropy
 from executor.tensor_parallel import (
@@ -41,39 +43,6 @@ COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Where a family's module keeps its parts, and how its layers run."""
-
-    forward: LayerForward
-    tokens: str
-    layers: str
-    norm: str
-    positions: str | None = None  # learned
-    dropout: str | None = None  # after the embedding
-    rotary: str | None = None
-    softmax_in_fp32: bool = True
-
-
-_LLAMA: Final = Family(
-    llama_layer, "model.embed_tokens", "model.layers", "model.norm", rotary="model.rotary_emb"
-)
-_GPT2: Final = Family(
-    gpt2_layer,
-    "transformer.wte",
-    "transformer.h",
-    "transformer.ln_f",
-    positions="transformer.wpe",
-    dropout="transformer.drop",
-    softmax_in_fp32=False,
-)
-FAMILIES: Final = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "gpt2": _GPT2,
-}
 HEAD: Final = "lm_head"
 
 
@@ -95,19 +64,23 @@ class Stage(nn.Module):  # type: ignore[misc]
         first_layer, end_layer = file.layer_ranges[index]
         self.layer_names = [f"{self.family.layers}.{i}" for i in range(first_layer, end_layer)]
         self.rotary: Any = None
+        self.embedding_dropout = spec.embedding_dropout
         self._take_parts(whole)
+        self.rotary_tables: dict[str, str | None] = {}  # by layer
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
             layer = _layer(file, self.family, kind, module, axis)
-            module.forward = partial(layer, module)
+            module.forward = partial(run_layer, layer, module)
+            table = self.family.rotary_table(module) if self.family.rotary else None
+            self.rotary_tables[name] = table
         self._cut_parameters(layouts(spec, axis), spec)
 
     def _take_parts(self, whole: nn.Module) -> None:
         family = self.family
         names = list(self.layer_names)
         if self.first:
-            names = [n for n in (family.tokens, family.positions, family.dropout) if n] + names
+            names = [n for n in (family.tokens, family.positions) if n] + names
             tokens: Any = whole.get_submodule(family.tokens)
             tokens.forward = partial(self._embed, tokens)
         if self.last:
@@ -205,20 +178,21 @@ class Stage(nn.Module):  # type: ignore[misc]
         seq_len = hidden.size(1) * (self.axis.size if self.axis.sequence_parallel else 1)
         rotary = self._rotary(hidden, seq_len)
         for name in self.layer_names:
-            hidden = self.get_submodule(name)(hidden, rotary)
+            hidden = self.get_submodule(name)(hidden, rotary[self.rotary_tables[name]])
         if not self.last:
             return hidden
         hidden = self.get_submodule(self.family.norm)(hidden)
         loss: Tensor = self.get_submodule(HEAD)(hidden, labels)
         return loss
 
-    def _rotary(self, hidden: Tensor, seq_len: int) -> Rotary | None:
-        """Return cosine and sine of all positions: attention sees whole sequences."""
-        if self.rotary is None:
-            return None
-        positions = torch.arange(seq_len, device=hidden.device).unsqueeze(0)
-        rotary: Rotary = self.rotary(hidden, positions)
-        return rotary
+    def _rotary(self, hidden: Tensor, seq_len: int) -> dict[str | None, Rotary | None]:
+        """Return cosine and sine of all positions, by table: attention sees whole sequences."""
+        tables: dict[str | None, Rotary | None] = {None: None}
+        for name in dict.fromkeys(self.rotary_tables.values()):
+            if name is not None:
+                positions = torch.arange(seq_len, device=hidden.device).unsqueeze(0)
+                tables[name] = self.rotary(hidden, positions, *([name] if name else []))
+        return tables
 
     def _embed(self, module: Any, tokens: Tensor) -> Tensor:
         hidden = vocabulary_embedding(
@@ -228,7 +202,9 @@ class Stage(nn.Module):  # type: ignore[misc]
             start, stop = self.axis.sequence_slice(tokens.size(1))
             positions = torch.arange(start, stop, device=tokens.device)
             hidden = hidden + self.get_submodule(self.family.positions)(positions)
-        return self.get_submodule(self.family.dropout)(hidden) if self.family.dropout else hidden
+        if not self.embedding_dropout:
+            return hidden
+        return F.dropout(hidden, self.embedding_dropout, self.training)
 
     def _loss(self, module: Any, hidden: Tensor, labels: Tensor) -> Tensor:
         (logits,) = column_linear(self.axis, hidden, [module.weight], [module.bias])
@@ -239,7 +215,7 @@ def _layer(
     file: PlanFile, family: Family, kind: LayerKind, module: nn.Module, axis: TensorAxis
 ) -> Layer:
     spec, plan = file.model, file.plan
-    attention: Any = module.attn if spec.family == "gpt2" else module.self_attn
+    attention: Any = getattr(module, family.attention_block.name)
     core = Core(
         axis=axis,
         kernel=file.workload.attention_kernel,
@@ -249,8 +225,16 @@ def _layer(
         softmax_in_fp32=family.softmax_in_fp32,
         recompute=plan.recompute == "selective",
     )
-    random = spec.attention_dropout > 0 or spec.hidden_dropout > 0
-    return Layer(axis, core, family.forward, plan.recompute == "full", random)
+    return Layer(
+        family=family,
+        kind=kind,
+        axis=axis,
+        core=core,
+        dropout=spec.hidden_dropout,
+        residual_multiplier=getattr(module, "residual_multiplier", 1.0),
+        recompute=plan.recompute == "full",
+        random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
+    )
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from cost_models.plan_file import PlanFile
 from executor.data_parallel import distribute, synchronise_on_gpu
+from executor.families import FAMILIES
 from executor.layout import Start, fresh_start
 from executor.loss import IGNORED
 from executor.mesh import Grid, connect, leave, local_device
-from executor.models import COMPUTE_DTYPE, FAMILIES, Stage
+from executor.models import COMPUTE_DTYPE, Stage
 from executor.optimizer import (
     Held,
     Optimizer,

@@ -133,17 +133,19 @@ def linear(
     *,
     bias: bool = False,
     transposed: bool = False,
+    parts: tuple[int, ...] = (),
 ) -> Weights:
     """Return a linear layer: weight (out, in), GPT-2's Conv1D ``transposed`` (in, out), and bias.
 
     A bias is cut with the outputs (column, vocabulary) and whole where the inputs are cut (row).
+    ``parts``: of the outputs of several matrices in one.
     """
     shape = (in_features, out_features) if transposed else (out_features, in_features)
-    weights: Weights = (Weight(f"{name}.weight", shape, "linear", cut, transposed=transposed),)
-    if bias:
-        bias_cut: Cut = cut if cut in ("column", "vocab") else "replicate"
-        weights += (Weight(f"{name}.bias", (out_features,), "vector", bias_cut),)
-    return weights
+    matrix = Weight(f"{name}.weight", shape, "linear", cut, transposed=transposed, parts=parts)
+    if not bias:
+        return (matrix,)
+    bias_cut: Cut = cut if cut in ("column", "vocab") else "replicate"
+    return (matrix, Weight(f"{name}.bias", (out_features,), "vector", bias_cut, parts=parts))
 
 
 def norm(name: str, size: int, *, bias: bool = False) -> Weights:

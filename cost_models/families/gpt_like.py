@@ -116,8 +116,10 @@ def _gpt2_layer(config: Config, sizes: Sizes) -> LayerKind:
     hidden_size = sizes.hidden_size
     inner = config.optional_size("n_inner", MAX_FFN) or 4 * hidden_size
 
-    def conv1d(name: str, in_features: int, out_features: int, cut: Cut) -> Weights:
-        return linear(name, in_features, out_features, cut, bias=True, transposed=True)
+    def conv1d(
+        name: str, in_features: int, out_features: int, cut: Cut, parts: tuple[int, ...] = ()
+    ) -> Weights:
+        return linear(name, in_features, out_features, cut, bias=True, transposed=True, parts=parts)
 
     return LayerKind(
         name="layer",
@@ -129,7 +131,7 @@ def _gpt2_layer(config: Config, sizes: Sizes) -> LayerKind:
             *norm("ln_1", hidden_size, bias=True),
             *part(
                 "attention",
-                *conv1d("attn.c_attn", hidden_size, 3 * hidden_size, "column"),
+                *conv1d("attn.c_attn", hidden_size, 3 * hidden_size, "column", 3 * (hidden_size,)),
                 *conv1d("attn.c_proj", hidden_size, hidden_size, "row"),
             ),
             *norm("ln_2", hidden_size, bias=True),

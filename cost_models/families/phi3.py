@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cost_models.families.blocks import (
+    Weights,
     check_rotary,
     ffn_size,
     linear,
@@ -33,6 +34,15 @@ PHI3 = Defaults(
 )
 
 
+def fused_gate_up(hidden_size: int, ffn_hidden_size: int) -> Weights:
+    """Return one matrix for gate and up projection, and the down projection."""
+    width = ffn_hidden_size
+    return (
+        *linear("mlp.gate_up_proj", hidden_size, 2 * width, "column", parts=(width, width)),
+        *linear("mlp.down_proj", width, hidden_size, "row"),
+    )
+
+
 def phi3(config: Config) -> ModelSpec:
     """Phi-3 and Phi-4-mini (arXiv:2404.14219)."""
     sizes = read_sizes(config)
@@ -55,13 +65,10 @@ def phi3(config: Config) -> ModelSpec:
                     hidden_size,
                     sizes.query_size + 2 * sizes.kv_size,
                     "column",
+                    parts=(sizes.query_size, sizes.kv_size, sizes.kv_size),
                 ),
             ),
-            *part(
-                "mlp",
-                *linear("mlp.gate_up_proj", hidden_size, 2 * ffn_hidden_size, "column"),
-                *linear("mlp.down_proj", ffn_hidden_size, hidden_size, "row"),
-            ),
+            *part("mlp", *fused_gate_up(hidden_size, ffn_hidden_size)),
             *rms_norms(hidden_size, *PRE_NORMS),
         ),
     )

@@ -1,0 +1,22 @@
+"""Decoders with layer norms, biases and a plain MLP: GPT-2 and its kin."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from executor.families.description import Block, Family
+from executor.families.mlp import plain
+from executor.families.self_attention import SelfAttention, fused
+
+GPT2: Final = Family(
+    tokens="transformer.wte",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    attention=SelfAttention(fused("c_attn"), "c_proj"),
+    feed_forward=plain("c_fc", "c_proj"),
+    attention_block=Block("attn", "ln_1"),
+    feed_forward_block=Block("mlp", "ln_2"),
+    positions="transformer.wpe",
+    softmax_in_fp32=False,
+    small_starts=("c_proj.weight",),  # GPT-2 paper, sec. 2.3
+)

@@ -1,0 +1,55 @@
+"""One decoder layer over the parts of the Hugging Face module, whole or as one rank's slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from executor.families.description import Block, Layer, Rotary
+from executor.recompute import recomputed
+
+
+def run_layer(layer: Layer, module: nn.Module, hidden: Tensor, rotary: Rotary | None) -> Tensor:
+    """Run a layer, and keep of it what its recomputation asks for."""
+    if layer.recompute:
+        return recomputed(decoder_layer, module, layer, hidden, rotary, random=layer.random)
+    return decoder_layer(module, layer, hidden, rotary)
+
+
+def decoder_layer(module: Any, layer: Layer, hidden: Tensor, rotary: Rotary | None) -> Tensor:
+    """Attention, then the MLP; each adds its output to the hidden state.
+
+    in turn   h' = h + attention(h),  h' + mlp(h')
+    parallel  h + attention(h) + mlp(h)
+    """
+    family = layer.family
+    block = family.attention_block
+    attention = getattr(module, block.name)
+    read = _normed(module, block.norm_before, hidden)
+    output = _finished(module, layer, block, family.attention(attention, layer, read, rotary))
+    after = hidden + output
+
+    block = family.feed_forward_block
+    if not layer.kind.parallel_residual:
+        read = _normed(module, block.norm_before, after)
+    elif block.norm_before is not None:  # else it shares the norm of the attention
+        read = _normed(module, block.norm_before, hidden)
+    output = family.feed_forward(getattr(module, block.name), layer, read)
+    return after + _finished(module, layer, block, output)
+
+
+def _normed(module: Any, name: str | None, x: Tensor) -> Tensor:
+    if name is None:
+        return x
+    normed: Tensor = getattr(module, name)(x)
+    return normed
+
+
+def _finished(module: Any, layer: Layer, block: Block, x: Tensor) -> Tensor:
+    """Return what a block adds to the hidden state."""
+    x = _normed(module, block.norm_after, x)
+    if layer.dropout:
+        x = F.dropout(x, layer.dropout, module.training)
+    return x if layer.residual_multiplier == 1.0 else x * layer.residual_multiplier

@@ -1,0 +1,31 @@
+"""Dense feed-forwards: two matrices, or three with a gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from executor.families.description import FeedForward, Layer
+from executor.families.linears import columns, row
+
+
+def gated(gate: str, up: str, down: str, activation: str = "act_fn") -> FeedForward:
+    """Activation of the gate times up projection (Shazeer, arXiv:2002.05202)."""
+
+    def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
+        opened, lifted = columns(layer.axis, x, getattr(module, gate), getattr(module, up))
+        inner = getattr(module, activation)(opened) * lifted
+        return row(layer.axis, inner, getattr(module, down))
+
+    return forward
+
+
+def plain(up: str, down: str, activation: str = "act") -> FeedForward:
+    """Two matrices around an activation."""
+
+    def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
+        (inner,) = columns(layer.axis, x, getattr(module, up))
+        return row(layer.axis, getattr(module, activation)(inner), getattr(module, down))
+
+    return forward
