@@ -1,8 +1,7 @@
 """plan.json: the one thing that crosses from the planner to the executor.
 
 The file stands alone: it holds the model's whole config, the cluster's figures, the workload, the
-plan
-with the layers of every stage, and what was predicted for it.
+plan with the layers of every stage, the trainer that it was priced for, and what was predicted.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
 from hardware_profiles.schema import Cluster
+from hardware_profiles.software import profile_names
 
 SCHEMA_VERSION: Final = 1
 KEYS: Final = (
@@ -31,6 +31,7 @@ KEYS: Final = (
     "workload",
     "plan",
     "layer_ranges",
+    "software",
     "prediction",
 )
 
@@ -46,6 +47,7 @@ class PlanFile:
     layer_ranges: tuple[tuple[int, int], ...]  # layers [first, last) of each stage, in stage order
     prediction: Mapping[str, Any] = field(default_factory=dict)
     created_by: str = "shardplan"
+    software: str = "shardplan"  # the trainer that was priced
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -57,6 +59,7 @@ class PlanFile:
             "workload": self.workload.to_dict(),
             "plan": self.plan.to_dict(),
             "layer_ranges": [list(pair) for pair in self.layer_ranges],
+            "software": self.software,
             "prediction": dict(self.prediction),
         }
 
@@ -104,6 +107,7 @@ def read_plan_file(path: Path) -> PlanFile:
         layer_ranges=_layer_ranges(fields, model.num_layers, plan.num_stages),
         prediction=fields.sub("prediction", {}).values,
         created_by=fields.text("created_by", "unknown"),
+        software=fields.text("software", "shardplan", choices=tuple(profile_names())),
     )
 
 

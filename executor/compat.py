@@ -20,6 +20,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
+from hardware_profiles.errors import InputError
+
 __all__ = [
     "Conv1D",
     "all_gather",
@@ -52,13 +54,17 @@ def causal_lm(
     values: Mapping[str, Any], *, device: str, dtype: torch.dtype, attention_kernel: str
 ) -> nn.Module:
     """Return the Hugging Face module of a config.json, in training mode."""
-    config = hugging_face_config(values)
-    config.use_cache = False
     implementation = "eager" if attention_kernel == "eager" else "sdpa"
-    with _quiet(), torch.device(device):
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=implementation, dtype=dtype
-        )
+    try:
+        config = hugging_face_config(values)
+        config.use_cache = False
+        with _quiet(), torch.device(device):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=implementation, dtype=dtype
+            )
+    except Exception as error:  # whatever the module's own checks raise
+        words = " ".join(str(error).split())
+        raise InputError(f"model config: transformers refuses it: {words[:300]}") from error
     return model.train()
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from cost_models.plan_file import PlanFile, read_plan_file
+from cost_models.prediction import predict, setting_of, still_holds
 from cost_models.units import format_bytes
 from executor.data import Corpus, open_corpus
 from executor.machine import free_memory_bytes
 from executor.support import check_supported
 from hardware_profiles.errors import InputError
 
+OWN_PROFILE: Final = "shardplan"  # the software profile of this executor
 MOST_PROCESSES: Final = 128  # on one machine without GPUs
 
 
@@ -26,6 +28,7 @@ class Prepared:
     sha256: str
     file: PlanFile
     corpus: Corpus
+    notes: tuple[str, ...] = ()  # what the reader of the results must know
 
     def identity(self) -> dict[str, Any]:
         """Return which plan this is, for run.json."""
@@ -46,6 +49,7 @@ def prepare(path: Path, data: str, *, seed: int, tokenizer: str | None) -> Prepa
         check_supported(file)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    file, notes = predicted_anew(file)
     corpus = open_corpus(
         data,
         vocab_size=file.model.vocab_size,
@@ -53,7 +57,25 @@ def prepare(path: Path, data: str, *, seed: int, tokenizer: str | None) -> Prepa
         seed=seed,
         tokenizer=tokenizer,
     )
-    return Prepared(path, hashlib.sha256(path.read_bytes()).hexdigest(), file, corpus)
+    return Prepared(path, hashlib.sha256(path.read_bytes()).hexdigest(), file, corpus, notes)
+
+
+def predicted_anew(file: PlanFile) -> tuple[PlanFile, tuple[str, ...]]:
+    """Return the plan with the prediction for this trainer, and a note where the file's differs.
+
+    A plan.json that was edited still carries what was predicted before.
+    """
+    own = replace(file, software=OWN_PROFILE)
+    fresh = predict(setting_of(own), file.plan, file.layer_ranges)
+    if still_holds(file, fresh):
+        return file, ()
+    if file.software != OWN_PROFILE:
+        why = f"was priced for {file.software}, and this trainer is {OWN_PROFILE}"
+    elif file.prediction:
+        why = "is not for this plan (edited, or written by another version)"
+    else:
+        why = "is missing"
+    return replace(own, prediction=fresh), (f"the file's prediction {why}: predicted anew",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +128,7 @@ def check_machine(file: PlanFile) -> int:
             "without GPUs)"
         )
     wanted, free = total_bytes(file), free_memory_bytes()
-    if wanted is not None and wanted > free:
+    if wanted > free:
         raise InputError(
             f"the plan's {needed} ranks need about {format_bytes(wanted)} of memory together, "
             f"{format_bytes(free)} are free on this machine"
@@ -121,15 +143,11 @@ def count_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def total_bytes(file: PlanFile) -> float | None:
-    """Return the predicted tensor bytes of all ranks; None where the plan predicts none."""
-    memory = file.prediction.get("memory")
-    stages = memory.get("stages", []) if isinstance(memory, dict) else []
-    found = [stage.get("peak_bytes") for stage in stages if isinstance(stage, dict)]
-    sizes = [float(size) for size in found if isinstance(size, (int, float))]
-    if not sizes:
-        return None
-    return sum(sizes) * file.plan.data_parallel * file.plan.tensor_parallel
+def total_bytes(file: PlanFile) -> float:
+    """Return the predicted tensor bytes of all ranks."""
+    stages = file.prediction["memory"]["stages"]
+    ranks = file.plan.world_size // file.plan.pipeline_parallel
+    return ranks * sum(float(stage["allocated_bytes"]) for stage in stages)
 
 
 def notes(file: PlanFile, gpus: int) -> list[str]:

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     gpus = check_machine(prepared.file)
     if gpus and options.launcher == "fork":
         raise InputError("--launcher fork: a process that uses a GPU cannot be forked off")
-    said = notes(prepared.file, gpus)
+    said = [*prepared.notes, *notes(prepared.file, gpus)]
     with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
@@ -68,7 +68,7 @@ def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> i
     with _folder(options) as folder:
         with _progress(options) as progress:
             answer = task(progress)
-        return finish(options, prepared, {"notes": [], **answer}, folder)
+        return finish(options, prepared, {"notes": list(prepared.notes), **answer}, folder)
 
 
 def _progress(options: argparse.Namespace) -> Progress:

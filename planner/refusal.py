@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from cost_models.estimate import Setting
+from cost_models.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes
-from planner.document import MEMORY_PARTS, plan_document
+from planner.document import plan_document
 from planner.search import SearchResult
 from planner.verdict import budget_bytes
 from planner.ways_out import describe_plan

@@ -9,10 +9,10 @@ from typing import Any, Final
 from cost_models.estimate import Setting
 from cost_models.parameters import active_parameters
 from cost_models.plan import Plan
+from cost_models.prediction import MEMORY_PARTS, TIME_PARTS
 from cost_models.units import format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.build import describe
 from planner.confidence import confidence
-from planner.document import MEMORY_PARTS, TIME_PARTS
 from planner.refusal import MOST_REASONS
 from planner.search import Counts
 from planner.verdict import WORDS

@@ -59,7 +59,7 @@ def test_verdicts_are_said_in_capitals_with_the_margin() -> None:
 
 def test_every_moment_and_every_part_of_a_step_has_words() -> None:
     from cost_models.memory import MOMENTS
-    from planner.document import TIME_PARTS
+    from cost_models.prediction import TIME_PARTS
 
     assert set(MOMENT_WORDS) == set(MOMENTS)
     assert set(TIME_WORDS) == set(TIME_PARTS)
