@@ -48,6 +48,7 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from executor.data.batch import Batch
     from executor.measure import is_wrapped
     from executor.optimizer import clip
     from executor.train import Trainer
@@ -67,10 +68,11 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
 
     trainer = Trainer(file, seed=0)
     tokens = torch.zeros(file.plan.global_batch_size, file.workload.seq_len, dtype=torch.int64)
+    batch = Batch.whole(tokens, tokens)
     for _ in range(2):
-        trainer.step(tokens, tokens)
+        trainer.step(batch)
     with Mode():
-        loss = trainer.accumulate(tokens, tokens)
+        loss = trainer.accumulate(batch)
         outside = "step"
         loss, norm = trainer.finish_gradients(loss)
         clip(trainer.held, norm, 1.0)
@@ -109,7 +111,7 @@ def host_seconds(rank: int, file: PlanFile) -> float:
 
     trainer = Trainer(file, seed=0)
     tokens = torch.zeros(file.plan.global_batch_size, file.workload.seq_len, dtype=torch.int64)
-    return min(sum(trainer.step(tokens, tokens).seconds.values()) for _ in range(STEPS))
+    return min(sum(trainer.step(batch).seconds.values()) for _ in range(STEPS))
 
 
 def operator_seconds(rank: int) -> float:

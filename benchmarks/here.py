@@ -117,7 +117,7 @@ def timed(rank: int, file: PlanFile) -> list[dict[str, float]]:
     trainer = Trainer(file, seed=0)
     corpus = MarkovCorpus(file.model.vocab_size, file.workload.seq_len, seed=0)
     batch = file.plan.global_batch_size
-    seconds = [trainer.step(*corpus.batch(step, batch)).seconds for step in range(WARM_UP + TIMED)]
+    seconds = [trainer.step(corpus.batch(step, batch)).seconds for step in range(WARM_UP + TIMED)]
     return seconds[WARM_UP:]
 
 

@@ -1,8 +1,9 @@
-"""The attention core: scores, mask, softmax, values. Everything around it is in ``layers``."""
+"""The attention core: scores, mask, softmax, values. Everything around it is in ``families``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ class Core:
     dropout: float
     softmax_in_fp32: bool  # eager only: llama's kin do, GPT-2 does not
     recompute: bool  # Megatron's selective recomputation
+    documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend causally; (B, S, heads, head_dim) in, (B, S, heads x head_dim) out."""
@@ -41,18 +43,59 @@ class Core:
         with rank_randomness(self.axis):
             return attend(self, query, key, value)
 
-    def mask(self, query: Tensor) -> Tensor | None:
-        """Return who may see whom (S, S), or None where a plain causal mask says it all."""
-        seq_len = query.size(-2)
-        if self.window is None or self.window >= seq_len:
-            return None
-        position = torch.arange(seq_len, device=query.device)
-        distance = position[:, None] - position[None, :]
-        return (distance >= 0) & (distance < self.window)
+    def narrower(self, query: Tensor) -> int | None:
+        """Return the window, or None where it hides nothing."""
+        return None if self.window is None or self.window >= query.size(-2) else self.window
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Where the documents of a micro-batch begin; all layers with the same window share a mask."""
+
+    starts: Tensor  # (B, S), see data.batch.Batch
+    masks: dict[Any, Tensor] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions within the documents, (B, S)."""
+        return torch.arange(self.starts.size(1), device=self.starts.device) - self.starts
+
+    def visible(self, window: int | None) -> Tensor:
+        """Return who may see whom, (B, 1, S, S)."""
+        if window not in self.masks:
+            index = torch.arange(self.starts.size(1), device=self.starts.device)
+            self.masks[window] = visible(index, window, self.starts)[:, None]
+        return self.masks[window]
+
+    def added(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return what is added to the scores, (B, 1, S, S): torch would make it for every layer."""
+        if (window, dtype) not in self.masks:
+            hidden = ~self.visible(window)
+            added = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
+            self.masks[window, dtype] = added
+            del self.masks[window]
+        return self.masks[window, dtype]
+
+
+def visible(index: Tensor, window: int | None, starts: Tensor | None = None) -> Tensor:
+    """Return whether a query (rows) may see a key (columns), (S, S).
+
+    ``index``: places of the tokens in their sequence, (S,); ``starts``: where their documents
+    begin, (B, S), which puts B in front of the result.
+    """
+    distance = index[:, None] - index[None, :]
+    seen = distance >= 0
+    if window is not None:
+        seen &= distance < window
+    return seen if starts is None else seen & (starts[:, :, None] == starts[:, None, :])
 
 
 def _fused(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    mask = core.mask(query)
+    window, mask = core.narrower(query), None
+    if core.documents is not None:
+        mask = core.documents.added(window, query.dtype)
+    elif window is not None:
+        mask = visible(torch.arange(query.size(-2), device=query.device), window)
     grouped = key.size(1) != query.size(1)
     # kernels that take a mask do not know grouped queries, nor does a GPU's kernel for fp32: torch
     # would fall back to whole scores
@@ -73,10 +116,10 @@ def _fused(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def _eager(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     key, value = _repeated(query, key), _repeated(query, value)
-    mask = core.mask(query)
-    if mask is None:
-        seq_len = query.size(-2)
-        mask = torch.ones(seq_len, seq_len, dtype=torch.bool, device=query.device).tril()
+    if core.documents is None:
+        mask = visible(torch.arange(query.size(-2), device=query.device), core.narrower(query))
+    else:
+        mask = core.documents.visible(core.narrower(query))
     scores = (query @ key.transpose(2, 3)) * core.scaling
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     dtype = torch.float32 if core.softmax_in_fp32 else scores.dtype

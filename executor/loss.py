@@ -7,16 +7,15 @@ log-sum-exp a token are kept for the backward pass.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from executor.data.batch import IGNORED
 from executor.tensor_parallel import TensorAxis
-
-IGNORED: Final = -100  # the label of a token that does not count, as in torch and transformers
 
 
 def summed_cross_entropy(axis: TensorAxis, logits: Tensor, labels: Tensor, start: int) -> Tensor:

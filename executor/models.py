@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan_file import PlanFile
 from cost_models.workload import Precision
-from executor.attention import Core
+from executor.attention import Core, Documents
 from executor.compat import causal_lm
+from executor.data.batch import Batch
 from executor.families import FAMILIES
 from executor.families.description import Family, Layer, Rotary
 from executor.families.layer import run_layer
@@ -172,36 +173,45 @@ class Stage(nn.Module):  # type: ignore[misc]
                 local.copy_(start(layout, pieces))
                 self.pieces[name] = pieces
 
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Run the stage; the last one returns the loss summed over its tokens."""
-        hidden = self.get_submodule(self.family.tokens)(x) if self.first else x
-        seq_len = hidden.size(1) * (self.axis.size if self.axis.sequence_parallel else 1)
-        rotary = self._rotary(hidden, seq_len)
+    def forward(self, batch: Batch, received: Tensor | None = None) -> Tensor:
+        """Run the stage on a micro-batch; ``received``: the hidden state of the stage before.
+
+        The last stage returns the loss summed over its tokens.
+        """
+        documents = None if batch.starts is None else Documents(batch.starts)
+        if documents is None:
+            positions = torch.arange(batch.inputs.size(1), device=batch.inputs.device)[None]
+        else:
+            positions = documents.positions
+        if received is None:
+            hidden = self.get_submodule(self.family.tokens)(batch.inputs, positions)
+        else:
+            hidden = received
+        rotary = self._rotary(hidden, positions)
         for name in self.layer_names:
-            hidden = self.get_submodule(name)(hidden, rotary[self.rotary_tables[name]])
+            table = rotary[self.rotary_tables[name]]
+            hidden = self.get_submodule(name)(hidden, table, documents)
         if not self.last:
             return hidden
         hidden = self.get_submodule(self.family.norm)(hidden)
-        loss: Tensor = self.get_submodule(HEAD)(hidden, labels)
+        loss: Tensor = self.get_submodule(HEAD)(hidden, batch.labels)
         return loss
 
-    def _rotary(self, hidden: Tensor, seq_len: int) -> dict[str | None, Rotary | None]:
+    def _rotary(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Rotary | None]:
         """Return cosine and sine of all positions, by table: attention sees whole sequences."""
         tables: dict[str | None, Rotary | None] = {None: None}
         for name in dict.fromkeys(self.rotary_tables.values()):
             if name is not None:
-                positions = torch.arange(seq_len, device=hidden.device).unsqueeze(0)
                 tables[name] = self.rotary(hidden, positions, *([name] if name else []))
         return tables
 
-    def _embed(self, module: Any, tokens: Tensor) -> Tensor:
+    def _embed(self, module: Any, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden = vocabulary_embedding(
             self.axis, tokens, module.weight, self.start, module.padding_idx
         )
         if self.family.positions:
             start, stop = self.axis.sequence_slice(tokens.size(1))
-            positions = torch.arange(start, stop, device=tokens.device)
-            hidden = hidden + self.get_submodule(self.family.positions)(positions)
+            hidden = hidden + self.get_submodule(self.family.positions)(positions[:, start:stop])
         if not self.embedding_dropout:
             return hidden
         return F.dropout(hidden, self.embedding_dropout, self.training)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cost_models.plan import Plan
+from executor.data.batch import Batch
 from executor.data_parallel import before_backward
 from executor.mesh import Grid
 from executor.models import Stage
@@ -151,10 +152,10 @@ class Pipeline:
         self.channels = Channels(grid, shape, dtype) if parallel else None
         self.device = grid.device
 
-    def run(self, inputs: Sequence[Tensor], labels: Sequence[Tensor], tokens: int) -> Tensor:
+    def run(self, batches: Sequence[Batch]) -> Tensor:
         """Accumulate the gradients of all micro-batches; return the loss that this rank computed.
 
-        ``tokens``: by how many the summed loss is divided, over the whole batch.
+        The summed loss is divided by the tokens that count in the whole global batch.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         waiting: dict[Action, Callable[[], Tensor]] = {}
@@ -168,10 +169,9 @@ class Pipeline:
             if action.kind == "forward":
                 if received is not None:
                     inputs_of[key] = received.requires_grad_()
-                x = inputs[action.microbatch] if received is None else inputs_of[key]
-                output = stage(x, labels[action.microbatch] if stage.last else None)
+                output = stage(batches[action.microbatch], inputs_of.get(key))
                 if stage.last:
-                    output = output / tokens
+                    output = output / max(1, batches[action.microbatch].tokens)
                     total += output.detach()
                 else:
                     self._send("forward", action, action.stage + 1, output.detach())

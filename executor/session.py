@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from cost_models.plan_file import PlanFile
 from executor.data import Corpus
+from executor.data.batch import Batch
 from executor.measure import CommunicationCounter
 from executor.memory import MemoryTracker
 from executor.mesh import leave
@@ -57,11 +58,11 @@ def train(file: PlanFile, corpus: Corpus, training: Training, emit: Emit) -> dic
     records = []
     own: dict[str, Any] = {}
     for step in range(training.steps):
-        inputs, labels = corpus.batch(step, file.plan.global_batch_size)
+        batch = corpus.batch(step, file.plan.global_batch_size, trainer.rows)
         if step == training.steps - 1:
-            result, own = measured_step(trainer, inputs, labels)
+            result, own = measured_step(trainer, batch)
         else:
-            result = trainer.step(inputs, labels)
+            result = trainer.step(batch)
         records.append(_record(step, result, file.workload.tokens_per_step))
         if dist.get_rank() == 0:
             emit(records[-1])
@@ -105,15 +106,13 @@ def as_predicted(row: dict[str, Any]) -> bool:
     return bool(same_count and (short == 0 or (short > 0 and not row["fullest"])))
 
 
-def measured_step(
-    trainer: Trainer, inputs: torch.Tensor, labels: torch.Tensor
-) -> tuple[StepResult, dict[str, Any]]:
+def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
     """Train one step; return what this rank communicated and the peak of its memory."""
     parameters = [p for stage in trainer.stages for p in stage.parameters()]
     memory = MemoryTracker(parameters, [trainer.optimizer.inner], device=trainer.device.type)
     groups = trainer.grid.groups()
     with CommunicationCounter(groups) as counter, memory:
-        result = trainer.step(inputs, labels)
+        result = trainer.step(batch)
     return result, {
         "rank": dist.get_rank(),
         "stage": trainer.grid.rank("pipeline"),

@@ -6,26 +6,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.plan import PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.stages import PipelineRank
+from executor.data.batch import Batch
 from executor.measure import CommunicationCounter
 from executor.train import Trainer
 
 Key = tuple[str, str]  # axis and kind
 
 
-def counted_traffic(trainer: Trainer, inputs: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+def counted_traffic(trainer: Trainer, batch: Batch) -> list[dict[str, Any]]:
     """Count the collectives of one step; return every rank's beside their prediction.
 
     Not the first step: FSDP2 sets itself up in that one.
     """
     file, groups = trainer.file, trainer.grid.groups()
     with CommunicationCounter(groups) as counter:
-        trainer.step(inputs, labels)
+        trainer.step(batch)
     # where one axis spans all ranks, its group may be the world's
     world = groups["world"].group_name
     world_axis = next((axis for axis in AXES if groups[axis].group_name == world), "world")

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_models.plan_file import PlanFile
+from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
 from executor.families import FAMILIES
 from executor.layout import Start, fresh_start
-from executor.loss import IGNORED
 from executor.mesh import Grid, connect, leave, local_device
 from executor.models import COMPUTE_DTYPE, Stage
 from executor.optimizer import (
@@ -92,10 +92,17 @@ class Trainer:
         self.optimizer = Optimizer(self.held, file.workload.optimizer, learning_rate, weight_decay)
         self.seed_dropout()
 
-    def step(self, inputs: Tensor, labels: Tensor) -> StepResult:
-        """Train on one global batch (global_batch_size, seq_len); each rank takes its share."""
+    @property
+    def rows(self) -> range:
+        """The rows of a global batch that this rank trains on."""
+        share = self.plan.global_batch_size // self.plan.data_parallel
+        first = self.grid.rank("data") * share
+        return range(first, first + share)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Train on one global batch, of which a rank needs its own ``rows`` only."""
         marks = [self._mark()]
-        loss = self.accumulate(inputs, labels)
+        loss = self.accumulate(batch)
         marks.append(self._mark())
         loss, norm = self.finish_gradients(loss)
         if self.max_grad_norm is not None:
@@ -109,20 +116,16 @@ class Trainer:
         seconds = dict(zip(names, starmap(_seconds, pairwise(marks)), strict=True))
         return StepResult(float(loss), float(norm), seconds)
 
-    def accumulate(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def accumulate(self, batch: Batch) -> Tensor:
         """Run all micro-batches forward and backward; return this rank's summand of the loss."""
-        expected = (self.plan.global_batch_size, self.file.workload.seq_len)
-        if tuple(inputs.shape) != expected or tuple(labels.shape) != expected:
+        own = batch.rows(self.rows.start, self.rows.stop)
+        expected = (len(self.rows), self.file.workload.seq_len)
+        shapes = {tuple(x.shape) for x in (own.inputs, own.labels, own.starts) if x is not None}
+        if shapes != {expected}:
             raise InputError(
-                f"a batch of {tuple(inputs.shape)} (labels {tuple(labels.shape)}) for a plan "
-                f"that trains on (global_batch_size, seq_len) = {expected}"
+                f"rows of {sorted(shapes)} for a rank that trains on (rows, seq_len) = {expected}"
             )
-        tokens = max(1, int((labels != IGNORED).sum()))
-        share = self.plan.global_batch_size // self.plan.data_parallel
-        first = self.grid.rank("data") * share
-        own = [x[first : first + share].to(self.device) for x in (inputs, labels)]
-        size = self.plan.micro_batch_size
-        return self.pipeline.run(own[0].split(size), own[1].split(size), tokens)
+        return self.pipeline.run(own.to(self.device).split(self.plan.micro_batch_size))
 
     def finish_gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Complete the gradients; return the loss and the gradient norm of the whole model."""

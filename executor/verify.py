@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
+from executor.data.batch import Batch
 from executor.gather import gathered
 from executor.models import local_tensor, reference_model
 from executor.traffic import counted_traffic
@@ -81,10 +82,10 @@ def verify(
         worst[what] = max(worst.get(what, (0.0, "")), (difference, name))
 
     for number in range(batches):
-        inputs, labels = _batch(file, seed + number)
-        loss, norm = trainer.finish_gradients(trainer.accumulate(inputs, labels))
+        batch = _batch(file, seed + number)
+        loss, norm = trainer.finish_gradients(trainer.accumulate(batch))
         if reference is not None:
-            expected = _reference_gradients(reference, inputs, labels)
+            expected = _reference_gradients(reference, batch)
             record("loss", _relative(loss.cpu(), expected))
             gradients = [p.grad for p in reference.parameters() if p.grad is not None]
             record("norm", _relative(norm.cpu(), torch.nn.utils.get_total_norm(gradients)))
@@ -97,7 +98,7 @@ def verify(
     for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
         if reference is not None:
             record("weight", _relative(full, reference.get_parameter(name).detach()), name)
-    traffic = counted_traffic(trainer, *_batch(file, seed))
+    traffic = counted_traffic(trainer, _batch(file, seed))
     if not rank_0:
         return None
     return Verification(
@@ -128,10 +129,10 @@ def exact(file: PlanFile) -> PlanFile:
     )
 
 
-def _reference_gradients(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+def _reference_gradients(model: Any, batch: Batch) -> Tensor:
     model.zero_grad(set_to_none=True)
-    logits = model(input_ids=inputs).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    logits = model(input_ids=batch.inputs).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
     loss.backward()
     return loss.detach()
 
@@ -143,11 +144,11 @@ def _plain_sgd(model: nn.Module) -> None:
                 parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
 
 
-def _batch(file: PlanFile, seed: int) -> tuple[Tensor, Tensor]:
+def _batch(file: PlanFile, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     shape = (file.plan.global_batch_size, file.workload.seq_len + 1)
     tokens = torch.randint(file.model.vocab_size, shape, generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return Batch.whole(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
 def _relative(found: Tensor | None, expected: Tensor | None) -> float:

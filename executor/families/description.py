@@ -12,7 +12,7 @@ from cost_models.model import LayerKind
 from executor.attention import Core
 from executor.tensor_parallel import TensorAxis
 
-Rotary = tuple[Tensor, Tensor]  # cosine and sine of every position
+Rotary = tuple[Tensor, Tensor]  # cosine and sine of every position, (B or 1, S, head_dim)
 # (module of the attention, layer, input (B, s, H), positions) -> (B, s, H)
 AttentionForward = Callable[[Any, "Layer", Tensor, "Rotary | None"], Tensor]
 # (module of the MLP, layer, input (B, s, H)) -> (B, s, H)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from executor.attention import Documents
 from executor.families.description import Block, Layer, Rotary
 from executor.recompute import recomputed
 
 
-def run_layer(layer: Layer, module: nn.Module, hidden: Tensor, rotary: Rotary | None) -> Tensor:
+def run_layer(
+    layer: Layer,
+    module: nn.Module,
+    hidden: Tensor,
+    rotary: Rotary | None,
+    documents: Documents | None = None,
+) -> Tensor:
     """Run a layer, and keep of it what its recomputation asks for."""
+    if documents is not None:
+        layer = replace(layer, core=replace(layer.core, documents=documents))
     if layer.recompute:
         return recomputed(decoder_layer, module, layer, hidden, rotary, random=layer.random)
     return decoder_layer(module, layer, hidden, rotary)

@@ -28,7 +28,8 @@ def text_file(tmp_path):
 
 
 def test_bytes_are_tokens_and_labels_are_the_next_ones(text_file):
-    inputs, labels = _open(text_file).batch(step=3, global_batch_size=5)
+    batch = _open(text_file).batch(step=3, global_batch_size=5)
+    inputs, labels = batch.inputs, batch.labels
     assert inputs.shape == labels.shape == (5, 16)
     assert inputs.dtype == labels.dtype == torch.int64
     assert torch.equal(inputs[:, 1:], labels[:, :-1])
@@ -41,17 +42,19 @@ def test_a_batch_depends_on_seed_and_step_alone(kind, text_file):
     first = _open(source, seed=7).batch(2, 8)
     other = _open(source, seed=7)
     other.batch(0, 4)  # what was drawn before does not matter
-    assert all(map(torch.equal, first, other.batch(2, 8)))
-    assert not torch.equal(first[0], other.batch(3, 8)[0])
-    assert not torch.equal(first[0], _open(source, seed=8).batch(2, 8)[0])
+    again = other.batch(2, 8)
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(first.labels, again.labels)
+    assert not torch.equal(first.inputs, other.batch(3, 8).inputs)
+    assert not torch.equal(first.inputs, _open(source, seed=8).batch(2, 8).inputs)
 
 
 def test_every_window_of_the_shortest_text_can_be_drawn(tmp_path):
     path = tmp_path / "short.txt"
     path.write_bytes(bytes(range(10)))
-    inputs, labels = _open(path, seq_len=8).batch(0, 50)
-    assert set(inputs[:, 0].tolist()) == {0, 1}
-    assert labels.max() == 9
+    batch = _open(path, seq_len=8).batch(0, 50)
+    assert set(batch.inputs[:, 0].tolist()) == {0, 1}
+    assert batch.labels.max() == 9
 
 
 def test_a_folder_is_joined_in_order_of_names(tmp_path):
@@ -59,12 +62,13 @@ def test_a_folder_is_joined_in_order_of_names(tmp_path):
     (tmp_path / "a.txt").write_text("aaaa")
     (tmp_path / "c.md").write_text("cccc")
     corpus = _open(tmp_path, seq_len=8)
-    assert bytes(corpus.batch(0, 1)[0][0].tolist()) == b"aaaa\nbbb"
+    assert bytes(corpus.batch(0, 1).inputs[0].tolist()) == b"aaaa\nbbb"
 
 
 def test_synthetic_language_can_be_learnt():
     corpus = _open(SYNTHETIC, vocab_size=64, seq_len=512)
-    inputs, labels = (part.numpy() for part in corpus.batch(0, 32))
+    batch = corpus.batch(0, 32)
+    inputs, labels = batch.inputs.numpy(), batch.labels.numpy()
     assert inputs.min() >= 0
     assert inputs.max() < 64
     pairs = np.zeros((64, 64))
@@ -72,7 +76,7 @@ def test_synthetic_language_can_be_learnt():
     chance = pairs / pairs.sum(1, keepdims=True).clip(1)
     entropy = -(pairs / pairs.sum() * np.log(chance, where=chance > 0, out=0 * chance)).sum()
     assert 0.8 < entropy < 1.07
-    assert _open(SYNTHETIC, vocab_size=2).batch(0, 2)[0].max() < 2
+    assert _open(SYNTHETIC, vocab_size=2).batch(0, 2).inputs.max() < 2
 
 
 def _tokenizer(folder, words):
@@ -89,7 +93,7 @@ def _tokenizer(folder, words):
 def test_a_local_tokenizer_is_used_and_its_tokens_must_be_in_the_vocabulary(text_file, tmp_path):
     folder = _tokenizer(tmp_path / "tokenizer", sorted(set(TEXT.replace(".", " .").split())))
     corpus = _open(text_file, vocab_size=16, tokenizer=folder)
-    assert corpus.batch(0, 4)[0].max() < 16
+    assert corpus.batch(0, 4).inputs.max() < 16
     with pytest.raises(
         InputError, match=r"gives the token \d+ \(the model's vocab_size = 4 allows"
     ):

@@ -11,6 +11,7 @@ from tiny import random_batch, tiny
 
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
+from executor.data.batch import IGNORED, Batch
 from executor.forked import run_forked
 from executor.gather import gathered
 from executor.models import local_tensor, reference_model
@@ -28,7 +29,7 @@ PIPELINED = Plan(2, 1, 2, zero_stage=3, recompute="full", micro_batch_size=2, nu
 def _losses(rank: int, file: PlanFile, steps: int) -> list[float]:
     trainer = Trainer(file, seed=3, learning_rate=1e-2)
     batch = random_batch(file)
-    return [trainer.step(*batch).loss for _ in range(steps)]
+    return [trainer.step(batch).loss for _ in range(steps)]
 
 
 def test_bf16_learns_and_agrees_with_fp32():
@@ -45,8 +46,8 @@ def test_bf16_learns_and_agrees_with_fp32():
 def _traffic(rank: int, file: PlanFile) -> list[dict[str, Any]]:
     trainer = Trainer(file)
     batch = random_batch(file)
-    trainer.step(*batch)
-    return counted_traffic(trainer, *batch)
+    trainer.step(batch)
+    return counted_traffic(trainer, batch)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
@@ -61,11 +62,11 @@ def test_the_traffic_of_mixed_precision_is_predicted(plan: Plan, family: str):
 def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | None:
     """Return norm and largest weight difference to a single process that clips the same way."""
     trainer = Trainer(file, seed=1, learning_rate=0.5, weight_decay=0.1, max_grad_norm=max_norm)
-    inputs, labels = random_batch(file)
-    result = trainer.step(inputs, labels)
+    batch = random_batch(file)
+    result = trainer.step(batch)
     model: Any = reference_model(file, 1)
-    logits = model(input_ids=inputs).logits
-    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    logits = model(input_ids=batch.inputs).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     decays = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
@@ -102,7 +103,7 @@ DROPOUT = {"resid_pdrop": 0.2, "attn_pdrop": 0.3, "embd_pdrop": 0.1}
 def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     """Return loss and norm, and this rank's whole tensors after a step."""
     trainer = Trainer(file, seed=5, learning_rate=0.1)
-    result = trainer.step(*random_batch(file))
+    result = trainer.step(random_batch(file))
     whole = {
         h.name: float(h.local.detach().double().sum())
         for h in trainer.held
@@ -131,7 +132,7 @@ def _warm_up(rank: int, file: PlanFile) -> list[float]:
     trainer = Trainer(file, learning_rate=1.0, warm_up_steps=4)
     rates = []
     for _ in range(6):
-        trainer.step(*random_batch(file))
+        trainer.step(random_batch(file))
         rates.append(trainer.optimizer.inner.param_groups[0]["lr"])
     return rates
 
@@ -141,9 +142,13 @@ def test_the_learning_rate_warms_up():
 
 
 def _wrong_batch(rank: int, file: PlanFile) -> None:
-    inputs, labels = random_batch(file)
-    with pytest.raises(InputError, match=r"\(2, 16\)"):
-        Trainer(file).step(inputs[:1], labels[:1])
+    batch, trainer = random_batch(file), Trainer(file)
+    with pytest.raises(InputError, match=r"rows of \[\(1, 15\)\] .* \(rows, seq_len\) = \(1, 16\)"):
+        trainer.step(Batch.whole(batch.inputs[:, 1:], batch.labels[:, 1:]))
+    other = 1 - rank
+    with pytest.raises(InputError, match=rf"rows {rank} to {rank + 1} of a batch .* {other} to"):
+        trainer.step(batch.rows(other, other + 1))
+    assert trainer.accumulate(batch) == trainer.accumulate(batch.rows(rank, rank + 1))
 
 
 def test_a_batch_of_another_shape_is_refused():
@@ -157,14 +162,15 @@ def test_a_plan_for_other_ranks_is_refused():
 
 def _ignored(rank: int, file: PlanFile) -> dict[str, float]:
     """Train on labels of which some do not count."""
-    inputs, labels = random_batch(file)
-    labels[:, ::3] = -100
-    labels[0] = -100
+    batch = random_batch(file)
+    batch.labels[:, ::3] = IGNORED
+    batch.labels[0] = IGNORED
+    batch = Batch.whole(batch.inputs, batch.labels)
     trainer = Trainer(file, seed=1)
-    result = trainer.step(inputs, labels)
+    result = trainer.step(batch.rows(trainer.rows.start, trainer.rows.stop))
     model: Any = reference_model(file, 1)
-    logits = model(input_ids=inputs).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    logits = model(input_ids=batch.inputs).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
     return {**asdict(result), "expected": loss.detach().item(), "expected_norm": float(norm)}

@@ -11,6 +11,7 @@ from cost_models.families import model_spec
 from cost_models.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile
 from cost_models.workload import Workload
+from executor.data.batch import Batch
 from executor.forked import run_forked
 from executor.verify import Verification, verify
 from hardware_profiles.schema import Cluster
@@ -66,12 +67,12 @@ def tiny(
     )
 
 
-def random_batch(file: PlanFile, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and labels of one global batch."""
+def random_batch(file: PlanFile, seed: int = 0) -> Batch:
+    """Return one global batch."""
     shape = (file.workload.global_batch_size, file.workload.seq_len + 1)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(file.model.vocab_size, shape, generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return Batch.whole(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
 def verified(file: PlanFile, prepare: Any = None) -> Verification:

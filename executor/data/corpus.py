@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hardware_profiles.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
+    from executor.data.batch import Batch
 
 SYNTHETIC: Final = "synthetic"
 BYTE_VALUES: Final = 256
@@ -40,13 +40,16 @@ class Corpus(ABC):
         self.seq_len = seq_len
         self.seed = seed
 
-    def batch(self, step: int, global_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and labels (the next tokens), int64, shape (global_batch_size, seq_len)."""
+    def batch(self, step: int, global_batch_size: int, rows: range | None = None) -> Batch:
+        """Return the batch of a step, or only some consecutive rows of it."""
         import torch
+
+        from executor.data.batch import Batch
 
         random = np.random.default_rng((self.seed, step))
         sequences = torch.from_numpy(self._sequences(random, global_batch_size).astype(np.int64))
-        return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+        whole = Batch.whole(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
+        return whole if rows is None else whole.rows(rows.start, rows.stop)
 
     @abstractmethod
     def _sequences(self, random: np.random.Generator, count: int) -> Tokens:
