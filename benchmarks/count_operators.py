@@ -107,10 +107,12 @@ def host_seconds(rank: int, file: PlanFile) -> float:
     """Return the seconds of a step, of which the host's work is all there is."""
     import torch
 
+    from executor.data.batch import Batch
     from executor.train import Trainer
 
     trainer = Trainer(file, seed=0)
     tokens = torch.zeros(file.plan.global_batch_size, file.workload.seq_len, dtype=torch.int64)
+    batch = Batch.whole(tokens, tokens)
     return min(sum(trainer.step(batch).seconds.values()) for _ in range(STEPS))
 
 

@@ -73,7 +73,7 @@ class Documents:
             hidden = ~self.visible(window)
             added = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
             self.masks[window, dtype] = added
-            del self.masks[window]
+            self.masks.pop(window, None)
         return self.masks[window, dtype]
 
 

@@ -6,6 +6,7 @@ batches are plain SGD, since Adam's first steps would blow rounding up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
-from executor.data.batch import Batch
+from executor.data.batch import IGNORED, Batch
 from executor.gather import gathered
 from executor.models import local_tensor, reference_model
 from executor.traffic import counted_traffic
@@ -23,6 +24,7 @@ from executor.train import Trainer
 
 TOLERANCE: Final = 1e-9  # relative
 LEARNING_RATE: Final = 0.1
+DOCUMENTS: Final = 4  # of a sequence, about
 _NO_DROPOUT: Final = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
 
 
@@ -62,9 +64,17 @@ class Verification:
 
 
 def verify(
-    file: PlanFile, *, seed: int = 0, batches: int = 1, device: torch.device | None = None
+    file: PlanFile,
+    *,
+    seed: int = 0,
+    batches: int = 1,
+    documents: bool = False,
+    device: torch.device | None = None,
 ) -> Verification | None:
-    """Run the plan on all ranks and the single process on rank 0, which gets the answer."""
+    """Run the plan on all ranks and the single process on rank 0, which gets the answer.
+
+    ``documents``: sequences of several documents, each of which the single process runs alone.
+    """
     file = exact(file)
     trainer = Trainer(
         file,
@@ -82,7 +92,7 @@ def verify(
         worst[what] = max(worst.get(what, (0.0, "")), (difference, name))
 
     for number in range(batches):
-        batch = _batch(file, seed + number)
+        batch = random_batch(file, seed + number, documents=documents)
         loss, norm = trainer.finish_gradients(trainer.accumulate(batch))
         if reference is not None:
             expected = _reference_gradients(reference, batch)
@@ -98,7 +108,7 @@ def verify(
     for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
         if reference is not None:
             record("weight", _relative(full, reference.get_parameter(name).detach()), name)
-    traffic = counted_traffic(trainer, _batch(file, seed))
+    traffic = counted_traffic(trainer, random_batch(file, seed, documents=documents))
     if not rank_0:
         return None
     return Verification(
@@ -130,11 +140,26 @@ def exact(file: PlanFile) -> PlanFile:
 
 
 def _reference_gradients(model: Any, batch: Batch) -> Tensor:
+    """Compute the gradients with one process; return the loss."""
     model.zero_grad(set_to_none=True)
-    logits = model(input_ids=batch.inputs).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
-    loss.backward()
-    return loss.detach()
+    total = torch.zeros((), dtype=torch.float64)
+    for inputs, labels in _alone(batch):
+        logits = model(input_ids=inputs).logits.flatten(0, 1)
+        loss = F.cross_entropy(logits, labels.flatten(), reduction="sum") / max(1, batch.tokens)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _alone(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and labels of the whole batch, or of every document."""
+    if batch.starts is None:
+        yield batch.inputs, batch.labels
+        return
+    for inputs, labels, starts in zip(batch.inputs, batch.labels, batch.starts, strict=True):
+        lengths = starts.unique_consecutive(return_counts=True)[1].tolist()
+        for document in zip(inputs.split(lengths), labels.split(lengths), strict=True):
+            yield document[0][None], document[1][None]
 
 
 def _plain_sgd(model: nn.Module) -> None:
@@ -144,11 +169,19 @@ def _plain_sgd(model: nn.Module) -> None:
                 parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
 
 
-def _batch(file: PlanFile, seed: int) -> Batch:
+def random_batch(file: PlanFile, seed: int, *, documents: bool = False) -> Batch:
+    """Return a global batch of random tokens, on demand of documents of random lengths."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (file.plan.global_batch_size, file.workload.seq_len + 1)
-    tokens = torch.randint(file.model.vocab_size, shape, generator=generator)
-    return Batch.whole(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    rows, seq_len = file.plan.global_batch_size, file.workload.seq_len
+    tokens = torch.randint(file.model.vocab_size, (rows, seq_len + 1), generator=generator)
+    # clones: of one row these are contiguous views of the same memory
+    inputs, labels = tokens[:, :-1].clone(), tokens[:, 1:].clone()
+    if not documents:
+        return Batch.whole(inputs, labels)
+    begins = torch.rand(rows, seq_len, generator=generator) < DOCUMENTS / seq_len
+    starts = torch.where(begins, torch.arange(seq_len), 0).cummax(1).values
+    labels[:, :-1][starts[:, 1:] != starts[:, :-1]] = IGNORED  # no token predicts another document
+    return Batch.whole(inputs, labels, starts)
 
 
 def _relative(found: Tensor | None, expected: Tensor | None) -> float:

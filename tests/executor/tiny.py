@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, cast
 
-import torch
-
 from cost_models.families import model_spec
 from cost_models.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile
 from cost_models.workload import Workload
+from executor import verify as verify_module
 from executor.data.batch import Batch
 from executor.forked import run_forked
 from executor.verify import Verification, verify
@@ -69,20 +68,18 @@ def tiny(
 
 def random_batch(file: PlanFile, seed: int = 0) -> Batch:
     """Return one global batch."""
-    shape = (file.workload.global_batch_size, file.workload.seq_len + 1)
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(file.model.vocab_size, shape, generator=generator)
-    return Batch.whole(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return verify_module.random_batch(file, seed)
 
 
-def verified(file: PlanFile, prepare: Any = None) -> Verification:
+def verified(file: PlanFile, prepare: Any = None, *, documents: bool = False) -> Verification:
     """Run ``verify`` on the plan's ranks; ``prepare`` is called in each of them first."""
-    answer = run_forked(_verify, file.plan.world_size, file, prepare, timeout=120)[0]
+    arguments = (file, prepare, documents)
+    answer = run_forked(_verify, file.plan.world_size, *arguments, timeout=120)[0]
     return Verification(**answer)
 
 
-def _verify(rank: int, file: PlanFile, prepare: Any) -> dict[str, Any] | None:
+def _verify(rank: int, file: PlanFile, prepare: Any, documents: bool) -> dict[str, Any] | None:
     if prepare is not None:
         prepare()
-    found = verify(file, seed=1, batches=2)
+    found = verify(file, seed=1, batches=2, documents=documents)
     return None if found is None else asdict(found)
