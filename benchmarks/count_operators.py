@@ -74,7 +74,7 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
     with Mode():
         loss = trainer.accumulate(batch)
         outside = "step"
-        loss, norm = trainer.finish_gradients(loss)
+        loss, norm, _ = trainer.finish_gradients(loss)
         clip(trainer.held, norm, 1.0)
         trainer.update()
     return dict(found)

@@ -97,7 +97,7 @@ def traced(rank: int, file: PlanFile, steps: int = 3) -> dict[str, Any]:
     """Train a few steps on one rank and return what the tracker saw in the last one."""
     import torch
 
-    from executor.session import measured_step
+    from executor.step_measurement import measured_step
     from executor.train import Trainer
 
     trainer = Trainer(file, seed=0)

@@ -31,6 +31,7 @@ __all__ = [
     "multiply_each_",
     "reduce_scatter",
     "replicate",
+    "skip_where",
 ]
 
 # torch 2.13 renamed them and warns of the old names
@@ -38,6 +39,16 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 multiply_each_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
+
+
+def skip_where(optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None) -> None:
+    """Have the next step of a fused optimizer change nothing if ``spoiled`` is true.
+
+    That is how torch.amp.GradScaler skips a step without a word to the host.
+    """
+    optimizer.grad_scale = None
+    optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
+
 
 # what a config of transformers says about files, generation or tools, not about the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.compat import multiply_each_
+from executor.compat import multiply_each_, skip_where
 from executor.layout import Layout, Pieces
 from executor.mesh import Grid
 from executor.models import Stage, local_tensor
@@ -114,7 +114,13 @@ class Optimizer:
     """AdamW or SGD over this rank's parts; matrices decay, norms and biases do not."""
 
     def __init__(
-        self, held: Sequence[Held], name: str, learning_rate: float, weight_decay: float
+        self,
+        held: Sequence[Held],
+        name: str,
+        *,
+        betas: tuple[float, float],
+        epsilon: float,
+        weight_decay: float,
     ) -> None:
         self.held = [h for h in held if h.local.numel() > 0]  # an uneven split may leave nothing
         groups = [
@@ -125,15 +131,23 @@ class Optimizer:
             for decays in (True, False)
         ]
         groups = [group for group in groups if group["params"]]
-        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
-        self.inner: torch.optim.Optimizer = kind(groups, lr=learning_rate, fused=True)
+        self.inner: torch.optim.Optimizer = (
+            torch.optim.AdamW(groups, betas=betas, eps=epsilon, fused=True)
+            if name == "adamw"
+            else torch.optim.SGD(groups, fused=True)
+        )
 
-    def step(self, learning_rate: float) -> None:
-        """Update the weights with the gradients of the step, and drop the gradients."""
+    def step(self, learning_rate: float, spoiled: Tensor | None = None) -> None:
+        """Update the weights with the gradients of the step, and drop the gradients.
+
+        ``spoiled``: whether the gradients are not finite; then the fused kernel leaves weights and
+        states as they are, without asking the host.
+        """
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for h in self.held:
             h.local.grad = h.gradient
+        skip_where(self.inner, spoiled)
         self.inner.step()
         for h in self.held:
             h.local.grad = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +42,12 @@ class Row:
 def compare(
     prediction: Mapping[str, Any], measured: Mapping[str, Any], tokens_per_step: int
 ) -> list[Row]:
-    """Return the rows of the comparison; what a plan.json does not predict is None there."""
+    """Return the rows of the comparison; what a plan.json does not predict is None there.
+
+    A run that ended before its ranks were measured has only times to compare.
+    """
+    if not measured["ranks"]:
+        return list(_time_rows(prediction.get("time", {}), measured, tokens_per_step))
     return [
         *_time_rows(prediction.get("time", {}), measured, tokens_per_step),
         *_memory_rows(prediction.get("memory", {}), measured["ranks"]),
@@ -175,22 +180,9 @@ def _what_is_compared(on_gpu: bool) -> str:
     return textwrap.fill(
         f"{memory} Its parts are those of the fullest rank at its peak. Collectives are the bytes "
         "of whole tensors that one rank of every pipeline stage moves in a step, added up. Step "
-        "time is the median, without the first and the last step.",
+        "time is the median, without the first two steps.",
         width=LINE,
     )
-
-
-def run_document(
-    plan: Mapping[str, Any], options: Mapping[str, Any], answer: Mapping[str, Any], rows: list[Row]
-) -> dict[str, Any]:
-    """Return the contents of run.json, and of what ``--json`` prints."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "plan": dict(plan),
-        "options": dict(options),
-        **answer,
-        "comparison": [{**asdict(row), "difference": row.difference} for row in rows],
-    }
 
 
 def claim_folder(output: Path | None) -> Path:
@@ -219,5 +211,6 @@ def claim_folder(output: Path | None) -> Path:
 def write_run(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write run.json and return where it is."""
     path = folder / "run.json"
-    write_text_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_text_atomically(path, text, force=True)  # an earlier state of the same run
     return path

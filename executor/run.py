@@ -7,25 +7,19 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from executor.command_line import steps, training
 from executor.launch import REPORT_TO, Emit, Task, as_reporting_rank, by_fork, by_torchrun
 from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
 from executor.progress import Progress
-from executor.report import (
-    SCHEMA_VERSION,
-    Row,
-    as_text,
-    claim_folder,
-    compare,
-    run_document,
-    write_run,
-)
-from hardware_profiles.errors import InputError, RunError
+from executor.recorder import FAILED, INTERRUPTED, Recorder
+from executor.report import SCHEMA_VERSION, as_text, claim_folder
+from hardware_profiles.errors import InputError, RunError, ShardplanError
 
-DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
+Start = Callable[[Emit], Any]  # runs all ranks, or is one of them; returns the answer of rank 0
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -40,22 +34,20 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     gpus = check_machine(prepared.file)
     if gpus and options.launcher == "fork":
         raise InputError("--launcher fork: a process that uses a GPU cannot be forked off")
-    said = [*prepared.notes, *notes(prepared.file, gpus)]
-    with _folder(options) as folder:
-        for note in said:
-            print(f"note: {note}", file=sys.stderr)
-        if options.launcher == "torchrun":  # every rank imports torch and transformers first
-            ranks = prepared.file.plan.world_size
-            print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
-        with _progress(options) as progress:
-            if options.launcher == "fork":
-                answer = by_fork(prepared.file, _task(options, prepared), progress)
-            else:
-                answer = by_torchrun(prepared.file, arguments, progress, gpus=gpus)
-        return finish(options, prepared, {"notes": said, **answer}, folder)
+
+    def start(emit: Emit) -> Any:
+        if options.launcher == "fork":
+            return by_fork(prepared.file, _task(options, prepared), emit)
+        # every rank imports torch and transformers first
+        ranks = prepared.file.plan.world_size
+        print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
+        return by_torchrun(prepared.file, arguments, emit, gpus=gpus)
+
+    return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
 
 def _prepare(options: argparse.Namespace) -> Prepared:
+    training(options)  # a setting that is wrong is said before any file is read
     return prepare(options.plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
 
 
@@ -65,44 +57,49 @@ def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> i
     if place.rank != 0:
         task(lambda event: None)
         return 0
-    with _folder(options) as folder:
-        with _progress(options) as progress:
-            answer = task(progress)
-        return finish(options, prepared, {"notes": list(prepared.notes), **answer}, folder)
-
-
-def _progress(options: argparse.Namespace) -> Progress:
-    return Progress(_steps(options), quiet=options.verify)
-
-
-def _steps(options: argparse.Namespace) -> int:
-    return DRY_STEPS if options.dry_run else int(options.steps)
+    return _report(options, prepared, task, list(prepared.notes))
 
 
 def _task(options: argparse.Namespace, prepared: Prepared) -> Task:
     """Return what every rank does."""
 
     def task(emit: Emit) -> Any:
-        from executor.session import Training, proof, train
+        from executor.session import proof, train
 
         if options.verify:
             return proof(prepared.file, options.seed)
-        training = Training(
-            steps=_steps(options),
-            seed=options.seed,
-            learning_rate=options.learning_rate,
-            weight_decay=options.weight_decay,
-            max_grad_norm=options.max_grad_norm,
-        )
-        return train(prepared.file, prepared.corpus, training, emit)
+        return train(prepared.file, prepared.corpus, training(options), emit)
 
     return task
+
+
+def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said: list[str]) -> int:
+    """Run, show and keep what rank 0 tells; return the exit code."""
+    if options.verify:
+        return _finish_verify(options, prepared, start(_nothing))
+    with _folder(options) as folder:
+        for note in said:
+            print(f"note: {note}", file=sys.stderr)
+        with Progress(steps(options)) as progress:
+            recorder = Recorder(prepared, _recorded(options), said, folder, progress)
+            try:
+                status = start(recorder)
+            except KeyboardInterrupt:
+                recorder.finish(INTERRUPTED, "interrupted")
+                raise
+            except BaseException as error:
+                known = isinstance(error, ShardplanError)
+                recorder.finish(FAILED, str(error) if known else repr(error))
+                raise
+            recorder.finish(status)
+        _show(options, recorder)
+    return 0
 
 
 @contextlib.contextmanager
 def _folder(options: argparse.Namespace) -> Iterator[Path | None]:
     """Make the folder of the run before it starts; take it away if nothing came into it."""
-    if options.dry_run or options.verify:
+    if options.dry_run:
         yield None
         return
     folder = claim_folder(options.output)
@@ -113,35 +110,31 @@ def _folder(options: argparse.Namespace) -> Iterator[Path | None]:
             folder.rmdir()
 
 
-def finish(
-    options: argparse.Namespace, prepared: Prepared, answer: dict[str, Any], folder: Path | None
-) -> int:
-    """Print the answer of the ranks, write run.json; return the exit code."""
-    if options.verify:
-        return _finish_verify(options, prepared, answer)
-    rows = compare(
-        prepared.file.prediction, answer["measured"], prepared.file.workload.tokens_per_step
-    )
-    document = run_document(prepared.identity(), _recorded(options), answer, rows)
-    path = None if folder is None else write_run(folder, document)
-    if options.json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        _print_text(answer, rows, path)
-    return 0
-
-
 def _recorded(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that shape the result, as JSON values."""
-    kept = ("data", "tokenizer", "seed", "learning_rate", "weight_decay", "max_grad_norm")
-    return {**{name: getattr(options, name) for name in kept}, "steps": _steps(options)}
+    apart = ("command", "plan", "json", "traceback", "verify", "output", "launcher", "steps")
+    kept = {name: value for name, value in vars(options).items() if name not in apart}
+    return {**kept, "steps": steps(options)}
 
 
-def _print_text(answer: dict[str, Any], rows: list[Row], path: Path | None) -> None:
-    steps = answer["steps"]
-    print(f"loss {steps[0]['loss']:.4f} -> {steps[-1]['loss']:.4f} in {len(steps)} steps\n")
-    print(as_text(rows, on_gpu=answer["environment"]["device"] != "cpu"))
-    print("\nNothing was kept (dry run)." if path is None else f"\nWritten: {path}")
+def _show(options: argparse.Namespace, recorder: Recorder) -> None:
+    """Print the outcome."""
+    if options.json:
+        print(json.dumps(recorder.document(), indent=2, allow_nan=False))
+        return
+    document = recorder.document()
+    records = document["steps"]
+    if records:
+        first, last = records[0]["loss"], records[-1]["loss"]
+        done = document["steps_done"] - document["first_step"]
+        print(f"loss {first:.4f} -> {last:.4f} in {done} steps\n")
+    print(as_text(recorder.rows(), on_gpu=document["environment"]["device"] != "cpu"))
+    folder = recorder.folder
+    print("\nNothing was kept (dry run)." if folder is None else f"\nWritten: {folder}/run.json")
+
+
+def _nothing(event: dict[str, Any]) -> None:
+    pass
 
 
 def _finish_verify(options: argparse.Namespace, prepared: Prepared, answer: dict[str, Any]) -> int:

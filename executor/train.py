@@ -6,7 +6,7 @@ import hashlib
 import time
 from dataclasses import dataclass
 from itertools import pairwise, starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
 from executor.families import FAMILIES
 from executor.layout import Start, fresh_start
+from executor.learning_rate import LearningRate
 from executor.mesh import Grid, connect, leave, local_device
 from executor.models import COMPUTE_DTYPE, Stage
 from executor.optimizer import (
@@ -34,12 +35,25 @@ from executor.tensor_parallel import TensorAxis
 from hardware_profiles.errors import InputError
 
 
+class Totals(NamedTuple):
+    """What a step adds up over all ranks, in one all_reduce."""
+
+    loss: Tensor  # mean over the tokens of the batch
+    gradient_norm: Tensor  # of the whole model, before clipping
+    stop_votes: Tensor  # ranks that want to stop
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step gave; the same on every rank, but for the seconds."""
+    """What one optimizer step gave; the same on every rank, but for the seconds.
+
+    Where loss or norm are not finite the weights were not updated.
+    """
 
     loss: float  # mean over the tokens of the batch
     gradient_norm: float  # of the whole model, before clipping
+    learning_rate: float
+    stop: bool  # some rank wants to stop after this step
     seconds: dict[str, float]  # forward_backward, gradients, optimizer
 
 
@@ -51,17 +65,21 @@ class Trainer:
         file: PlanFile,
         *,
         seed: int = 0,
-        learning_rate: float = 3e-4,
+        learning_rate: LearningRate | float = 3e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
         weight_decay: float = 0.1,
         max_grad_norm: float | None = 1.0,
-        warm_up_steps: int = 0,
         device: torch.device | None = None,
         start: Start | None = None,
     ) -> None:
         check_supported(file)
         self.file, self.plan, self.seed = file, file.plan, seed
+        if not isinstance(learning_rate, LearningRate):
+            learning_rate = LearningRate(learning_rate)
         self.learning_rate, self.max_grad_norm = learning_rate, max_grad_norm
-        self.warm_up_steps, self.steps_done = warm_up_steps, 0
+        self.steps_done = 0
+        self.stop_requested = False  # any rank may set it; all hear of it with the next step
         self.device = device or local_device()
         connect(self.device)
         self.grid = Grid.of(self.plan, self.device)
@@ -89,8 +107,13 @@ class Trainer:
             tokens //= self.plan.tensor_parallel
         message = (self.plan.micro_batch_size, tokens, file.model.hidden_size)
         self.pipeline = Pipeline(self.stages, self.grid, message, COMPUTE_DTYPE[precision])
-        self.optimizer = Optimizer(self.held, file.workload.optimizer, learning_rate, weight_decay)
-        self.seed_dropout()
+        self.optimizer = Optimizer(
+            self.held,
+            file.workload.optimizer,
+            betas=betas,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+        )
 
     @property
     def rows(self) -> range:
@@ -102,19 +125,21 @@ class Trainer:
     def step(self, batch: Batch) -> StepResult:
         """Train on one global batch, of which a rank needs its own ``rows`` only."""
         marks = [self._mark()]
+        self.seed_dropout()
         loss = self.accumulate(batch)
         marks.append(self._mark())
-        loss, norm = self.finish_gradients(loss)
+        totals = self.finish_gradients(loss)
         if self.max_grad_norm is not None:
-            clip(self.held, norm, self.max_grad_norm)
+            clip(self.held, totals.gradient_norm, self.max_grad_norm)
         marks.append(self._mark())
-        self.update()
+        learning_rate = self.update(totals)
         marks.append(self._mark())
         # the only place where the host waits for a GPU
         synchronise_on_gpu(self.device)
         names = ("forward_backward", "gradients", "optimizer")
         seconds = dict(zip(names, starmap(_seconds, pairwise(marks)), strict=True))
-        return StepResult(float(loss), float(norm), seconds)
+        found, norm, votes = torch.stack(totals).tolist()
+        return StepResult(found, norm, learning_rate, votes > 0, seconds)
 
     def accumulate(self, batch: Batch) -> Tensor:
         """Run all micro-batches forward and backward; return this rank's summand of the loss."""
@@ -127,24 +152,29 @@ class Trainer:
             )
         return self.pipeline.run(own.to(self.device).split(self.plan.micro_batch_size))
 
-    def finish_gradients(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def finish_gradients(self, loss: Tensor) -> Totals:
         """Complete the gradients; return the loss and the gradient norm of the whole model."""
         complete_gradients(self.held, self.axis)
         sum_tied_gradients(self.held, self.grid, self.tied_name)
         # tensor-parallel ranks compute the same loss: each counts for its share
-        totals = torch.stack(
-            [loss / self.plan.tensor_parallel, local_square_sum(self.held, self.device)]
-        )
+        loss = loss / self.plan.tensor_parallel
+        square_sum = local_square_sum(self.held, self.device)
+        totals = torch.stack([loss, square_sum, torch.full_like(loss, self.stop_requested)])
         dist.all_reduce(totals)
-        return totals[0], totals[1].sqrt()
+        return Totals(totals[0], totals[1].sqrt(), totals[2])
 
-    def update(self) -> None:
-        """Update the weights and drop the gradients."""
+    def update(self, totals: Totals | None = None) -> float:
+        """Update the weights unless the totals are not finite, and drop the gradients.
+
+        Returns the learning rate of the step.
+        """
+        learning_rate = self.learning_rate.at(self.steps_done)
         self.steps_done += 1
-        warm = min(1.0, self.steps_done / self.warm_up_steps) if self.warm_up_steps else 1.0
-        self.optimizer.step(self.learning_rate * warm)
+        spoiled = None if totals is None else ~torch.isfinite(totals[0] + totals[1])
+        self.optimizer.step(learning_rate, spoiled)
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
+        return learning_rate
 
     def close(self) -> None:
         """Leave the process group."""
@@ -159,9 +189,10 @@ class Trainer:
         return event
 
     def seed_dropout(self) -> None:
-        """Seed the coming steps' dropout, from the seed, the steps done and this rank's place.
+        """Seed the dropout of the coming step, from the seed, the steps done and the rank's place.
 
-        Ranks with different tokens draw different masks; ranks with the same tokens the same.
+        Ranks with different tokens draw different masks; ranks with the same tokens the same. A
+        resumed run draws them again.
         """
         tensor_rank = self.axis.rank if self.plan.sequence_parallel else 0
         place = (self.grid.rank("pipeline"), self.grid.rank("data"), tensor_rank)

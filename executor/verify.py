@@ -93,12 +93,15 @@ def verify(
 
     for number in range(batches):
         batch = random_batch(file, seed + number, documents=documents)
-        loss, norm = trainer.finish_gradients(trainer.accumulate(batch))
+        totals = trainer.finish_gradients(trainer.accumulate(batch))
         if reference is not None:
             expected = _reference_gradients(reference, batch)
-            record("loss", _relative(loss.cpu(), expected))
+            record("loss", _relative(totals.loss.cpu(), expected))
             gradients = [p.grad for p in reference.parameters() if p.grad is not None]
-            record("norm", _relative(norm.cpu(), torch.nn.utils.get_total_norm(gradients)))
+            record(
+                "norm",
+                _relative(totals.gradient_norm.cpu(), torch.nn.utils.get_total_norm(gradients)),
+            )
         for name, full in gathered(trainer, lambda held: held.gradient):
             if reference is not None:
                 record("gradient", _relative(full, reference.get_parameter(name).grad), name)

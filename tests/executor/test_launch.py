@@ -149,7 +149,7 @@ def test_a_machine_that_is_too_small_is_refused(write, monkeypatch, capsys):
 
 def test_help_needs_no_torch():
     code = (
-        "import sys\nfrom executor.__main__ import parser\nparser().format_help()\n"
+        "import sys\nfrom executor.command_line import parser\nparser().format_help()\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -247,7 +247,10 @@ def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
     assert done.returncode == 5
     assert re.search(r"^error: step \d+: the loss is (nan|inf)", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("runs/*"))
+    (kept,) = tmp_path.glob("runs/*/run.json")
+    document = json.loads(kept.read_text())
+    assert document["status"] == "failed"
+    assert re.search(r"the loss is (nan|inf)", document["error"])
 
 
 def _children(pid):

@@ -14,6 +14,7 @@ from cost_models.plan_file import PlanFile
 from executor.data.batch import IGNORED, Batch
 from executor.forked import run_forked
 from executor.gather import gathered
+from executor.learning_rate import LearningRate
 from executor.models import local_tensor, reference_model
 from executor.traffic import counted_traffic
 from executor.train import Trainer
@@ -129,7 +130,7 @@ def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bo
 
 
 def _warm_up(rank: int, file: PlanFile) -> list[float]:
-    trainer = Trainer(file, learning_rate=1.0, warm_up_steps=4)
+    trainer = Trainer(file, learning_rate=LearningRate(1.0, warmup_steps=4))
     rates = []
     for _ in range(6):
         trainer.step(random_batch(file))

@@ -1,0 +1,187 @@
+"""The options of ``python -m executor``; imports neither torch nor models, so --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Final, NoReturn
+
+from executor.learning_rate import SCHEDULES, LearningRate
+from executor.training import Training
+from hardware_profiles.errors import InputError
+
+DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
+EXIT_CODES: Final = (
+    "Exit codes: 0 done, 1 our bug (--traceback shows it), 2 bad input, 5 the run failed or "
+    "--verify found a difference, 130 interrupted."
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports bad arguments as one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = _Parser(prog="python -m executor", description="Run a plan.", epilog=EXIT_CODES)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="train as a plan.json says", epilog=EXIT_CODES)
+    run.add_argument("plan", type=Path, metavar="PLAN", help="a plan.json")
+    _add_data(run.add_argument_group("data"))
+    _add_training(run.add_argument_group("training"))
+    _add_run(run.add_argument_group("the run"))
+    measure = commands.add_parser("measure", help="measure this machine", epilog=EXIT_CODES)
+    measure.add_argument(
+        "--processes", type=count, default=1, help="CPU processes that work at the same time"
+    )
+    for command in (run, measure):
+        command.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        command.add_argument("--traceback", action="store_true", help="show where errors arise")
+    return top
+
+
+def _add_data(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--data",
+        default="synthetic",
+        metavar="PATH|synthetic",
+        help="a text file, a folder of .txt files, or made-up data (default)",
+    )
+    group.add_argument("--tokenizer", metavar="FOLDER", help="local tokenizer (default: bytes)")
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--steps", type=count, default=20, help="default: %(default)s")
+    group.add_argument("--seed", type=natural, default=0, help="default: %(default)s")
+    group.add_argument("--learning-rate", type=rate, default=1e-3, help="default: %(default)s")
+    group.add_argument(
+        "--lr-schedule",
+        choices=SCHEDULES,
+        default="constant",
+        help="what follows the warm-up (default: %(default)s; wsd: constant, then linear)",
+    )
+    group.add_argument(
+        "--warmup-steps", type=natural, default=0, metavar="N", help="default: %(default)s"
+    )
+    group.add_argument(
+        "--decay-steps",
+        type=count,
+        metavar="N",
+        help="default: all after the warm-up; wsd: the last tenth of the steps",
+    )
+    group.add_argument(
+        "--min-lr-ratio",
+        type=share,
+        default=0.0,
+        metavar="R",
+        help="where the decay ends, as a share of --learning-rate (default: %(default)s)",
+    )
+    group.add_argument("--weight-decay", type=rate, default=0.1, help="default: %(default)s")
+    group.add_argument("--beta1", type=below_one, default=0.9, help="default: %(default)s")
+    group.add_argument("--beta2", type=below_one, default=0.999, help="default: %(default)s")
+    group.add_argument("--epsilon", type=rate, default=1e-8, help="default: %(default)s")
+    group.add_argument(
+        "--max-grad-norm",
+        type=rate,
+        default=1.0,
+        help="clip gradients to this norm (default: %(default)s; 0: do not clip)",
+    )
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="instead of training, compare loss and gradients with a single process",
+    )
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build everything, run and measure two steps, keep nothing",
+    )
+    group.add_argument(
+        "--output", type=Path, metavar="DIR", help="for run.json (default: runs/<date-time>)"
+    )
+    group.add_argument(
+        "--launcher",
+        choices=("torchrun", "fork"),
+        default="torchrun",
+        help="how ranks start (default: %(default)s; fork: on a CPU only, quicker, same result)",
+    )
+
+
+def steps(options: argparse.Namespace) -> int:
+    """Return how many steps a run has."""
+    return DRY_STEPS if options.dry_run else int(options.steps)
+
+
+def training(options: argparse.Namespace) -> Training:
+    """Return the settings of the training, checked."""
+    learning_rate = LearningRate(
+        peak=options.learning_rate,
+        schedule=options.lr_schedule,
+        steps=int(options.steps),
+        warmup_steps=options.warmup_steps,
+        min_ratio=options.min_lr_ratio,
+        decay_steps=options.decay_steps,
+    )
+    return Training(
+        steps=steps(options),
+        learning_rate=learning_rate,
+        seed=options.seed,
+        betas=(options.beta1, options.beta2),
+        epsilon=options.epsilon,
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm or None,
+    )
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10**7:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1)")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """Read a whole number from 0."""
+    if not text.isdecimal() or int(text) > 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 0)")
+    return int(text)
+
+
+def rate(text: str) -> float:
+    """Read a finite number from 0."""
+    value = _number(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0)")
+    return value
+
+
+def share(text: str) -> float:
+    """Read a number from 0 to 1."""
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0 to 1)")
+    return value
+
+
+def below_one(text: str) -> float:
+    """Read a number from 0 to below 1."""
+    value = _number(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0 to below 1)")
+    return value
+
+
+def _number(text: str) -> float:
+    """Return a number, or one that lies in no range."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan

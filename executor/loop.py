@@ -1,0 +1,132 @@
+"""The training loop of one rank: batches in, steps, and what others do around a step.
+
+What is shown and kept is not done here: rank 0 emits events, and the process that started the run
+(``recorder``) writes them down. So a step costs little more than its computation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from executor.data import Corpus
+from executor.step_measurement import environment, gather_json, measured_step
+from executor.train import StepResult, Trainer
+from hardware_profiles.errors import RunError
+
+Emit = Callable[[dict[str, Any]], None]
+FINISHED: Final = "finished"
+STOPPED: Final = "stopped"  # on request, in good order
+
+
+class Hook:
+    """What happens around the steps; every rank has the same hooks in the same order.
+
+    ``trainer.steps_done`` is the number of steps behind us: in ``before_step`` that of the coming
+    step counted from 0. Whoever wants to stop sets ``trainer.stop_requested`` on any rank: all
+    ranks then see ``result.stop`` in the same step, and leave the loop after its hooks.
+    """
+
+    def before_run(self) -> None:
+        """Prepare; ``trainer.steps_done`` is not 0 where a run was resumed."""
+
+    def before_step(self) -> None:
+        """Act before the batch of a step is read."""
+
+    def after_step(self, result: StepResult) -> None:
+        """Act after the weights were updated with finite gradients."""
+
+    def after_run(self, status: str) -> None:
+        """Act after the last step: the run is ``finished`` or ``stopped``."""
+
+
+class Loop:
+    """Trains from ``trainer.steps_done`` to ``steps``.
+
+    The second step is watched operator by operator, which slows it: its time does not count, nor
+    does that of the first step (caches are cold).
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        corpus: Corpus,
+        *,
+        steps: int,
+        emit: Emit,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.trainer, self.corpus, self.steps, self.hooks = trainer, corpus, steps, hooks
+        self.emit = emit if dist.get_rank() == 0 else _nothing
+        self.tokens_per_step = trainer.file.workload.tokens_per_step
+
+    def run(self) -> str:
+        """Train; return how the run ended."""
+        trainer = self.trainer
+        first, status = trainer.steps_done, FINISHED
+        measured = min(first + 1, self.steps - 1)
+        self.emit(
+            {"kind": "start", "first_step": first, "environment": environment(trainer.device)}
+        )
+        for hook in self.hooks:
+            hook.before_run()
+        while trainer.steps_done < self.steps:
+            step = trainer.steps_done
+            result = self._step(timed=step > first and step != measured, measure=step == measured)
+            for hook in self.hooks:
+                hook.after_step(result)
+            if result.stop and trainer.steps_done < self.steps:
+                status = STOPPED
+                break
+        for hook in self.hooks:
+            hook.after_run(status)
+        return status
+
+    def _step(self, *, timed: bool, measure: bool) -> StepResult:
+        """Train one step and tell of it."""
+        trainer, began = self.trainer, time.perf_counter()
+        for hook in self.hooks:
+            hook.before_step()
+        step = trainer.steps_done
+        batch = self.corpus.batch(step, trainer.plan.global_batch_size, trainer.rows)
+        data_seconds = time.perf_counter() - began
+        if measure:
+            result, own = measured_step(trainer, batch)
+            self.emit({"kind": "measured", "ranks": gather_json(own, trainer.device)})
+        else:
+            result = trainer.step(batch)
+        seconds = {"data": data_seconds, **result.seconds}
+        total = sum(seconds.values())
+        self.emit(
+            {
+                "kind": "step",
+                "step": step + 1,
+                "loss": result.loss if math.isfinite(result.loss) else None,
+                "learning_rate": result.learning_rate,
+                "gradient_norm": (
+                    result.gradient_norm if math.isfinite(result.gradient_norm) else None
+                ),
+                "tokens": (step + 1) * self.tokens_per_step,
+                "seconds": total,
+                "tokens_per_second": self.tokens_per_step / total,
+                "phases": seconds,
+                "timed": timed,
+            }
+        )
+        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
+            what, value = "loss", result.loss
+            if math.isfinite(result.loss):
+                what, value = "gradient norm", result.gradient_norm
+            raise RunError(
+                f"step {step + 1}: the {what} is {value} "
+                f"(learning rate {result.learning_rate:g}; try a smaller one)"
+            )
+        return result
+
+
+def _nothing(event: dict[str, Any]) -> None:
+    pass

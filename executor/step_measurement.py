@@ -1,0 +1,65 @@
+"""One step watched operator by operator on every rank, and how ranks tell each other."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from executor.data.batch import Batch
+from executor.measure import CommunicationCounter
+from executor.memory import MemoryTracker
+from executor.train import StepResult, Trainer
+
+
+def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
+    """Train one step; return what this rank communicated and the peak of its memory."""
+    parameters = [p for stage in trainer.stages for p in stage.parameters()]
+    memory = MemoryTracker(parameters, [trainer.optimizer.inner], device=trainer.device.type)
+    groups = trainer.grid.groups()
+    with CommunicationCounter(groups) as counter, memory:
+        result = trainer.step(batch)
+    return result, {
+        "rank": dist.get_rank(),
+        "stage": trainer.grid.rank("pipeline"),
+        "memory": memory.result().to_dict(),
+        "communication": counter.records(),
+        # where one axis spans all ranks, its group may be the world's, and counts as that axis
+        "world_axis": next(
+            axis for axis in groups if groups[axis].group_name == groups["world"].group_name
+        ),
+    }
+
+
+def gather_json(value: Any, device: torch.device) -> list[Any]:
+    """Return the values of all ranks, on every rank; they travel as JSON text."""
+    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
+    length = torch.tensor([len(text)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, length)
+    longest = max(int(n) for n in lengths)
+    padded = torch.nn.functional.pad(text, (0, longest - len(text)))
+    texts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(texts, padded)
+    return [
+        json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(texts, lengths, strict=True)
+    ]
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers of a run."""
+    gpu = device.type == "cuda"
+    return {
+        "host": platform.node(),
+        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "backend": dist.get_backend(),
+        "launcher": "torchrun" if dist.is_torchelastic_launched() else "fork",
+        "processes": dist.get_world_size(),
+        "threads_per_process": torch.get_num_threads(),
+    }
