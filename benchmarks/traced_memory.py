@@ -97,6 +97,7 @@ def traced(rank: int, file: PlanFile, steps: int = 3) -> dict[str, Any]:
     """Train a few steps on one rank and return what the tracker saw in the last one."""
     import torch
 
+    from executor.data.batch import Batch
     from executor.step_measurement import measured_step
     from executor.train import Trainer
 
@@ -107,9 +108,9 @@ def traced(rank: int, file: PlanFile, steps: int = 3) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, file.model.vocab_size, shape, generator=generator)
         if step == steps - 1:
-            _, watched = measured_step(trainer, tokens, tokens)
+            _, watched = measured_step(trainer, Batch.whole(tokens, tokens))
         else:
-            trainer.step(tokens, tokens)
+            trainer.step(Batch.whole(tokens, tokens))
     return watched
 
 
