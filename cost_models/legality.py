@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.estimate import Setting
 from cost_models.model import Attention, ModelSpec
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.workload import Workload
@@ -30,6 +31,7 @@ class Question:
     model: ModelSpec
     workload: Workload
     num_gpus: int
+    largest_zero_stage: int = 3  # of the trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Rule:
     code: str
     broken: Callable[[Question, PlanTable], Any]
     words: Callable[[Question, Plan], str]
+
+
+def question_of(setting: Setting) -> Question:
+    """Return what the rules ask of a setting."""
+    largest = int(setting.software.largest_zero_stage)
+    return Question(setting.model, setting.workload, setting.cluster.num_gpus, largest)
 
 
 def _attentions(model: ModelSpec) -> list[Attention]:
@@ -190,6 +198,13 @@ RULES: tuple[Rule, ...] = (
         lambda q, p: (
             f"zero_stage = {p.zero_stage} shards over data-parallel ranks: it needs "
             "data_parallel >= 2"
+        ),
+    ),
+    Rule(
+        "zero_stage",
+        lambda q, t: t.zero_stage > q.largest_zero_stage,
+        lambda q, p: (
+            f"zero_stage = {p.zero_stage}: this trainer shards up to stage {q.largest_zero_stage}"
         ),
     ),
     # what has a name but no formulas yet, each refused until its tests prove it

@@ -206,6 +206,9 @@ def _gradients(
             defers_reduction=defers,
         )
 
+    if software.whole_gradient_buffer:
+        buffer = gradient * numel
+        return Gradients(buffer, buffer, buffer, buffer, buffer)
     reduced = reduced_gradient_bytes(numel, table.data_parallel, table.zero_stage, gradient)
     later = accumulated(table.num_microbatches > 1)
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it

@@ -27,6 +27,8 @@ class SoftwareProfile:
     description: str
     # model states
     gradients_in_master_precision: bool  # accumulated gradients: fp32 (true) or compute precision
+    whole_gradient_buffer: bool  # gradients of all weights have memory from the first step on
+    largest_zero_stage: float  # beyond it the trainer shards nothing more
     replicas_apart: bool  # data parallelism without ZeRO keeps compute weights beside the master
     reduces_gradients_at_last_microbatch_under_pipeline: bool
     # saved activations

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from cost_models.estimate import Setting
-from cost_models.legality import Question as LegalQuestion
-from cost_models.legality import require_legal
+from cost_models.legality import question_of, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, Recompute
 from hardware_profiles.errors import InputError, NoLegalPlanError
@@ -40,10 +39,9 @@ def fit(
     """Say whether a model trains on a cluster with a plan, and with which margin.
 
     ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its
-    documented
-    default: no tensor or pipeline parallelism, data parallelism over all that is left, ZeRO-3,
-    sequence parallelism wherever there is tensor parallelism, one sequence a micro-batch, and the
-    least recomputation that fits.
+    documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
+    ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
+    sequence a micro-batch, and the least recomputation that fits.
     """
     if micro_batch_size is not None:
         plan_options["micro_batch_size"] = micro_batch_size
@@ -63,8 +61,7 @@ def fit(
         question, fixed, batch_given=global_batch_size is not None
     )
     setting = question.setting
-    legal = LegalQuestion(setting.model, setting.workload, setting.cluster.num_gpus)
-    require_legal(legal, plan)
+    require_legal(question_of(setting), plan)
     if "recompute" in fixed:
         document = plan_document(setting, plan)
     else:
@@ -133,7 +130,9 @@ def _default_plan(
         virtual_stages=virtual,
         pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
-            "zero_stage", 3 if data > 1 else 0, "shard everything over data-parallel ranks"
+            "zero_stage",
+            int(question.setting.software.largest_zero_stage) if data > 1 else 0,
+            "shard all that the trainer can over data-parallel ranks",
         ),
         sequence_parallel=(
             value("sequence_parallel", True, "wherever there is tensor parallelism")

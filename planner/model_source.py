@@ -218,7 +218,7 @@ def approximate_model(text: str, num_parameters: float) -> ModelSpec:
             "vocab_size": VOCAB_SIZE,
             "max_position_embeddings": MAX_SEQ_LEN,
         },
-        name=f"{text} (approximate shape)",
+        name=text,
         where=f"size {text}",
     )
     note = (

@@ -57,7 +57,7 @@ def build_question(
         default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
     chosen_precision = precision
     if chosen_precision is None:
-        chosen_precision = _default_precision(cluster.accelerator)
+        chosen_precision = default_precision(cluster.accelerator)
         default(
             f"precision {chosen_precision}",
             "default: 16-bit compute with fp32 master weights where the device has it",
@@ -91,7 +91,8 @@ def build_question(
     return Question(setting, tuple(assumptions))
 
 
-def _default_precision(accelerator: Accelerator) -> str:
+def default_precision(accelerator: Accelerator) -> str:
+    """Return 16-bit compute where the accelerator has it."""
     if accelerator.device == "cpu":
         return "fp32"
     known = {**accelerator.peak_flops, **accelerator.achievable_flops}

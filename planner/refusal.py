@@ -9,8 +9,8 @@ from cost_models.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes
 from planner.document import plan_document
 from planner.search import SearchResult
+from planner.typed import describe_plan
 from planner.verdict import budget_bytes
-from planner.ways_out import describe_plan
 
 MOST_REASONS: Final = 3
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting, price
-from cost_models.legality import CODES, RULES, Question, legality_codes
+from cost_models.legality import CODES, RULES, Question, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
@@ -57,7 +57,7 @@ def search(
     interval straddles the budget.
     """
     started = time.perf_counter()
-    question = Question(setting.model, setting.workload, setting.cluster.num_gpus)
+    question = question_of(setting)
     table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
     codes = legality_codes(question, table)
     legal = table.rows(codes == 0)

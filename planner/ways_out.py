@@ -10,46 +10,22 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cost_models.estimate import Setting
-from cost_models.legality import Question, legality_codes
+from cost_models.legality import legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from hardware_profiles.build import build_cluster
 from hardware_profiles.schema import Cluster
 from planner.document import plan_document
 from planner.search import search
+from planner.typed import describe_plan, typed_batch, typed_cluster
 
 MOST_WAYS: Final = 5
 MAX_NODES: Final = 1024
 MAX_SEQ_LEN: Final = 2**24
 
 
-def describe_plan(plan: Plan) -> str:
-    """Return a plan as the options that give it."""
-    words = [f"--dp {plan.data_parallel}"]
-    if plan.tensor_parallel > 1:
-        words.append(f"--tp {plan.tensor_parallel}")
-        words.append("--sp" if plan.sequence_parallel else "--no-sp")
-    if plan.pipeline_parallel > 1:
-        words.append(f"--pp {plan.pipeline_parallel} --schedule {plan.pipeline_schedule}")
-        if plan.virtual_stages > 1:
-            words.append(f"--virtual-stages {plan.virtual_stages}")
-    if plan.dp_replicate > 1:
-        words.append(f"--dp-replicate {plan.dp_replicate}")
-    if plan.context_parallel > 1:
-        words.append(f"--cp {plan.context_parallel} --cp-method {plan.context_parallel_method}")
-    if plan.expert_parallel > 1:
-        words.append(f"--ep {plan.expert_parallel}")
-    if not plan.expert_tensor_parallel:
-        words.append("--no-etp")
-    words.append(f"--zero {plan.zero_stage} --recompute {plan.recompute}")
-    if plan.offload != "none":
-        words.append(f"--offload {plan.offload}")
-    words.append(f"--micro-batch-size {plan.micro_batch_size}")
-    return " ".join(words)
-
-
 def is_legal(setting: Setting, plan: Plan) -> bool:
     """Return whether the plan can exist on the setting's cluster."""
-    question = Question(setting.model, setting.workload, setting.cluster.num_gpus)
+    question = question_of(setting)
     return not legality_codes(question, PlanTable.from_plans([plan]))[0]
 
 
@@ -95,7 +71,8 @@ def _all_ways(setting: Setting, plan: Plan) -> Iterator[dict[str, Any] | None]:
             micro_batch_size=1,
             num_microbatches=plan.num_microbatches * plan.micro_batch_size,
         )
-        yield check(setting, changed, "micro-batch size 1", "--micro-batch-size 1")
+        options = f"--micro-batch-size 1 {typed_batch(setting.workload)}"
+        yield check(setting, changed, "micro-batch size 1", options)
     yield _best_on(setting, "another plan on the same cluster")
     yield _shorter(setting, plan)
     yield from _more_nodes(setting)
@@ -106,7 +83,7 @@ def _best_on(setting: Setting, change: str) -> dict[str, Any] | None:
     if not result.plans:
         return None
     plan = result.plans[0]
-    return check(setting, plan, change, describe_plan(plan))
+    return check(setting, plan, change, f"{describe_plan(plan)} {typed_batch(setting.workload)}")
 
 
 def _with_seq_len(setting: Setting, seq_len: int) -> Setting:
@@ -167,15 +144,11 @@ def _largest(fits: Callable[[int], bool], highest: int) -> int:
 
 def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     """Return the cluster with another number of equal nodes."""
-    if cluster.num_nodes > 1 and num_nodes > 1:
+    if cluster.num_nodes > 1 and num_nodes > 1:  # the network may be one of the user's own
         outer = replace(cluster.tiers[-1], domain_size=num_nodes * cluster.gpus_per_node)
         tiers = (*cluster.tiers[:-1], outer)
-        return replace(
-            cluster,
-            name=f"{num_nodes}x{cluster.gpus_per_node}x{cluster.accelerator.name}",
-            num_nodes=num_nodes,
-            tiers=tiers,
-        )
+        name = f"{num_nodes}x{cluster.gpus_per_node}x{cluster.accelerator.name}"
+        return replace(cluster, name=name, num_nodes=num_nodes, tiers=tiers)
     return build_cluster(
         cluster.accelerator, num_nodes=num_nodes, gpus_per_node=cluster.gpus_per_node
     )
@@ -191,9 +164,13 @@ def _more_nodes(setting: Setting) -> Iterator[dict[str, Any] | None]:
         batch = max(setting.workload.global_batch_size, larger.num_gpus)
         workload = replace(setting.workload, global_batch_size=batch)
         changed = replace(setting, cluster=larger, workload=workload)
-        way = _best_on(changed, f"{nodes} nodes ({larger.num_gpus} accelerators)")
+        change = f"{nodes} nodes ({larger.num_gpus} accelerators)"
+        if batch != setting.workload.global_batch_size:
+            change += f" and a global batch of {batch:,}"
+        way = _best_on(changed, change)
         if way is not None:
-            yield {**way, "options": f"{larger.name} {way['options']}"}
+            name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
+            yield {**way, "options": f"{name} {way['options']}"}
             return
         nodes *= 2
 

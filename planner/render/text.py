@@ -13,10 +13,11 @@ from cost_models.prediction import MEMORY_PARTS, TIME_PARTS
 from cost_models.units import format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.build import describe
 from planner.confidence import confidence
+from planner.question import default_precision
 from planner.refusal import MOST_REASONS
 from planner.search import Counts
+from planner.typed import describe_plan, plan_command
 from planner.verdict import WORDS
-from planner.ways_out import describe_plan
 
 WIDTH: Final = 100
 INDENT: Final = 11
@@ -181,11 +182,7 @@ def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
 def _next_command(setting: Setting, ways_out: Sequence[Mapping[str, Any]]) -> str:
     if ways_out:
         return "add the options of one of the ways out (each was checked to fit)"
-    return (
-        f"shardplan plan {setting.model.name} {setting.cluster.name} "
-        f"--seq-len {setting.workload.seq_len} "
-        f"--global-batch-size {setting.workload.global_batch_size} -o plan.json"
-    )
+    return plan_command(setting, default_precision(setting.cluster.accelerator))
 
 
 COLUMNS: Final = (

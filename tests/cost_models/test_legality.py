@@ -77,6 +77,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"num_gpus": 4},
         ["zero_stage = 1", "data_parallel >= 2"],
     ),
+    "zero_stage": ({"zero_stage": 2}, {"largest_zero_stage": 1}, ["zero_stage = 2", "stage 1"]),
     "dp_replicate": ({"dp_replicate": 2}, {}, ["dp_replicate = 2", "must be 1"]),
     "context_parallel": ({"context_parallel": 2}, {"num_gpus": 16}, ["context_parallel = 2"]),
     "expert_parallel": ({"expert_parallel": 2}, {}, ["expert_parallel = 2"]),
@@ -87,9 +88,13 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 
 
 def asked(
-    model: ModelSpec | None = None, num_gpus: int = 8, seq_len: int = 256, batch: int = 16
+    model: ModelSpec | None = None,
+    num_gpus: int = 8,
+    seq_len: int = 256,
+    batch: int = 16,
+    largest_zero_stage: int = 3,
 ) -> Question:
-    return Question(model or llama(), Workload(seq_len, batch), num_gpus)
+    return Question(model or llama(), Workload(seq_len, batch), num_gpus, largest_zero_stage)
 
 
 def broken_rules(question: Question, plan: Plan) -> list[str]:

@@ -201,3 +201,13 @@ def test_columns_and_rows_agree_on_the_limiting_rank() -> None:
     for row, plan in enumerate(plans):
         ranks = rank_memories(setting, plan, default_layer_ranges(setting, plan))
         assert priced.limiting_rank[row] == np.argmax([float(p.peak) for p, _ in ranks])
+
+
+def test_megatron_keeps_fp32_gradients_of_all_weights_from_the_start() -> None:
+    """One micro-batch or many, sharded optimizer or not: 4 bytes a parameter."""
+    setting = make_setting("llama", seq_len=64, global_batch_size=64, software="megatron")
+    for zero, microbatches in ((0, 1), (0, 8), (1, 1), (1, 8)):
+        micro = 64 // 8 // microbatches
+        plan = Plan(8, zero_stage=zero, micro_batch_size=micro, num_microbatches=microbatches)
+        memory = memory_of(setting, plan)
+        assert float(np.ravel(memory.gradients)[0]) == 4.0 * setting.model.num_parameters

@@ -121,7 +121,7 @@ def test_a_size_is_an_approximate_shape(text: str) -> None:
     spec = resolve_model(text)
     wanted = float(text[:-1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[text[-1].lower()]
     assert spec.num_parameters == pytest.approx(wanted, rel=0.1)
-    assert spec.name == f"{text} (approximate shape)"
+    assert spec.name == text
     assert spec.assumptions[0].startswith("approximate shape")
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,17 +68,15 @@ def test_ways_out_can_be_typed(model: str, cluster: str, options: dict[str, Any]
         "recompute": "--recompute",
     }
     given = [word for name, value in options.items() for word in (names[name], str(value))]
-    answer = fit(model, cluster, **options)
-    batch = str(answer.setting.workload.global_batch_size)
-    for way in answer.ways_out:
+    for way in fit(model, cluster, **options).ways_out:
         words = way["options"].split()
         on = cluster
         if not words[0].startswith("--"):
             on, words = words[0], words[1:]
-        batch_now = str(max(int(batch), Plan(**way["plan"]).global_batch_size))
-        command = ["fit", model, on, *given, "--global-batch-size", batch_now, *words]
+        command = ["fit", model, on, *given, *words, "--json"]
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, (command, result.output, result.exception)
+        assert json.loads(result.stdout)["memory"]["peak_bytes"] == way["peak_bytes"]
 
 
 def test_what_fits_needs_no_way_out() -> None:
@@ -117,3 +117,28 @@ def test_a_resized_cluster_is_the_one_of_that_name(text: str) -> None:
     assert larger.num_gpus == 8 * cluster.gpus_per_node
     assert larger.tiers[-1].domain_size == larger.num_gpus
     assert parse_cluster(larger.name).num_gpus == larger.num_gpus
+
+
+OWN_NETWORK = """
+nodes = {nodes}
+gpus_per_node = 8
+accelerator = "A100-SXM-80GB"
+[network]
+name = "ours"
+bandwidth = 3e9
+latency = 9e-6
+"""
+
+
+def test_more_nodes_of_a_cluster_file_are_not_given_a_name_of_the_catalogue(tmp_path: Path) -> None:
+    file = tmp_path / "ours.toml"
+    file.write_text(OWN_NETWORK.format(nodes=2))
+    answer = fit("llama-3-70b", str(file), seq_len=65536, zero_stage=3)
+    (way,) = [w for w in answer.ways_out if "nodes" in w["change"]]
+    assert "global batch of" in way["change"]
+    assert way["options"].startswith(f"(nodes = {way['num_gpus'] // 8} in the cluster's file)")
+    file.write_text(OWN_NETWORK.format(nodes=way["num_gpus"] // 8))
+    words = way["options"].split(") ")[1].split()
+    command = ["fit", "llama-3-70b", str(file), "--seq-len", "65536", *words, "--json"]
+    result = CliRunner().invoke(app, command)
+    assert json.loads(result.stdout)["time"]["step_seconds"] == way["step_seconds"]

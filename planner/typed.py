@@ -1,0 +1,69 @@
+"""What a user would type: settings and plans as words of the command line that can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+
+from cost_models.estimate import Setting
+from cost_models.plan import Plan
+from cost_models.workload import Workload
+from hardware_profiles.errors import ShardplanError
+from hardware_profiles.schema import Cluster
+from hardware_profiles.spec import parse_cluster
+from planner.question import DEFAULT_SOFTWARE
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return a plan as the options that give it."""
+    words = [f"--dp {plan.data_parallel}"]
+    if plan.tensor_parallel > 1:
+        words.append(f"--tp {plan.tensor_parallel}")
+        words.append("--sp" if plan.sequence_parallel else "--no-sp")
+    if plan.pipeline_parallel > 1:
+        words.append(f"--pp {plan.pipeline_parallel} --schedule {plan.pipeline_schedule}")
+        if plan.virtual_stages > 1:
+            words.append(f"--virtual-stages {plan.virtual_stages}")
+    if plan.dp_replicate > 1:
+        words.append(f"--dp-replicate {plan.dp_replicate}")
+    if plan.context_parallel > 1:
+        words.append(f"--cp {plan.context_parallel} --cp-method {plan.context_parallel_method}")
+    if plan.expert_parallel > 1:
+        words.append(f"--ep {plan.expert_parallel}")
+    if not plan.expert_tensor_parallel:
+        words.append("--no-etp")
+    words.append(f"--zero {plan.zero_stage} --recompute {plan.recompute}")
+    if plan.offload != "none":
+        words.append(f"--offload {plan.offload}")
+    words.append(f"--micro-batch-size {plan.micro_batch_size}")
+    return " ".join(words)
+
+
+def typed_batch(workload: Workload) -> str:
+    """Return the option for the global batch."""
+    return f"--global-batch-size {workload.global_batch_size}"
+
+
+def typed_cluster(cluster: Cluster) -> str | None:
+    """Return the cluster as one types it; None where only a file says what it is."""
+    try:
+        same = parse_cluster(cluster.name).tiers == cluster.tiers
+    except ShardplanError:
+        return None
+    return shlex.quote(cluster.name) if same else None
+
+
+def plan_command(setting: Setting, default_precision: str) -> str:
+    """Return the command that searches for the best plan of a setting."""
+    workload = setting.workload
+    words = ["shardplan plan", shlex.quote(setting.model.name), shlex.quote(setting.cluster.name)]
+    words += [f"--seq-len {workload.seq_len}", typed_batch(workload)]
+    usual = Workload(1, 1)
+    if workload.precision != default_precision:
+        words.append(f"--precision {workload.precision}")
+    if workload.optimizer != usual.optimizer:
+        words.append(f"--optimizer {workload.optimizer}")
+    if workload.attention_kernel != usual.attention_kernel:
+        words.append(f"--attention {workload.attention_kernel}")
+    if setting.software.name != DEFAULT_SOFTWARE:
+        words.append(f"--software {setting.software.name}")
+    return " ".join([*words, "-o plan.json"])
