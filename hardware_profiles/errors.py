@@ -5,8 +5,9 @@ The lowest package holds them so that every other one can raise them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class ShardplanError(Exception):
@@ -22,9 +23,13 @@ class InputError(ShardplanError):
 
 
 class NoLegalPlanError(ShardplanError):
-    """Nothing fits, or no plan is legal."""
+    """Nothing fits, or no plan is legal; ``document`` says so as plain JSON values."""
 
     exit_code = 3
+
+    def __init__(self, message: str, document: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.document = dict(document or {})
 
 
 class RunError(ShardplanError):

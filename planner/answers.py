@@ -13,6 +13,7 @@ from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_document, plan_file
+from planner.refusal import search_document
 from planner.render.text import fit_text, plan_text
 from planner.search import SearchResult
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 
 
-def _header(setting: Setting) -> dict[str, Any]:
+def header(setting: Setting) -> dict[str, Any]:
+    """Return what every JSON answer begins with."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_document(setting),
@@ -53,7 +55,7 @@ class FitAnswer:
         memory = dict(self.document["memory"])
         memory.pop("verdict")
         return {
-            **_header(self.setting),
+            **header(self.setting),
             "verdict": self.verdict,
             "plan": self.document["plan"],
             "memory": memory,
@@ -124,20 +126,11 @@ class PlanAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        counts = self.result.counts
         return {
-            **_header(self.setting),
+            **header(self.setting),
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
-            "search": {
-                "enumerated": counts.enumerated,
-                "illegal": dict(counts.illegal),
-                "too_large": counts.too_large,
-                "tight": counts.tight,
-                "priced": counts.priced,
-                "simulated": 0,
-                "seconds": counts.seconds,
-            },
+            "search": search_document(self.result.counts),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.setting),
         }

@@ -136,6 +136,7 @@ def plan(
 ) -> None:
     """What is the best plan? A search over DP x TP x PP x ZeRO, recompute and micro-batch size."""
     from cost_models.plan_file import write_plan_file
+    from hardware_profiles.errors import NoLegalPlanError
     from planner.answers import to_json
     from planner.front_door import plan as ask
     from planner.here import cluster_or_measure
@@ -143,18 +144,23 @@ def plan(
 
     if output is not None:
         refuse_existing(output, force=force)  # before any work is done
-    answer = ask(
-        model,
-        cluster_or_measure(cluster, say),
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        precision=precision,
-        optimizer=optimizer,
-        attention_kernel=attention,
-        software=software,
-        fix=fix,
-        top=top,
-    )
+    try:
+        answer = ask(
+            model,
+            cluster_or_measure(cluster, say),
+            seq_len=seq_len,
+            global_batch_size=global_batch_size,
+            precision=precision,
+            optimizer=optimizer,
+            attention_kernel=attention,
+            software=software,
+            fix=fix,
+            top=top,
+        )
+    except NoLegalPlanError as error:
+        if json:
+            print(to_json(error.document))
+        raise
     if output is not None:
         write_plan_file(output, answer.plan_file(), force=force)
     print(to_json(answer.to_dict()) if json else answer)

@@ -13,7 +13,7 @@ from cost_models.plan import Plan, Recompute
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
-from planner.answers import FitAnswer, PlanAnswer, documents_of
+from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.document import plan_document
 from planner.model_source import resolve_model
 from planner.question import Question, build_question
@@ -187,7 +187,9 @@ def plan(
     fixed = parse_fixed(fix) if isinstance(fix, str) else check_fixed(fix or {})
     result = search(question.setting, fixed, top=top)
     if not result.plans:
-        raise NoLegalPlanError(no_plan(question.setting, result))
+        refusal = no_plan(question.setting, result, question.assumptions)
+        document = {**header(question.setting), **refusal.to_dict()}
+        raise NoLegalPlanError(str(refusal), document)
     return PlanAnswer(
         setting=question.setting,
         result=result,

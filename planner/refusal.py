@@ -2,47 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cost_models.estimate import Setting
+from cost_models.plan import Plan
 from cost_models.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes
 from planner.document import plan_document
-from planner.search import SearchResult
+from planner.search import Counts, SearchResult
 from planner.typed import describe_plan
 from planner.verdict import budget_bytes
+from planner.ways_out import ways_out
 
 MOST_REASONS: Final = 3
 
 
-def no_plan(setting: Setting, result: SearchResult) -> str:
-    """Return the message for a search that found nothing."""
-    counts = result.counts
-    lines = [
-        f"no plan for {setting.model.name} on {setting.cluster.name}: "
-        f"{counts.enumerated:,} candidates, {counts.priced:,} legal, 0 fit"
-    ]
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A search that found nothing: what removed the candidates, and what would help."""
+
+    setting: Setting
+    result: SearchResult
+    assumptions: tuple[str, ...]
+    reasons: tuple[tuple[int, str], ...]  # candidates and why, most first
+    ways_out: tuple[Mapping[str, Any], ...]
+
+    def __str__(self) -> str:
+        counts = self.result.counts
+        lines = [
+            f"no plan for {self.setting.model.name} on {self.setting.cluster.name}: "
+            f"{counts.enumerated:,} candidates, {counts.priced:,} legal, 0 fit"
+        ]
+        lines += [f"  {number:,} candidates: {why}" for number, why in self.reasons[:MOST_REASONS]]
+        for way in self.ways_out:
+            lines.append(f"  way out: {way['change']}: fit {way['options']}")
+        if self.assumptions:
+            lines.append(f"  assumed: {'; '.join(self.assumptions)}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the JSON answer says beside its header."""
+        return {
+            "plans": [],
+            "reasons": [{"candidates": n, "reason": why} for n, why in self.reasons],
+            "ways_out": [dict(way) for way in self.ways_out],
+            "search": search_document(self.result.counts),
+            "assumptions": list(self.assumptions),
+        }
+
+
+def no_plan(setting: Setting, result: SearchResult, assumptions: tuple[str, ...] = ()) -> Refusal:
+    """Say why a search found nothing, and look for what fits."""
     reasons = [
-        (number, f"{number:,} candidates: {result.illegal_example[code]}")
-        for code, number in counts.illegal.items()
+        (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
     ]
     if result.smallest is not None:
-        reasons.append((counts.too_large, _too_large(setting, result)))
+        reasons.append((result.counts.too_large, _too_large(setting, result.smallest)))
     reasons.sort(key=lambda pair: -pair[0])
-    lines += [f"  {words}" for _, words in reasons[:MOST_REASONS]]
-    return "\n".join(lines)
+    ways = () if result.smallest is None else ways_out(setting, result.smallest)
+    return Refusal(setting, result, assumptions, tuple(reasons), ways)
 
 
-def _too_large(setting: Setting, result: SearchResult) -> str:
-    plan = result.smallest
-    if plan is None:
-        return ""
+def search_document(counts: Counts) -> dict[str, Any]:
+    """Return what the search saw, as plain JSON values."""
+    return {
+        "enumerated": counts.enumerated,
+        "illegal": dict(counts.illegal),
+        "too_large": counts.too_large,
+        "tight": counts.tight,
+        "priced": counts.priced,
+        "simulated": 0,
+        "seconds": counts.seconds,
+    }
+
+
+def _too_large(setting: Setting, plan: Plan) -> str:
     memory = plan_document(setting, plan)["memory"]
     budget = format_bytes(budget_bytes(setting.cluster))
     largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
     return (
-        f"{result.counts.too_large:,} candidates: too large; the smallest ({describe_plan(plan)}) "
-        f"needs {format_bytes(memory['peak_bytes'])} of {budget} on stage "
-        f"{memory['limiting_stage']}, most of it {largest} "
-        f"({format_bytes(memory['parts'][largest])})"
+        f"too large; the smallest ({describe_plan(plan)}) needs "
+        f"{format_bytes(memory['peak_bytes'])} of {budget} on stage {memory['limiting_stage']}, "
+        f"most of it {largest} ({format_bytes(memory['parts'][largest])})"
     )

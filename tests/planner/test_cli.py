@@ -381,3 +381,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
     assert process.wait(timeout=60) in (0, 1)
+
+
+def test_no_plan_is_one_json_document_with_reasons_and_ways_out(run: Any) -> None:
+    done = run("plan", "llama-3-70b", "8xA100-80GB", "--json")
+    assert done.code == 3
+    answer = done.json
+    assert answer["plans"] == []
+    assert answer["search"]["too_large"] > 0
+    assert "too large" in answer["reasons"][0]["reason"]
+    assert answer["ways_out"][0]["num_gpus"] == 16
+    assert answer["assumptions"]

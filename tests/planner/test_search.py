@@ -136,7 +136,7 @@ def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -
     result = search(setting)
     assert result.plans == ()
     assert result.counts.too_large == result.counts.priced > 0
-    message = no_plan(setting, result)
+    message = str(no_plan(setting, result))
     removed = sorted([*result.counts.illegal.values(), result.counts.too_large], reverse=True)
     shown = [line.split()[0] for line in message.splitlines()[1:]]
     assert shown == [f"{number:,}" for number in removed[: len(shown)]]
@@ -149,7 +149,9 @@ def test_an_illegal_pin_is_explained_by_its_rule() -> None:
     result = search(setting, {"tensor_parallel": 8})
     assert result.plans == ()
     assert result.smallest is None
-    assert "does not divide num_kv_heads = 4; legal values: 1, 2, 4" in no_plan(setting, result)
+    assert "does not divide num_kv_heads = 4; legal values: 1, 2, 4" in str(
+        no_plan(setting, result)
+    )
 
 
 def test_a_pin_that_leaves_no_candidate_says_so() -> None:
