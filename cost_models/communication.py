@@ -5,7 +5,7 @@ tensor of an all-reduce, the message of a send. Everything broadcasts over plan 
 executor's tests count what its collectives really move and demand exactly these numbers.
 
 Symbols   b micro_batch_size   s seq_len   h hidden_size   m num_microbatches   v virtual_stages
-          t tensor_parallel   d data_parallel   z zero_stage   l layers of this rank
+          t tensor_parallel   d ranks that ZeRO shards over   z zero_stage   l layers of this rank
           c compute_bytes   w master_bytes   x = max(c, 4)   [bytes of an element]
           S elements of a block that one data-parallel rank keeps   P elements of all of them
 
@@ -27,7 +27,8 @@ from cost_models.sharding import data_shard, tensor_shape
 from cost_models.stages import PipelineRank
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
 
-AXES: Final = ("data", "tensor", "pipeline", "world")
+# "data": the ranks that share a model's shards; "replicate": the same shard of all copies (HSDP)
+AXES: Final = ("data", "replicate", "tensor", "pipeline", "world")
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
 
 
@@ -99,13 +100,15 @@ def data_traffic(
         z >= 1  reduce_scatter w d S     z = 1: there too;  z >= 2: every backward pass, m times
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
+        copies  all_reduce w S           over replicas, backward pass of the last micro-batch
 
-    Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; blocks and padding as in FSDP2.
+    Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; blocks and padding as in FSDP2, which
+    keeps adding up a shard where its all_reduce is put off (torch 2.13, partial_reduce_output).
     """
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    t, d, m = table.tensor_parallel, table.data_parallel, 1.0 * table.num_microbatches
+    t, d, m = table.tensor_parallel, table.shard_ranks, 1.0 * table.num_microbatches
     zero = np.zeros(len(table))
-    reduced = gathered = scattered = Traffic(zero, zero)
+    reduced = gathered = scattered = copied = Traffic(zero, zero)
     for block in blocks(model, rank):
         numel = sum((_numel(w, t) for w in block.weights), start=zero)
         shards = sum((data_shard(w, t, d) for w in block.weights), start=zero)
@@ -116,12 +119,14 @@ def data_traffic(
         gathered += (once + Traffic(zero, repeats * compute * d * shards)).times(gathers)
         scatters = np.where(table.zero_stage >= 2, m, 1.0)
         scattered += (once + Traffic(zero, repeats * master * d * shards)).times(scatters)
+        copied += once + Traffic(zero, repeats * master * shards)
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {
         ("data", "all_reduce"): reduced.times(whole),
         ("data", "all_gather"): gathered.times(sharded),
         ("data", "reduce_scatter"): scattered.times(sharded),
+        ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }
 
 
@@ -218,7 +223,7 @@ def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: fl
 def _kept(model: ModelSpec, weight: Weight, table: PlanTable) -> Real:
     """Elements of a tensor's gradient that a rank keeps after the data-parallel reduction."""
     t = table.tensor_parallel
-    shard = data_shard(weight, t, table.data_parallel)
+    shard = data_shard(weight, t, table.shard_ranks)
     return np.where(table.zero_stage >= 1, shard, _numel(weight, t))
 
 

@@ -35,7 +35,7 @@ def operator_seconds(
     outside = software.microbatch_operators / (forward + backward)
     again = np.where(table.recompute == FULL, forward, 0.0)
     mixed = COMPUTE_BYTES[workload.precision] != MASTER_BYTES[workload.precision]
-    groups = np.where((table.data_parallel > 1) | mixed, layers + rank.first + rank.last, 0.0)
+    groups = np.where((table.shard_ranks > 1) | mixed, layers + rank.first + rank.last, 0.0)
     around = groups * software.group_operators
     starts_forward = layers * forward + outside * forward + around
     starts_backward = layers * (backward + again) + outside * backward + around

@@ -194,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero_alone",
-        lambda q, t: (t.zero_stage > 0) & (t.data_parallel == 1),
+        lambda q, t: (t.zero_stage > 0) & (t.data_parallel * t.context_parallel == 1),
         lambda q, p: (
             f"zero_stage = {p.zero_stage} shards over data-parallel ranks: it needs "
             "data_parallel >= 2"
@@ -207,12 +207,24 @@ RULES: tuple[Rule, ...] = (
             f"zero_stage = {p.zero_stage}: this trainer shards up to stage {q.largest_zero_stage}"
         ),
     ),
-    # what has a name but no formulas yet, each refused until its tests prove it
     Rule(
         "dp_replicate",
-        lambda q, t: t.dp_replicate > 1,
-        lambda q, p: f"dp_replicate = {p.dp_replicate} is not supported yet (must be 1)",
+        lambda q, t: t.data_parallel % t.dp_replicate != 0,
+        lambda q, p: (
+            f"dp_replicate = {p.dp_replicate} does not divide data_parallel = {p.data_parallel}; "
+            f"legal values: {_divisors([p.data_parallel])}"
+        ),
     ),
+    Rule(
+        "dp_replicate_alone",
+        lambda q, t: (t.dp_replicate > 1) & ((t.zero_stage == 0) | (t.shard_ranks == 1)),
+        lambda q, p: (
+            f"dp_replicate = {p.dp_replicate} makes replicas of shards: it needs zero_stage >= 1 "
+            f"(got {p.zero_stage}) and data_parallel / dp_replicate x context_parallel >= 2 "
+            f"(got {p.shard_ranks})"
+        ),
+    ),
+    # what has a name but no formulas yet, each refused until its tests prove it
     Rule(
         "context_parallel",
         lambda q, t: t.context_parallel > 1,

@@ -142,8 +142,8 @@ def rank_memory(
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     params = rank_parameters(model, rank, table.tensor_parallel, table.pipeline_parallel)
     states = OPTIMIZER_STATES[workload.optimizer]
-    apart = software.replicas_apart & (table.data_parallel > 1)
-    shared = (params.total, table.data_parallel, table.zero_stage, compute, master)
+    apart = software.replicas_apart & (table.shard_ranks > 1)
+    shared = (params.total, table.shard_ranks, table.zero_stage, compute, master)
     weights = weight_bytes(*shared)
     optimizer = optimizer_bytes(*shared, states, replicas_apart=apart)
 
@@ -199,7 +199,7 @@ def _gradients(
     def accumulated(when: Flag) -> Real:
         return accumulated_gradient_bytes(
             numel,
-            table.data_parallel,
+            table.shard_ranks,
             table.zero_stage,
             gradient,
             accumulates=when,
@@ -209,7 +209,7 @@ def _gradients(
     if software.whole_gradient_buffer:
         buffer = gradient * numel
         return Gradients(buffer, buffer, buffer, buffer, buffer)
-    reduced = reduced_gradient_bytes(numel, table.data_parallel, table.zero_stage, gradient)
+    reduced = reduced_gradient_bytes(numel, table.shard_ranks, table.zero_stage, gradient)
     later = accumulated(table.num_microbatches > 1)
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     each = reduced / numel
@@ -270,7 +270,7 @@ def _buffers(
     now = every | (in_flight <= 1.0)
     # before it is added up: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
-    apart = mixed | (table.data_parallel > 1)
+    apart = mixed | (table.shard_ranks > 1)
     added = np.where(table.num_microbatches > 1, compute * params.largest_pair, 0.0)
     fresh = np.where(apart, compute * layer if mixed else 0.0, added)
     flying = np.where(now, (gathered + reducing) * layer, 0.0)

@@ -1,7 +1,7 @@
 """Bytes of weights, gradients and optimizer state on one accelerator.
 
 Symbols   P num_params [parameters on this rank: its pipeline stages, its tensor-parallel share]
-          d data_parallel   z zero_stage {0..3}   m num_microbatches
+          d shard_ranks, over which ZeRO shards   z zero_stage {0..3}   m num_microbatches
           c compute_bytes, w master_bytes [bytes of an element]
           k optimizer_states [elements a parameter]
 Units     every function returns bytes; every argument is one number or one column of a plan table.
@@ -53,7 +53,7 @@ def adam_mixed_precision(num_params: Real, data_parallel: Count, zero_stage: Cou
 
 def weight_bytes(
     num_params: Real,
-    data_parallel: Count,
+    shard_ranks: Count,
     zero_stage: Count,
     compute_bytes: float,
     master_bytes: float,
@@ -67,13 +67,13 @@ def weight_bytes(
     (Zhao et al., arXiv:2304.11277, sec. 4.4).
     """
     whole = compute_bytes * np.multiply(1.0, num_params)
-    shard = master_bytes * np.multiply(1.0, num_params) / data_parallel
+    shard = master_bytes * np.multiply(1.0, num_params) / shard_ranks
     return np.where(np.greater_equal(zero_stage, 3), shard, whole)
 
 
 def optimizer_bytes(
     num_params: Real,
-    data_parallel: Count,
+    shard_ranks: Count,
     zero_stage: Count,
     compute_bytes: float,
     master_bytes: float,
@@ -93,13 +93,13 @@ def optimizer_bytes(
     replicas = np.where(replicas_apart, 1.0, float(mixed))
     sharded = np.where(np.less(zero_stage, 3), 1.0, 0.0)
     apart = np.where(np.equal(zero_stage, 0), replicas, sharded)
-    shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, data_parallel), 1.0)
+    shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, shard_ranks), 1.0)
     return master_bytes * (optimizer_states + apart) * num_params / shards
 
 
 def accumulated_gradient_bytes(
     num_params: Real,
-    data_parallel: Count,
+    shard_ranks: Count,
     zero_stage: Count,
     gradient_bytes: float,
     *,
@@ -116,13 +116,13 @@ def accumulated_gradient_bytes(
     (``defers_reduction``; torch 2.13, distributed/pipelining/stage.py, REDUCE_GRAD).
     """
     sharded = np.logical_and(np.greater_equal(zero_stage, 2), np.logical_not(defers_reduction))
-    shards = np.where(sharded, np.multiply(1.0, data_parallel), 1.0)
+    shards = np.where(sharded, np.multiply(1.0, shard_ranks), 1.0)
     return np.where(accumulates, gradient_bytes * np.multiply(1.0, num_params) / shards, 0.0)
 
 
 def reduced_gradient_bytes(
-    num_params: Real, data_parallel: Count, zero_stage: Count, gradient_bytes: float
+    num_params: Real, shard_ranks: Count, zero_stage: Count, gradient_bytes: float
 ) -> Real:
     """Gradients that the optimizer reads: g P, or its shard from ZeRO-1 on."""
-    shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, data_parallel), 1.0)
+    shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, shard_ranks), 1.0)
     return gradient_bytes * np.multiply(1.0, num_params) / shards

@@ -70,6 +70,11 @@ class Plan:
         return self.data_parallel // self.dp_replicate
 
     @property
+    def shard_ranks(self) -> int:
+        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
+        return self.dp_shard * self.context_parallel
+
+    @property
     def world_size(self) -> int:
         """Ranks that the plan uses."""
         ranks = self.data_parallel * self.context_parallel * self.tensor_parallel
@@ -166,6 +171,12 @@ class PlanTable:
         """Data ranks over which ZeRO shards."""
         shards: Column = self.data_parallel // self.dp_replicate
         return shards
+
+    @property
+    def shard_ranks(self) -> Column:
+        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
+        ranks: Column = self.dp_shard * self.context_parallel
+        return ranks
 
     @property
     def world_size(self) -> Column:

@@ -1,7 +1,7 @@
 """Along which dimension tensor parallelism cuts a tensor, and how much of it a rank then holds.
 
-Symbols   t tensor_parallel   d data_parallel   n rows (first dimension)
-Units     elements; ``tensor_parallel`` and ``data_parallel`` are numbers or columns of a table.
+Symbols   t tensor_parallel   d ranks that ZeRO shards over   n rows (first dimension)
+Units     elements; ``tensor_parallel`` and ``shard_ranks`` are numbers or columns of a table.
 
 Shares are those of the first rank: ceil(length / ranks), of which the last rank may have less.
 """
@@ -54,7 +54,7 @@ def tensor_shape(weight: Weight, tensor_parallel: Count) -> tuple[Real, Real]:
     return ceil_share(rows, tensor_parallel) if cut == 0 else rows + 0.0 * width, width
 
 
-def data_shard(weight: Weight, tensor_parallel: Count, data_parallel: Count) -> Real:
+def data_shard(weight: Weight, tensor_parallel: Count, shard_ranks: Count) -> Real:
     """Elements that one data-parallel rank keeps of its slice: ceil(n / d) whole rows.
 
     Where ranks outnumber experts, the rows inside the experts are shared out.
@@ -64,6 +64,6 @@ def data_shard(weight: Weight, tensor_parallel: Count, data_parallel: Count) -> 
     """
     rows, width = tensor_shape(weight, tensor_parallel)
     if weight.role == "expert" and len(weight.shape) > 2:
-        inner = np.where(np.greater(data_parallel, weight.shape[0]), float(weight.shape[1]), 1.0)
+        inner = np.where(np.greater(shard_ranks, weight.shape[0]), float(weight.shape[1]), 1.0)
         rows, width = rows * inner, width / inner
-    return ceil_share(rows, data_parallel) * width  # type: ignore[arg-type]
+    return ceil_share(rows, shard_ranks) * width  # type: ignore[arg-type]

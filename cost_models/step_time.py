@@ -72,6 +72,7 @@ class RankSeconds:
     backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
     data_communication: Real  # per step, before any overlap
     optimizer: Real  # per step
+    replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
 
     @property
     def microbatch(self) -> Real:
@@ -122,17 +123,19 @@ def axis_seconds(
 ) -> dict[str, Real]:
     """Seconds of all traffic of a rank in one step, by axis.
 
-    The grid is (pipeline, data, tensor), tensor fastest: a tensor group is contiguous, a data group
-    strides over it, pipeline neighbours are data x tensor ranks apart.
+    The grid is (pipeline, replicate, shard, context, tensor), tensor fastest: a tensor group is
+    contiguous, the ranks that share a model's shards (shard and context) stride over it, replicas
+    over those, and pipeline neighbours are all of them apart.
     """
-    tensor, data = table.tensor_parallel, table.data_parallel
+    tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
     measured = cluster.accelerator.device == "cpu"
     efficiency = 1.0 if measured else software.bus_efficiency
     ones = np.ones_like(tensor)
     layout = {
         "tensor": (tensor, ones),
         "data": (data, tensor),
-        "world": (tensor * data * table.pipeline_parallel, ones),
+        "replicate": (replicas, tensor * data),
+        "world": (table.world_size, ones),
     }
     seconds: dict[str, Real] = {}
     for axis in AXES:
@@ -140,7 +143,7 @@ def axis_seconds(
         ranks: Count = 2 * ones
         if axis == "pipeline":
             bandwidth, latency = point_to_point_link(
-                cluster, tensor * data, group_size=table.pipeline_parallel
+                cluster, tensor * data * replicas, group_size=table.pipeline_parallel
             )
         else:
             ranks, stride = layout[axis]
@@ -205,7 +208,7 @@ def rank_seconds(
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
     params = rank_parameters(model, rank, tensor, table.pipeline_parallel).total
-    shard = params / np.where(table.zero_stage >= 1, table.data_parallel, 1)
+    shard = params / np.where(table.zero_stage >= 1, table.shard_ranks, 1)
     return RankSeconds(
         compute=forward + backward,
         recompute=again,
@@ -216,6 +219,7 @@ def rank_seconds(
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
         backward=backward + again + host_backward,
         data_communication=by_axis["data"],
+        replica_communication=by_axis["replicate"],
         optimizer=optimizer_seconds(shard, rate, software)
         + software.step_operators * rate.operator
         + by_axis["world"],
@@ -228,8 +232,9 @@ def exposed_data_seconds(
     """Data-parallel seconds that no computation hides.
 
     ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
-    reduces behind every one, ZeRO 3 also gathers behind every forward pass. Links work while a GPU
-    computes or waits for its host; a CPU's cores do both jobs.
+    reduces behind every one, ZeRO 3 also gathers behind every forward pass. Replicas always reduce
+    behind the last one. Links work while a GPU computes or waits for its host; a CPU's cores do
+    both jobs.
     """
     hides = overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
@@ -237,7 +242,9 @@ def exposed_data_seconds(
     passes = rank.compute + rank.recompute + rank.host
     forward = np.where(table.zero_stage >= 3, passes - rank.backward, 0.0)
     window = hides * every * (rank.backward + forward)
-    return np.maximum(0.0, rank.data_communication - window)
+    last = rank.replica_communication - hides * rank.backward
+    whole = rank.data_communication + rank.replica_communication - window
+    return np.maximum(0.0, np.maximum(last, whole))
 
 
 def step_seconds(

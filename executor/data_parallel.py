@@ -5,6 +5,10 @@ zero_stage 1  shards between steps; weights gathered and gradients scattered onc
 zero_stage 2  the same, gradients scattered at every micro-batch: only a shard accumulates
 zero_stage 3  weights gathered for each forward and each backward pass of a group, freed after it
 
+With ``dp_replicate`` (HSDP; Zhao et al., arXiv:2304.11277, sec. 3.2.2) all this happens inside
+groups of dp_shard ranks, and once a step the same shards of all groups are added up. Ranks that
+share the tokens of a sequence (context parallelism) share the weights as data ranks do.
+
 A group is the embedding, one layer, or norm and head; a tied embedding and head share one. Losses
 are divided by the tokens of the whole batch before they are differentiated, so gradients are only
 summed. Under a pipeline all this holds as well: a backward pass of a stage is one micro-batch.
@@ -28,15 +32,15 @@ def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Rang
 
     With one data rank only mixed precision needs FSDP, for its master weights.
     """
-    plan, mesh = grid.plan, grid.mesh["data"]
+    plan, mesh = grid.plan, grid.sharding_mesh()
     master, compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
-    if plan.data_parallel == 1 and master == compute:
+    if grid.size("data") == 1 and master == compute:
         return {}
     mixed = master != compute
     policy = MixedPrecisionPolicy(compute, master) if mixed else MixedPrecisionPolicy()
     rows = {name: stage.get_parameter(name).size(0) for name in stage.layouts}
     groups = list(stage.groups())
-    if plan.zero_stage == 0 and plan.data_parallel > 1:
+    if plan.zero_stage == 0 and grid.size("data") > 1:
         for group in groups:
             replicate(group, mesh=mesh, mp_policy=policy)
         replicate(stage, mesh=mesh, mp_policy=policy)
@@ -62,12 +66,13 @@ def before_backward(stage: nn.Module, zero_stage: int, *, last: bool) -> None:
     stage.__dict__["coming_is_last"] = last  # setting walks through all modules
     stage.set_is_last_backward(last)
     stage.set_requires_gradient_sync(last or zero_stage >= 2)
+    stage.set_requires_all_reduce(last)  # replicas add up what their shards have accumulated
     stage.set_reshard_after_backward(last or zero_stage == 3)
 
 
 def _chunk(length: int, grid: Grid) -> tuple[int, int]:
     """Return the rows of a tensor that FSDP2 leaves on this data rank."""
-    rank, chunk = grid.rank("data"), -(-length // grid.plan.data_parallel)
+    rank, chunk = grid.rank("data"), -(-length // grid.size("data"))
     return min(length, rank * chunk), min(length, (rank + 1) * chunk)
 
 

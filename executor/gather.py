@@ -25,7 +25,7 @@ def gathered(
     """
     grid, rank_0 = trainer.grid, dist.get_rank() == 0
     held = {h.name: h for h in trainer.held}
-    leads = grid.rank("data") == 0 and grid.rank("tensor") == 0
+    leads = all(rank == 0 for axis, rank in grid.place.items() if axis != "pipeline")
     for key, layout, pipeline_rank in _owners(trainer):
         full = None
         if grid.rank("pipeline") == pipeline_rank:
@@ -65,9 +65,9 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
 def _whole(trainer: Trainer, held: Held, local: Tensor) -> Tensor:
     """Put a tensor together on every rank of its stage."""
     plan, axis, layout = trainer.plan, trainer.axis, held.layout
-    if plan.zero_stage > 0 and plan.data_parallel > 1:
+    if plan.zero_stage > 0 and trainer.grid.size("data") > 1:
         rows = layout.local_shape(axis)[0]
-        parts = _all_gather(local, 0, -(-rows // plan.data_parallel), trainer, "data")
+        parts = _all_gather(local, 0, -(-rows // trainer.grid.size("data")), trainer, "data")
         local = torch.cat(parts).narrow(0, 0, rows)
     if layout.cut_dim is None or axis.size == 1:
         return local
@@ -93,6 +93,6 @@ def _all_gather(local: Tensor, dim: int, length: int, trainer: Trainer, axis: st
     shape[dim] = length
     padded = local.new_zeros(shape)
     padded.narrow(dim, 0, local.size(dim)).copy_(local)
-    parts = [torch.empty_like(padded) for _ in range(trainer.grid.mesh[axis].size())]
+    parts = [torch.empty_like(padded) for _ in range(trainer.grid.size(axis))]
     dist.all_gather(parts, padded, group=trainer.grid.group(axis))
     return parts

@@ -1,19 +1,33 @@
-"""The grid of ranks (pipeline, data, tensor), the last axis fastest: see ``cost_models.plan``."""
+"""The grid of ranks (pipeline, replicate, shard, context, tensor), the last axis fastest.
+
+See ``cost_models.plan``. Ranks that differ along replicate and shard read different samples; those
+that differ along context hold different tokens of the same samples.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from cost_models.plan import Plan
 from hardware_profiles.errors import InputError
 
-AXES: Final = ("pipeline", "data", "tensor")
+AXES: Final = ("pipeline", "replicate", "shard", "context", "tensor")
+# the process groups of a rank, by the name under which their traffic counts, and their axes
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "pipeline": ("pipeline",),
+    "data": ("shard", "context"),
+    "tensor": ("tensor",),
+    "replicate": ("replicate",),
+    "context": ("context",),
+}
 
 
 def local_device() -> torch.device:
@@ -51,11 +65,17 @@ def leave() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the process stands among all ranks."""
+    """Where the process stands among all ranks, and its process groups.
+
+    A group is named by what travels in it: "data" are the ranks that share a model's shards (axes
+    shard and context: all of them read the same weights for different tokens), "replicate" the
+    ranks with the same shard of other copies.
+    """
 
     plan: Plan
     device: torch.device
-    mesh: DeviceMesh
+    place: dict[str, int]  # this process's rank along each axis
+    by_axis: dict[str, dist.ProcessGroup]
 
     @classmethod
     def of(cls, plan: Plan, device: torch.device) -> Grid:
@@ -63,32 +83,88 @@ class Grid:
         if dist.get_world_size() != plan.world_size:
             raise InputError(
                 f"the plan needs {plan.world_size} ranks (data_parallel {plan.data_parallel} x "
-                f"tensor_parallel {plan.tensor_parallel} x pipeline_parallel "
-                f"{plan.pipeline_parallel}), but {dist.get_world_size()} were started"
+                f"context_parallel {plan.context_parallel} x tensor_parallel "
+                f"{plan.tensor_parallel} x pipeline_parallel {plan.pipeline_parallel}), but "
+                f"{dist.get_world_size()} were started"
             )
-        shape = (plan.pipeline_parallel, plan.data_parallel, plan.tensor_parallel)
-        return cls(plan, device, init_device_mesh(device.type, shape, mesh_dim_names=AXES))
+        position = np.argwhere(_ranks(plan) == dist.get_rank())[0].tolist()
+        world = dist.distributed_c10d._get_default_group()
+        groups: dict[str, dist.ProcessGroup] = {}
+        for name, axes in GROUPS.items():
+            (own,) = [line for line in lines(plan, *axes) if dist.get_rank() in line]
+            spans_all = len(own) == plan.world_size and world not in groups.values()
+            groups[name] = world if spans_all else own_group(own)
+        place = dict(zip(AXES, position, strict=True))
+        return cls(plan, device, place, groups)
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """Return the process group of one axis."""
-        return self.mesh.get_group(axis)
+        return self.by_axis[axis]
+
+    def size(self, axis: str) -> int:
+        """Return the number of ranks in this process's group of one axis."""
+        return int(self.by_axis[axis].size())
 
     def rank(self, axis: str) -> int:
-        """Return this process's rank along one axis."""
-        rank: int = self.mesh.get_local_rank(axis)
-        return rank
+        """Return this process's rank in its group of one axis."""
+        return int(self.by_axis[axis].rank())
 
     def groups(self) -> dict[str, dist.ProcessGroup]:
         """Return the groups by axis, for the counter of collectives."""
-        world = dist.distributed_c10d._get_default_group()
-        return {**{axis: self.group(axis) for axis in AXES}, "world": world}
+        return {**self.by_axis, "world": dist.distributed_c10d._get_default_group()}
+
+    @property
+    def samples_rank(self) -> int:
+        """Which of the data_parallel shares of a batch this process trains on."""
+        return self.place["replicate"] * self.plan.dp_shard + self.place["shard"]
+
+    def sharding_mesh(self) -> DeviceMesh:
+        """Return the mesh for FSDP2: (data), or (replicate, data) with several copies."""
+        kind = self.device.type
+        if self.plan.dp_replicate == 1:
+            return DeviceMesh.from_group(self.group("data"), kind, mesh_dim_names=("data",))
+        own = [
+            line
+            for line in lines(self.plan, "replicate", *GROUPS["data"])
+            if dist.get_rank() in line
+        ]
+        ranks = torch.tensor(own[0]).view(self.plan.dp_replicate, -1)
+        names = ("replicate", "data")
+        return DeviceMesh.from_group(
+            [self.group(name) for name in names], kind, ranks, mesh_dim_names=names
+        )
 
     def pipeline_peer(self, pipeline_rank: int) -> int:
-        """Return the global rank of another pipeline rank with this data and tensor rank."""
+        """Return the global rank of another pipeline rank with this process's other places."""
         rank: int = dist.get_global_rank(self.group("pipeline"), pipeline_rank)
         return rank
 
     def pipeline_lines(self) -> list[list[int]]:
-        """Return the global ranks of every pipeline: one list a data and tensor rank."""
-        lines: list[list[int]] = self.mesh.mesh.flatten(1).t().tolist()
-        return lines
+        """Return the global ranks of every pipeline."""
+        return lines(self.plan, "pipeline")
+
+
+def lines(plan: Plan, *axes: str) -> list[list[int]]:
+    """Return the groups of global ranks that differ along some axes only, in their order."""
+    kept = [AXES.index(axis) for axis in AXES if axis not in axes]
+    varied = [AXES.index(axis) for axis in AXES if axis in axes]
+    ranks = _ranks(plan).transpose(kept + varied)
+    size = math.prod(ranks.shape[len(kept) :])
+    found: list[list[int]] = ranks.reshape(-1, size).tolist()
+    return found
+
+
+def own_group(ranks: list[int]) -> dist.ProcessGroup:
+    """Make the group of some ranks; only they call it, all in the same order."""
+    return dist.new_group(ranks, use_local_synchronization=True)
+
+
+def _ranks(plan: Plan) -> np.ndarray[Any, Any]:
+    shape = (
+        plan.pipeline_parallel,
+        plan.dp_replicate,
+        plan.dp_shard,
+        plan.context_parallel,
+        plan.tensor_parallel,
+    )
+    return np.arange(plan.world_size).reshape(shape)

@@ -45,7 +45,7 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
     found = []
     for name, layout in stage.layouts.items():
         parameter = stage.get_parameter(name)
-        copies = plan.data_parallel if plan.zero_stage == 0 else 1
+        copies = plan.dp_replicate * (grid.size("data") if plan.zero_stage == 0 else 1)
         copies *= plan.tensor_parallel if layout.cut_dim is None else 1
         local = torch.nn.Parameter(local_tensor(parameter.detach()))
         second = name in stage.is_second_copy

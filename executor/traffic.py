@@ -37,7 +37,8 @@ def counted_traffic(trainer: Trainer, batch: Batch) -> list[dict[str, Any]]:
     dist.all_gather(every, sent)
     rows = []
     for rank, numbers in enumerate(every):
-        pipeline_rank, place = divmod(rank, file.plan.data_parallel * file.plan.tensor_parallel)
+        of_stage = file.plan.world_size // file.plan.pipeline_parallel
+        pipeline_rank, place = divmod(rank, of_stage)
         predicted = predicted_traffic(file, pipeline_rank, world_axis)
         for key, (count, size) in zip(keys, numbers.view(-1, 2).tolist(), strict=True):
             expected_count, expected_size = predicted.get(key, (0.0, 0.0))
@@ -47,7 +48,7 @@ def counted_traffic(trainer: Trainer, batch: Batch) -> list[dict[str, Any]]:
                         "rank": rank,
                         "axis": key[0],
                         "kind": key[1],
-                        "fullest": place == 0,  # first data and tensor rank of its stage
+                        "fullest": place == 0,  # first rank of its stage
                         "predicted_count": expected_count,
                         "counted_count": count,
                         "predicted_bytes": expected_size,

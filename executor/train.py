@@ -119,7 +119,7 @@ class Trainer:
     def rows(self) -> range:
         """The rows of a global batch that this rank trains on."""
         share = self.plan.global_batch_size // self.plan.data_parallel
-        first = self.grid.rank("data") * share
+        first = self.grid.samples_rank * share
         return range(first, first + share)
 
     def step(self, batch: Batch) -> StepResult:
@@ -195,7 +195,7 @@ class Trainer:
         resumed run draws them again.
         """
         tensor_rank = self.axis.rank if self.plan.sequence_parallel else 0
-        place = (self.grid.rank("pipeline"), self.grid.rank("data"), tensor_rank)
+        place = (self.grid.rank("pipeline"), self.grid.samples_rank, tensor_rank)
         text = repr((self.seed, self.steps_done, *place))
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 

@@ -142,6 +142,7 @@ def _default_plan(
         recompute=fixed.get("recompute", "none"),
         micro_batch_size=micro,
         num_microbatches=count,
+        dp_replicate=fixed.get("dp_replicate", 1),
         **{name: fixed[name] for name in UNVARIED if name in fixed},
     )
     return question, plan, assumptions

@@ -58,7 +58,14 @@ def search(
     """
     started = time.perf_counter()
     question = question_of(setting)
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
+    cluster = setting.cluster
+    table = enumerate_plans(
+        setting.model,
+        setting.workload,
+        cluster.num_gpus,
+        fixed or {},
+        node_size=cluster.tiers[0].domain_size,
+    )
     codes = legality_codes(question, table)
     legal = table.rows(codes == 0)
     step, peak = _price_in_chunks(setting, legal)

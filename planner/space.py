@@ -32,7 +32,6 @@ SHORT_NAMES: Final = {
 }
 # fields that the search leaves at their default unless they are pinned
 UNVARIED: Final = (
-    "dp_replicate",
     "context_parallel",
     "context_parallel_method",
     "expert_parallel",
@@ -100,13 +99,21 @@ def divisors(number: int) -> list[int]:
 
 
 def enumerate_plans(
-    model: ModelSpec, workload: Workload, num_gpus: int, fixed: Mapping[str, Any]
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    *,
+    node_size: int | None = None,
 ) -> PlanTable:
     """Return every candidate; ``legality`` says which of them can exist.
 
     Degrees are the divisors of the number of accelerators; virtual stages those that divide the
     layers evenly, up to MAX_VIRTUAL_STAGES. Columns that mean nothing are not varied: sequence
     parallelism without tensor parallelism, sharding and schedules over one rank.
+
+    ``node_size``: accelerators of the innermost tier of the network. ZeRO shards over all data
+    ranks, or over those of one node with replicas on the others (HSDP); other splits lie between.
     """
     blocks: list[dict[str, Any]] = []
     context = fixed.get("context_parallel", 1)
@@ -115,12 +122,28 @@ def enumerate_plans(
             data, left = divmod(num_gpus, tensor * pipeline * context)
             if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
                 continue
-            blocks += _blocks(model, workload, tensor, pipeline, data, fixed)
+            for copies in _wanted(
+                fixed, "dp_replicate", _replicas(data, tensor * context, context, node_size)
+            ):
+                blocks += _blocks(model, workload, tensor, pipeline, data, copies, fixed)
     if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
-        blocks = _blocks(model, workload, tensor, pipeline, data, fixed)
+        copies = fixed.get("dp_replicate", 1)
+        blocks = _blocks(model, workload, tensor, pipeline, data, copies, fixed)
     return _expand(blocks)
+
+
+def _replicas(data: int, neighbours: int, context: int, node_size: int | None) -> list[int]:
+    """Return how many copies of the shards to try; ``neighbours`` share each data rank.
+
+    >>> _replicas(32, 2, 1, 8)  # 4 data ranks a node
+    [1, 8]
+    """
+    shard, left = divmod(node_size or 1, neighbours)
+    if left or shard * context < 2 or data % shard or data == shard:
+        return [1]
+    return [1, data // shard]
 
 
 def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]:
@@ -133,15 +156,18 @@ def _blocks(
     tensor: int,
     pipeline: int,
     data: int,
+    copies: int,
     fixed: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Return the batches and schedules of one grid, with the lists still to be multiplied."""
-    zero = _wanted(fixed, "zero_stage", [0, 1, 2, 3] if data > 1 else [0])
+    stages = [0, 1, 2, 3] if data > 1 else [0]
+    zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
     recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(RECOMPUTE))]
     return [
         {
             "data_parallel": data,
+            "dp_replicate": copies,
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
             "virtual_stages": virtual,

@@ -103,6 +103,7 @@ def all_plans(
     *,
     virtual_stages: tuple[int, ...] = (1, 2, 3, 4),
     recompute: tuple[str, ...] = RECOMPUTE,
+    replicas: bool = False,
 ) -> Iterator[Plan]:
     """Every plan that uses all accelerators and the whole batch, legal or not, by nested loops."""
     gpus, batch = setting.cluster.num_gpus, setting.workload.global_batch_size
@@ -110,7 +111,9 @@ def all_plans(
         if gpus % (data * tensor) or batch % data:
             continue
         share = batch // data
-        for micro, virtual, schedule, zero, sequence, again in itertools.product(
+        copies = [n for n in range(1, data + 1) if data % n == 0] if replicas else [1]
+        for copy, micro, virtual, schedule, zero, sequence, again in itertools.product(
+            copies,
             [size for size in range(1, share + 1) if share % size == 0],
             virtual_stages,
             SCHEDULES,
@@ -120,6 +123,7 @@ def all_plans(
         ):
             yield Plan(
                 data_parallel=data,
+                dp_replicate=copy,
                 tensor_parallel=tensor,
                 pipeline_parallel=gpus // (data * tensor),
                 virtual_stages=virtual,

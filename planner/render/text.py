@@ -187,6 +187,8 @@ def _next_command(setting: Setting, ways_out: Sequence[Mapping[str, Any]]) -> st
 
 COLUMNS: Final = (
     ("dp", "data_parallel"),
+    ("rep", "dp_replicate"),
+    ("cp", "context_parallel"),
     ("tp", "tensor_parallel"),
     ("pp", "pipeline_parallel"),
     ("vp", "virtual_stages"),
@@ -195,6 +197,7 @@ COLUMNS: Final = (
     ("recompute", "recompute"),
     ("micro", "micro_batch_size"),
 )
+RARE: Final = ("dp_replicate", "context_parallel")  # shown only where a plan uses them
 SHORT_SCHEDULE: Final = {
     "interleaved_1f1b": "interleaved",
     "zero_bubble": "zero-bubble",
@@ -204,12 +207,17 @@ SHORT_SCHEDULE: Final = {
 
 def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """The plans, best first."""
+    columns = [
+        (name, field)
+        for name, field in COLUMNS
+        if field not in RARE or any(document["plan"][field] > 1 for document in documents)
+    ]
     rows = [
-        [*(name for name, _ in COLUMNS), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
+        [*(name for name, _ in columns), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
     ]
     for document in documents:
         plan, memory, time = document["plan"], document["memory"], document["time"]
-        cells = [_cell(plan[field]) for _, field in COLUMNS]
+        cells = [_cell(plan[field]) for _, field in columns]
         cells.append(
             SHORT_SCHEDULE.get(plan["pipeline_schedule"], plan["pipeline_schedule"])
             if plan["pipeline_parallel"] > 1

@@ -78,7 +78,16 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["zero_stage = 1", "data_parallel >= 2"],
     ),
     "zero_stage": ({"zero_stage": 2}, {"largest_zero_stage": 1}, ["zero_stage = 2", "stage 1"]),
-    "dp_replicate": ({"dp_replicate": 2}, {}, ["dp_replicate = 2", "must be 1"]),
+    "dp_replicate": (
+        {"dp_replicate": 3},
+        {},
+        ["dp_replicate = 3", "data_parallel = 2", "legal values: 1, 2"],
+    ),
+    "dp_replicate_alone": (
+        {"dp_replicate": 2},
+        {},
+        ["dp_replicate = 2", "zero_stage >= 1", "(got 1)"],
+    ),
     "context_parallel": ({"context_parallel": 2}, {"num_gpus": 16}, ["context_parallel = 2"]),
     "expert_parallel": ({"expert_parallel": 2}, {}, ["expert_parallel = 2"]),
     "pipeline_schedule": ({"pipeline_schedule": "zbv"}, {}, ["zbv", "must be one of gpipe, 1f1b"]),

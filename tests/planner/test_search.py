@@ -27,7 +27,10 @@ def with_capacity(setting: Setting, capacity: float) -> Setting:
 
 def priced_one_by_one(setting: Setting) -> list[tuple[int, float, float, Plan]]:
     """Verdict, step and peak of every legal candidate, each priced alone."""
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    cluster = setting.cluster
+    table = enumerate_plans(
+        setting.model, setting.workload, cluster.num_gpus, {}, node_size=cluster.gpus_per_node
+    )
     legal = table.rows(legality_codes(question(setting), table) == 0)
     found = []
     for plan in legal:

@@ -25,7 +25,14 @@ QUESTIONS = [
 
 
 def enumerated(setting: Any, fixed: dict[str, Any] | None = None) -> PlanTable:
-    return enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
+    cluster = setting.cluster
+    return enumerate_plans(
+        setting.model,
+        setting.workload,
+        cluster.num_gpus,
+        fixed or {},
+        node_size=cluster.gpus_per_node,
+    )
 
 
 def legal_plans(setting: Any, plans: list[Plan]) -> set[Plan]:
@@ -35,8 +42,13 @@ def legal_plans(setting: Any, plans: list[Plan]) -> set[Plan]:
     return {plan for plan, code in zip(plans, codes, strict=True) if not code}
 
 
-def in_the_space(plan: Plan, num_layers: int) -> bool:
-    """The documented limits: virtual stages of equal size; nothing varied that means nothing."""
+def in_the_space(plan: Plan, num_layers: int, node_size: int) -> bool:
+    """The documented limits: virtual stages of equal size; nothing varied that means nothing.
+
+    Replicas only where the shards of one fill a node.
+    """
+    if plan.dp_replicate > 1 and plan.dp_shard * plan.tensor_parallel != node_size:
+        return False
     even = num_layers % plan.num_stages == 0 and plan.virtual_stages <= MAX_VIRTUAL_STAGES
     no_schedule = plan.pipeline_parallel > 1 or plan.pipeline_schedule == "1f1b"
     return no_schedule and (plan.virtual_stages == 1 or even)
@@ -48,8 +60,10 @@ def test_every_legal_plan_of_nested_loops_is_enumerated(
 ) -> None:
     setting = make_setting(model, cluster, global_batch_size=batch)
     virtual = tuple(range(1, MAX_VIRTUAL_STAGES + 1))
-    loops = legal_plans(setting, list(all_plans(setting, virtual_stages=virtual)))
-    expected = {plan for plan in loops if in_the_space(plan, setting.model.num_layers)}
+    several = setting.cluster.num_nodes > 1
+    loops = legal_plans(setting, list(all_plans(setting, virtual_stages=virtual, replicas=several)))
+    size = setting.cluster.gpus_per_node
+    expected = {plan for plan in loops if in_the_space(plan, setting.model.num_layers, size)}
     candidates = list(enumerated(setting))
     assert len(candidates) == len(set(candidates))  # no plan twice
     assert legal_plans(setting, candidates) == expected
