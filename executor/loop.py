@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from executor.data import Corpus
-from executor.step_measurement import environment, gather_json, measured_step
+from executor.mesh import gather_json
+from executor.step_measurement import environment, measured_step
 from executor.train import StepResult, Trainer
 from hardware_profiles.errors import RunError
 

@@ -6,6 +6,7 @@ that differ along context hold different tokens of the same samples.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import dataclass
@@ -61,6 +62,23 @@ def leave() -> None:
         dist.barrier()
         if dist.get_backend() != "gloo":
             dist.destroy_process_group()
+
+
+def gather_json(
+    value: Any, device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[Any]:
+    """Return the values of all ranks of a group, on every one; they travel as JSON text."""
+    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
+    length = torch.tensor([len(text)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
+    longest = max(int(n) for n in lengths)
+    padded = torch.nn.functional.pad(text, (0, longest - len(text)))
+    texts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(texts, padded, group=group)
+    return [
+        json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(texts, lengths, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

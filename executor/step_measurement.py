@@ -1,8 +1,7 @@
-"""One step watched operator by operator on every rank, and how ranks tell each other."""
+"""One step watched operator by operator on every rank, and where it ran."""
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from typing import Any
@@ -33,21 +32,6 @@ def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str,
             axis for axis in groups if groups[axis].group_name == groups["world"].group_name
         ),
     }
-
-
-def gather_json(value: Any, device: torch.device) -> list[Any]:
-    """Return the values of all ranks, on every rank; they travel as JSON text."""
-    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
-    length = torch.tensor([len(text)], device=device)
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, length)
-    longest = max(int(n) for n in lengths)
-    padded = torch.nn.functional.pad(text, (0, longest - len(text)))
-    texts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(texts, padded)
-    return [
-        json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(texts, lengths, strict=True)
-    ]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple
@@ -175,6 +176,14 @@ class Trainer:
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
         return learning_rate
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside tensors, as JSON values."""
+        return {"steps_done": self.steps_done}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state`` was taken."""
+        self.steps_done = int(state["steps_done"])
 
     def close(self) -> None:
         """Leave the process group."""

@@ -1,0 +1,159 @@
+"""The folder that holds a run's checkpoints: names, order, and what may be deleted.
+
+    step-00000100                    complete: the name comes last, by one rename
+    step-00000200.tmp-5f0c2a91       being written, or left there by a run that was killed
+    step-00000200.aside-5f0c2a91     set aside: damaged, or newer than what a run resumed from
+    step-00000100.old-5f0c2a91       being deleted
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from executor.checkpoint.errors import cannot_be_written
+from executor.checkpoint.index import NAME
+from hardware_profiles.errors import InputError
+
+SUBFOLDER: Final = "checkpoints"  # of a run's folder
+_COMPLETE: Final = re.compile(r"step-(\d{8,})")
+_PASSING: Final = re.compile(r"step-\d{8,}\.(tmp|old)-[0-9a-f]+")
+
+
+def step_name(step: int) -> str:
+    """Return the name of the checkpoint after a step."""
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    """Return the step in a checkpoint's name."""
+    found = _COMPLETE.fullmatch(folder.name)
+    assert found is not None, folder
+    return int(found[1])
+
+
+class CheckpointFolder:
+    """The folder of all checkpoints of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def complete(self) -> list[Path]:
+        """Return the folders that have the name of a complete checkpoint, the newest first."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        found = [self.path / name for name in names if _COMPLETE.fullmatch(name)]
+        return sorted((f for f in found if f.is_dir()), key=step_of, reverse=True)
+
+    def prepare(self) -> None:
+        """Make the folder, and remove what a killed run left half done."""
+        with _named(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.path.parent)
+        for name in os.listdir(self.path):
+            if _PASSING.fullmatch(name):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def begin(self, step: int) -> Path:
+        """Make a fresh folder for the checkpoint after a step."""
+        folder = self.path / f"{step_name(step)}.tmp-{_token()}"
+        with _named(folder):
+            folder.mkdir()
+        return folder
+
+    def publish(self, temporary: Path, step: int) -> Path:
+        """Give a checkpoint whose files are all on the disk its name; return the folder."""
+        final = self.path / step_name(step)
+        with _named(final):
+            sync_folder(temporary)
+            if final.exists():
+                self.set_aside(final)
+            temporary.rename(final)
+            sync_folder(self.path)
+        return final
+
+    def set_aside(self, folder: Path) -> Path:
+        """Rename a checkpoint so that nothing resumes from it; nobody deletes it."""
+        aside = self.path / f"{folder.name}.aside-{_token()}"
+        with _named(folder):
+            folder.rename(aside)
+            sync_folder(self.path)
+        return aside
+
+    def prune(self, keep: int, keep_every: int | None) -> list[Path]:
+        """Delete all but the newest ``keep`` checkpoints and every ``keep_every``-th step's.
+
+        Called after a new one got its name, so the newest is known to be whole.
+        """
+        deleted = []
+        for folder in self.complete()[max(1, keep) :]:
+            if keep_every is not None and step_of(folder) % keep_every == 0:
+                continue
+            old = folder.with_name(f"{folder.name}.old-{_token()}")
+            with _named(folder):
+                folder.rename(old)  # first, so that nothing half deleted looks complete
+                sync_folder(self.path)
+            shutil.rmtree(old, ignore_errors=True)
+            deleted.append(folder)
+        return deleted
+
+
+def find_folder(place: Path) -> Path:
+    """Return the folder of checkpoints that is named, or that of a run or of a checkpoint."""
+    if _COMPLETE.fullmatch(place.name) or (place / NAME).exists():
+        return place.parent
+    if place.name == SUBFOLDER or not (place / SUBFOLDER).is_dir():
+        return place
+    return place / SUBFOLDER
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_and_sync(path: Path, text: str) -> None:
+    """Write a new text file and wait until it is on the disk."""
+    with _named(path), path.open("x", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+@contextlib.contextmanager
+def cleaned_up(folder: Path, *, owner: bool) -> Iterator[None]:
+    """Have the owner of a folder remove it if it does not become complete."""
+    try:
+        yield
+    except BaseException:
+        if owner:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn what the system refuses into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_written(path, error) from None
+
+
+def _token() -> str:
+    return os.urandom(4).hex()

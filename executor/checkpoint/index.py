@@ -1,0 +1,180 @@
+"""The index of a checkpoint: which file holds which part of which tensor, and what was trained.
+
+Written last, into a folder that only then gets its name: a checkpoint without an index, or whose
+files have other sizes or checksums than the index says, is none. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from executor.checkpoint.errors import DamagedError
+from executor.checkpoint.pieces import numel, whole
+
+if TYPE_CHECKING:
+    from executor.layout import Pieces
+
+NAME: Final = "index.json"
+SCHEMA_VERSION: Final = 1
+WEIGHTS, STATE = "weights", "state"  # the two files of a rank
+CHUNK: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a tensor that one rank wrote."""
+
+    rank: int
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One parameter of the model, under its Hugging Face name."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors calls it
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What a file must be."""
+
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All that a checkpoint says about itself."""
+
+    step: int  # optimizer steps that were done
+    world_size: int  # ranks that wrote it
+    tensors: Mapping[str, TensorEntry]
+    files: Mapping[str, FileEntry]
+    state: tuple[str, ...]  # what the optimizer remembers of every tensor: exp_avg, step, ...
+    trainer: Mapping[str, Any]  # what the trainer keeps beside tensors
+    about: Mapping[str, Any]  # model, workload, plan, layer_ranges, data, options, environment
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "step": self.step,
+            "world_size": self.world_size,
+            "state": list(self.state),
+            "trainer": dict(self.trainer),
+            **self.about,
+            "files": {n: {"bytes": f.size, "sha256": f.sha256} for n, f in self.files.items()},
+            "tensors": {
+                name: {
+                    "shape": entry.shape,
+                    "dtype": entry.dtype,
+                    "parts": [{"rank": p.rank, "ranges": p.pieces} for p in entry.parts],
+                }
+                for name, entry in self.tensors.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> Index:
+        """Read and check the values of an index.json."""
+        version = values.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DamagedError(
+                f"{where}: schema_version = {version}; this version of shardplan reads "
+                f"{SCHEMA_VERSION}"
+            )
+        try:
+            rest = dict(values)
+            del rest["schema_version"]
+            index = cls(
+                step=int(rest.pop("step")),
+                world_size=int(rest.pop("world_size")),
+                state=tuple(str(key) for key in rest.pop("state")),
+                trainer=dict(rest.pop("trainer")),
+                files={
+                    str(name): FileEntry(int(file["bytes"]), str(file["sha256"]))
+                    for name, file in rest.pop("files").items()
+                },
+                tensors={n: _tensor(entry) for n, entry in rest.pop("tensors").items()},
+                about=rest,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(f"{where}: not an index of a checkpoint ({error!r})") from None
+        index.check_cover(where)
+        return index
+
+    def check_cover(self, where: str) -> None:
+        """Check that the parts of every tensor make up the whole of it."""
+        for name, entry in self.tensors.items():
+            found, expected = sum(numel(p.pieces) for p in entry.parts), numel(whole(entry.shape))
+            if found != expected:
+                raise DamagedError(
+                    f"{where}: the parts of {name} hold {found:,} elements, its shape "
+                    f"{list(entry.shape)} has {expected:,}"
+                )
+
+
+def file_name(kind: str, rank: int, world_size: int) -> str:
+    """Return the name of a rank's file."""
+    return f"{kind}-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def _tensor(values: Mapping[str, Any]) -> TensorEntry:
+    parts = tuple(
+        Part(
+            int(part["rank"]),
+            tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in part["ranges"]),
+        )
+        for part in values["parts"]
+    )
+    return TensorEntry(tuple(int(n) for n in values["shape"]), str(values["dtype"]), parts)
+
+
+def read_index(folder: Path) -> Index:
+    """Read the index of a checkpoint's folder, and check that its files have the right sizes."""
+    path = folder / NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        reason = "no such folder" if not folder.is_dir() else f"no {NAME} in it"
+        raise DamagedError(f"{folder}: not a checkpoint ({reason})") from None
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: not JSON, or cut off: {error}") from None
+    if not isinstance(values, dict):
+        raise DamagedError(f"{path}: not an index of a checkpoint")
+    index = Index.from_dict(values, str(path))
+    for name, file in index.files.items():
+        _check_size(folder / name, file.size)
+    return index
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if size != expected:
+        raise DamagedError(f"{path}: has {size:,} bytes, its index says {expected:,}")
+
+
+def check_contents(path: Path, expected: FileEntry) -> None:
+    """Read a file and check that it holds what was written."""
+    found = hashlib.sha256()
+    try:
+        with path.open("rb") as handle:
+            while chunk := handle.read(CHUNK):
+                found.update(chunk)
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if found.hexdigest() != expected.sha256:
+        raise DamagedError(f"{path}: is corrupted (its SHA-256 is not what the index says)")

@@ -1,0 +1,131 @@
+"""Saves a run's checkpoints while it trains.
+
+A checkpoint is taken between two steps: the parts that a rank writes are copied to host memory, and
+a thread writes them while training goes on. Training waits for the disk only when the next
+checkpoint is due and the last one is not finished, and at the end of the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.workload import Optimizer
+from executor.checkpoint.errors import CheckpointError
+from executor.checkpoint.folder import CheckpointFolder
+from executor.checkpoint.share import own_share
+from executor.checkpoint.snapshot import Files, Snapshot
+from executor.checkpoint.writer import Writer
+from executor.models import MASTER_DTYPE
+from executor.train import Trainer
+
+MOMENTS: Final[dict[Optimizer, int]] = {"adamw": 2, "sgd": 0}  # tensors beside each weight
+
+
+class CheckpointManager:
+    """The checkpoints of one run; every rank makes the same calls, between steps."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        *,
+        every: int | None,
+        keep: int = 2,
+        keep_every: int | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the folder; ``about``: JSON values for the index (data, options, environment)."""
+        self.trainer, self.every = trainer, every
+        share = own_share(trainer.held, trainer.device)
+        self.snapshot = Snapshot(trainer, share)
+        self.writer = Writer(
+            CheckpointFolder(folder),
+            share,
+            {**_identity(trainer), **(about or {})},
+            keep=keep,
+            keep_every=keep_every,
+        )
+        self.thread: threading.Thread | None = None
+        self.failure: CheckpointError | None = None
+        self.saved_step: int | None = None  # whose state is saved, or being saved
+        self.newest: Path | None = None  # the newest complete checkpoint
+        self.writer.prepare(_expected_bytes(trainer))
+
+    def resumed_from(self, folder: Path) -> None:
+        """Note where the trainer's state comes from: it is saved already."""
+        self.saved_step, self.newest = self.trainer.steps_done, folder
+
+    def latest(self) -> Path | None:
+        """Return the newest complete checkpoint of this run."""
+        return self.newest
+
+    def maybe_save(self) -> bool:
+        """Save after a step if that is due; raise a CheckpointError if an earlier one failed."""
+        self._raise_failure()
+        step = self.trainer.steps_done
+        if self.every is None or step % self.every or step == self.saved_step:
+            return False
+        self._start()
+        return True
+
+    def save_now(self) -> Path:
+        """Save the present state unless that was done, wait for the disk, return the folder."""
+        if self.trainer.steps_done != self.saved_step:
+            self._start()
+        self.wait()
+        assert self.newest is not None
+        return self.newest
+
+    def wait(self) -> None:
+        """Wait for the checkpoint under way; raise a CheckpointError if it failed."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        self._raise_failure()
+
+    def _start(self) -> None:
+        """Copy the state, and have a thread write it."""
+        self.wait()
+        step, state = self.trainer.steps_done, self.trainer.state()
+        files = self.snapshot.take()
+        self.saved_step = step
+        arguments = (step, state, files)
+        self.thread = threading.Thread(
+            target=self._write, args=arguments, name="checkpoint", daemon=True
+        )
+        self.thread.start()
+
+    def _write(self, step: int, state: Mapping[str, Any], files: Files) -> None:
+        """Write a checkpoint; keep what goes wrong for the training thread."""
+        try:
+            self.newest = self.writer.write(step, state, files)
+        except Exception as error:
+            last = f"the last complete one is {self.newest}" if self.newest else "there is none yet"
+            self.failure = CheckpointError(f"checkpoint after step {step}: {error}; {last}")
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+def _identity(trainer: Trainer) -> dict[str, Any]:
+    """Return what was trained, and how it was laid out."""
+    file = trainer.file
+    return {
+        "model": {"name": file.model.name, "config": dict(file.model.config)},
+        "workload": file.workload.to_dict(),
+        "plan": file.plan.to_dict(),
+        "layer_ranges": [list(pair) for pair in file.layer_ranges],
+        "device": trainer.device.type,
+    }
+
+
+def _expected_bytes(trainer: Trainer) -> float:
+    """Return about how large a checkpoint of the whole model is."""
+    workload = trainer.file.workload
+    tensors = 1 + MOMENTS[workload.optimizer]
+    each: int = MASTER_DTYPE[workload.precision].itemsize
+    return float(trainer.file.model.num_parameters) * tensors * each
