@@ -63,6 +63,7 @@ PLANS = {
     "pp2·v2·zero1": Plan(
         2, 1, 2, 2, "interleaved_1f1b", zero_stage=1, micro_batch_size=2, num_microbatches=2
     ),
+    "hsdp": Plan(4, dp_replicate=2, zero_stage=2, micro_batch_size=2),
     "single": Plan(micro_batch_size=8),
 }
 
@@ -83,7 +84,8 @@ def test_the_same_plan_continues_bit_for_bit(name: str, tmp_path: Path):
         ("dp4", "tp2·pp2"),
         ("tp2·pp2", "zero3·tp2"),
         ("zero3·tp2", "pp2·v2·zero1"),
-        ("pp2·v2·zero1", "single"),
+        ("pp2·v2·zero1", "hsdp"),
+        ("hsdp", "single"),
         ("single", "dp4"),
     ],
 )
