@@ -22,7 +22,7 @@ from cost_models.memory import MOMENTS, MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.step_time import TimeParts
-from cost_models.uncertainty import MEMORY, interval, time_half_width
+from cost_models.uncertainty import MEMORY, interval, time_spread
 from hardware_profiles.software import software_profile
 
 MEMORY_PARTS: Final = tuple(f.name for f in fields(MemoryParts))
@@ -88,7 +88,7 @@ def memory_prediction(
 def time_prediction(setting: Setting, plan: Plan, priced: Priced) -> dict[str, Any]:
     """Step time with its interval and parts, and the rates that follow from it."""
     step = float(priced.step[0])
-    low, high = interval(step, time_half_width(setting.cluster.accelerator))
+    low, high = interval(step, time_spread(setting.software.name, setting.cluster.accelerator))
     parts = {name: float(getattr(priced.time, name)[0]) for name in TIME_PARTS}
     rates = throughput(setting, plan, step)
     mfu = rates["mfu"]

@@ -1,4 +1,4 @@
-"""How far predictions were off, as the half-width of a 90 % interval, relative to the prediction.
+"""How far measurements lay from predictions: 90 % intervals, relative to the prediction.
 
 Each number comes from the errors that a command in this repository prints; none is a guess.
 """
@@ -13,39 +13,45 @@ from hardware_profiles.schema import Accelerator
 
 
 @dataclass(frozen=True, slots=True)
-class HalfWidth:
-    """A relative half-width and where it comes from."""
+class Spread:
+    """How far a measurement may lie below and above a prediction, and where that comes from."""
 
-    value: float
+    below: float
+    above: float
     source: str
 
 
-# 90th percentile of the absolute error on published runs of that architecture, rounded up
-TIME_BY_ARCHITECTURE: Final[Mapping[str, HalfWidth]] = {
-    "Ampere": HalfWidth(0.10, "python -m benchmarks.published_step_times: 22 runs on A100"),
-    "Hopper": HalfWidth(
-        0.30, "python -m benchmarks.published_step_times: 4 runs on H100, all predicted too fast"
-    ),
+_COMMAND: Final = "python -m benchmarks.published_step_times"
+# by software profile and architecture: errors on published runs of that kind, outer ones rounded up
+TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
+    ("megatron", "Ampere"): Spread(0.10, 0.10, f"{_COMMAND}: 18 runs of Megatron-LM on A100"),
+    ("shardplan", "Ampere"): Spread(0.20, 0.30, f"{_COMMAND}: 7 runs of eager FSDP on A100"),
+    ("shardplan", "Hopper"): Spread(0.30, 0.40, f"{_COMMAND}: 7 runs of eager FSDP on H100"),
 }
 # nobody's run was compared: the widest of the others
-TIME_ELSEWHERE: Final = HalfWidth(0.30, "as Hopper; no published run was compared")
-TIME_ON_CPU: Final = HalfWidth(0.5, "python -m benchmarks.here")
+TIME_ELSEWHERE: Final = Spread(0.30, 0.40, "as eager FSDP on H100; no published run was compared")
+TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest is for allocator slack and the libraries' own
 # memory on a GPU, which no trace on a CPU shows.
-MEMORY: Final = HalfWidth(0.08, "python -m benchmarks.traced_memory")
+MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.traced_memory")
 
 
-def time_half_width(accelerator: Accelerator) -> HalfWidth:
-    """Return the half-width of step times on an accelerator."""
+def time_spread(software: str, accelerator: Accelerator) -> Spread:
+    """Return the spread of step times of a trainer on an accelerator."""
     if accelerator.device == "cpu":
         return TIME_ON_CPU
-    return TIME_BY_ARCHITECTURE.get(accelerator.architecture, TIME_ELSEWHERE)
+    return TIME_BY_KIND.get((software, accelerator.architecture), TIME_ELSEWHERE)
 
 
-def interval(value: float, half_width: HalfWidth) -> tuple[float, float]:
+def was_compared(software: str, accelerator: Accelerator) -> bool:
+    """Return whether published runs of a trainer on such an accelerator were compared."""
+    return (software, accelerator.architecture) in TIME_BY_KIND
+
+
+def interval(value: float, spread: Spread) -> tuple[float, float]:
     """Return the low and high end.
 
-    >>> interval(100.0, HalfWidth(0.25, ""))
-    (75.0, 125.0)
+    >>> interval(100.0, Spread(0.25, 0.5, ""))
+    (75.0, 150.0)
     """
-    return value * (1.0 - half_width.value), value * (1.0 + half_width.value)
+    return value * (1.0 - spread.below), value * (1.0 + spread.above)

@@ -24,8 +24,8 @@ INDENT: Final = 11
 BAR: Final = 40
 CONFIDENCE_WORDS: Final = {
     "measured": "measured: rates were measured on this machine",
-    "published": "published: this accelerator's step times were compared with published runs",
-    "datasheet": "datasheet: rates come from the vendor; nobody's run was compared yet",
+    "published": "published: runs of such a model on this accelerator were compared with",
+    "datasheet": "datasheet: rates come from the vendor; no run of this kind was compared yet",
 }
 MOMENT_WORDS: Final = {
     "loss_forward": "at the loss, forward",

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from samples import make_setting
+
+from cost_models.uncertainty import TIME_ELSEWHERE, time_spread
+from planner.confidence import confidence
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "options", "word"),
+    [
+        ("llama", "8xA100-80GB", {}, "published"),
+        ("llama", "8xH100-SXM", {}, "published"),
+        ("llama", "8xA100-80GB", {"software": "megatron"}, "published"),
+        # no run of that kind was compared with
+        ("llama", "8xH100-SXM", {"software": "megatron"}, "datasheet"),
+        ("llama", "8xA100-80GB", {"precision": "fp32"}, "datasheet"),
+        ("mixtral", "8xA100-80GB", {}, "datasheet"),
+        ("t5", "8xA100-80GB", {}, "datasheet"),
+        ("llama", "8xH200", {}, "datasheet"),
+        ("llama", "8xRTX4090", {}, "datasheet"),
+    ],
+)
+def test_confidence_is_that_of_runs_of_the_same_kind(
+    model: str, cluster: str, options: dict[str, Any], word: str
+) -> None:
+    assert confidence(make_setting(model, cluster, **options)) == word
+
+
+def test_what_was_never_compared_has_the_widest_interval() -> None:
+    accelerator = make_setting("llama", "8xH100-SXM").cluster.accelerator
+    assert time_spread("megatron", accelerator) == TIME_ELSEWHERE
+    assert time_spread("shardplan", accelerator).above <= TIME_ELSEWHERE.above
