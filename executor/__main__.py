@@ -49,9 +49,10 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
     rank = os.environ.get("RANK", "0")
     if rank != "0":
         # every rank sees bad input: give rank 0 the time to say so alone, then torchrun ends us
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(2)
         message = f"rank {rank}: {message}"
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    print("shardplan: " + " ".join(message.split()), file=sys.stderr)
     if "--traceback" in arguments:
         traceback.print_exception(error)
     return code

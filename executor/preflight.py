@@ -15,9 +15,9 @@ from executor.data import Corpus, open_corpus
 from executor.machine import free_memory_bytes
 from executor.support import check_supported
 from hardware_profiles.errors import InputError
+from hardware_profiles.measurement import MAX_PROCESSES
 
 OWN_PROFILE: Final = "shardplan"  # the software profile of this executor
-MOST_PROCESSES: Final = 128  # on one machine without GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ def check_machine(file: PlanFile) -> int:
             f"the plan needs {needed} GPUs, this machine has {gpus}; start it on all nodes with "
             f"torchrun --nnodes N --nproc-per-node {gpus} … -m executor run PLAN"
         )
-    if needed > MOST_PROCESSES:
+    if needed > MAX_PROCESSES:
         raise InputError(
-            f"the plan needs {needed} ranks (at most {MOST_PROCESSES} processes on one machine "
+            f"the plan needs {needed} ranks (at most {MAX_PROCESSES} processes on one machine "
             "without GPUs)"
         )
     wanted, free = total_bytes(file), free_memory_bytes()

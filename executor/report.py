@@ -6,12 +6,10 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from cost_models.units import format_bytes, format_seconds
-from hardware_profiles.errors import InputError
 from hardware_profiles.reading import write_text_atomically
 
 SCHEMA_VERSION: Final = 1
@@ -183,29 +181,6 @@ def _what_is_compared(on_gpu: bool) -> str:
         "time is the median, without the first two steps.",
         width=LINE,
     )
-
-
-def claim_folder(output: Path | None) -> Path:
-    """Make the folder of a run: the named one, or a new one in ``runs``; nothing is overwritten."""
-    try:
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            if any(output.iterdir()):
-                raise InputError(f"{output}: is not empty; choose another --output")
-            return output
-        name = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-        for attempt in range(1, 1000):
-            folder = Path("runs") / (name if attempt == 1 else f"{name}-{attempt}")
-            try:
-                folder.mkdir(parents=True)
-            except FileExistsError:
-                if not Path("runs").is_dir():
-                    raise
-                continue
-            return folder
-    except OSError as error:
-        raise InputError(f"{output or 'runs'}: cannot be made: {error.strerror}") from None
-    raise InputError("runs: holds a thousand runs of this second; name one with --output")
 
 
 def write_run(folder: Path, document: Mapping[str, Any]) -> Path:

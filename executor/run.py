@@ -16,7 +16,8 @@ from executor.launch import REPORT_TO, Emit, Task, as_reporting_rank, by_fork, b
 from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
 from executor.progress import Progress
 from executor.recorder import FAILED, INTERRUPTED, Recorder
-from executor.report import SCHEMA_VERSION, as_text, claim_folder
+from executor.report import SCHEMA_VERSION, as_text
+from executor.run_folder import claimed_folder
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
 Start = Callable[[Emit], Any]  # runs all ranks, or is one of them; returns the answer of rank 0
@@ -98,16 +99,12 @@ def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said:
 
 @contextlib.contextmanager
 def _folder(options: argparse.Namespace) -> Iterator[Path | None]:
-    """Make the folder of the run before it starts; take it away if nothing came into it."""
+    """Make the folder of the run before it starts, if it keeps anything."""
     if options.dry_run:
         yield None
         return
-    folder = claim_folder(options.output)
-    try:
+    with claimed_folder(options.output) as folder:
         yield folder
-    finally:
-        with contextlib.suppress(OSError):  # not empty: the run is in it
-            folder.rmdir()
 
 
 def _recorded(options: argparse.Namespace) -> dict[str, Any]:

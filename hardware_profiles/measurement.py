@@ -20,7 +20,7 @@ from hardware_profiles.reading import Fields, read_json, write_text_atomically
 
 SCHEMA_VERSION: Final = 2
 GEMM_PRECISIONS: Final = ("fp64", "fp32", "bf16", "fp16")
-MAX_PROCESSES: Final = 4096
+MAX_PROCESSES: Final = 128  # on one machine without GPUs
 _MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),  # version 2
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1; huge where there is none

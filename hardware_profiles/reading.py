@@ -35,6 +35,8 @@ def read_text(path: Path, what: str) -> str:
             raise InputError(f"{path}: no such file ({what} expected)")
         if path.is_dir():
             raise InputError(f"{path}: is a folder ({what} expected)")
+        if not path.is_file():  # a pipe or a device: reading it might never end
+            raise InputError(f"{path}: is not a regular file ({what} expected)")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(
                 f"{path}: {path.stat().st_size:,} bytes is too large for {what} "
@@ -92,12 +94,21 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise InputError(f"{path}: not TOML: {error}") from None
 
 
-def write_text_atomically(path: Path, text: str, *, force: bool = False) -> None:
-    """Write a file all at once; an existing one is kept unless ``force``."""
+def write_text_atomically(
+    path: Path,
+    text: str,
+    *,
+    force: bool = False,
+    else_do: str = "choose another name or add --force",
+) -> None:
+    """Write a file all at once; an existing one is kept unless ``force``.
+
+    ``else_do``: what the user can do then.
+    """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file to write")
     if path.exists() and not force:
-        raise InputError(f"{path}: exists already; choose another name or add --force")
+        raise InputError(f"{path}: exists already; {else_do}")
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

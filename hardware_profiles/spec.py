@@ -141,5 +141,8 @@ def _here(words: str) -> Cluster:
     if words.lower() == "here":
         return describe_here(None)
     if not (digits.isascii() and digits.isdigit() and 1 <= int(digits[:9]) <= MAX_PROCESSES):
-        raise InputError(f"{words}: here:N takes a whole number from 1 to {MAX_PROCESSES:,}")
+        raise InputError(
+            f"{words}: here:N takes a whole number from 1 to {MAX_PROCESSES} (the processes that "
+            "one machine is measured and used with)"
+        )
     return describe_here(int(digits[:9]))

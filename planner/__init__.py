@@ -5,5 +5,17 @@ planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
 planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
 """
 
-from planner.front_door import fit as fit
-from planner.front_door import plan as plan
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.front_door import fit as fit
+    from planner.front_door import plan as plan
+
+
+def __getattr__(name: str) -> Any:
+    """Load the front door when it is used: the command line starts without it."""
+    if name not in ("fit", "plan"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from planner import front_door
+
+    return getattr(front_door, name)

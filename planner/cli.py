@@ -6,7 +6,7 @@ TIGHT, 5 the run failed, 130 interrupted.
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+ClickError: Any = typer.BadParameter.__mro__[2]  # click's, or the copy of it inside newer typer
+INTERRUPTED = 130
 EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
 
 Model = Annotated[
@@ -180,13 +182,8 @@ def run(context: typer.Context) -> None:
 
     if importlib.util.find_spec("torch") is None:
         raise InputError("run needs torch: pip install 'shardplan[run]'")
-    command = [sys.executable, "-m", "executor", "run", *context.args]
-    process = subprocess.Popen(command)
-    while True:
-        try:
-            raise typer.Exit(process.wait())
-        except KeyboardInterrupt:
-            continue  # the executor has got the signal too; it stops its ranks and says so
+    # in the place of this process: signals reach it, and whoever waits sees how it ended
+    os.execv(sys.executable, [sys.executable, "-m", "executor", "run", *context.args])
 
 
 @app.command()
@@ -248,6 +245,27 @@ def options(
     """Will it fit, what is the best plan, run it."""
 
 
+def _usage(error: Any, words: list[str]) -> str:
+    """Return what is wrong with the words of a command, in one line with the value in question."""
+    context = getattr(error, "ctx", None)
+    if context is not None and error.message == context.get_help():  # no words at all
+        return str(error.message)
+    names = getattr(getattr(error, "param", None), "opts", [])
+    values = [value for name in names if (value := _value_of(name, words)) is not None]
+    value = f" ({names[-1]} {values[-1]})" if values else ""
+    command = "shardplan" if context is None else context.command_path
+    return f"shardplan: {error.format_message().rstrip('.')}{value}; see {command} --help"
+
+
+def _value_of(option: str, words: list[str]) -> str | None:
+    """Return the word that was given for an option."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following
+    return None
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; every error is one line on stderr and an exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
@@ -255,13 +273,19 @@ def main(arguments: list[str] | None = None) -> Any:
     if traceback:
         words.remove("--traceback")
     try:
-        app(args=words, prog_name="shardplan")
+        code = app(args=words, prog_name="shardplan", standalone_mode=False)
+        if code == INTERRUPTED:  # what newer typer makes of it
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except ClickError as error:
+        say(_usage(error, words))
+        sys.exit(2)
     except ShardplanError as error:
         say(f"shardplan: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         say("shardplan: interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe went away
         sys.exit(0)

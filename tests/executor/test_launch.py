@@ -70,7 +70,7 @@ def _fails(capsys, message, *arguments, code=2):
     assert main([str(argument) for argument in arguments]) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: ")
+    assert err.startswith("shardplan: ")
     assert len(err.splitlines()) == 1
     assert re.search(message, err), err
 
@@ -90,6 +90,8 @@ def test_bad_arguments_and_files_are_one_line(write, tmp_path, capsys):
     _fails(capsys, r"empty\.txt: is empty", "run", plan, "--data", tmp_path / "empty.txt")
     _fails(capsys, "is not empty; choose another --output", "run", plan, "--output", full)
     _fails(capsys, r"--processes: '-1'", "measure", "--processes=-1")
+    _fails(capsys, "/dev/zero: is not a regular file", "run", "/dev/zero")
+    _fails(capsys, "plan.json: is a file; name a folder", "run", plan, "--output", plan)
 
 
 def test_a_plan_that_was_edited_by_hand_is_refused(write, tmp_path, capsys):
@@ -140,7 +142,7 @@ def test_a_machine_that_is_too_small_is_refused(write, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
     _fails(capsys, "the plan needs 4 GPUs, this machine has 2", "run", plan)
     monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
-    monkeypatch.setattr(preflight, "MOST_PROCESSES", 3)
+    monkeypatch.setattr(preflight, "MAX_PROCESSES", 3)
     _fails(capsys, "the plan needs 4 ranks .at most 3 processes", "run", plan)
     monkeypatch.undo()
     monkeypatch.setattr(preflight, "free_memory_bytes", lambda: 1000)
@@ -227,6 +229,20 @@ def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, tmp_path
     assert losses[0] == losses[1] == losses[2]
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_wrong_number_of_ranks_is_one_line(write, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", *_command("run", write(FOUR))[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    ours = done.stderr.split("ChildFailedError")[0]
+    assert ours.count("shardplan: the plan needs 4 ranks") == 1
+    assert "KeyboardInterrupt" not in done.stderr
+
+
 @pytest.mark.distributed
 def test_verify_compares_with_a_single_process(write, tmp_path):
     done = _run("run", write(FOUR), "--verify", "--launcher", "fork", "--json", cwd=tmp_path)
@@ -245,7 +261,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
     arguments = ("--learning-rate", 1e30, "--steps", 50, "--launcher", launcher)
     done = _run("run", write(TWO), *arguments, cwd=tmp_path)
     assert done.returncode == 5
-    assert re.search(r"^error: step \d+: the loss is (nan|inf)", done.stderr, re.MULTILINE)
+    assert re.search(r"^shardplan: step \d+: the loss is (nan|inf)", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr
     (kept,) = tmp_path.glob("runs/*/run.json")
     document = json.loads(kept.read_text())
@@ -292,7 +308,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
         started.send_signal(how)
         assert started.wait(timeout=30) == code
         if code == 130:
-            assert started.stderr.read().splitlines()[-1] == "error: interrupted"
+            assert started.stderr.read().splitlines()[-1] == "shardplan: interrupted"
     deadline = time.monotonic() + 10
     while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -316,7 +332,7 @@ def test_a_rank_that_is_killed_during_a_run_is_named(launcher, message, write, t
         os.kill(max(ranks), signal.SIGKILL)
         assert started.wait(timeout=60) == 5
         last = started.stderr.read().splitlines()[-1]
-    assert last.startswith(f"error: {message}")
+    assert last.startswith(f"shardplan: {message}")
 
 
 def _killed_on_rank_one(rank):

@@ -1,11 +1,6 @@
 """The comparison of prediction and measurement, and the folders of runs."""
 
-from pathlib import Path
-
-import pytest
-
-from executor.report import Row, as_text, claim_folder, compare
-from hardware_profiles.errors import InputError
+from executor.report import Row, as_text, compare
 
 
 def _rank(stage, peak, weights, sent):
@@ -54,10 +49,3 @@ def test_prediction_and_measurement_are_set_side_by_side():
     assert "50.0% low" in text
     assert "equal" in text
     assert all(row.predicted is None for row in compare({}, measured, 100))
-
-
-def test_folders_of_runs_are_never_used_twice(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len({claim_folder(None) for _ in range(3)}) == 3
-    with pytest.raises(InputError, match="cannot be made"):
-        claim_folder(Path("/proc/nowhere/run"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -228,9 +229,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "unknown option": ([*FIT, "--sequence-length", "3"], "--sequence-length"),
     "unknown command": (["fits", "gpt2", "8xA100-80GB"], "fits"),
     "no arguments": (["fit"], "Missing argument"),
-    "top 0": ([*PLAN, "--top", "0"], "top"),
-    "top negative": ([*PLAN, "--top", "-1"], "top"),
-    "top text": ([*PLAN, "--top", "many"], "top"),
+    "top 0": ([*PLAN, "--top", "0"], "(--top 0)"),
+    "top negative": ([*PLAN, "--top=-1"], "(--top -1)"),
+    "top text": ([*PLAN, "--top", "many"], "(--top many)"),
+    "more processes than we start": (["fit", "gpt2", "here:1000"], "from 1 to 128"),
+    "a device as a model": (["fit", "/dev/zero", "8xA100-80GB"], "not a regular file"),
     "fix unknown": ([*PLAN, "--fix", "tpp=2"], "Did you mean tp"),
     "fix contradictory": ([*PLAN, "--fix", "tp=2,tp=4"], "given twice, as 2 and as 4"),
     "fix text": ([*PLAN, "--fix", "tp=two"], "whole number"),
@@ -248,9 +251,8 @@ def assert_one_clear_error(ran: Ran, code: int = 2) -> None:
     assert "Traceback" not in ran.err
     assert "a bug of ours" not in ran.err
     assert ran.err.strip()
-    # ours are one line; typer shows the usage and a pointer to --help first
-    told = [line for line in ran.err.splitlines() if line.strip()]
-    assert len(told) == 1 or told[0].startswith("Usage: ")
+    assert len(ran.err.splitlines()) == 1
+    assert ran.err.startswith("shardplan: ")
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -331,7 +333,36 @@ def test_an_interruption_is_exit_code_130(run: Any, monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr("planner.front_door.fit", stopped)
-    assert run(*FIT).code == 130
+    ran = run(*FIT)
+    assert (ran.code, ran.err) == (130, "shardplan: interrupted\n")
+
+
+def test_an_interruption_while_it_loads_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", "from planner.__main__ import main; main()"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "shardplan: interrupted\n")
+
+
+def test_no_words_at_all_show_the_help(run: Any) -> None:
+    ran = run()
+    assert ran.code == 2
+    assert ran.err.startswith("Usage: shardplan")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_waited_for(run: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "config.json"
+    os.mkfifo(pipe)
+    ran = run("fit", pipe, "8xA100-80GB")
+    assert_one_clear_error(ran)
+    assert "not a regular file" in ran.err
 
 
 # --- as a process ---------------------------------------------------------------------------------
@@ -365,6 +396,24 @@ def test_the_installed_command_says_its_help_and_version() -> None:
         [command, "--version"], capture_output=True, text=True, timeout=60, check=False
     )
     assert version.stdout.startswith("shardplan ")
+
+
+def test_run_is_the_executor_itself_so_that_signals_reach_it(tmp_path: Path) -> None:
+    (tmp_path / "executor.py").write_text(  # a stand-in that says who it is
+        "import os, sys, time\nprint(os.getpid(), sys.argv[1:], flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "planner", "run", "plan.json", "--steps", "3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.terminate()
+        assert said == f"{process.pid} ['run', 'plan.json', '--steps', '3']\n"
+        assert process.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -1,0 +1,95 @@
+"""The folder of a run: one run at a time works in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from hardware_profiles.errors import InputError
+
+RUNS: Final = Path("runs")
+LOCK: Final = ".in-use"
+
+
+@contextlib.contextmanager
+def claimed_folder(output: Path | None, *, resume: bool = False) -> Iterator[Path]:
+    """Make the folder of a run and keep others out of it while the run lasts.
+
+    The named one, which must be empty unless ``resume``, or a new one in ``runs``. If nothing came
+    into it, it is taken away again. The lock is the operating system's: it goes with the process,
+    however that ends.
+    """
+    folder = _new_folder() if output is None else _named_folder(output)
+    try:
+        with _locked(folder):
+            if not resume and any(entry.name != LOCK for entry in folder.iterdir()):
+                raise InputError(f"{folder}: is not empty; choose another --output")
+            yield folder
+    finally:
+        with contextlib.suppress(OSError):  # not empty: the run is in it
+            folder.rmdir()
+
+
+def _new_folder() -> Path:
+    name = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    for attempt in range(1, 1000):
+        folder = RUNS / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if RUNS.is_dir():
+                continue
+            raise InputError(f"{RUNS}: is a file, a folder for runs is needed") from None
+        except OSError as error:
+            raise InputError(f"{RUNS}: cannot be made: {error.strerror}") from None
+        return folder
+    raise InputError(f"{RUNS}: holds a thousand runs of this second; name one with --output")
+
+
+def _named_folder(output: Path) -> Path:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{output}: is a file; name a folder with --output") from None
+    except OSError as error:
+        raise InputError(f"{output}: cannot be made: {error.strerror}") from None
+    return output
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, or raise an InputError."""
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        if not _is_ours(descriptor, path):
+            raise InputError(f"{folder}: another run is working in it; choose another --output")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(descriptor: int, path: Path) -> bool:
+    """Lock the file unless another process has; return whether it is locked and in its place."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:  # whoever had it took it away meanwhile
+        return False

@@ -1,0 +1,19 @@
+"""Where the command line begins: an interruption while it still loads is one line, too."""
+
+from __future__ import annotations
+
+import os
+
+
+def main() -> None:
+    """Run ``shardplan``."""
+    try:
+        from planner.cli import main as run
+    except KeyboardInterrupt:
+        os.write(2, b"shardplan: interrupted\n")
+        os._exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()
