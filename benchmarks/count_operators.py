@@ -50,7 +50,7 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
 
     from executor.data.batch import Batch
     from executor.measure import is_wrapped
-    from executor.optimizer import clip
+    from executor.optimizer import clipping_factor, multiply_gradients
     from executor.train import Trainer
 
     found: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
         loss = trainer.accumulate(batch)
         outside = "step"
         loss, norm, _ = trainer.finish_gradients(loss)
-        clip(trainer.held, norm, 1.0)
+        multiply_gradients(trainer.held, clipping_factor(norm, 1.0))
         trainer.update()
     return dict(found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
+from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -19,6 +20,11 @@ COMPUTE_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp64": 8.0}
 MASTER_BYTES: Final = {"bf16": 4.0, "fp16": 4.0, "fp32": 4.0, "fp64": 8.0}
 # elements of optimizer state per parameter, beside the weights
 OPTIMIZER_STATES: Final = {"adamw": 2.0, "sgd": 0.0}
+# fp8 is no number format of the whole computation as the others are: each matmul has its own scales
+FP8_REFUSED: Final = (
+    "precision = fp8: the executor keeps no scales of each tensor, which fp8 matmuls need (and "
+    f"GPUs of compute capability 8.9 or newer); allowed: {', '.join(get_args(Precision))}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Workload:
     def from_fields(cls, fields: Fields) -> Workload:
         """Read and check."""
         fields.refuse_unknown(cls.__slots__)
+        if fields.values.get("precision") == "fp8":
+            raise InputError(f"{fields.where}: {FP8_REFUSED}")
         return cls(
             seq_len=fields.integer("seq_len", low=1, high=10**8),
             global_batch_size=fields.integer("global_batch_size", low=1, high=10**7),

@@ -118,7 +118,7 @@ class Loop:
                 "timed": timed,
             }
         )
-        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
+        if result.failed:
             what, value = "loss", result.loss
             if math.isfinite(result.loss):
                 what, value = "gradient norm", result.gradient_norm

@@ -34,11 +34,13 @@ from executor.tensor_parallel import (
 
 MASTER_DTYPE: Final[dict[Precision, torch.dtype]] = {
     "bf16": torch.float32,
+    "fp16": torch.float32,
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
 COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
     "bf16": torch.bfloat16,
+    "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
 }

@@ -103,9 +103,13 @@ def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
     return total
 
 
-def clip(held: Sequence[Held], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients down to a global norm, as ``torch.nn.utils.clip_grad_norm_`` does."""
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+def clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return by what gradients shrink to a global norm, as in torch.nn.utils.clip_grad_norm_."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+
+def multiply_gradients(held: Sequence[Held], factor: Tensor) -> None:
+    """Multiply all gradients with one number."""
     gradients = [h.gradient for h in held]  # all in the master precision
     multiply_each_(gradients, factor.to(gradients[0].dtype))
 

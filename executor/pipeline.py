@@ -152,10 +152,11 @@ class Pipeline:
         self.channels = Channels(grid, shape, dtype) if parallel else None
         self.device = grid.device
 
-    def run(self, batches: Sequence[Batch]) -> Tensor:
+    def run(self, batches: Sequence[Batch], scale: float = 1.0) -> Tensor:
         """Accumulate the gradients of all micro-batches; return the loss that this rank computed.
 
-        The summed loss is divided by the tokens that count in the whole global batch.
+        The summed loss is divided by the tokens that count in the whole global batch; the gradients
+        are those of ``scale`` times that.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         waiting: dict[Action, Callable[[], Tensor]] = {}
@@ -171,7 +172,7 @@ class Pipeline:
                     inputs_of[key] = received.requires_grad_()
                 output = stage(batches[action.microbatch], inputs_of.get(key))
                 if stage.last:
-                    output = output / max(1, batches[action.microbatch].tokens)
+                    output = output / (max(1, batches[action.microbatch].tokens) / scale)
                     total += output.detach()
                 else:
                     self._send("forward", action, action.stage + 1, output.detach())
@@ -188,7 +189,7 @@ class Pipeline:
             del received
         if self.channels is not None:
             self.channels.flush()
-        return total
+        return total / scale
 
     def _expect(self, action: Action, waiting: dict[Action, Callable[[], Tensor]]) -> None:
         """Start to receive what a pass needs from another rank, once."""

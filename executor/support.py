@@ -13,7 +13,6 @@ from cost_models.plan_file import PlanFile
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
-PRECISIONS: Final = ("bf16", "fp32", "fp64")
 
 
 def check_supported(file: PlanFile) -> None:
@@ -24,17 +23,12 @@ def check_supported(file: PlanFile) -> None:
 
 
 def _problems(file: PlanFile) -> Iterator[str]:
-    model, workload, plan = file.model, file.workload, file.plan
+    model, plan = file.model, file.plan
     if model.family not in FAMILIES:
         yield (
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "
             f"{did_you_mean(model.family, FAMILIES)}"
         ).rstrip()
-    if workload.precision not in PRECISIONS:
-        yield (
-            f"precision {workload.precision} needs loss scaling, which it does not have "
-            f"(allowed: {', '.join(PRECISIONS)})"
-        )
     # every tensor-parallel rank holds ceil(vocabulary / ranks) rows; the last must not be empty
     rows = -(-model.vocab_size // plan.tensor_parallel)
     if rows * (plan.tensor_parallel - 1) >= model.vocab_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +25,15 @@ from executor.models import COMPUTE_DTYPE, Stage
 from executor.optimizer import (
     Held,
     Optimizer,
-    clip,
+    clipping_factor,
     complete_gradients,
     held_parameters,
     local_square_sum,
+    multiply_gradients,
     sum_tied_gradients,
 )
 from executor.pipeline import Pipeline
+from executor.scaling import LossScaler
 from executor.support import check_supported
 from executor.tensor_parallel import TensorAxis
 from hardware_profiles.errors import InputError
@@ -48,14 +51,23 @@ class Totals(NamedTuple):
 class StepResult:
     """What one optimizer step gave; the same on every rank, but for the seconds.
 
-    Where loss or norm are not finite the weights were not updated.
+    Where loss or norm are not finite the weights were not updated: the step was ``skipped``, or it
+    ``failed``, and then the weights still have its gradients.
     """
 
     loss: float  # mean over the tokens of the batch
     gradient_norm: float  # of the whole model, before clipping
     learning_rate: float
     stop: bool  # some rank wants to stop after this step
+    loss_scale: float | None  # fp16: by which the loss was multiplied
+    skipped: bool  # fp16: the gradients overflowed; the next scale is smaller
     seconds: dict[str, float]  # forward_backward, gradients, optimizer
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no use in going on."""
+        finite = math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+        return not finite and not self.skipped
 
 
 class Trainer:
@@ -91,6 +103,7 @@ class Trainer:
             sequence_parallel=self.plan.sequence_parallel,
         )
         precision = file.workload.precision
+        self.scaler = LossScaler() if precision == "fp16" else None
         self.stages: list[Stage] = []
         self.held: list[Held] = []
         for index in range(
@@ -130,20 +143,34 @@ class Trainer:
         loss = self.accumulate(batch)
         marks.append(self._mark())
         totals = self.finish_gradients(loss)
-        if self.max_grad_norm is not None:
-            clip(self.held, totals.gradient_norm, self.max_grad_norm)
+        self._scale_and_clip(totals.gradient_norm)
         marks.append(self._mark())
-        learning_rate = self.update(totals)
+        learning_rate = self._apply(totals)
         marks.append(self._mark())
         # the only place where the host waits for a GPU
         synchronise_on_gpu(self.device)
         names = ("forward_backward", "gradients", "optimizer")
         seconds = dict(zip(names, starmap(_seconds, pairwise(marks)), strict=True))
         found, norm, votes = torch.stack(totals).tolist()
-        return StepResult(found, norm, learning_rate, votes > 0, seconds)
+        scale, skipped = None, False
+        if self.scaler is not None:
+            scale = self.scaler.scale
+            self.scaler.update(overflowed=not math.isfinite(norm))
+            # the loss itself knows no scale: where it is spoiled no other scale helps
+            skipped = not math.isfinite(norm) and math.isfinite(found)
+            skipped = skipped and not self.scaler.hopeless
+        result = StepResult(found, norm, learning_rate, votes > 0, scale, skipped, seconds)
+        if not result.failed:
+            self.drop_gradients()
+        return result
 
     def accumulate(self, batch: Batch) -> Tensor:
         """Run all micro-batches forward and backward; return this rank's summand of the loss."""
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        return self.pipeline.run(self.own(batch), scale)
+
+    def own(self, batch: Batch) -> list[Batch]:
+        """Return the micro-batches of this rank, on its device."""
         own = batch.rows(self.rows.start, self.rows.stop)
         expected = (len(self.rows), self.file.workload.seq_len)
         shapes = {tuple(x.shape) for x in (own.inputs, own.labels, own.starts) if x is not None}
@@ -151,31 +178,56 @@ class Trainer:
             raise InputError(
                 f"rows of {sorted(shapes)} for a rank that trains on (rows, seq_len) = {expected}"
             )
-        return self.pipeline.run(own.to(self.device).split(self.plan.micro_batch_size))
+        return own.to(self.device).split(self.plan.micro_batch_size)
+
+    @property
+    def loss_copies(self) -> int:
+        """How many ranks compute the very same summand of the loss."""
+        return self.plan.tensor_parallel
 
     def finish_gradients(self, loss: Tensor) -> Totals:
         """Complete the gradients; return the loss and the gradient norm of the whole model."""
         complete_gradients(self.held, self.axis)
         sum_tied_gradients(self.held, self.grid, self.tied_name)
-        # tensor-parallel ranks compute the same loss: each counts for its share
-        loss = loss / self.plan.tensor_parallel
+        loss = loss / self.loss_copies
         square_sum = local_square_sum(self.held, self.device)
         totals = torch.stack([loss, square_sum, torch.full_like(loss, self.stop_requested)])
         dist.all_reduce(totals)
-        return Totals(totals[0], totals[1].sqrt(), totals[2])
+        norm = totals[1].sqrt()
+        return Totals(
+            totals[0], norm if self.scaler is None else norm / self.scaler.scale, totals[2]
+        )
 
-    def update(self, totals: Totals | None = None) -> float:
-        """Update the weights unless the totals are not finite, and drop the gradients.
+    def _scale_and_clip(self, norm: Tensor) -> None:
+        """Take the scale of the loss out of the gradients, and shorten them."""
+        if self.max_grad_norm is not None:
+            factor = clipping_factor(norm, self.max_grad_norm)
+        elif self.scaler is not None:
+            factor = torch.ones_like(norm)
+        else:
+            return
+        if self.scaler is not None:
+            factor /= self.scaler.scale
+        factor = torch.where(torch.isfinite(norm), factor, 1.0)  # what is spoiled can be looked at
+        multiply_gradients(self.held, factor)
 
-        Returns the learning rate of the step.
-        """
+    def update(self) -> None:
+        """Update the weights and drop the gradients."""
+        self._apply(None)
+        self.drop_gradients()
+
+    def _apply(self, totals: Totals | None) -> float:
+        """Update the weights unless the totals are not finite; return the learning rate."""
         learning_rate = self.learning_rate.at(self.steps_done)
         self.steps_done += 1
-        spoiled = None if totals is None else ~torch.isfinite(totals[0] + totals[1])
+        spoiled = None if totals is None else ~torch.isfinite(totals.loss + totals.gradient_norm)
         self.optimizer.step(learning_rate, spoiled)
+        return learning_rate
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of the step."""
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
-        return learning_rate
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside tensors, as JSON values."""

@@ -8,7 +8,7 @@ from typing import get_args
 
 from cost_models.estimate import Setting
 from cost_models.model import ModelSpec
-from cost_models.workload import AttentionKernel, Optimizer, Precision, Workload
+from cost_models.workload import FP8_REFUSED, AttentionKernel, Optimizer, Precision, Workload
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.schema import Accelerator, Cluster
 from hardware_profiles.software import software_profile
@@ -56,6 +56,8 @@ def build_question(
         batch = cluster.num_gpus * micro_batch_size
         default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
     chosen_precision = precision
+    if chosen_precision == "fp8":
+        raise InputError(FP8_REFUSED)
     if chosen_precision is None:
         chosen_precision = default_precision(cluster.accelerator)
         default(

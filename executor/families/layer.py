@@ -23,6 +23,9 @@ def run_layer(
     """Run a layer, and keep of it what its recomputation asks for."""
     if documents is not None:
         layer = replace(layer, core=replace(layer.core, documents=documents))
+    if not module.training:  # evaluation: nothing is dropped, nothing is kept
+        core = replace(layer.core, dropout=0.0, recompute=False)
+        layer = replace(layer, core=core, dropout=0.0, recompute=False)
     if layer.recompute:
         return recomputed(decoder_layer, module, layer, hidden, rotary, random=layer.random)
     return decoder_layer(module, layer, hidden, rotary)

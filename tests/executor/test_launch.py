@@ -119,9 +119,9 @@ def test_a_plan_that_was_edited_by_hand_is_refused(write, tmp_path, capsys):
     _fails(capsys, "unknown key 'zero_stag'", "run", edit('"zero_stage"', '"zero_stag"'))
     _fails(
         capsys,
-        r"changed\.json: the executor cannot run this plan: precision fp16",
+        r"changed\.json: .*precision = fp8: the executor keeps no scales",
         "run",
-        edit('"precision": "fp32"', '"precision": "fp16"'),
+        edit('"precision": "fp32"', '"precision": "fp8"'),
     )
 
 

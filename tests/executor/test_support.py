@@ -11,12 +11,12 @@ import pytest
 from tiny import tiny
 
 from cost_models.plan import Plan
+from cost_models.workload import Precision
 from executor import models, support
 from executor.families import FAMILIES
 from hardware_profiles.errors import InputError
 
 REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
-    "fp16": (Plan(), {"precision": "fp16"}, "precision fp16"),
     "vocabulary": (
         Plan(1, 4),
         {"vocab_size": 9, "family": "gpt2"},
@@ -55,7 +55,7 @@ def test_another_family_is_refused_with_those_that_run():
 
 def test_the_list_is_that_of_the_models():
     assert sorted(FAMILIES) == sorted(support.FAMILIES)
-    assert sorted(models.MASTER_DTYPE) == sorted(support.PRECISIONS)
+    assert sorted(models.MASTER_DTYPE) == sorted(get_args(Precision))
 
 
 def test_asking_needs_no_torch():
