@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tiny import tiny
