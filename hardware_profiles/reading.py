@@ -42,7 +42,7 @@ def read_text(path: Path, what: str) -> str:
                 f"{path}: {path.stat().st_size:,} bytes is too large for {what} "
                 f"(at most {MAX_FILE_BYTES:,})"
             )
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not text ({what} expected): {error.reason}") from None
     except OSError as error:
@@ -57,8 +57,15 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
     def refuse(constant: str) -> float:
         raise InputError(f"{where}: {constant} is not a number that JSON allows")
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            twice = next(key for key in values if [k for k, _ in pairs].count(key) > 1)
+            raise InputError(f"{where}: the key {twice[:60]!r} stands twice in one object")
+        return values
+
     try:
-        value = json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{where}: not JSON: {error.msg} (line {error.lineno}, column {error.colno})"

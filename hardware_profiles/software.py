@@ -82,7 +82,7 @@ def profile_names() -> list[str]:
 def software_profile(name: str) -> SoftwareProfile:
     """Load a software profile by name."""
     if name not in profile_names():
-        hint = did_you_mean(name, profile_names())
+        hint = did_you_mean(str(name), profile_names())
         raise InputError(
             f"software profile {name!r} is unknown. {hint} Known: {', '.join(profile_names())}"
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, Final, get_args
 
 from cost_models.estimate import Setting
+from cost_models.families import model_spec
 from cost_models.legality import question_of, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, Recompute
@@ -22,10 +24,13 @@ from planner.search import search
 from planner.space import UNVARIED, check_fixed, parse_fixed
 from planner.ways_out import reach, ways_out
 
+MOST_PLANS: Final = 1000  # in an answer
+ModelLike = str | Path | Mapping[str, Any] | ModelSpec
+
 
 def fit(
-    model: str | ModelSpec,
-    cluster: str | Cluster,
+    model: ModelLike,
+    cluster: str | Path | Cluster,
     *,
     seq_len: int | None = None,
     micro_batch_size: int | None = None,
@@ -159,8 +164,8 @@ def _with_batch(question: Question, batch: int) -> Question:
 
 
 def plan(
-    model: str | ModelSpec,
-    cluster: str | Cluster,
+    model: ModelLike,
+    cluster: str | Path | Cluster,
     *,
     seq_len: int | None = None,
     global_batch_size: int | None = None,
@@ -185,7 +190,9 @@ def plan(
         attention_kernel=attention_kernel,
         software=software,
     )
-    fixed = parse_fixed(fix) if isinstance(fix, str) else check_fixed(fix or {})
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
+        raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
+    fixed = _fixed(fix)
     result = search(question.setting, fixed, top=top)
     if not result.plans:
         refusal = no_plan(question.setting, result, question.assumptions)
@@ -200,12 +207,32 @@ def plan(
     )
 
 
-def _model(model: str | ModelSpec) -> ModelSpec:
-    return resolve_model(model) if isinstance(model, str) else model
+def _fixed(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    if fix is None or isinstance(fix, Mapping):
+        return check_fixed({k: v for k, v in (fix or {}).items() if v is not None})
+    if isinstance(fix, str):
+        return parse_fixed(fix)
+    raise InputError(f"fix = {fix!r} (must be text such as 'tp=2,zero=1' or a mapping)")
 
 
-def _cluster(cluster: str | Cluster) -> Cluster:
-    return parse_cluster(cluster) if isinstance(cluster, str) else cluster
+def _model(model: ModelLike) -> ModelSpec:
+    if isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, (str, Path)):
+        return resolve_model(str(model))
+    if isinstance(model, Mapping):
+        return model_spec(model, name=str(model.get("_name_or_path") or "config"), where="model")
+    raise InputError(
+        f"model = {model!r} (must be a name, a path, the values of a config.json or a ModelSpec)"
+    )
+
+
+def _cluster(cluster: str | Path | Cluster) -> Cluster:
+    if isinstance(cluster, Cluster):
+        return cluster
+    if isinstance(cluster, (str, Path)):
+        return parse_cluster(str(cluster))
+    raise InputError(f"cluster = {cluster!r} (must be a name, a path or a Cluster)")
 
 
 __all__ = ["Setting", "fit", "plan"]

@@ -112,7 +112,7 @@ def _count(name: str, value: int, high: int) -> int:
 
 def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
-        hint = did_you_mean(value, known)
+        hint = did_you_mean(str(value), known)
         raise InputError(f"{name} = {value!r} (must be one of {', '.join(known)}). {hint}".strip())
     return value
 

@@ -60,6 +60,14 @@ _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
     "t5": (t5.t5, t5.T5),
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
+# in the names of classes that end in something else than a projection on the vocabulary
+_OTHER_HEADS: Final = (
+    "Classification",
+    "QuestionAnswering",
+    "Embedding",
+    "Reward",
+    "MultipleChoice",
+)
 
 
 def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.json") -> ModelSpec:
@@ -119,6 +127,10 @@ def _assumptions(config: Config) -> tuple[str, ...]:
         lines.append(f"not in the config, taken from the defaults of {config.family}: {taken}")
     if "auto_map" in config.fields:
         lines.append("the config names custom code (auto_map): custom code is not executed")
+    classes = config.fields.values.get("architectures")
+    first = str(classes[0])[:60] if isinstance(classes, (list, tuple)) and classes else ""
+    if any(task in first for task in _OTHER_HEADS):
+        lines.append(f"priced with a head over the vocabulary, though architectures names {first}")
     if "quantization_config" in config.fields:
         lines.append(
             "the config names a quantization: weights are counted in the precision of the training"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +185,31 @@ def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
     assert answer.verdict == "does_not_fit"
     assert answer.document["memory"]["margin_bytes"] < 0
     assert budget_bytes(small) == 0.985e8
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: planner.fit(None, "8xA100-80GB"), "model = None"),
+        (lambda: planner.fit("llama-3-8b", 8), "cluster = 8"),
+        (lambda: planner.fit("llama-3-8b", "8xA100-80GB", seq_len="x"), "seq_len = 'x'"),
+        (lambda: planner.fit("llama-3-8b", "8xA100-80GB", precision=3), "precision = 3"),
+        (lambda: planner.fit("llama-3-8b", "8xA100-80GB", software=7), "software profile 7"),
+        (lambda: planner.plan("llama-3-8b", "8xA100-80GB", top=0), "top = 0"),
+        (lambda: planner.plan("llama-3-8b", "8xA100-80GB", fix=3), "fix = 3"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_named(call: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_a_path_and_the_values_of_a_config_are_models() -> None:
+    folder = Path("examples/tiny-llama")
+    values = json.loads((folder / "config.json").read_text())
+    by_path = planner.fit(folder, "8xA100-80GB")
+    by_values = planner.fit(values, "8xA100-80GB")
+    assert (
+        by_path.document == by_values.document == planner.fit(str(folder), "8xA100-80GB").document
+    )
+    assert planner.plan("gpt2", "8xA100-80GB", fix={"tensor_parallel": None}, top=1).result.plans

@@ -271,3 +271,18 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: tuple[str, list[str]]
     assert f"{nowhere}/org/custom/resolve/main/config.json" in said["org/custom"]
     assert "is not known" in said["not a name/x"]
     assert said["llama-3-8b"].startswith("8030261248")
+
+
+def test_a_byte_order_mark_is_read_over_and_a_key_that_stands_twice_is_named(tmp_path: Any) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"model_type": "llama"}')
+    assert resolve_model(str(file)).family == "llama"
+    file.write_text('{"model_type": "llama", "hidden_size": 64, "hidden_size": 128}')
+    with pytest.raises(InputError, match="'hidden_size' stands twice"):
+        resolve_model(str(file))
+
+
+def test_a_class_with_another_head_is_said(tmp_path: Any) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}')
+    assert any("ForSequenceClassification" in a for a in resolve_model(str(file)).assumptions)
