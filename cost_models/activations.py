@@ -43,6 +43,14 @@ def norm_bytes(
     if kind.norm == "rms":
         saved = software.rms_norm_saved * compute_bytes + software.rms_norm_saved_fp32_bytes
         return saved * width + software.rms_norm_statistics_bytes
+    if kind.norm == "rms_in_fp32":
+        saved = software.rms_norm_in_fp32_saved * compute_bytes
+        saved += software.rms_norm_in_fp32_saved_fp32_bytes
+        return saved * width + software.rms_norm_statistics_bytes
+    if kind.norm == "layer_in_fp32":
+        saved = software.layer_norm_in_fp32_saved * compute_bytes
+        saved += software.layer_norm_in_fp32_saved_fp32_bytes
+        return saved * width + software.layer_norm_statistics_bytes
     return software.layer_norm_saved * compute_bytes * width + software.layer_norm_statistics_bytes
 
 
@@ -124,9 +132,10 @@ def layer_regions(
     split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
     split = split + feed_forward_bytes(kind.feed_forward, hidden_size, compute_bytes, software)
     if kind.attention.qk_norm:
-        width = float(kind.attention.head_dim)
         heads = kind.attention.num_heads + kind.attention.num_kv_heads
-        split = split + heads * norm_bytes(kind, width, compute_bytes, software)
+        norms = heads if kind.attention.qk_norm == "head" else 2.0
+        width = kind.attention.head_dim * heads / norms
+        split = split + norms * norm_bytes(kind, width, compute_bytes, software)
     return Regions(
         replicated=kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
         + masks * hidden_size,

@@ -143,9 +143,12 @@ def tensor_traffic(
         head                all_reduce backward              all_gather forward;
                                                              backward all_gather, reduce_scatter
         loss                all_reduce x b s and 2 x b s     the same
+        norms over all      all_reduce 2 x b s forward,      the same
+        heads (OLMo 2)      backward, recomputed
 
     The backward pass gathers the input of a column-cut matrix again instead of keeping it.
-    Recomputation stops at the last tensor that is needed: the layer's last reduction is left out.
+    Recomputation stops at the last tensor that is needed: the layer's last reduction is left out,
+    unless a norm or a dropout follows it.
     Once a step one all_reduce of w S completes the gradients of whole tensors to which each rank
     gives a summand: every whole tensor with sequence parallelism, else only norms of q and k heads.
 
@@ -156,17 +159,20 @@ def tensor_traffic(
     m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
     tokens = 1.0 * workload.seq_len * table.micro_batch_size
     hidden = compute * tokens * model.hidden_size
-    layers = float(sum(rank.kind_counts))
-    pairs = float(
-        sum(n * _num_blocks(kind) for n, kind in zip(rank.kind_counts, model.kinds, strict=True))
-    )
+    layers = list(zip(rank.kind_counts, model.kinds, strict=True))
+    pairs = float(sum(n * _num_blocks(kind) for n, kind in layers))
+    last_is_needed = model.hidden_dropout > 0
+    unneeded = float(sum(n for n, kind in layers if not (kind.norms_after or last_is_needed)))
+    whole_norms = float(sum(n for n, kind in layers if kind.attention.qk_norm == "all"))
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    plain = m * (2.0 * pairs + again * (pairs - layers) + first + last)
+    plain = m * (2.0 * pairs + again * (pairs - unneeded) + first + last)
     gathers = m * (3.0 * pairs + again * pairs + first + 2.0 * last)
-    scatters = m * (2.0 * pairs + again * (pairs - layers) + first + last)
+    scatters = m * (2.0 * pairs + again * (pairs - unneeded) + first + last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
+    statistics = m * whole_norms * (2.0 + again)
+    loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
     summands = _summands(model, table, rank, master)
     reductions = Traffic(plain, plain * hidden).times(1.0 - along) + loss + summands
     return {
@@ -214,8 +220,7 @@ def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: fl
     for block in blocks(model, rank):
         for weight in block.weights:
             if weight.cut == "replicate":
-                of_heads = ".q_norm." in weight.name or ".k_norm." in weight.name
-                summed = np.where(table.sequence_parallel | of_heads, 1.0, 0.0)
+                summed = np.where(table.sequence_parallel | weight.is_head_norm, 1.0, 0.0)
                 numel = numel + block.repeats * summed * _kept(model, weight, table)
     return Traffic(np.where(numel > 0, 1.0, 0.0), master * numel)
 

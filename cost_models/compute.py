@@ -191,7 +191,10 @@ def elementwise_bytes_per_token(
     software: SoftwareProfile,
 ) -> Real:
     """Bytes a token that norms, residuals, activation and rotary embeddings move, forward."""
-    norm = software.rms_norm_accesses if kind.norm == "rms" else software.layer_norm_accesses
+    norm = {
+        "layer": software.layer_norm_accesses,
+        "layer_in_fp32": software.layer_norm_in_fp32_accesses,
+    }.get(kind.norm, software.rms_norm_accesses)
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     blocks = 2.0 + (kind.cross_attention is not None)
     whole = hidden_size * (kind.num_norms * norm + blocks * software.residual_accesses)

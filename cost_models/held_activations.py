@@ -105,11 +105,13 @@ def held_activations(
 
 
 def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
-    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d."""
-    attention = model.kinds[model.pattern[0]].attention
-    width = attention.rope_head_dim or attention.head_dim
-    compute = COMPUTE_BYTES[workload.precision]
-    return 2.0 * compute * workload.seq_len * width if attention.rotary else 0.0
+    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d a table."""
+    attentions = [kind.attention for kind in model.kinds if kind.attention.rotary]
+    if not attentions:
+        return 0.0
+    width = attentions[0].rope_head_dim or attentions[0].rotary_dim or attentions[0].head_dim
+    tables = len({attention.rotary_table for attention in attentions})
+    return 2.0 * COMPUTE_BYTES[workload.precision] * workload.seq_len * width * tables
 
 
 def _layers(
@@ -209,7 +211,10 @@ def _messages(
     compute = COMPUTE_BYTES[workload.precision]
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along
-    saves_itself = compute >= 4.0 or model.kinds[model.pattern[0]].norm == "layer"
+    kind = model.kinds[model.pattern[0]]
+    saves_itself = kind.norm == "layer" or (compute >= 4.0 and kind.norm != "layer_in_fp32")
+    if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
+        saves_itself = True
     apart = np.where((table.recompute == FULL) | saves_itself, 0.0, 1.0)
     received = float(not rank.first) * apart * in_flight * table.virtual_stages
     return np.where(table.pipeline_parallel > 1, (received + 2.0) * one, 0.0)

@@ -15,8 +15,9 @@ from typing import Any, Literal
 # How tensor parallelism (Megatron: Shoeybi et al., arXiv:1909.08053, sec. 3) cuts a tensor:
 #   column: along the output features      row: along the input features
 #   vocab:  along the vocabulary           experts: as the expert's own matrices (column then row)
+#   heads:  along the first dimension, the heads (norms over all heads)
 #   replicate: every rank holds all of it
-Cut = Literal["column", "row", "vocab", "replicate"]
+Cut = Literal["column", "row", "vocab", "heads", "replicate"]
 # What the tensor does in the forward pass: a matmul with every token, a matmul with the tokens that
 # a router sent (experts), a table look-up, or anything element-wise (norms, biases, scalars).
 Role = Literal["linear", "expert", "lookup", "vector"]
@@ -45,6 +46,12 @@ class Weight:
         return math.prod(self.shape)
 
     @property
+    def is_head_norm(self) -> bool:
+        """Whether every head reads all of it: a norm of queries or keys."""
+        names = (".q_norm.", ".k_norm.", ".q_layernorm.", ".k_layernorm.")
+        return self.cut == "replicate" and any(name in f".{self.name}" for name in names)
+
+    @property
     def is_routed_expert(self) -> bool:
         """Whether it holds one slice per routed expert (its first dimension), biases included."""
         return self.part == "experts"
@@ -61,7 +68,9 @@ class Attention:
     causal: bool = True
     window: int | None = None  # sliding window in tokens
     rotary: bool = True
-    qk_norm: bool = False
+    rotary_table: str = ""  # layers with other frequencies (Gemma 3) read other tables
+    rotary_dim: int = 0  # elements of a head that positions turn; 0: all
+    qk_norm: str = ""  # norms of q and k over each "head" or over "all" of them; "": none
     # multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1); 0: ordinary attention
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
@@ -87,11 +96,13 @@ class LayerKind:
     name: str
     attention: Attention
     feed_forward: FeedForward
-    norm: Literal["rms", "layer"]
+    # *_in_fp32: the weights multiply before the result is cast back (OLMo 2, Gemma, Cohere)
+    norm: Literal["rms", "layer", "rms_in_fp32", "layer_in_fp32"]
     num_norms: int  # of the hidden size, in this layer
     weights: tuple[Weight, ...]
     cross_attention: Attention | None = None
     parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX, Falcon)
+    norms_after: bool = False  # of what attention and MLP add to the hidden state (OLMo 2, Gemma 2)
 
 
 @dataclass(frozen=True, slots=True)

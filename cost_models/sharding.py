@@ -18,7 +18,8 @@ def cut_dim(weight: Weight) -> int | None:
     """Return the dimension that the tensor-parallel ranks share out, or None.
 
     Matrices are stored (out, in), transposed ones (in, out); experts carry one dimension more in
-    front. Biases are cut along their outputs, tables along the vocabulary or their columns.
+    front. Biases are cut along their outputs, tables along the vocabulary or their columns, norms
+    over all heads along the heads.
 
     >>> cut_dim(Weight("mlp.down_proj.weight", (64, 256), "linear", "row"))
     1
@@ -29,7 +30,7 @@ def cut_dim(weight: Weight) -> int | None:
     if weight.role in ("linear", "expert"):
         along_input = weight.cut == "row"
         return last - 1 + int(along_input != weight.transposed)
-    return 0 if weight.cut == "vocab" else last
+    return 0 if weight.cut in ("vocab", "heads") else last
 
 
 def ceil_share(length: Count, ranks: Count) -> Real:

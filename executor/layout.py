@@ -74,21 +74,21 @@ def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
 
 
 def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> Layout:
-    head_norm = ".q_norm." in name or ".k_norm." in name  # reads this rank's heads only
     whole, cut = weight.cut == "replicate", cut_dim(weight)
     std = float(model.config.get("initializer_range") or 0.02)
     family = FAMILIES[model.family]
     if family.small_starts and name.endswith(family.small_starts):
         std /= math.sqrt(2 * model.num_layers)
-    is_norm = weight.part == "norm" or head_norm
     return Layout(
         name=name,
         shape=weight.shape,
         std=std if weight.role in ("linear", "lookup") else None,
-        constant=family.norm_start if is_norm and name.endswith("weight") else 0.0,
+        constant=family.norm_start if weight.part == "norm" and name.endswith("weight") else 0.0,
         cut_dim=cut,
         parts=weight.parts or (() if cut is None else (weight.shape[cut],)),
-        partial_gradient=whole and axis.size > 1 and (axis.sequence_parallel or head_norm),
+        partial_gradient=whole
+        and axis.size > 1
+        and (axis.sequence_parallel or weight.is_head_norm),
     )
 
 

@@ -35,6 +35,10 @@ class SoftwareProfile:
     rms_norm_saved: float  # per element of the hidden size, in compute precision
     rms_norm_saved_fp32_bytes: float  # per element, bytes, on top (fp32 copies)
     layer_norm_saved: float
+    rms_norm_in_fp32_saved: float  # norms that multiply with their weights before they cast back
+    rms_norm_in_fp32_saved_fp32_bytes: float
+    layer_norm_in_fp32_saved: float  # the same, and written out (Cohere)
+    layer_norm_in_fp32_saved_fp32_bytes: float
     rms_norm_statistics_bytes: float  # per token and norm
     layer_norm_statistics_bytes: float
     keeps_gathered_inputs: bool  # sequence parallel: linear inputs are kept whole, not re-gathered
@@ -48,6 +52,7 @@ class SoftwareProfile:
     # memory-bound work: element accesses per layer, forward
     rms_norm_accesses: float  # per norm and hidden element
     layer_norm_accesses: float
+    layer_norm_in_fp32_accesses: float
     residual_accesses: float  # per residual add and hidden element
     activation_accesses: float  # per FFN element
     rotary_accesses: float  # per query/key element

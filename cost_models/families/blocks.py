@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from cost_models.families.reader import (
     MAX_FFN,
@@ -110,7 +110,9 @@ def ordinary_attention(
     window: int | None = None,
     rotary: bool = True,
     causal: bool = True,
-    qk_norm: bool = False,
+    qk_norm: str = "",
+    rotary_dim: int = 0,
+    rotary_table: str = "",
 ) -> Attention:
     """Multi-head, grouped-query or multi-query attention."""
     return Attention(
@@ -121,6 +123,8 @@ def ordinary_attention(
         causal=causal,
         window=window,
         rotary=rotary,
+        rotary_dim=rotary_dim,
+        rotary_table=rotary_table,
         qk_norm=qk_norm,
     )
 
@@ -148,11 +152,13 @@ def linear(
     return (matrix, Weight(f"{name}.bias", (out_features,), "vector", bias_cut, parts=parts))
 
 
-def norm(name: str, size: int, *, bias: bool = False) -> Weights:
+def norm(
+    name: str, *shape: int, bias: bool = False, cut: Literal["replicate", "heads"] = "replicate"
+) -> Weights:
     """Return an RMS norm, or a layer norm with ``bias``."""
-    weights: Weights = (Weight(f"{name}.weight", (size,), "vector", "replicate", "norm"),)
+    weights: Weights = (Weight(f"{name}.weight", shape, "vector", cut, "norm"),)
     if bias:
-        weights += (Weight(f"{name}.bias", (size,), "vector", "replicate", "norm"),)
+        weights += (Weight(f"{name}.bias", shape, "vector", cut, "norm"),)
     return weights
 
 

@@ -66,13 +66,23 @@ GEMMA3 = Defaults(
 )
 
 
-def _style(config: Config, norms: tuple[str, ...], activation: str, qk_norm: str = "") -> Style:
+def _style(
+    config: Config,
+    norms: tuple[str, ...],
+    activation: str,
+    qk_norm: str = "",
+    *,
+    rotary_by_window: bool = False,
+) -> Style:
     bias = config.flag("attention_bias")
     return Style(
         bias=bias,
         output_bias=bias,
         qk_norm=qk_norm,
         norms=norms,
+        norms_after=norms == FOUR_NORMS,
+        rotary_by_window=rotary_by_window,
+        norm="rms_in_fp32",
         causal=not config.flag("use_bidirectional_attention"),
         activation=activation,
     )
@@ -98,7 +108,7 @@ def gemma3_text(config: Config) -> ModelSpec:
     every = config.fields.integer("sliding_window_pattern", 6, low=1, high=MAX_LAYERS)
     types = [SLIDING if (i + 1) % every else FULL for i in range(sizes.num_layers)]
     window = config.optional_size("sliding_window", MAX_POSITIONS)
-    style = _style(config, FOUR_NORMS, "hidden_activation", qk_norm="head")
+    style = _style(config, FOUR_NORMS, "hidden_activation", "head", rotary_by_window=True)
     return decoder(config, sizes, style, windows_by_type(config, types, window=window))
 
 

@@ -173,14 +173,15 @@ def four_linears(
 def gpt_neox(config: Config) -> ModelSpec:
     """GPT-NeoX-20B and Pythia (Black et al., arXiv:2204.06745): attention beside the MLP."""
     sizes = read_sizes(config, kv_heads=None, head_dim=None)
-    check_rotary(config, sizes.head_dim, rotary_fraction(config, "rotary_pct", default=0.25))
+    fraction = rotary_fraction(config, "rotary_pct", default=0.25)
+    check_rotary(config, sizes.head_dim, fraction)
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
     ffn_hidden_size = ffn_size(config)
     tied = config.flag("tie_word_embeddings")
     dropout = config.dropout("hidden_dropout")
     kind = LayerKind(
         name="layer",
-        attention=ordinary_attention(sizes),
+        attention=ordinary_attention(sizes, rotary_dim=int(sizes.head_dim * fraction)),
         feed_forward=FeedForward(
             ffn_hidden_size, gated=False, activation=config.text("hidden_act")
         ),

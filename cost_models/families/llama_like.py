@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from cost_models.families.blocks import (
     Sizes,
@@ -98,6 +98,35 @@ OLMO2 = Defaults(
     }
 )
 
+GRANITE = Defaults(
+    {
+        **{key: value for key, value in LLAMA.values.items() if key != "head_dim"},
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    }
+)
+SMOLLM3 = Defaults(
+    {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "no_rope_layer_interval": 4,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Style:
@@ -108,16 +137,21 @@ class Style:
     mlp_bias: bool = False
     qk_norm: str = ""  # norms of q and k over each "head" or over "all" heads together; "": none
     norms: tuple[str, ...] = PRE_NORMS
+    norms_after: bool = False
+    rotary_by_window: bool = False  # layers with a window have rotary tables of their own
+    norm: Literal["rms", "rms_in_fp32"] = "rms"
     causal: bool = True
     activation: str = "hidden_act"  # key of the activation
 
 
 def qk_norms(attention: Attention, width: str) -> Weights:
     """Return the norms of queries and keys over each ``head``, or over ``all`` of them."""
-    heads = (attention.num_heads, attention.num_kv_heads) if width == "all" else (1, 1)
+    if width == "head":
+        size = attention.head_dim
+        return (*norm("self_attn.q_norm", size), *norm("self_attn.k_norm", size))
     return (
-        *norm("self_attn.q_norm", heads[0] * attention.head_dim),
-        *norm("self_attn.k_norm", heads[1] * attention.head_dim),
+        *norm("self_attn.q_norm", attention.num_heads * attention.head_dim, cut="heads"),
+        *norm("self_attn.k_norm", attention.num_kv_heads * attention.head_dim, cut="heads"),
     )
 
 
@@ -154,19 +188,26 @@ def rms_norms(hidden_size: int, *names: str) -> Weights:
 
 
 def dense_layer(
-    sizes: Sizes, feed_forward: FeedForward, style: Style, window: int | None
+    sizes: Sizes, feed_forward: FeedForward, style: Style, window: int | None, rotary: bool = True
 ) -> LayerKind:
     """Build one layer."""
+    name = FULL if window is None else SLIDING
     attention = ordinary_attention(
-        sizes, window=window, causal=style.causal, qk_norm=bool(style.qk_norm)
+        sizes,
+        window=window,
+        rotary=rotary,
+        rotary_table=name if style.rotary_by_window else "",
+        causal=style.causal,
+        qk_norm=style.qk_norm,
     )
     hidden_size, ffn_hidden_size = sizes.hidden_size, feed_forward.ffn_hidden_size
     return LayerKind(
-        name=FULL if window is None else SLIDING,
+        name=name,
         attention=attention,
         feed_forward=feed_forward,
-        norm="rms",
+        norm=style.norm,
         num_norms=len(style.norms),
+        norms_after=style.norms_after,
         weights=(
             *attention_weights(
                 hidden_size, attention, bias=style.bias, output_bias=style.output_bias
@@ -258,8 +299,49 @@ def qwen3(config: Config) -> ModelSpec:
 def olmo2(config: Config) -> ModelSpec:
     """OLMo 2 (arXiv:2501.00656): norms after attention and MLP, norms of q and k over all heads."""
     bias = config.flag("attention_bias")
-    style = Style(bias=bias, output_bias=bias, qk_norm="all", norms=POST_NORMS)
+    style = Style(
+        bias=bias,
+        output_bias=bias,
+        qk_norm="all",
+        norms=POST_NORMS,
+        norms_after=True,
+        norm="rms_in_fp32",
+    )
     return decoder(config, read_sizes(config), style)
+
+
+def granite(config: Config) -> ModelSpec:
+    """Granite 3 (IBM, 2024): llama with four multipliers (Yang et al., arXiv:2203.03466)."""
+    return llama(config)
+
+
+def smollm3(config: Config) -> ModelSpec:
+    """SmolLM3: llama, every fourth layer without positions (Yang et al., arXiv:2501.18795)."""
+    sizes = read_sizes(config)
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    check_rotary(config, sizes.head_dim)
+    feed_forward = FeedForward(ffn_size(config), gated=True, activation=config.text("hidden_act"))
+    turned = _layers_with_positions(config, sizes.num_layers)
+    window = switched_window(config)
+    types = [SLIDING if window is not None and not turns else FULL for turns in turned]
+    windows = windows_by_type(config, types, window=window)
+    kinds, pattern = stack(
+        list(zip(windows, turned, strict=True)),
+        lambda key: dense_layer(sizes, feed_forward, style, key[0], rotary=key[1]),
+    )
+    return causal_lm(config, sizes, kinds, pattern)
+
+
+def _layers_with_positions(config: Config, num_layers: int) -> list[bool]:
+    """Return whether each layer turns queries and keys."""
+    said = config.whole_numbers("no_rope_layers", 1) if config.has("no_rope_layers") else None
+    if said is not None:
+        if len(said) != num_layers:
+            raise config.wrong("no_rope_layers", said, f"{num_layers:,} of 0 and 1, one a layer")
+        return [bool(turns) for turns in said]
+    every = config.size("no_rope_layer_interval", MAX_LAYERS)
+    return [(i + 1) % every != 0 for i in range(num_layers)]
 
 
 def windows_by_type(

@@ -146,7 +146,7 @@ def moe_layer(
     extra: Weights = (),
 ) -> LayerKind:
     """Build one layer of ordinary attention and the tensors ``mlp`` of a mixture of experts."""
-    attention = ordinary_attention(sizes, window=window, qk_norm=bool(style.qk_norm))
+    attention = ordinary_attention(sizes, window=window, qk_norm=style.qk_norm)
     return LayerKind(
         name="moe" if window is None else f"moe_{SLIDING}",
         attention=attention,

@@ -46,12 +46,15 @@ def fused_gate_up(hidden_size: int, ffn_hidden_size: int) -> Weights:
 def phi3(config: Config) -> ModelSpec:
     """Phi-3 and Phi-4-mini (arXiv:2404.14219)."""
     sizes = read_sizes(config)
-    check_rotary(config, sizes.head_dim, rotary_fraction(config, "partial_rotary_factor"))
+    fraction = rotary_fraction(config, "partial_rotary_factor")
+    check_rotary(config, sizes.head_dim, fraction)
     hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
     kind = LayerKind(
         name="layer",
         attention=ordinary_attention(
-            sizes, window=config.optional_size("sliding_window", MAX_POSITIONS)
+            sizes,
+            window=config.optional_size("sliding_window", MAX_POSITIONS),
+            rotary_dim=int(sizes.head_dim * fraction),
         ),
         feed_forward=FeedForward(ffn_hidden_size, gated=True, activation=config.text("hidden_act")),
         norm="rms",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -102,8 +103,30 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         LLAMA | {"head_dim": 10, "sliding_window_pattern": 2},
         [{"layer_types": SLIDING}, {"tie_word_embeddings": False}],
     ),
+    "phi": (
+        NEOX,
+        [
+            {"num_key_value_heads": 2, "qk_layernorm": True},
+            {"head_dim": 12, "partial_rotary_factor": 0.35},
+            {"tie_word_embeddings": True},
+        ],
+    ),
     "phi3": (LLAMA, [{"sliding_window": 8, "tie_word_embeddings": True}]),
     "starcoder2": (LLAMA, [{"use_bias": False}, {"tie_word_embeddings": False, "head_dim": 10}]),
+    "granite": (LLAMA, [{"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}]),
+    "glm4": (LLAMA | {"head_dim": 12}, [{"attention_bias": False, "tie_word_embeddings": True}]),
+    "smollm3": (
+        LLAMA,
+        [
+            {"attention_bias": True, "mlp_bias": True, "no_rope_layers": [1, 0, 1]},
+            {"use_sliding_window": True, "sliding_window": 8, "no_rope_layer_interval": 2},
+            {"tie_word_embeddings": False, "head_dim": 10},
+        ],
+    ),
+    "cohere": (
+        LLAMA,
+        [{"use_qk_norm": True, "attention_bias": True}, {"tie_word_embeddings": False}],
+    ),
     "gpt2": (GPT2, [{"n_inner": 50}, {"tie_word_embeddings": False}]),
     "gpt_neox": (NEOX, [{"attention_bias": False, "tie_word_embeddings": True}]),
     "opt": (
@@ -338,7 +361,8 @@ def test_cuts(config: dict[str, Any]) -> None:
         assert {"column", "row"} <= {w.cut for w in linears}
         for weight in kind.weights:
             if weight.part in ("norm", "router"):
-                assert weight.cut == "replicate"
+                over_heads = re.search(r"\.[qk]_norm\.", weight.name) is not None
+                assert weight.cut == "replicate" or (weight.cut == "heads" and over_heads)
             if weight.name.endswith("bias"):
                 assert weight.cut in ("column", "replicate")
 
