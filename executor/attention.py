@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.capped import capped_attention
 from executor.recompute import recomputed
 from executor.tensor_parallel import TensorAxis, rank_randomness
 
@@ -24,6 +25,7 @@ class Core:
     dropout: float
     softmax_in_fp32: bool  # eager only: llama's kin do, GPT-2 does not
     recompute: bool  # Megatron's selective recomputation
+    cap: float | None = None  # scores stay within it (Gemma 2)
     documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -37,7 +39,7 @@ class Core:
         return output.transpose(1, 2).flatten(2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        attend = _eager if self.kernel == "eager" else _fused
+        attend = _eager if self.kernel == "eager" else _fused if self.cap is None else _capped
         if not self.dropout:
             return attend(self, query, key, value)
         with rank_randomness(self.axis):
@@ -46,6 +48,13 @@ class Core:
     def narrower(self, query: Tensor) -> int | None:
         """Return the window, or None where it hides nothing."""
         return None if self.window is None or self.window >= query.size(-2) else self.window
+
+    def mask(self, query: Tensor) -> Tensor:
+        """Return who may see whom, (B or 1, 1, S, S)."""
+        if self.documents is not None:
+            return self.documents.visible(self.narrower(query))
+        places = torch.arange(query.size(-2), device=query.device)
+        return visible(places, self.narrower(query))[None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +123,17 @@ def _fused(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     )
 
 
+def _capped(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    assert core.cap is not None
+    return capped_attention(query, key, value, core.mask(query), core.scaling, core.cap)
+
+
 def _eager(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     key, value = _repeated(query, key), _repeated(query, value)
-    if core.documents is None:
-        mask = visible(torch.arange(query.size(-2), device=query.device), core.narrower(query))
-    else:
-        mask = core.documents.visible(core.narrower(query))
+    mask = core.mask(query)
     scores = (query @ key.transpose(2, 3)) * core.scaling
+    if core.cap is not None:
+        scores = (scores / core.cap).tanh() * core.cap
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     dtype = torch.float32 if core.softmax_in_fp32 else scores.dtype
     weights = scores.softmax(-1, dtype=dtype).to(query.dtype)

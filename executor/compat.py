@@ -16,6 +16,8 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as turn_in_fp32
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as turn_neighbours
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
@@ -32,6 +34,8 @@ __all__ = [
     "reduce_scatter",
     "replicate",
     "skip_where",
+    "turn_in_fp32",
+    "turn_neighbours",
 ]
 
 # torch 2.13 renamed them and warns of the old names
@@ -50,6 +54,8 @@ def skip_where(optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None) -
     optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
 
 
+# families whose attention transformers writes out: torch's fused kernels cannot cap scores
+_EAGER_ONLY = ("gemma2",)
 # what a config of transformers says about files, generation or tools, not about the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 
@@ -65,10 +71,11 @@ def causal_lm(
     values: Mapping[str, Any], *, device: str, dtype: torch.dtype, attention_kernel: str
 ) -> nn.Module:
     """Return the Hugging Face module of a config.json, in training mode."""
-    implementation = "eager" if attention_kernel == "eager" else "sdpa"
     try:
         config = hugging_face_config(values)
         config.use_cache = False
+        eager = attention_kernel == "eager" or config.model_type in _EAGER_ONLY
+        implementation = "eager" if eager else "sdpa"
         with _quiet(), torch.device(device):
             model = AutoModelForCausalLM.from_config(
                 config, attn_implementation=implementation, dtype=dtype

@@ -18,6 +18,7 @@ from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan_file import PlanFile
 from cost_models.workload import Precision
 from executor.attention import Core, Documents
+from executor.capped import capped
 from executor.compat import causal_lm
 from executor.data.batch import Batch
 from executor.families import FAMILIES
@@ -67,7 +68,11 @@ class Stage(nn.Module):  # type: ignore[misc]
         first_layer, end_layer = file.layer_ranges[index]
         self.layer_names = [f"{self.family.layers}.{i}" for i in range(first_layer, end_layer)]
         self.rotary: Any = None
+        config: Any = whole.config
         self.embedding_dropout = spec.embedding_dropout
+        self.embedding_multiplier = self.family.embedding_multiplier(config)
+        self.logits_multiplier = self.family.logits_multiplier(config)
+        self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self._take_parts(whole)
         self.rotary_tables: dict[str, str | None] = {}  # by layer
         for number, name in enumerate(self.layer_names, start=first_layer):
@@ -214,12 +219,18 @@ class Stage(nn.Module):  # type: ignore[misc]
         if self.family.positions:
             start, stop = self.axis.sequence_slice(tokens.size(1))
             hidden = hidden + self.get_submodule(self.family.positions)(positions[:, start:stop])
+        if self.embedding_multiplier != 1.0:  # rounded to the precision of the hidden state
+            hidden = hidden * hidden.new_tensor(self.embedding_multiplier)
         if not self.embedding_dropout:
             return hidden
         return F.dropout(hidden, self.embedding_dropout, self.training)
 
     def _loss(self, module: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+        if self.logits_multiplier != 1.0:  # in front of the matrix, where it is cheap
+            hidden = hidden * self.logits_multiplier
         (logits,) = column_linear(self.axis, hidden, [module.weight], [module.bias])
+        if self.logits_cap is not None:
+            logits = capped(logits, self.logits_cap)
         return summed_cross_entropy(self.axis, logits.flatten(0, 1), labels.flatten(), self.start)
 
 
@@ -235,6 +246,7 @@ def _layer(
         window=kind.attention.window,
         dropout=spec.attention_dropout,
         softmax_in_fp32=family.softmax_in_fp32,
+        cap=getattr(attention, "attn_logit_softcapping", None),
         recompute=plan.recompute == "selective",
     )
     return Layer(

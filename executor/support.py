@@ -12,7 +12,25 @@ from cost_models.legality import Question, require_legal
 from cost_models.plan_file import PlanFile
 from hardware_profiles.errors import InputError, did_you_mean
 
-FAMILIES: Final = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = (
+    "cohere",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "starcoder2",
+)
 
 
 def check_supported(file: PlanFile) -> None:

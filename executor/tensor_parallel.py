@@ -96,6 +96,12 @@ def sum_over_ranks(axis: TensorAxis, x: Tensor) -> Tensor:
     return y
 
 
+def total_over_ranks(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Add up what each rank has of a number that all of them go on with: all_reduce both ways."""
+    y: Tensor = _Total.apply(axis, x)
+    return y
+
+
 @contextmanager
 def rank_randomness(axis: TensorAxis) -> Iterator[None]:
     """Let dropout differ between ranks that hold different heads, and nowhere else.
@@ -154,6 +160,23 @@ class _SumOverRanks(Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         axis: TensorAxis = ctx.axis
         return None, _gather(axis, gradient)() if axis.sequence_parallel else gradient
+
+
+class _Total(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
+        ctx.axis = axis
+        return _all_reduced(axis, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return None, _all_reduced(ctx.axis, gradient)
+
+
+def _all_reduced(axis: TensorAxis, x: Tensor) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=axis.group)
+    return total
 
 
 class _Pending:

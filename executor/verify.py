@@ -7,6 +7,7 @@ batches are plain SGD, since Adam's first steps would blow rounding up.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
 from executor.data.batch import IGNORED, Batch
+from executor.float64 import KeepFloat64
 from executor.gather import gathered
+from executor.mesh import local_device
 from executor.models import local_tensor, reference_model
 from executor.traffic import counted_traffic
 from executor.train import Trainer
@@ -25,7 +28,15 @@ from executor.train import Trainer
 TOLERANCE: Final = 1e-9  # relative
 LEARNING_RATE: Final = 0.1
 DOCUMENTS: Final = 4  # of a sequence, about
-_NO_DROPOUT: Final = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+_NO_DROPOUT: Final = (
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,14 @@ def verify(
     ``documents``: sequences of several documents, each of which the single process runs alone.
     """
     file = exact(file)
+    device = device or local_device()
+    with KeepFloat64() if device.type == "cpu" else nullcontext():
+        return _verify(file, seed, batches, documents, device)
+
+
+def _verify(
+    file: PlanFile, seed: int, batches: int, documents: bool, device: torch.device
+) -> Verification | None:
     trainer = Trainer(
         file,
         seed=seed,
@@ -129,7 +148,7 @@ def exact(file: PlanFile) -> PlanFile:
     """Return the same plan in float64, with plain SGD and without dropout."""
     config = {key: 0.0 if key in _NO_DROPOUT else v for key, v in file.model.config.items()}
     if file.model.family == "gpt2":
-        config |= dict.fromkeys(_NO_DROPOUT[1:], 0.0)
+        config |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
     model = replace(
         file.model,
         config=config,

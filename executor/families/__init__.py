@@ -10,13 +10,37 @@ from __future__ import annotations
 from typing import Final
 
 from executor.families.description import Family
-from executor.families.gpt_like import GPT2
-from executor.families.llama_like import LLAMA, QWEN3
+from executor.families.gemma import GEMMA, GEMMA2, GEMMA3
+from executor.families.gpt_like import GPT2, GPT_NEOX
+from executor.families.llama_like import (
+    COHERE,
+    GLM4,
+    GRANITE,
+    LLAMA,
+    OLMO2,
+    PHI,
+    PHI3,
+    QWEN3,
+    SMOLLM3,
+    STARCODER2,
+)
 
 FAMILIES: Final[dict[str, Family]] = {
+    "cohere": COHERE,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "glm4": GLM4,
     "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "granite": GRANITE,
     "llama": LLAMA,
     "mistral": LLAMA,
+    "olmo2": OLMO2,
+    "phi": PHI,
+    "phi3": PHI3,
     "qwen2": LLAMA,
     "qwen3": QWEN3,
+    "smollm3": SMOLLM3,
+    "starcoder2": STARCODER2,
 }

@@ -43,6 +43,9 @@ class Family:
     rotary: str | None = None
     # which of its rotary tables a layer (its module) reads, None: no positions
     rotary_table: Callable[[Any], str | None] = lambda _: ""
+    # of what the embedding puts out, and of the logits; from the config of transformers
+    embedding_multiplier: Callable[[Any], float] = lambda _: 1.0
+    logits_multiplier: Callable[[Any], float] = lambda _: 1.0
     softmax_in_fp32: bool = True
     norm_start: float = 1.0  # of the weights of norms
     small_starts: tuple[str, ...] = ()  # projections that start 1 / sqrt(2 layers) smaller

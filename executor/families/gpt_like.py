@@ -6,7 +6,7 @@ from typing import Final
 
 from executor.families.description import Block, Family
 from executor.families.mlp import plain
-from executor.families.self_attention import SelfAttention, fused
+from executor.families.self_attention import SelfAttention, fused, fused_by_head
 
 GPT2: Final = Family(
     tokens="transformer.wte",
@@ -19,4 +19,13 @@ GPT2: Final = Family(
     positions="transformer.wpe",
     softmax_in_fp32=False,
     small_starts=("c_proj.weight",),  # GPT-2 paper, sec. 2.3
+)
+GPT_NEOX: Final = Family(
+    tokens="gpt_neox.embed_in",
+    layers="gpt_neox.layers",
+    norm="gpt_neox.final_layer_norm",
+    attention=SelfAttention(fused_by_head("query_key_value"), "dense"),
+    feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"),
+    attention_block=Block("attention", "input_layernorm"),
+    rotary="gpt_neox.rotary_emb",
 )

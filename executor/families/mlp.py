@@ -29,3 +29,14 @@ def plain(up: str, down: str, activation: str = "act") -> FeedForward:
         return row(layer.axis, getattr(module, activation)(inner), getattr(module, down))
 
     return forward
+
+
+def fused_gated(gate_up: str, down: str, activation: str = "activation_fn") -> FeedForward:
+    """The gated feed-forward with one matrix for gate and up projection."""
+
+    def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
+        (both,) = columns(layer.axis, x, getattr(module, gate_up))
+        opened, lifted = both.chunk(2, -1)
+        return row(layer.axis, lifted * getattr(module, activation)(opened), getattr(module, down))
+
+    return forward

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from executor.compat import apply_rotary_pos_emb
+from executor.compat import apply_rotary_pos_emb, turn_in_fp32, turn_neighbours
 from executor.families.description import Layer, Rotary
 from executor.families.linears import columns, row
+from executor.tensor_parallel import total_over_ranks
 
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values: (B, S, heads, head_dim)
 # (module, layer, input (B, s, H)) -> queries, keys, values
@@ -22,8 +24,26 @@ Rotation = Callable[[Tensor, Tensor, Rotary], tuple[Tensor, Tensor]]
 
 
 def turn_halves(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-    """Turn element i of a head with element i + head_dim / 2."""
-    turned: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *rotary, unsqueeze_dim=2)
+    """Turn element i with element i + n / 2 of the first n of a head (often of all)."""
+    width = rotary[0].size(-1)
+    if width < query.size(-1):
+        turned = turn_halves(query[..., :width], key[..., :width], rotary)
+        query = torch.cat((turned[0], query[..., width:]), -1)
+        return query, torch.cat((turned[1], key[..., width:]), -1)
+    turned = apply_rotary_pos_emb(query, key, *rotary, unsqueeze_dim=2)
+    # OLMo 2 keeps the tables in fp32
+    return turned[0].to(query.dtype), turned[1].to(key.dtype)
+
+
+def turn_pairs(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    """Turn neighbours of the first n elements of a head (GLM-4)."""
+    turned: tuple[Tensor, Tensor] = turn_neighbours(query, key, *rotary, unsqueeze_dim=2)
+    return turned
+
+
+def turn_pairs_in_fp32(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    """Turn neighbours of a head, in fp32 (Cohere)."""
+    turned: tuple[Tensor, Tensor] = turn_in_fp32(query, key, *rotary, unsqueeze_dim=2)
     return turned
 
 
@@ -73,9 +93,49 @@ def fused(name: str) -> Projection:
     return project
 
 
-def norm_each_head(module: Any, layer: Layer, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Norm each head for itself, all with the same weights."""
-    return module.q_norm(query), module.k_norm(key)
+def fused_by_head(name: str) -> Projection:
+    """Project with one matrix: query, key and value of each head in turn (GPT-NeoX)."""
+
+    def project(module: Any, layer: Layer, x: Tensor) -> Heads:
+        (qkv,) = columns(layer.axis, x, getattr(module, name))
+        q, k, v = _heads(qkv, 3 * layer.kind.attention.head_dim).chunk(3, -1)
+        return q, k, v
+
+    return project
+
+
+def norm_each_head(query: str = "q_norm", key: str = "k_norm") -> HeadNorm:
+    """Norm each head for itself, where the model has such norms."""
+
+    def norms(module: Any, layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if not layer.kind.attention.qk_norm:
+            return q, k
+        return getattr(module, query)(q), getattr(module, key)(k)
+
+    return norms
+
+
+def norm_all_heads(module: Any, layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Norm all heads together (OLMo 2): the ranks add up their sums of squares."""
+    flat = (q.flatten(-2), k.flatten(-2))
+    norms = (module.q_norm, module.k_norm)
+    if layer.axis.size == 1:
+        normed = [norm(x) for norm, x in zip(norms, flat, strict=True)]
+    else:
+        exact = torch.promote_types(q.dtype, torch.float32)
+        wide = [x.to(exact) for x in flat]
+        squares = torch.stack([x.pow(2).sum(-1) for x in wide], -1)
+        totals = total_over_ranks(layer.axis, squares).split(1, -1)
+        normed = [
+            _scaled(norm, x, total / (layer.axis.size * x.size(-1))).to(q.dtype)
+            for norm, x, total in zip(norms, wide, totals, strict=True)
+        ]
+    return normed[0].view_as(q), normed[1].view_as(k)
+
+
+def _scaled(norm: Any, x: Tensor, variance: Tensor) -> Tensor:
+    scaled: Tensor = norm.weight * (x * torch.rsqrt(variance + norm.variance_epsilon))
+    return scaled
 
 
 def _heads(x: Tensor, head_dim: int) -> Tensor:

@@ -63,3 +63,20 @@ def test_rotary_positions_turn_pairs():
     turned, _ = compat.apply_rotary_pos_emb(q, q, angle.cos(), angle.sin(), unsqueeze_dim=2)
     torch.testing.assert_close(turned[:, 0], q[:, 0])
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
+
+
+def test_rotary_positions_turn_neighbours():
+    q = torch.randn(1, 3, 2, 6)
+    angle = torch.tensor([0.0, 0.5, 1.0])[None, :, None].expand(1, 3, 4)
+    part, _ = compat.turn_neighbours(q, q, angle.cos(), angle.sin(), unsqueeze_dim=2)
+    whole, _ = compat.turn_in_fp32(
+        q[..., :4], q[..., :4], angle.cos(), angle.sin(), unsqueeze_dim=2
+    )
+    torch.testing.assert_close(part[..., 4:], q[..., 4:])
+    torch.testing.assert_close(part[..., :4], whole)
+    pair = torch.complex(q[..., 0], q[..., 1]) * torch.exp(1j * angle[..., :1])
+    torch.testing.assert_close(part[..., :2], torch.view_as_real(pair))
+    narrow, _ = compat.turn_in_fp32(
+        q.bfloat16()[..., :4], q[..., :4], angle.cos(), angle.sin(), unsqueeze_dim=2
+    )
+    assert narrow.dtype == torch.bfloat16

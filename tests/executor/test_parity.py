@@ -102,7 +102,7 @@ def _name(case: dict[str, Any]) -> str:
     return "-".join([*parts, case["pipeline_schedule"], f"m{case['num_microbatches']}"])
 
 
-def _assert_equal(found: Verification) -> None:
+def assert_equal(found: Verification) -> None:
     assert found.loss_difference <= TOLERANCE
     assert found.norm_difference <= TOLERANCE
     assert found.gradient_difference <= TOLERANCE, found.worst_gradient
@@ -128,7 +128,7 @@ def test_the_covering_set_covers_every_legal_pair():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", _covering(), ids=_name)
 def test_parity(case: dict[str, Any]):
-    _assert_equal(verified(_file(case)))
+    assert_equal(verified(_file(case)))
 
 
 # what the options above leave out, and all axes at once
@@ -204,7 +204,7 @@ SPECIAL: dict[str, tuple[Plan, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SPECIAL)
 def test_parity_of_special_cases(name: str):
     plan, options = SPECIAL[name]
-    _assert_equal(verified(tiny(plan, **options)))
+    assert_equal(verified(tiny(plan, **options)))
 
 
 def test_there_are_at_least_forty_cases():

@@ -1,0 +1,46 @@
+"""Computing in float64 throughout, where modules cast to float32 on the way.
+
+Norms, softmax and rotary positions of transformers are taken in float32 for the sake of bf16. On
+float64 that would round down, and sums over ranks would differ from sums over a whole by 1e-7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_WITH_DTYPE: Final = (Tensor.to, Tensor.type, Tensor.softmax, torch.softmax, F.softmax)
+
+
+class KeepFloat64(TorchFunctionMode):  # type: ignore[misc]
+    """Leaves float64 tensors as they are where they would be cast to float32.
+
+    It holds for one thread: on a GPU the backward pass, and what it recomputes, would not see it.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, with float64 in the place of float32."""
+        kwargs = kwargs or {}
+        first = args[0] if args else kwargs.get("input")
+        if isinstance(first, Tensor) and first.dtype == torch.float64:
+            if func is Tensor.float:
+                return first
+            if func in _WITH_DTYPE:
+                args = tuple(_wide(value) for value in args)
+                kwargs = {key: _wide(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
