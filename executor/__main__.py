@@ -1,4 +1,4 @@
-"""``python -m executor``: run a plan, or measure this machine.
+"""``python -m executor``: run a plan, tokenize its data, or measure this machine.
 
 Also the program that torchrun starts: ``torchrun --nproc-per-node 8 -m executor run plan.json …``.
 torch is imported inside the commands, so that --help answers at once.
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from executor.command_line import parser
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser().parse_args(given)
         if options.command == "measure":
             return _measure(options)
+        if options.command == "tokenize":
+            return _tokenize(options)
         from executor.run import run
 
         return run(options, given)
@@ -56,6 +59,29 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
     if "--traceback" in arguments:
         traceback.print_exception(error)
     return code
+
+
+def _tokenize(options: argparse.Namespace) -> int:
+    """Make a token file and say what is in it."""
+    from executor.data.tokenize import tokenize
+
+    header = tokenize(
+        options.sources,
+        options.output,
+        tokenizer=options.tokenizer,
+        text_field=options.text_field,
+        skip_bad_rows=options.skip_bad_rows,
+        vocab_size=options.vocab_size,
+        force=options.force,
+    )
+    if options.json:
+        print(json.dumps(asdict(header), indent=2, allow_nan=False))
+        return 0
+    print(f"{header.tokens:,} tokens of {header.documents:,} documents ({header.dtype})")
+    if header.skipped_rows:
+        print(f"{header.skipped_rows:,} bad rows were skipped", file=sys.stderr)
+    print(f"wrote {options.output}; next: shardplan run PLAN --data {options.output}")
+    return 0
 
 
 def _measure(options: argparse.Namespace) -> int:

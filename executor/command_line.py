@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Final, NoReturn
 
+from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.learning_rate import SCHEDULES, LearningRate
 from executor.training import Training
 from hardware_profiles.errors import InputError
@@ -38,7 +39,17 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--processes", type=count, default=1, help="CPU processes that work at the same time"
     )
-    for command in (run, measure):
+    tokenize = commands.add_parser(
+        "tokenize", help="make a token file of text, once for many runs", epilog=EXIT_CODES
+    )
+    tokenize.add_argument("sources", nargs="+", metavar="SOURCE", help="as in run --data")
+    _add_reading(tokenize)
+    tokenize.add_argument(
+        "--vocab-size", type=count, metavar="N", help="allow tokens below N (default: tokenizer's)"
+    )
+    tokenize.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.bin")
+    tokenize.add_argument("--force", action="store_true", help="overwrite the output file")
+    for command in (run, measure, tokenize):
         command.add_argument("--json", action="store_true", help="one JSON document on stdout")
         command.add_argument("--traceback", action="store_true", help="show where errors arise")
     return top
@@ -47,11 +58,32 @@ def parser() -> argparse.ArgumentParser:
 def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--data",
-        default="synthetic",
-        metavar="PATH|synthetic",
-        help="a text file, a folder of .txt files, or made-up data (default)",
+        action="append",
+        metavar="PATH[:WEIGHT]",
+        help="a file or folder of text, JSONL, Parquet or tokens, several times for a mixture; or "
+        "the word synthetic (default)",
     )
+    _add_reading(group)
+    group.add_argument(
+        "--packing",
+        choices=PACKINGS,
+        default=PACKINGS[0],
+        help="how documents fill sequences: one after the other (concat, default), the same but "
+        "each for itself (documents), or one a sequence (none)",
+    )
+
+
+def _add_reading(group: argparse._ActionsContainer) -> None:
     group.add_argument("--tokenizer", metavar="FOLDER", help="local tokenizer (default: bytes)")
+    group.add_argument(
+        "--text-field",
+        default="text",
+        metavar="NAME",
+        help="of JSONL and Parquet rows (default: %(default)s; else their input_ids)",
+    )
+    group.add_argument(
+        "--skip-bad-rows", action="store_true", help="skip and count rows that cannot be used"
+    )
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
@@ -117,6 +149,17 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 def steps(options: argparse.Namespace) -> int:
     """Return how many steps a run has."""
     return DRY_STEPS if options.dry_run else int(options.steps)
+
+
+def data(options: argparse.Namespace) -> DataOptions:
+    """Return which data a run reads, and how."""
+    return DataOptions(
+        sources=tuple(options.data or (SYNTHETIC,)),
+        tokenizer=options.tokenizer,
+        text_field=options.text_field,
+        packing=options.packing,
+        skip_bad_rows=options.skip_bad_rows,
+    )
 
 
 def training(options: argparse.Namespace) -> Training:

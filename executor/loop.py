@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch.distributed as dist
 
 from executor.data import Corpus
+from executor.data.batch import Batch
+from executor.data.prefetch import prefetched
 from executor.mesh import gather_json
 from executor.step_measurement import environment, measured_step
 from executor.train import StepResult, Trainer
@@ -75,25 +77,28 @@ class Loop:
         )
         for hook in self.hooks:
             hook.before_run()
-        while trainer.steps_done < self.steps:
-            step = trainer.steps_done
-            result = self._step(timed=step > first and step != measured, measure=step == measured)
-            for hook in self.hooks:
-                hook.after_step(result)
-            if result.stop and trainer.steps_done < self.steps:
-                status = STOPPED
-                break
+        coming = range(trainer.steps_done, self.steps)
+        size, rows = trainer.plan.global_batch_size, trainer.rows
+        with prefetched(self.corpus, size, rows, coming) as batches:
+            for step in coming:
+                timed = step > first and step != measured
+                result = self._step(batches, timed=timed, measure=step == measured)
+                for hook in self.hooks:
+                    hook.after_step(result)
+                if result.stop and trainer.steps_done < self.steps:
+                    status = STOPPED
+                    break
         for hook in self.hooks:
             hook.after_run(status)
         return status
 
-    def _step(self, *, timed: bool, measure: bool) -> StepResult:
+    def _step(self, batches: Iterator[Batch], *, timed: bool, measure: bool) -> StepResult:
         """Train one step and tell of it."""
         trainer, began = self.trainer, time.perf_counter()
         for hook in self.hooks:
             hook.before_step()
         step = trainer.steps_done
-        batch = self.corpus.batch(step, trainer.plan.global_batch_size, trainer.rows)
+        batch = next(batches)
         data_seconds = time.perf_counter() - began
         if measure:
             result, own = measured_step(trainer, batch)

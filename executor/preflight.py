@@ -11,7 +11,7 @@ from typing import Any, Final
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.prediction import predict, setting_of, still_holds
 from cost_models.units import format_bytes
-from executor.data import Corpus, open_corpus
+from executor.data import Corpus, DataOptions, open_corpus
 from executor.machine import free_memory_bytes
 from executor.support import check_supported
 from hardware_profiles.errors import InputError
@@ -42,7 +42,7 @@ class Prepared:
         }
 
 
-def prepare(path: Path, data: str, *, seed: int, tokenizer: str | None) -> Prepared:
+def prepare(path: Path, data: DataOptions, *, seed: int) -> Prepared:
     """Read and check a plan and its data."""
     file = read_plan_file(path)
     try:
@@ -55,9 +55,9 @@ def prepare(path: Path, data: str, *, seed: int, tokenizer: str | None) -> Prepa
         vocab_size=file.model.vocab_size,
         seq_len=file.workload.seq_len,
         seed=seed,
-        tokenizer=tokenizer,
     )
-    return Prepared(path, hashlib.sha256(path.read_bytes()).hexdigest(), file, corpus, notes)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Prepared(path, sha256, file, corpus, (*notes, *corpus.notes))
 
 
 def predicted_anew(file: PlanFile) -> tuple[PlanFile, tuple[str, ...]]:

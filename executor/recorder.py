@@ -130,6 +130,7 @@ class Recorder:
             "ended": None if self.status == RUNNING else _now(),
             "plan": self.prepared.identity(),
             "options": self.options,
+            "data": self.prepared.corpus.summary(),
             "notes": self.notes,
             "environment": self.environment,
             "first_step": self.first_step,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from executor.command_line import steps, training
+from executor.command_line import data, steps, training
 from executor.launch import REPORT_TO, Emit, Task, as_reporting_rank, by_fork, by_torchrun
 from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
 from executor.progress import Progress
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def _prepare(options: argparse.Namespace) -> Prepared:
     training(options)  # a setting that is wrong is said before any file is read
-    return prepare(options.plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+    return prepare(options.plan, data(options), seed=options.seed)
 
 
 def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> int:
@@ -111,7 +111,7 @@ def _recorded(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that shape the result, as JSON values."""
     apart = ("command", "plan", "json", "traceback", "verify", "output", "launcher", "steps")
     kept = {name: value for name, value in vars(options).items() if name not in apart}
-    return {**kept, "steps": steps(options)}
+    return {**kept, **data(options).to_dict(), "steps": steps(options)}
 
 
 def _show(options: argparse.Namespace, recorder: Recorder) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 from torch import Tensor
 
+from executor.data.packing import IGNORED
 from hardware_profiles.errors import InputError
 
-IGNORED: Final = -100  # the label of a token that does not count, as in torch and transformers
+__all__ = ["IGNORED", "Batch"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,39 +1,43 @@
-"""Training data: text as bytes or through a local tokenizer, or a synthetic language.
+"""Batches: a function of the data, the seed and the step alone.
 
-A batch depends on the seed and the number of the step alone, so that every layout of ranks, and the
-single process that a run is compared with, sees the same tokens.
+So every layout of ranks, and the single process that a run is compared with, sees the same tokens;
+each rank reads only its own rows; and a run that resumes goes on with the very next sample.
 """
 
 from __future__ import annotations
 
-import codecs
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from executor.data.order import Indices, Mixture, epochs, key_of
+from executor.data.packing import IGNORED, Row, Samples
+from executor.data_options import SYNTHETIC
 from hardware_profiles.errors import InputError
 
 if TYPE_CHECKING:
     from executor.data.batch import Batch
-
-SYNTHETIC: Final = "synthetic"
-BYTE_VALUES: Final = 256
-MAX_BYTES: Final = 2**30  # of a text: it is held in memory on every rank
-CHUNK: Final = 2**20
 
 # The synthetic language: every token has four successors with these probabilities, so that its
 # entropy (the lowest possible loss) is 1.06 nats, far below the log of the vocabulary.
 SUCCESSORS: Final = (0.6, 0.2, 0.15, 0.05)
 SYNTHETIC_VOCABULARY: Final = 512  # tokens that it uses at most: more are not learnt in few steps
 
-Tokens = NDArray[Any]
+# An objective that is not "predict the next token" makes its own row of a sample; the generator's
+# state depends on the seed and the place of the sample alone.
+Objective = Callable[[Row, np.random.Generator], Row]
 
 
 class Corpus(ABC):
     """A source of batches."""
+
+    skipped_rows = 0
+    notes: tuple[str, ...] = ()  # what the reader of the results must know
+    objective: Objective | None = None
 
     def __init__(self, name: str, seq_len: int, seed: int) -> None:
         self.name = name
@@ -42,40 +46,172 @@ class Corpus(ABC):
 
     def batch(self, step: int, global_batch_size: int, rows: range | None = None) -> Batch:
         """Return the batch of a step, or only some consecutive rows of it."""
+        first = step * global_batch_size
+        places = np.arange(first, first + global_batch_size, dtype=np.int64)
+        return self._batch(places, rows or range(global_batch_size), shuffled=True)
+
+    def evaluation(
+        self, global_batch_size: int, rows: range | None = None, *, batches: int | None = None
+    ) -> Iterator[Batch]:
+        """Yield every sample once in order of the data, the same at every call.
+
+        The last batch is filled up with rows that do not count. ``batches``: at most so many.
+        """
+        whole = -(-self.count // global_batch_size)
+        for number in range(whole if batches is None else min(whole, batches)):
+            first = number * global_batch_size
+            places = np.arange(first, min(self.count, first + global_batch_size), dtype=np.int64)
+            yield self._batch(places, rows or range(global_batch_size), shuffled=False)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the batches depend on, as JSON; paths are not among it."""
+        return {**self._identity(), "seq_len": self.seq_len, "seed": self.seed}
+
+    def fingerprint(self) -> str:
+        """Return a short name of the identity."""
+        text = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def summary(self) -> dict[str, Any]:
+        """Return what run.json says about the data."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint(),
+            "samples": self.count,
+            "skipped_rows": self.skipped_rows,
+            "identity": self.identity(),
+        }
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Samples of an epoch, and of an evaluation."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _samples(self, places: Indices, *, shuffled: bool) -> Any:
+        """Return which samples stand at some places."""
+
+    @abstractmethod
+    def _rows(self, samples: Any, here: slice) -> list[Row]:
+        """Return the rows of some of the samples."""
+
+    @abstractmethod
+    def _counted(self, samples: Any) -> int:
+        """Return how many labels of all samples count."""
+
+    def _batch(self, places: Indices, rows: range, *, shuffled: bool) -> Batch:
         import torch
 
         from executor.data.batch import Batch
 
-        random = np.random.default_rng((self.seed, step))
-        sequences = torch.from_numpy(self._sequences(random, global_batch_size).astype(np.int64))
-        whole = Batch.whole(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
-        return whole if rows is None else whole.rows(rows.start, rows.stop)
+        samples = self._samples(places, shuffled=shuffled)
+        here = slice(rows.start, min(rows.stop, len(places)))
+        if self.objective is None:
+            made, tokens = self._rows(samples, here), self._counted(samples)
+        else:
+            every = self._rows(samples, slice(None))
+            every = [self._with_objective(r, int(p)) for r, p in zip(every, places, strict=True)]
+            made, tokens = every[here], sum(int((r.labels != IGNORED).sum()) for r in every)
+        shape = (len(rows), self.seq_len)
+        inputs, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        starts = None
+        if any(row.starts is not None for row in made):
+            starts = np.zeros(shape, np.int64)
+        for number, row in enumerate(made):
+            inputs[number], labels[number] = row.inputs, row.labels
+            if starts is not None and row.starts is not None:
+                starts[number] = row.starts
+        return Batch(
+            torch.from_numpy(inputs),
+            torch.from_numpy(labels),
+            tokens,
+            None if starts is None else torch.from_numpy(starts),
+            rows.start,
+        )
 
-    @abstractmethod
-    def _sequences(self, random: np.random.Generator, count: int) -> Tokens:
-        """Return tokens, shape (count, seq_len + 1)."""
+    def _with_objective(self, row: Row, place: int) -> Row:
+        assert self.objective is not None
+        return self.objective(row, np.random.default_rng(key_of("objective", self.seed, place)))
 
 
-class TextCorpus(Corpus):
-    """Windows at random places of one long text."""
+class TokenCorpus(Corpus):
+    """Samples of token files, all of them in turn or as a weighted mixture of groups of them."""
 
-    def __init__(self, name: str, tokens: Tokens, seq_len: int, seed: int) -> None:
-        super().__init__(name, seq_len, seed)
-        if len(tokens) <= seq_len:
-            raise InputError(
-                f"{name}: {len(tokens):,} tokens (seq_len = {seq_len:,} needs at least "
-                f"{seq_len + 1:,})"
-            )
-        self.tokens = tokens
+    def __init__(
+        self,
+        name: str,
+        groups: Sequence[Sequence[Samples]],
+        seed: int,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(name, groups[0][0].seq_len, seed)
+        self.parts = [samples for group in groups for samples in group]
+        self.skipped_rows = sum(part.file.header.skipped_rows for part in self.parts)
+        self.notes = tuple(_notes(self.parts, self.skipped_rows))
+        self._bounds = np.cumsum([0, *(part.count for part in self.parts)])
+        ends = np.cumsum([len(group) for group in groups])
+        self._groups = np.stack([[0, *self._bounds[ends[:-1]]], self._bounds[ends]])
+        self._mixture = None if weights is None else Mixture.of(tuple(weights), seed)
 
-    def _sequences(self, random: np.random.Generator, count: int) -> Tokens:
-        starts = random.integers(0, len(self.tokens) - self.seq_len, size=count)
-        windows: Tokens = self.tokens[starts[:, None] + np.arange(self.seq_len + 1)]
-        return windows
+    @property
+    def count(self) -> int:
+        """Samples of all files."""
+        return int(self._bounds[-1])
+
+    def _identity(self) -> dict[str, Any]:
+        mixture = None if self._mixture is None else list(self._mixture.counts)
+        return {
+            "packing": self.parts[0].packing,
+            "files": [
+                {
+                    "sha256": part.file.header.sha256,
+                    "tokens": part.file.header.tokens,
+                    "documents": part.file.header.documents,
+                    "vocabulary": part.file.header.vocabulary_fingerprint,
+                }
+                for part in self.parts
+            ],
+            "mixture": mixture,
+        }
+
+    def _samples(self, places: Indices, *, shuffled: bool) -> Indices:
+        if not shuffled:
+            return places
+        if self._mixture is None:
+            return epochs(places, self.count, self.seed)
+        found = np.empty_like(places)
+        sources, inner = self._mixture(places)
+        for source, (first, end) in enumerate(self._groups.T):
+            here = sources == source
+            seed = key_of(self.seed, source)
+            found[here] = first + epochs(inner[here], int(end - first), seed)
+        return found
+
+    def _rows(self, samples: Indices, here: slice) -> list[Row]:
+        return [self.parts[part].row(int(sample)) for part, sample in self._located(samples[here])]
+
+    def _counted(self, samples: Indices) -> int:
+        parts = self._part(samples)
+        return sum(
+            self.parts[part].counted(samples[parts == part] - self._bounds[part])
+            for part in np.unique(parts)
+        )
+
+    def _part(self, samples: Indices) -> Indices:
+        return np.searchsorted(self._bounds, samples, "right") - 1
+
+    def _located(self, samples: Indices) -> Iterator[tuple[int, int]]:
+        parts = self._part(samples)
+        return zip(parts, samples - self._bounds[parts], strict=True)
 
 
 class MarkovCorpus(Corpus):
     """A made-up language in which the next token depends on the last one."""
+
+    count = 1024  # of an evaluation; there is no end otherwise
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int) -> None:
         super().__init__(SYNTHETIC, seq_len, seed)
@@ -83,109 +219,55 @@ class MarkovCorpus(Corpus):
         shape = (self.vocab_size, len(SUCCESSORS))
         self.successors = np.random.default_rng(seed).integers(0, self.vocab_size, size=shape)
 
-    def _sequences(self, random: np.random.Generator, count: int) -> Tokens:
-        shape = (self.seq_len + 1, count)
-        choices = random.choice(len(SUCCESSORS), size=shape, p=SUCCESSORS)
-        tokens = np.empty(shape, dtype=np.int64)
-        tokens[0] = random.integers(0, self.vocab_size, size=count)
-        for position in range(1, len(tokens)):
-            tokens[position] = self.successors[tokens[position - 1], choices[position]]
-        return tokens.T
+    def _identity(self) -> dict[str, Any]:
+        return {"vocab_size": self.vocab_size, "files": []}
+
+    def _samples(self, places: Indices, *, shuffled: bool) -> list[int]:
+        kind = "train" if shuffled else "evaluation"
+        return [key_of(kind, self.seed, int(place)) for place in places]
+
+    def _rows(self, samples: list[int], here: slice) -> list[Row]:
+        return [self._row(np.random.default_rng(key)) for key in samples[here]]
+
+    def _row(self, random: np.random.Generator) -> Row:
+        choices = random.choice(len(SUCCESSORS), size=self.seq_len + 1, p=SUCCESSORS).tolist()
+        token = int(random.integers(0, self.vocab_size))
+        successors, tokens = self.successors.tolist(), [token]
+        for choice in choices[1:]:
+            token = successors[token][choice]
+            tokens.append(token)
+        found = np.array(tokens, dtype=np.int64)
+        return Row(found[:-1], found[1:])
+
+    def _counted(self, samples: list[int]) -> int:
+        return len(samples) * self.seq_len
 
 
-def open_corpus(
-    source: str, *, vocab_size: int, seq_len: int, seed: int, tokenizer: str | None = None
-) -> Corpus:
-    """Open ``synthetic``, a text file, or a folder of .txt files (joined in order of their names).
-
-    Without ``tokenizer`` (a local folder) every byte is a token. Raises an InputError for what
-    cannot be used.
-    """
-    if source == SYNTHETIC:
-        if tokenizer is not None:
-            raise InputError(f"tokenizer = {tokenizer}: synthetic data has no text to tokenize")
-        return MarkovCorpus(vocab_size, seq_len, seed)
-    if tokenizer is None and vocab_size < BYTE_VALUES:
-        raise InputError(
-            f"vocab_size = {vocab_size} (byte tokens need at least {BYTE_VALUES}; name a "
-            f"tokenizer, or use {SYNTHETIC} data)"
-        )
-    text = _read(source)
-    if tokenizer is None:
-        return TextCorpus(source, np.frombuffer(text, dtype=np.uint8), seq_len, seed)
-    tokens = _tokenize(text.decode("utf-8"), tokenizer)
-    if len(tokens) and (largest := int(tokens.max())) >= vocab_size:
-        raise InputError(
-            f"{tokenizer}: gives the token {largest:,} (the model's vocab_size = {vocab_size:,} "
-            f"allows 0 to {vocab_size - 1:,})"
-        )
-    return TextCorpus(source, tokens, seq_len, seed)
-
-
-def _read(source: str) -> bytes:
-    """Return the checked bytes of a file, or of all .txt files of a folder."""
-    path = Path(source)
-    try:
-        if path.is_dir():
-            files = sorted(path.rglob("*.txt"))
-            if not files:
-                raise InputError(f"{source}: no .txt file in this folder")
-        elif path.exists():
-            files = [path]
-        else:
+def require_same(saved: Mapping[str, Any], corpus: Corpus) -> None:
+    """Raise an InputError where a run that is resumed would go on with other data."""
+    own = corpus.identity()
+    for name in dict.fromkeys([*saved, *own]):
+        before, now = saved.get(name), own.get(name)
+        if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
             raise InputError(
-                f"{source}: no such file (a text file, a folder of .txt files, or the word "
-                f"{SYNTHETIC} expected)"
+                f"{corpus.name}: not the data that the run began with: {name} was "
+                f"{_short(before)}, is {_short(now)}"
             )
-        size = sum(file.stat().st_size for file in files)
-        if size > MAX_BYTES:
-            raise InputError(f"{source}: {size:,} bytes of text (at most {MAX_BYTES:,})")
-        text = b"\n".join(_read_text(file) for file in files)
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read: {error.strerror or error}") from None
-    if not text:
-        raise InputError(f"{source}: is empty (a text is expected)")
-    return text
 
 
-def _read_text(file: Path) -> bytes:
-    """Return the bytes of one file that must be UTF-8."""
-    content = file.read_bytes()
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for start in range(0, len(content), CHUNK):
-            decoder.decode(content[start : start + CHUNK])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 text: {error.reason}") from None
-    return content
+def _short(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    if len(text) <= 60:
+        return text
+    return f"{text[:48]}… (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def _tokenize(text: str, folder: str) -> Tokens:
-    """Return the tokens of a text; code that comes with a tokenizer is never run."""
-    if not Path(folder).is_dir():
-        raise InputError(f"{folder}: no such folder (a local tokenizer is expected)")
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
+def _notes(parts: Sequence[Samples], skipped_rows: int) -> Iterator[str]:
+    if skipped_rows:
+        yield f"{skipped_rows:,} bad rows of the data were skipped"
+    if cut := sum(part.cut_documents for part in parts):
+        documents = sum(part.file.header.documents for part in parts)
+        yield (
+            f"{cut:,} of {documents:,} documents are longer than seq_len + 1 tokens: only their "
+            "beginnings are used (--packing none)"
         )
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... alike
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{folder}: no tokenizer that can be loaded: {reason}") from None
-    pieces = [
-        np.array(tokenizer.encode(part, add_special_tokens=False, verbose=False), dtype=np.int64)
-        for part in _parts(text)
-    ]
-    return np.concatenate(pieces)
-
-
-def _parts(text: str) -> list[str]:
-    """Cut a text at line ends into parts of about CHUNK characters (long ones are slow)."""
-    parts, start = [], 0
-    while start < len(text):
-        end = text.find("\n", start + CHUNK) + 1 or len(text)
-        parts.append(text[start:end])
-        start = end
-    return parts

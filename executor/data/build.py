@@ -1,0 +1,181 @@
+"""From files of documents to one token file: for ``tokenize``, and for the data of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from executor.data.sources import CHUNK, BadRow, Piece, rows_of
+from executor.data.token_file import (
+    VERSION,
+    Header,
+    TokenFile,
+    Writer,
+    new_token_file,
+    open_token_file,
+    smallest_dtype,
+)
+from executor.data.vocabulary import Tokens, Vocabulary
+from hardware_profiles.errors import InputError
+from hardware_profiles.measurement import cache_folder
+
+MAX_BYTES: Final = 2**32  # of documents that a run tokenizes by itself
+QUIET_SECONDS: Final = 3.0  # until progress is told, and between
+PIECES: Final = 1024  # that are tokenized together, at most
+_NO_TOKENS: Final = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How documents are read."""
+
+    vocabulary: Vocabulary
+    vocab_size: int  # tokens are 0 to vocab_size - 1
+    text_field: str = "text"
+    skip_bad_rows: bool = False
+
+
+def build(files: Sequence[Path], reading: Reading, path: Path, *, force: bool = False) -> Header:
+    """Write the documents of files to a token file."""
+    progress = _Progress()
+    dtype = smallest_dtype(reading.vocab_size)
+    with new_token_file(path, dtype, force=force) as writer:
+        for file in files:
+            try:
+                _add_file(file, reading, writer, progress)
+            except OSError as error:
+                raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
+        if not writer.documents:
+            names = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+            skipped = f" ({writer.skipped:,} rows were skipped)" if writer.skipped else ""
+            raise InputError(f"{names}: is empty{skipped}: no document with text")
+        return writer.finish(reading.vocabulary)
+
+
+def cached(files: Sequence[Path], reading: Reading) -> TokenFile:
+    """Return the tokens of files from the user's cache, where they are put the first time.
+
+    All processes of a machine share them: one makes them while the others wait.
+    """
+    size = sum(file.stat().st_size for file in files)
+    if size > MAX_BYTES:
+        raise InputError(
+            f"{files[0]}{' and others' * (len(files) > 1)}: {size:,} bytes of documents (a run "
+            f"tokenizes at most {MAX_BYTES:,} by itself; tokenize them once: shardplan tokenize)"
+        )
+    path = cache_folder() / "tokens" / f"{_key(files, reading)}.bin"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                with contextlib.suppress(InputError):  # damaged: made anew
+                    return open_token_file(path)
+            build(files, reading, path, force=True)
+    except OSError as error:
+        raise InputError(
+            f"{path.parent}: tokens cannot be kept there: {error.strerror or error}. "
+            "Set SHARDPLAN_CACHE to a folder that can be written"
+        ) from None
+    return open_token_file(path)
+
+
+def _key(files: Sequence[Path], reading: Reading) -> str:
+    """Name the files as they are now and how they are read."""
+    stats = [(str(file.resolve()), file.stat()) for file in files]
+    parts = [
+        VERSION,
+        [[name, found.st_size, found.st_mtime_ns, found.st_ino] for name, found in stats],
+        reading.vocabulary.fingerprint,
+        reading.vocab_size,
+        reading.text_field,
+        reading.skip_bad_rows,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _add_file(file: Path, reading: Reading, writer: Writer, progress: _Progress) -> None:
+    """Add the documents of one file; a bad row is skipped or raised."""
+    spoilt = False  # the document at hand
+    for piece, tokens in _tokenized(file, reading):
+        progress(file, writer.count)
+        if isinstance(piece, BadRow):
+            problem: BadRow | None = piece
+        else:
+            problem = None if spoilt else _unknown_token(file, piece, tokens, reading)
+        if problem is not None:
+            if not reading.skip_bad_rows:
+                raise problem
+            writer.take_back()
+            spoilt = isinstance(piece, Piece) and not piece.last
+            continue
+        assert isinstance(piece, Piece)
+        if not spoilt:
+            writer.add(tokens)
+            if piece.last:
+                writer.end(_end(piece, tokens, reading.vocabulary))
+        spoilt = spoilt and not piece.last
+
+
+def _tokenized(file: Path, reading: Reading) -> Iterator[tuple[Piece | BadRow, Tokens]]:
+    """Yield the rows of a file with their tokens; texts are tokenized many at a time."""
+    waiting: list[Piece | BadRow] = []
+    characters = 0
+
+    def flush() -> Iterator[tuple[Piece | BadRow, Tokens]]:
+        texts = [row.content for row in waiting if isinstance(row, Piece)]
+        encoded = iter(reading.vocabulary.encode([t for t in texts if isinstance(t, str)]))
+        for row in waiting:
+            if isinstance(row, BadRow):
+                yield row, _NO_TOKENS
+            else:
+                yield row, next(encoded) if isinstance(row.content, str) else row.content
+        waiting.clear()
+
+    for row in rows_of(file, reading.text_field):
+        if isinstance(row, BadRow) and not reading.skip_bad_rows:
+            yield from flush()  # what comes before it is looked at first
+            raise row
+        waiting.append(row)
+        characters += len(row.content) if isinstance(row, Piece) else 0
+        if characters >= CHUNK or len(waiting) >= PIECES:
+            yield from flush()
+            characters = 0
+    yield from flush()
+
+
+def _unknown_token(file: Path, piece: Piece, tokens: Tokens, reading: Reading) -> BadRow | None:
+    if not len(tokens) or (largest := int(tokens.max())) < reading.vocab_size:
+        return None
+    problem = f"token {largest:,} (vocab_size = {reading.vocab_size:,} allows 0 to "
+    return BadRow(file, piece.place, f"{problem}{reading.vocab_size - 1:,})")
+
+
+def _end(piece: Piece, tokens: Tokens, vocabulary: Vocabulary) -> int | None:
+    """Return the token that ends a document; rows of tokens may have theirs already."""
+    if isinstance(piece.content, str):
+        return vocabulary.end
+    has_end = len(tokens) and int(tokens[-1]) == vocabulary.end
+    return None if has_end or vocabulary.fingerprint == "bytes" else vocabulary.end
+
+
+class _Progress:
+    """Tells on stderr how far a long reading is."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def __call__(self, file: Path, tokens: int) -> None:
+        if time.monotonic() - self._told > QUIET_SECONDS:
+            self._told = time.monotonic()
+            print(f"tokenizing {file}: {tokens:,} tokens", file=sys.stderr, flush=True)

@@ -1,0 +1,86 @@
+"""From what a user names to a corpus."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from executor.data.build import Reading, cached
+from executor.data.corpus import Corpus, MarkovCorpus, TokenCorpus
+from executor.data.packing import Samples
+from executor.data.sources import TEXT_SUFFIXES, TOKEN_SUFFIXES, files_of
+from executor.data.token_file import TokenFile, open_token_file
+from executor.data.vocabulary import BYTE_VALUES, Vocabulary, open_vocabulary
+from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
+from hardware_profiles.errors import InputError, did_you_mean
+
+
+def open_corpus(options: DataOptions, *, vocab_size: int, seq_len: int, seed: int) -> Corpus:
+    """Open the data of a run; raises an InputError for what cannot be used."""
+    if options.packing not in PACKINGS:
+        hint = did_you_mean(options.packing, PACKINGS)
+        raise InputError(f"packing = {options.packing} (allowed: {', '.join(PACKINGS)}). {hint}")
+    if SYNTHETIC in options.sources:
+        if len(options.sources) > 1:
+            raise InputError(f"data = {', '.join(options.sources)}: {SYNTHETIC} data stands alone")
+        if options.tokenizer is not None:
+            raise InputError(
+                f"tokenizer = {options.tokenizer}: synthetic data has no text to tokenize"
+            )
+        return MarkovCorpus(vocab_size, seq_len, seed)
+    named = [_weighted(source) for source in options.sources]
+    weights = [weight for _, weight in named if weight is not None]
+    if weights and len(weights) < len(named):
+        raise InputError(
+            f"data = {', '.join(options.sources)}: a weight (PATH:0.7) for every source or for none"
+        )
+    vocabulary = open_vocabulary(options.tokenizer)
+    reading = Reading(vocabulary, vocab_size, options.text_field, options.skip_bad_rows)
+    shape = (seq_len, options.packing, vocab_size)
+    groups = [[Samples(file, *shape) for file in _token_files(path, reading)] for path, _ in named]
+    return TokenCorpus(
+        " + ".join(options.sources), groups, seed, weights if len(weights) > 1 else None
+    )
+
+
+def _weighted(source: str) -> tuple[str, float | None]:
+    """Split ``PATH:0.7``; a file that is really called so goes before."""
+    path, colon, text = source.rpartition(":")
+    try:
+        weight = float(text)
+    except ValueError:
+        return source, None
+    if not colon or Path(source).exists():
+        return source, None
+    if not 0 < weight < math.inf:
+        raise InputError(f"{source}: weight {text} (must be a number above 0)")
+    return path, weight
+
+
+def _token_files(source: str, reading: Reading) -> list[TokenFile]:
+    """Return the token files of a source: those that are there, and one of all its documents."""
+    files = files_of(source)
+    ready = [open_token_file(file) for file in files if file.suffix in TOKEN_SUFFIXES]
+    for file in ready:
+        _check_vocabulary(file, reading.vocabulary)
+    documents = [file for file in files if file.suffix not in TOKEN_SUFFIXES]
+    if not documents:
+        return ready
+    bytes_are_tokens = reading.vocabulary.fingerprint == "bytes"
+    has_text = any(file.suffix in TEXT_SUFFIXES for file in documents)
+    if bytes_are_tokens and has_text and reading.vocab_size < BYTE_VALUES:
+        raise InputError(
+            f"vocab_size = {reading.vocab_size} (byte tokens need at least {BYTE_VALUES}; name a "
+            f"tokenizer, or use {SYNTHETIC} data)"
+        )
+    return [cached(documents, reading), *ready]
+
+
+def _check_vocabulary(file: TokenFile, vocabulary: Vocabulary) -> None:
+    """Refuse tokens of another tokenizer than the one that was named."""
+    own = file.header.vocabulary_fingerprint
+    if vocabulary.fingerprint == "bytes" or own in ("none", vocabulary.fingerprint):
+        return
+    raise InputError(
+        f"{file.path}: tokens of {file.header.vocabulary} (not of the tokenizer {vocabulary.name})"
+    )

@@ -1,0 +1,239 @@
+"""Files of tokens that are mapped into memory, not read.
+
+    one line of JSON, padded with spaces to HEADER_BYTES     what is inside
+    tokens, little-endian unsigned                           1, 2 or 4 bytes each
+    zeros up to a multiple of 8
+    ends of the documents, uint64                            counted in tokens from the start
+
+A one-dimensional .npy file of unsigned integers is read too: one document without a vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.data.vocabulary import Tokens, Vocabulary
+from hardware_profiles.errors import InputError, RunError
+
+FORMAT: Final = "shardplan tokens"
+VERSION: Final = 1
+HEADER_BYTES: Final = 4096
+DTYPES: Final = {"uint8": 1, "uint16": 2, "uint32": 4}
+ALIGNMENT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands at the head of a token file."""
+
+    dtype: str
+    tokens: int
+    documents: int
+    largest: int  # token
+    vocabulary: str  # "bytes", or the folder of the tokenizer
+    vocabulary_fingerprint: str
+    end: int | None  # token behind every document
+    sha256: str  # of the tokens and of the ends of the documents
+    skipped_rows: int
+    format: str = FORMAT
+    version: int = VERSION
+
+    @property
+    def ends_offset(self) -> int:
+        """Where the ends of the documents begin, in bytes."""
+        size = HEADER_BYTES + self.tokens * DTYPES[self.dtype]
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """An opened token file."""
+
+    path: Path
+    header: Header
+    tokens: Tokens
+    ends: NDArray[np.uint64]  # of the documents, ascending; the last one is the number of tokens
+
+
+def smallest_dtype(size: int) -> str:
+    """Return the dtype that holds the tokens 0 to ``size - 1``."""
+    return next(name for name, width in DTYPES.items() if size <= 2 ** (8 * width))
+
+
+class Writer:
+    """Writes a token file document by document; memory does not grow with it.
+
+    A document can be taken back until the next one begins.
+    """
+
+    def __init__(self, tokens: IO[bytes], ends: IO[bytes], dtype: str) -> None:
+        self._tokens, self._ends, self._dtype = tokens, ends, np.dtype(dtype).newbyteorder("<")
+        self._hash = hashlib.sha256()
+        self.count = self.documents = self.largest = self.skipped = 0
+        self._tokens.write(b" " * HEADER_BYTES)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a document."""
+        self._mark = (self.count, self.largest, self._hash.copy())
+
+    def add(self, tokens: Tokens) -> None:
+        """Add tokens to the document."""
+        if len(tokens):
+            self.largest = max(self.largest, int(tokens.max()))
+            data = tokens.astype(self._dtype).tobytes()
+            self._hash.update(data)
+            self._tokens.write(data)
+            self.count += len(tokens)
+
+    def end(self, end: int | None) -> None:
+        """End the document, with a token where there is one; an empty document is none."""
+        if self.count == self._mark[0]:
+            return
+        if end is not None:
+            self.add(np.array([end]))
+        self._ends.write(np.array([self.count], dtype="<u8").tobytes())
+        self.documents += 1
+        self.begin()
+
+    def take_back(self) -> None:
+        """Forget what was added since ``begin``."""
+        self.count, self.largest, self._hash = self._mark
+        self._tokens.seek(HEADER_BYTES + self.count * self._dtype.itemsize)
+        self._tokens.truncate()
+        self.skipped += 1
+        self.begin()
+
+    def finish(self, vocabulary: Vocabulary | None) -> Header:
+        """Append the ends, write the header."""
+        data = self._tokens
+        data.write(bytes(-data.tell() % ALIGNMENT))
+        self._ends.seek(0)
+        while chunk := self._ends.read(2**20):
+            self._hash.update(chunk)
+            data.write(chunk)
+        header = Header(
+            dtype=self._dtype.name,
+            tokens=self.count,
+            documents=self.documents,
+            largest=self.largest,
+            vocabulary="none" if vocabulary is None else vocabulary.name,
+            vocabulary_fingerprint="none" if vocabulary is None else vocabulary.fingerprint,
+            end=None if vocabulary is None else vocabulary.end,
+            sha256=self._hash.hexdigest(),
+            skipped_rows=self.skipped,
+        )
+        line = json.dumps(asdict(header)).encode()
+        if len(line) >= HEADER_BYTES:
+            raise InputError(f"{header.vocabulary[:200]}…: a tokenizer with so long a name")
+        data.seek(0)
+        data.write(line.ljust(HEADER_BYTES - 1) + b"\n")
+        return header
+
+
+@contextlib.contextmanager
+def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[Writer]:
+    """Give a writer to a file that appears, whole, when the caller is done; else nothing stays."""
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists already (--force replaces it)")
+    try:
+        with (
+            tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tokens-", delete=False) as data,
+            tempfile.TemporaryFile(dir=path.parent) as ends,
+        ):
+            try:
+                yield Writer(data, ends, dtype)
+                data.flush()
+                os.fsync(data.fileno())
+                os.replace(data.name, path)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(data.name)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def open_token_file(path: Path) -> TokenFile:
+    """Map a token file; raises an InputError where it is none, or not whole."""
+    try:
+        return _open_array(path) if path.suffix == ".npy" else _open(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: Path) -> TokenFile:
+    with path.open("rb") as file:
+        line = file.read(HEADER_BYTES)
+        size = os.fstat(file.fileno()).st_size
+    header = _header(path, line)
+    expected = header.ends_offset + 8 * header.documents
+    if size != expected:
+        raise InputError(f"{path}: {size:,} bytes (its header promises {expected:,}): not whole")
+    if not header.tokens:
+        raise InputError(f"{path}: holds no token")
+    dtype = np.dtype(header.dtype).newbyteorder("<")
+    tokens = np.memmap(path, dtype, "r", HEADER_BYTES, (header.tokens,))
+    ends = np.memmap(path, np.dtype("<u8"), "r", header.ends_offset, (header.documents,))
+    if int(ends[-1]) != header.tokens:
+        raise InputError(f"{path}: its documents end at {int(ends[-1]):,}, its tokens do not")
+    return TokenFile(path, header, tokens, ends)
+
+
+def _header(path: Path, line: bytes) -> Header:
+    try:
+        values: Any = json.loads(line)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise InputError(f"{path}: not a token file (made with: shardplan tokenize)")
+    if values.get("version") != VERSION:
+        raise InputError(f"{path}: version {values.get('version')!r} (this one reads {VERSION})")
+    types = {"tokens": int, "documents": int, "largest": int, "skipped_rows": int, "sha256": str}
+    wrong = [name for name, kind in types.items() if type(values.get(name)) is not kind]
+    unknown = set(values) ^ {field.name for field in fields(Header)}
+    if wrong or unknown or values["dtype"] not in DTYPES or values["documents"] < 1:
+        raise InputError(f"{path}: a damaged header ({', '.join([*wrong, *sorted(unknown)])})")
+    return Header(**values)
+
+
+def _open_array(path: Path) -> TokenFile:
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise InputError(f"{path}: not a .npy file of numbers: {error}") from None
+    if tokens.ndim != 1 or tokens.dtype.name not in DTYPES or not len(tokens):
+        raise InputError(
+            f"{path}: {tokens.dtype.name} of shape {tokens.shape} (one dimension of "
+            f"{', '.join(DTYPES)} expected)"
+        )
+    header = Header(
+        dtype=tokens.dtype.name,
+        tokens=len(tokens),
+        documents=1,
+        largest=0,  # not known: every batch is looked at
+        vocabulary="none",
+        vocabulary_fingerprint="none",
+        end=None,
+        sha256=_sampled_hash(tokens),
+        skipped_rows=0,
+    )
+    return TokenFile(path, header, tokens, np.array([len(tokens)], dtype=np.uint64))
+
+
+def _sampled_hash(tokens: Tokens, pieces: int = 64, length: int = 2**14) -> str:
+    """Hash the length and evenly spread pieces of an array that is too large to read whole."""
+    digest = hashlib.sha256(f"{len(tokens)} {tokens.dtype}".encode())
+    for start in np.linspace(0, max(0, len(tokens) - length), pieces).astype(int):
+        digest.update(tokens[start : start + length].tobytes())
+    return digest.hexdigest()

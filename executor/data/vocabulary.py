@@ -1,0 +1,84 @@
+"""How text becomes tokens: every byte one, or through a local tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles.errors import InputError
+
+BYTE_VALUES: Final = 256
+BYTE_END: Final = 0  # no text holds the byte 0, so that it can end a document
+
+Tokens = NDArray[Any]
+
+
+class Vocabulary(ABC):
+    """A meaning of token numbers."""
+
+    name: str
+    size: int  # its tokens are 0 to size - 1
+    end: int | None  # the token behind every document
+    fingerprint: str
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of each text, without an end."""
+
+
+class ByteVocabulary(Vocabulary):
+    """Every byte of UTF-8 is a token; the byte 0 ends a document."""
+
+    name, size, end, fingerprint = "bytes", BYTE_VALUES, BYTE_END, "bytes"
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the bytes of each text."""
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+
+class TokenizerVocabulary(Vocabulary):
+    """A fast tokenizer of transformers from a local folder; code beside it is never run."""
+
+    def __init__(self, folder: str) -> None:
+        if not Path(folder).is_dir():
+            raise InputError(f"{folder}: no such folder (a local tokenizer is expected)")
+        self.name = folder
+        self._tokenizer = _load(folder)
+        if not self._tokenizer.is_fast:
+            raise InputError(f"{folder}: no fast tokenizer (a folder with a tokenizer.json)")
+        self.size = len(self._tokenizer)
+        self.end = self._tokenizer.eos_token_id
+        text = f"{self.end} {self._tokenizer.backend_tokenizer.to_str()}"
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of each text, without those that a tokenizer puts around a text."""
+        found = self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        return [np.array(ids, dtype=np.int64) for ids in found]
+
+
+def open_vocabulary(tokenizer: str | None) -> Vocabulary:
+    """Return the vocabulary of a local tokenizer, or of bytes."""
+    return ByteVocabulary() if tokenizer is None else TokenizerVocabulary(tokenizer)
+
+
+def _load(folder: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... alike
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{folder}: no tokenizer that can be loaded: {reason}") from None
