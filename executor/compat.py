@@ -30,6 +30,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "causal_lm",
     "hugging_face_config",
+    "in_backward",
     "multiply_each_",
     "reduce_scatter",
     "replicate",
@@ -43,6 +44,11 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 multiply_each_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass is under way in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def skip_where(optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None) -> None:

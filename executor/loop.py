@@ -16,6 +16,7 @@ import torch.distributed as dist
 from executor.data import Corpus
 from executor.data.batch import Batch
 from executor.data.prefetch import prefetched
+from executor.locate import Finding, locate
 from executor.mesh import gather_json
 from executor.step_measurement import environment, measured_step
 from executor.train import StepResult, Trainer
@@ -124,15 +125,24 @@ class Loop:
             }
         )
         if result.failed:
-            what, value = "loss", result.loss
-            if math.isfinite(result.loss):
-                what, value = "gradient norm", result.gradient_norm
-            raise RunError(
-                f"step {step + 1}: the {what} is {value} "
-                f"(learning rate {result.learning_rate:g}; try a smaller one)"
-            )
+            raise RunError(_failure(step, result, locate(trainer, batch)))
         return result
 
 
 def _nothing(event: dict[str, Any]) -> None:
     pass
+
+
+def _failure(step: int, result: StepResult, found: list[Finding]) -> str:
+    """Return what the user must know of a step that is not finite; the same on every rank."""
+    what, value = "loss", result.loss
+    if math.isfinite(result.loss):
+        what, value = "gradient norm", result.gradient_norm
+    where = found[0].words() if found else "every weight, value and gradient is finite in itself"
+    others = len({finding.rank for finding in found}) - 1
+    if others > 0:
+        where += f" (and on {others} more ranks)" if others > 1 else " (and on one more rank)"
+    return (
+        f"step {step + 1}: the {what} is {value}; {where}; the weights are those before the step "
+        f"(learning rate {result.learning_rate:g})"
+    )

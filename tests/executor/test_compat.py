@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import torch
 from tiny import CONFIGS, tiny
 from torch.distributed.fsdp import FSDPModule
@@ -26,6 +27,33 @@ def test_many_tensors_are_multiplied_in_place():
     tensors = [torch.ones(2), torch.ones(3, 1), torch.ones(0)]
     compat.multiply_each_(tensors, torch.tensor(0.5))
     assert [float(t.sum()) for t in tensors] == [1.0, 1.5, 0.0]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_fused_step_is_skipped_on_demand(kind):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], lr=0.1, fused=True)
+    for spoiled in (False, True, False):
+        before = weight.detach().clone()
+        states = [value.clone() for value in optimizer.state[weight].values() if value is not None]
+        weight.grad = torch.full((3,), float("nan") if spoiled else 1.0)
+        compat.skip_where(optimizer, torch.tensor(spoiled))
+        optimizer.step()
+        assert torch.equal(weight.detach(), before) == spoiled
+        if spoiled:
+            kept = [value for value in optimizer.state[weight].values() if value is not None]
+            assert all(map(torch.equal, states, kept))
+    assert torch.isfinite(weight).all()
+
+
+def test_a_backward_pass_knows_that_it_is_one():
+    seen = []
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append(compat.in_backward()))
+    seen.append(compat.in_backward())
+    y.backward()
+    assert seen == [False, True]
 
 
 def test_replicate_takes_a_mesh_and_a_policy():
