@@ -273,7 +273,9 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: tuple[str, list[str]]
     assert said["llama-3-8b"].startswith("8030261248")
 
 
-def test_a_byte_order_mark_is_read_over_and_a_key_that_stands_twice_is_named(tmp_path: Any) -> None:
+def test_a_byte_order_mark_is_read_over_and_a_key_that_stands_twice_is_named(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(b"\xef\xbb\xbf" + b'{"model_type": "llama"}')
     assert resolve_model(str(file)).family == "llama"
@@ -282,7 +284,7 @@ def test_a_byte_order_mark_is_read_over_and_a_key_that_stands_twice_is_named(tmp
         resolve_model(str(file))
 
 
-def test_a_class_with_another_head_is_said(tmp_path: Any) -> None:
+def test_a_class_with_another_head_is_said(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}')
     assert any("ForSequenceClassification" in a for a in resolve_model(str(file)).assumptions)
