@@ -76,7 +76,12 @@ def read_plan_file(path: Path) -> PlanFile:
     Values are checked one by one and against each other (batch, layers); whether the plan is legal
     for the model and the cluster is asked of ``cost_models.legality``.
     """
-    fields = Fields(read_json(path, "a plan"), str(path))
+    return plan_file_from_fields(Fields(read_json(path, "a plan"), str(path)))
+
+
+def plan_file_from_fields(fields: Fields) -> PlanFile:
+    """Read and check the contents of a plan.json, wherever they stand."""
+    path = fields.where
     fields.refuse_unknown(KEYS)
     version = fields.integer("schema_version")
     if version != SCHEMA_VERSION:

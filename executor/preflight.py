@@ -39,6 +39,7 @@ class Prepared:
             "cluster": self.file.cluster.name,
             "plan": self.file.plan.to_dict(),
             "workload": self.file.workload.to_dict(),
+            "contents": self.file.to_dict(),
         }
 
 

@@ -19,6 +19,8 @@
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
 link_bandwidth and, where they are known, achievable_flops, host_bandwidth, power, kernel_launch.
+
+A file that ``shardplan calibrate -o`` wrote holds one table [cluster] with every figure instead.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from hardware_profiles.catalogue import (
     match_accelerator,
     usual_node,
 )
+from hardware_profiles.cluster import cluster_from_fields
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_toml
 from hardware_profiles.schema import KINDS, MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
@@ -47,6 +50,9 @@ _LINK_KEYS: Final = (*_NETWORK_KEYS, "domain_size", "peer_bandwidth")
 def read_cluster_file(path: Path) -> Cluster:
     """Return the cluster of a TOML file; see the head of this file for what it holds."""
     source = Fields(read_toml(path, "a cluster"), str(path))
+    if "cluster" in source:
+        source.refuse_unknown(("cluster",))
+        return replace(cluster_from_fields(source.sub("cluster")), name=str(path))
     source.refuse_unknown(_KEYS)
     num_nodes = source.integer("nodes", low=1, high=MAX_GPUS)
     gpus_per_node = source.integer("gpus_per_node", low=1, high=MAX_GPUS)

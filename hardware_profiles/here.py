@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hardware_profiles.build import build_cluster
+from hardware_profiles.calibration import calibrated, load_calibration
 from hardware_profiles.catalogue import match_accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import (
@@ -60,6 +61,13 @@ def describe_here(processes: int | None) -> Cluster:
 
     Default: every visible GPU; without any, one process for each core that may be used.
     """
+    cluster = uncalibrated_here(processes)
+    learnt = load_calibration(cluster.accelerator.name, cluster.num_gpus)
+    return cluster if learnt is None else calibrated(cluster, learnt)
+
+
+def uncalibrated_here(processes: int | None) -> Cluster:
+    """Return this machine as the driver and the measurement describe it, without what runs said."""
     gpus = visible_gpus()
     if gpus:
         return _gpu_cluster(gpus, processes)

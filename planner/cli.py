@@ -187,6 +187,50 @@ def run(context: typer.Context) -> None:
 
 
 @app.command()
+def compare(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
+    other: Annotated[
+        Path, typer.Argument(metavar="OTHER", help="another plan.json, or the folder of a run")
+    ],
+    json: Json = False,
+) -> None:
+    """What differs, term by term: two plans, or a plan and a run of it."""
+    from planner.answers import to_json
+    from planner.compare import compare as ask
+    from planner.render.comparison import comparison_text
+
+    answer = ask(plan, other)
+    print(to_json(answer.to_dict()) if json else comparison_text(answer))
+
+
+@app.command()
+def calibrate(
+    source: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="RUN_DIR", help="learn from this run (may be repeated)"),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=128, help="measure anew with so many CPU processes")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="write the cluster to this file (TOML, a CLUSTER)"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    json: Json = False,
+) -> None:
+    """Make predictions for a cluster better: from runs, or by measuring this machine anew."""
+    from planner.answers import to_json
+    from planner.calibrate import calibrate as ask
+    from planner.outputs import refuse_existing
+
+    if output is not None:
+        refuse_existing(output, force=force)
+    answer = ask(source or [], processes=processes, output=output, force=force, say=say)
+    print(to_json(answer.to_dict()) if json else answer)
+
+
+@app.command()
 def models(
     name: Annotated[str | None, typer.Argument(help="one model, as in fit")] = None,
     json: Json = False,
