@@ -39,6 +39,9 @@ class Weight:
     transposed: bool = False  # a matrix stored (in, out), not (out, in)
     # lengths along the cut that are each cut for themselves: q, k and v of one matrix
     parts: tuple[int, ...] = ()
+    frozen: bool = False  # not trained: no gradient, no optimizer state
+    quantised: bool = False  # frozen, in 4 bits
+    is_adapter: bool = False  # beside a frozen matrix, see ``adapters``
 
     @property
     def numel(self) -> int:
@@ -50,6 +53,11 @@ class Weight:
         """Whether every head reads all of it: a norm of queries or keys."""
         names = (".q_norm.", ".k_norm.", ".q_layernorm.", ".k_layernorm.")
         return self.cut == "replicate" and any(name in f".{self.name}" for name in names)
+
+    @property
+    def gradient_is_summand(self) -> bool:
+        """Whether it is whole on every tensor-parallel rank, which each give it a summand."""
+        return self.is_head_norm or (self.is_adapter and self.cut == "replicate")
 
     @property
     def is_routed_expert(self) -> bool:
@@ -138,3 +146,9 @@ class ModelSpec:
         """Every parameter once."""
         blocks = sum(w.numel for kind in self.pattern for w in self.kinds[kind].weights)
         return blocks + sum(w.numel for w in (*self.embedding, *self.head))
+
+    @property
+    def num_trainable_parameters(self) -> int:
+        """Parameters that the optimizer updates."""
+        layers = (w for kind in self.pattern for w in self.kinds[kind].weights)
+        return sum(w.numel for w in (*layers, *self.embedding, *self.head) if not w.frozen)

@@ -11,6 +11,9 @@ from hardware_profiles.reading import Fields
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 Optimizer = Literal["adamw", "sgd"]
 AttentionKernel = Literal["flash", "eager"]
+Adapter = Literal["none", "lora", "qlora"]
+AdapterTargets = Literal["all", "attention"]
+MAX_ADAPTER_RANK: Final = 4096
 
 # bytes of one element of the weights that are multiplied, and of the activations
 COMPUTE_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp64": 8.0}
@@ -36,6 +39,10 @@ class Workload:
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
     attention_kernel: AttentionKernel = "flash"
+    adapter: Adapter = "none"
+    adapter_rank: int = 0
+    adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
+    adapter_targets: AdapterTargets = "all"  # linear layers of attention and MLP
 
     @property
     def tokens_per_step(self) -> int:
@@ -60,4 +67,19 @@ class Workload:
             attention_kernel=fields.text(
                 "attention_kernel", "flash", choices=get_args(AttentionKernel)
             ),
+            **_adapter(fields),
         )
+
+
+def _adapter(fields: Fields) -> dict[str, Any]:
+    """Read the adapter; its rank and alpha belong to it alone."""
+    kind = fields.text("adapter", "none", choices=get_args(Adapter))
+    low = 0 if kind == "none" else 1
+    high = 0 if kind == "none" else MAX_ADAPTER_RANK
+    rank = fields.integer("adapter_rank", low, low=low, high=high)
+    return {
+        "adapter": kind,
+        "adapter_rank": rank,
+        "adapter_alpha": fields.number("adapter_alpha", 2.0 * rank, low=0.0, high=1e6),
+        "adapter_targets": fields.text("adapter_targets", "all", choices=get_args(AdapterTargets)),
+    }

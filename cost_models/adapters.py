@@ -1,0 +1,98 @@
+"""Low-rank adapters over a frozen model (LoRA: Hu et al., arXiv:2106.09685).
+
+A matrix W of a layer gets two small ones, A (r, in) and B (out, r): y = x W + (alpha / r) x A B.
+Only these are trained. QLoRA (Dettmers et al., arXiv:2305.14314) keeps the matrices W in 4 bits.
+
+Cuts: where W is cut along its outputs, so is B; where W is cut along its inputs, so is A. The other
+one is whole on every tensor-parallel rank, and each rank's gradient of it is a summand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from cost_models.model import LayerKind, ModelSpec, Weight
+from cost_models.workload import Workload
+from hardware_profiles.errors import InputError
+
+ADAPTED_PARTS: Final = {
+    "all": ("attention", "mlp", "shared_experts"),
+    "attention": ("attention",),
+}
+# QLoRA, sec. 3: 4 bits an element, one fp32 scale for each block of 64
+BLOCK: Final = 64
+QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
+
+
+def is_adapted(weight: Weight, targets: str) -> bool:
+    """Return whether a matrix gets adapters."""
+    return (
+        weight.role == "linear" and len(weight.shape) == 2 and weight.part in ADAPTED_PARTS[targets]
+    )
+
+
+def adapter_names(name: str) -> tuple[str, str]:
+    """Return the names of A and B of a matrix.
+
+    >>> adapter_names("self_attn.q_proj.weight")
+    ('self_attn.q_proj.lora_A.weight', 'self_attn.q_proj.lora_B.weight')
+    """
+    stem = name.removesuffix(".weight")
+    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
+
+def adapted(model: ModelSpec, workload: Workload) -> ModelSpec:
+    """Return the model with what the workload trains of it; itself without an adapter."""
+    if workload.adapter == "none":
+        return model
+    kinds = tuple(_adapted_kind(kind, workload) for kind in model.kinds)
+    if not any(w.is_adapter for kind in kinds for w in kind.weights):
+        raise InputError(f"adapter = {workload.adapter}: {model.name} has no matrix to adapt")
+    return replace(
+        model,
+        kinds=kinds,
+        embedding=_frozen(model.embedding),
+        head=_frozen(model.head),
+    )
+
+
+def _adapted_kind(kind: LayerKind, workload: Workload) -> LayerKind:
+    found = []
+    for weight in kind.weights:
+        chosen = is_adapted(weight, workload.adapter_targets)
+        quantised = workload.adapter == "qlora" and chosen
+        found.append(replace(weight, frozen=True, quantised=quantised))
+        if chosen:
+            found += _pair(weight, workload.adapter_rank)
+    return replace(kind, weights=tuple(found))
+
+
+def _pair(weight: Weight, rank: int) -> list[Weight]:
+    inputs, outputs = weight.shape if weight.transposed else weight.shape[::-1]
+    first, second = adapter_names(weight.name)
+    along_outputs = weight.cut == "column"
+    return [
+        Weight(
+            first,
+            (rank, inputs),
+            "linear",
+            "row" if weight.cut == "row" else "replicate",
+            weight.part,
+            is_adapter=True,
+            parts=weight.parts if weight.cut == "row" else (),
+        ),
+        Weight(
+            second,
+            (outputs, rank),
+            "linear",
+            "column" if along_outputs else "replicate",
+            weight.part,
+            is_adapter=True,
+            parts=weight.parts if along_outputs else (),
+        ),
+    ]
+
+
+def _frozen(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    return tuple(replace(weight, frozen=True) for weight in weights)
