@@ -54,7 +54,7 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"tensor_parallel {plan.tensor_parallel} leaves a rank without any of the "
             f"{model.vocab_size} words of the vocabulary (vocab_size)"
         )
-    if workload.adapter != "none":
-        yield f"adapter {workload.adapter} (only none)"
+    if file.workload.adapter != "none":
+        yield f"adapter {file.workload.adapter} (only none)"
     if model.config.get("reorder_and_upcast_attn"):
         yield "reorder_and_upcast_attn = true (only false)"
