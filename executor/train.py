@@ -231,11 +231,14 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside tensors, as JSON values."""
-        return {"steps_done": self.steps_done}
+        scaler = None if self.scaler is None else self.scaler.state()
+        return {"steps_done": self.steps_done, "loss_scaler": scaler}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken."""
         self.steps_done = int(state["steps_done"])
+        if self.scaler is not None and state["loss_scaler"] is not None:
+            self.scaler.restore(state["loss_scaler"])
 
     def close(self) -> None:
         """Leave the process group."""

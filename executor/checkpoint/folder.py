@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from executor.checkpoint.errors import cannot_be_written
-from executor.checkpoint.index import NAME
 from hardware_profiles.errors import InputError
 
 SUBFOLDER: Final = "checkpoints"  # of a run's folder
@@ -30,6 +29,11 @@ _PASSING: Final = re.compile(r"step-\d{8,}\.(tmp|old)-[0-9a-f]+")
 def step_name(step: int) -> str:
     """Return the name of the checkpoint after a step."""
     return f"step-{step:08d}"
+
+
+def is_complete_name(name: str) -> bool:
+    """Return whether a complete checkpoint is called so."""
+    return _COMPLETE.fullmatch(name) is not None
 
 
 def step_of(folder: Path) -> int:
@@ -107,15 +111,6 @@ class CheckpointFolder:
             shutil.rmtree(old, ignore_errors=True)
             deleted.append(folder)
         return deleted
-
-
-def find_folder(place: Path) -> Path:
-    """Return the folder of checkpoints that is named, or that of a run or of a checkpoint."""
-    if _COMPLETE.fullmatch(place.name) or (place / NAME).exists():
-        return place.parent
-    if place.name == SUBFOLDER or not (place / SUBFOLDER).is_dir():
-        return place
-    return place / SUBFOLDER
 
 
 def sync_folder(path: Path) -> None:

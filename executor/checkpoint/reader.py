@@ -59,7 +59,7 @@ class Checkpoint:
     def weights(self, name: str, pieces: Pieces) -> Tensor:
         """Return pieces of a parameter."""
         parts = self._parts(name)
-        return _assembled(
+        return assembled(
             ((part.pieces, self._tensor(WEIGHTS, part, name)) for part in parts), pieces, name
         )
 
@@ -70,7 +70,7 @@ class Checkpoint:
         for key in self.index.state:
             saved = [(p.pieces, self._tensor(STATE, p, state_name(key, name))) for p in parts]
             if saved[0][1].get_shape():
-                found[key] = _assembled(saved, pieces, name)
+                found[key] = assembled(saved, pieces, name)
             else:  # a scalar, the same for every part
                 found[key] = self.files[self._file(STATE, parts[0])].get_tensor(
                     state_name(key, name)
@@ -89,7 +89,7 @@ class Checkpoint:
         return file_name(kind, part.rank, self.index.world_size)
 
 
-def _assembled(saved: Iterable[tuple[Pieces, Any]], pieces: Pieces, name: str) -> Tensor:
+def assembled(saved: Iterable[tuple[Pieces, Any]], pieces: Pieces, name: str) -> Tensor:
     """Put pieces of a tensor together from saved parts of it, of which only the overlap is read."""
     result: Tensor | None = None
     missing = 1
@@ -101,7 +101,8 @@ def _assembled(saved: Iterable[tuple[Pieces, Any]], pieces: Pieces, name: str) -
             here = tuple(slice(s.target, s.target + s.length) for s in block)
             there = tuple(slice(s.source, s.source + s.length) for s in block)
             target = result[here]
-            target.copy_(source[there])
+            left_out = len(block) - len(source.get_shape())  # of one expert's matrix: the expert
+            target.copy_(source[there[left_out:]])
             missing -= target.numel()
     if result is None or missing:
         raise DamagedError(f"{name}: {missing:,} elements are in none of the files")

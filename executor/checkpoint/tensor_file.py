@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -52,11 +52,17 @@ class Written:
 class TensorFile:
     """A safetensors file under way; tensors are given in the order in which they were declared."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, Declared]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, Declared],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         self.path = path
         self.left = list(tensors.items())
         self.size, self.hash = 0, hashlib.sha256()
-        header, offset = {}, 0
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        offset = 0
         for name, (dtype, shape) in tensors.items():
             end = offset + dtype.itemsize * math.prod(shape)
             entry = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": (offset, end)}

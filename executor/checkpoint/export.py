@@ -1,0 +1,196 @@
+"""The command ``export``: a checkpoint as a Hugging Face folder, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from executor.checkpoint.errors import cannot_be_written
+from executor.checkpoint.folder import cleaned_up, sync_folder, write_and_sync
+from executor.checkpoint.hugging_face import INDEX, SINGLE
+from executor.checkpoint.index import check_contents
+from executor.checkpoint.reader import Checkpoint
+from executor.checkpoint.settings import find
+from executor.checkpoint.stored import Stored, stored
+from executor.checkpoint.tensor_file import DTYPES, TensorFile
+from executor.compat import causal_lm
+from executor.models import COMPUTE_DTYPE
+from hardware_profiles.errors import InputError
+
+DTYPE_OF: Final = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+MAX_SHARD_BYTES: Final = 5_000_000_000  # of a file, as save_pretrained takes it
+# what belongs to a tokenizer in a Hugging Face folder
+_TOKENIZER: Final = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)
+Planned = tuple[str, Stored]  # the parameter, and a tensor that holds all or a piece of it
+
+
+def export(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    checkpoint, notes = newest_whole(options.source)
+    dtype = None if options.dtype is None else DTYPE_OF[options.dtype]
+    notes += write_hugging_face(
+        checkpoint, options.output, dtype=dtype, max_shard_bytes=options.max_shard_bytes
+    )
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    document = {
+        "schema_version": 1,
+        "checkpoint": str(checkpoint.folder),
+        "step": checkpoint.index.step,
+        "output": str(options.output),
+        "notes": notes,
+    }
+    if options.json:
+        print(json.dumps(document, indent=2))
+    else:
+        print(f"Written: {options.output} (step {checkpoint.index.step})")
+    return 0
+
+
+def newest_whole(source: Path) -> tuple[Checkpoint, list[str]]:
+    """Return the newest whole checkpoint of a run or folder, and why newer ones were not taken."""
+    notes: list[str] = []
+    for folder in find(str(source), None, option="").candidates:
+        try:
+            checkpoint = Checkpoint(folder)
+            for name, file in checkpoint.index.files.items():
+                check_contents(folder / name, file)
+        except InputError as error:
+            notes.append(f"passed over {folder.name}: {error}")
+            continue
+        return checkpoint, notes
+    raise InputError(f"no checkpoint can be used: {'; '.join(notes)}")
+
+
+def write_hugging_face(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> list[str]:
+    """Write weights, config, generation config and tokenizer; return notes.
+
+    ``dtype``: of the weights; None: in which the run computed. The folder appears all at once.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output}: is not empty; choose another -o")
+    about = checkpoint.index.about
+    if dtype is None:
+        dtype = COMPUTE_DTYPE[about["workload"]["precision"]]
+    temporary = output.with_name(f".{output.name}.tmp-{os.urandom(4).hex()}")
+    try:
+        temporary.mkdir(parents=True)
+        with cleaned_up(temporary, owner=True):
+            _write_weights(checkpoint, temporary, dtype, max_shard_bytes)
+            _write_configs(about["model"]["config"], temporary, dtype)
+            notes = _copy_tokenizer(about.get("options", {}).get("tokenizer"), temporary)
+            sync_folder(temporary)
+            if output.exists():
+                output.rmdir()
+            temporary.rename(output)
+    except OSError as error:
+        raise cannot_be_written(Path(error.filename or output), error) from None
+    return notes
+
+
+def _write_weights(
+    checkpoint: Checkpoint, folder: Path, dtype: torch.dtype, max_shard_bytes: int
+) -> None:
+    family = str(checkpoint.index.about["model"]["config"]["model_type"])
+    planned = [
+        (name, part)
+        for name, entry in checkpoint.index.tensors.items()
+        for part in stored(family, name, entry.shape)
+    ]
+    dtype_of = _dtypes(checkpoint, dtype)
+
+    def size(item: Planned) -> int:
+        return math.prod(item[1].shape) * int(dtype_of(item[0]).itemsize)
+
+    shards = list(_shards(planned, size, max_shard_bytes))
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
+        declared = {part.key: (dtype_of(name), part.shape) for name, part in shard}
+        with TensorFile(folder / file, declared, {"format": "pt"}) as opened:
+            for name, part in shard:
+                values = checkpoint.weights(name, part.pieces).to(dtype_of(name))
+                opened.add(part.key, values.view(part.shape))
+                weight_map[part.key] = file
+            opened.close()
+    if len(shards) > 1:
+        total = {"total_size": sum(map(size, planned))}
+        text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2)
+        write_and_sync(folder / INDEX, text + "\n")
+
+
+def _dtypes(checkpoint: Checkpoint, dtype: torch.dtype) -> Callable[[str], torch.dtype]:
+    """Return the dtype of each parameter in the export: integers stay what they are."""
+
+    def of(name: str) -> torch.dtype:
+        saved = DTYPES[checkpoint.index.tensors[name].dtype]
+        return dtype if saved.is_floating_point else saved
+
+    return of
+
+
+def _shards(
+    planned: list[Planned], size: Callable[[Planned], int], most: int
+) -> Iterator[list[Planned]]:
+    """Fill files in order; a tensor that is larger than a file should be gets its own."""
+    shard: list[Planned] = []
+    total = 0
+    for item in planned:
+        if shard and total + size(item) > most:
+            yield shard
+            shard, total = [], 0
+        shard.append(item)
+        total += size(item)
+    yield shard
+
+
+def _write_configs(config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
+    """Write config.json and, for a model that generates, generation_config.json."""
+    model: Any = causal_lm(config, device="meta", dtype=dtype, attention_kernel="flash")
+    model.config.use_cache = config.get("use_cache", True)
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = dtype
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _copy_tokenizer(source: str | None, folder: Path) -> list[str]:
+    """Copy the files of the tokenizer that the run used."""
+    if source is None:
+        return ["no tokenizer: the run was trained on bytes or on tokens"]
+    files = {file for pattern in _TOKENIZER for file in Path(source).glob(pattern)}
+    if not files:
+        return [f"the run's tokenizer is no longer in {source}: copy it by hand"]
+    for file in sorted(files):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    return []

@@ -1,0 +1,127 @@
+"""Reads pieces of parameters from a Hugging Face folder (safetensors, one file or many)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+
+from executor.checkpoint.errors import DamagedError
+from executor.checkpoint.identity import first_difference
+from executor.checkpoint.pieces import whole
+from executor.checkpoint.reader import TensorFiles, assembled
+from executor.checkpoint.stored import Stored, stored
+from hardware_profiles.errors import InputError
+from hardware_profiles.reading import read_json
+
+if TYPE_CHECKING:
+    from executor.layout import Layout, Pieces
+
+CONFIG: Final = "config.json"
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+SHOWN: Final = 3  # names in an error
+# buffers that older files hold: they are computed
+_NOT_PARAMETERS: Final = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    "rotary_emb.inv_freq",
+    ".position_ids",
+)
+_HEADS: Final = frozenset({"lm_head.weight", "embed_out.weight"})
+
+
+class HuggingFaceFolder:
+    """A folder as ``save_pretrained`` writes it; nothing but the asked slices is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_json(path / CONFIG, "the config of a Hugging Face folder")
+        self.family = str(self.config.get("model_type"))
+        self.files = TensorFiles(path)
+        self.file_of = self._weight_map()
+
+    def check(self, config: Mapping[str, Any], table: Mapping[str, Layout]) -> list[str]:
+        """Check that the folder holds every parameter of a model; return what should be known."""
+        missing = [name for name, layout in table.items() if self._find(layout) is None]
+        if missing:
+            raise InputError(
+                f"{self.path}: {len(missing)} of {len(table)} parameters of the model are not in "
+                f"its files: {_few(missing)}"
+            )
+        wrong = [words for layout in table.values() for words in self._wrong_shapes(layout)]
+        if wrong:
+            raise InputError(f"{self.path}: {len(wrong)} tensors of other shapes: {_few(wrong)}")
+        used = {part.key for layout in table.values() for part in self._find(layout) or ()}
+        unused = [k for k in sorted({*self.file_of} - used) if not k.endswith(_NOT_PARAMETERS)]
+        if not table.keys() & _HEADS:  # tied: files may hold the head nevertheless
+            unused = [key for key in unused if key not in _HEADS]
+        if unused:
+            raise InputError(
+                f"{self.path}: {len(unused)} of its {len(self.file_of)} tensors have no place in "
+                f"the model: {_few(unused)}"
+            )
+        difference = first_difference(self.config, config)
+        if difference is None:
+            return []
+        return [f"{self.path / CONFIG} differs from the plan's model: {difference}"]
+
+    def start(self, layout: Layout, pieces: Pieces) -> Tensor:
+        """Return the folder's values of a parameter's pieces; see ``executor.layout.Start``."""
+        found = self._find(layout)
+        if found is None:
+            raise DamagedError(f"{self.path}: holds no tensor {layout.name}")
+        parts = ((part.pieces, self._tensor(part.key)) for part in found)
+        return assembled(parts, pieces, layout.name)
+
+    def _find(self, layout: Layout) -> list[Stored] | None:
+        """Return where the files hold a parameter: packed as in the module, or as they usually do.
+
+        Files of a bare model leave the module's first name out (``h.0.…``, not
+        ``transformer.h.0.…``).
+        """
+        as_module = [Stored(layout.name, whole(layout.shape))]
+        for parts in (as_module, stored(self.family, layout.name, layout.shape)):
+            for drop in (0, 1):
+                named = [_without_first(part, drop) for part in parts]
+                if all(part.key in self.file_of for part in named):
+                    return named
+        return None
+
+    def _wrong_shapes(self, layout: Layout) -> Iterator[str]:
+        for part in self._find(layout) or ():
+            shape = tuple(self._tensor(part.key).get_shape())
+            if shape != part.shape:
+                yield f"{part.key} is {list(shape)}, the model has {list(part.shape)}"
+
+    def _tensor(self, key: str) -> Any:
+        return self.files.tensor(self.file_of[key], key)
+
+    def _weight_map(self) -> dict[str, str]:
+        """Return the file of every tensor."""
+        if (self.path / INDEX).exists():
+            try:
+                found = json.loads((self.path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+                return {str(key): str(file) for key, file in found.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InputError(f"{self.path / INDEX}: cannot be read: {error!r}") from None
+        if (self.path / SINGLE).exists():
+            return dict.fromkeys(self.files[SINGLE].keys(), SINGLE)
+        pickled = " (pickled weights are not read: they can run code)"
+        others = pickled if any(self.path.glob("*.bin")) else ""
+        raise InputError(f"{self.path}: neither {SINGLE} nor {INDEX} in it{others}")
+
+
+def _without_first(part: Stored, count: int) -> Stored:
+    key = part.key.partition(".")[2] if count else part.key
+    return Stored(key, part.pieces, part.one_expert)
+
+
+def _few(words: list[str]) -> str:
+    more = f", and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(words[:SHOWN]) + more

@@ -1,0 +1,139 @@
+"""Whether a run that resumes is the run that was saved: model, data, plan and options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cost_models.plan_file import PlanFile
+from executor.checkpoint.index import Index
+from executor.compat import hugging_face_config
+from executor.data import Corpus, require_same
+from hardware_profiles.errors import InputError
+
+# of a config: what says nothing of the function that the weights compute
+_NOT_THE_MODEL: Final = (
+    "_name_or_path",
+    "architectures",
+    "attn_pdrop",
+    "attention_dropout",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "embd_pdrop",
+    "eos_token_id",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "dropout_rate",
+    "initializer_range",
+    "pretraining_tp",
+    "resid_pdrop",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
+# options that shape every step; others (where to write, how often) may change at will
+_OF_A_STEP: Final = (
+    "learning_rate",
+    "lr_schedule",
+    "warmup_steps",
+    "decay_steps",
+    "min_lr_ratio",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "max_grad_norm",
+)
+_OF_A_DECAY: Final = ("linear", "cosine", "wsd")  # where the learning rate knows the last step
+_ABSENT: Final = "absent"
+
+
+def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the first thing in which two models' configs differ, in words; None: the same model.
+
+    What a config leaves out has the default of its family.
+    """
+    if saved.get("model_type") != now.get("model_type"):
+        return _words("model_type", saved.get("model_type"), now.get("model_type"))
+    one, other = _with_defaults(saved), _with_defaults(now)
+    for key in sorted({*one, *other} - set(_NOT_THE_MODEL)):
+        before, after = one.get(key, _ABSENT), other.get(key, _ABSENT)
+        if _text(before) != _text(after):
+            return _words(key, before, after)
+    return None
+
+
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = hugging_face_config(config).to_dict()
+    except KeyError:  # no family of transformers: an own module
+        return dict(config)
+    return values
+
+
+def require_same_model(index: Index, file: PlanFile, where: str) -> None:
+    """Raise an InputError where a checkpoint is of another model than the plan's."""
+    difference = first_difference(index.about["model"]["config"], file.model.config)
+    if difference is not None:
+        raise InputError(f"{where}: a checkpoint of another model: {difference}")
+
+
+def require_same_data(index: Index, file: PlanFile, corpus: Corpus, where: str) -> None:
+    """Raise an InputError where the coming batches are not those that the saved run would read."""
+    saved, now = index.about["workload"]["global_batch_size"], file.workload.global_batch_size
+    if saved != now:
+        raise InputError(
+            f"{where}: global_batch_size was {saved}, is {now}: a step would mean other samples "
+            "(--allow-other-data goes on nevertheless)"
+        )
+    if (identity := index.about.get("data")) is None:
+        return
+    try:
+        require_same(identity, corpus)
+    except InputError as error:
+        raise InputError(
+            f"{where}: {error} (--allow-other-data goes on with it at the same step)"
+        ) from None
+
+
+def changes(index: Index, file: PlanFile, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what else differs from the saved run, in words."""
+    about = index.about
+    layout = {**about["plan"], "layer_ranges": about["layer_ranges"]}
+    now = {**file.plan.to_dict(), "layer_ranges": [list(pair) for pair in file.layer_ranges]}
+    differing = [key for key in now if layout.get(key) != now[key] and key != "layer_ranges"]
+    if differing:
+        words = ", ".join(f"{key} {layout.get(key)} -> {now[key]}" for key in differing)
+        yield f"resharded: {words}"
+        if file.model.hidden_dropout or file.model.attention_dropout:
+            yield "dropout draws other masks than it would have under the saved plan"
+    elif layout != now:
+        yield "resharded: layers are cut into stages at other places"
+    for key in ("precision", "optimizer"):
+        before, after = about["workload"].get(key), file.workload.to_dict()[key]
+        if before != after:
+            yield f"{key}: {before} -> {after}"
+    saved = about.get("options", {})
+    names = list(_OF_A_STEP)
+    if options.get("lr_schedule") in _OF_A_DECAY:
+        names.append("steps")
+    for key in names:
+        if key in saved and saved[key] != options.get(key):
+            yield f"--{key.replace('_', '-')}: {saved[key]} -> {options.get(key)}"
+
+
+def _words(key: str, saved: Any, now: Any) -> str:
+    return f"{key} = {_short(saved)} there, {_short(now)} in the plan"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _short(value: Any) -> str:
+    text = _text(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

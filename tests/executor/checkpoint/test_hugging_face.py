@@ -1,0 +1,228 @@
+"""Exports load with transformers and compute what was trained; runs start from such folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from cost_models.plan import Plan
+from cost_models.plan_file import PlanFile
+from executor.checkpoint.export import newest_whole, write_hugging_face
+from executor.checkpoint.hugging_face import HuggingFaceFolder
+from executor.checkpoint.reader import Checkpoint
+from executor.checkpoint.stored import stored
+from executor.compat import causal_lm, hugging_face_config
+from executor.forked import run_forked
+from executor.layout import layouts
+from executor.models import reference_model
+from executor.support import FAMILIES
+from executor.tensor_parallel import WHOLE
+from executor.train import Trainer
+from hardware_profiles.errors import InputError
+from tests.executor.checkpoint.saving import trained
+from tests.executor.tiny import random_batch, tiny
+
+PLAN = Plan(2, 2, zero_stage=3, sequence_parallel=True, micro_batch_size=2)
+PIPELINE = Plan(1, 1, 2, micro_batch_size=2, num_microbatches=2)
+
+
+def _exported(file: PlanFile, folder: Path, **options: Any) -> tuple[Any, float]:
+    """Train, export and load; return the model and the loss of the next step of the run."""
+    trained(file, folder / "checkpoints", 2, every=2)
+    checkpoint, notes = newest_whole(folder)
+    assert notes == []
+    write_hugging_face(checkpoint, folder / "out", **options)
+    next_loss = trained(file, folder / "checkpoints", 3)[0]["losses"][0]
+    return _loaded(folder / "out", torch.float64), next_loss
+
+
+def _loaded(folder: Path, dtype: torch.dtype) -> Any:
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    return model
+
+
+def _loss(model: Any, file: PlanFile, seed: int) -> float:
+    batch = random_batch(file, seed=seed)
+    logits = model(input_ids=batch.inputs).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).item()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("family", "tied", "plan"),
+    [
+        ("llama", False, PLAN),
+        ("gpt2", True, PIPELINE),
+        pytest.param("gpt_neox", False, PIPELINE, marks=pytest.mark.slow),
+        pytest.param("phi3", False, PLAN, marks=pytest.mark.slow),
+    ],
+)
+def test_an_export_computes_what_was_trained(family: str, tied: bool, plan: Plan, tmp_path: Path):
+    dropout = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if family == "gpt2" else {}
+    file = tiny(plan, family, tied=tied, num_layers=2, optimizer="adamw", vocab_size=131, **dropout)
+    model, next_loss = _exported(file, tmp_path, max_shard_bytes=100_000)
+    assert _loss(model, file, 2) == pytest.approx(next_loss, rel=1e-12)
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id is not None
+    checkpoint = Checkpoint(tmp_path / "checkpoints" / "step-00000002")
+    reference = reference_model(file, 0)
+    for name, layout in layouts(file.model, WHOLE).items():
+        values = checkpoint.weights(name, layout.ranges(WHOLE))
+        reference.get_parameter(name).data.copy_(values)
+    inputs = random_batch(file).inputs
+    assert torch.equal(model(input_ids=inputs).logits, reference.eval()(input_ids=inputs).logits)
+
+
+@pytest.mark.distributed
+def test_the_dtype_of_an_export(tmp_path: Path):
+    file = tiny(Plan(), num_layers=1, precision="bf16")
+    trained(file, tmp_path / "checkpoints", 1, every=1)
+    checkpoint, _ = newest_whole(tmp_path / "checkpoints" / "step-00000001")
+    notes = write_hugging_face(checkpoint, tmp_path / "bf16")
+    assert notes == ["no tokenizer: the run was trained on bytes or on tokens"]
+    write_hugging_face(checkpoint, tmp_path / "fp32", dtype=torch.float32)
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] in str(dtype)
+        weights = HuggingFaceFolder(tmp_path / name)
+        layout = layouts(file.model, WHOLE)["lm_head.weight"]
+        found = weights.start(layout, layout.ranges(WHOLE))
+        assert found.dtype == dtype
+        assert torch.equal(
+            found, checkpoint.weights("lm_head.weight", layout.ranges(WHOLE)).to(dtype)
+        )
+    with pytest.raises(InputError, match="bf16: is not empty; choose another -o"):
+        write_hugging_face(checkpoint, tmp_path / "bf16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bf16", "checkpoints", "fp32"]
+
+
+def _first_loss(rank: int, file: PlanFile, folder: str) -> float:
+    start = HuggingFaceFolder(Path(folder)).start
+    return Trainer(file, start=start).step(random_batch(file)).loss
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_a_run_starts_from_a_folder(family: str, tmp_path: Path):
+    dropout = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if family == "gpt2" else {}
+    file = tiny(PLAN, family, tied=True, num_layers=2, vocab_size=131, **dropout)
+    model = causal_lm(
+        file.model.config, device="cpu", dtype=torch.float32, attention_kernel="flash"
+    )
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    folder = HuggingFaceFolder(tmp_path)
+    assert folder.check(file.model.config, layouts(file.model, WHOLE)) == []
+    losses = run_forked(_first_loss, 4, file, str(tmp_path))
+    assert losses[0] == pytest.approx(_loss(model.double(), file, 0), rel=1e-12)
+
+
+def test_files_of_a_bare_model_have_shorter_names(tmp_path: Path):
+    file = tiny(Plan(), "gpt2", tied=True, num_layers=1)
+    model: Any = causal_lm(
+        file.model.config, device="cpu", dtype=torch.float32, attention_kernel="flash"
+    )
+    model.transformer.save_pretrained(tmp_path)
+    folder = HuggingFaceFolder(tmp_path)
+    assert "wte.weight" in folder.file_of
+    assert folder.check(file.model.config, layouts(file.model, WHOLE)) == []
+
+
+def test_what_does_not_match_is_named(tmp_path: Path):
+    file = tiny(Plan(), num_layers=2)
+    model = causal_lm(
+        file.model.config, device="cpu", dtype=torch.float32, attention_kernel="flash"
+    )
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
+        HuggingFaceFolder(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(InputError, match=r"neither model\.safetensors .*pickled weights are not"):
+        HuggingFaceFolder(tmp_path)
+    model.save_pretrained(tmp_path)
+    folder = HuggingFaceFolder(tmp_path)
+
+    def check(config: dict[str, Any], **options: Any) -> list[str]:
+        other = tiny(Plan(), **{"num_layers": 2, **options}).model
+        return folder.check(config or other.config, layouts(other, WHOLE))
+
+    with pytest.raises(InputError, match=r"16 of 51 parameters .*model\.layers\.2\.\S+, .*13 more"):
+        check({}, num_layers=3)
+    with pytest.raises(InputError, match=r"16 of its 35 tensors have no place .*layers\.1\."):
+        check({}, num_layers=1)
+    with pytest.raises(InputError, match=r"tensors of other shapes: .*embed_tokens\.weight is \["):
+        check({}, vocab_size=200)
+    changed = {**file.model.config, "rms_norm_eps": 1e-4}
+    assert check(changed) == [
+        f"{tmp_path}/config.json differs from the plan's model: rms_norm_eps = 1e-06 there, "
+        "0.0001 in the plan"
+    ]
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    with pytest.raises(InputError, match=r"model\.safetensors: cannot be read"):
+        HuggingFaceFolder(tmp_path)
+
+
+_MOE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    },
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
+    "olmoe": {"num_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 8},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 24,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_experts_per_tok": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *_EXPERTS} - {"bert", "t5"}))
+def test_stored_names_are_those_of_save_pretrained(family: str, tmp_path: Path):
+    if family in _EXPERTS:
+        config: Any = {"model_type": family, **_MOE, **_EXPERTS[family]}
+    else:
+        config = tiny(Plan(), family, num_layers=1).model.config
+    model: Any = AutoModelForCausalLM.from_config(hugging_face_config(config), dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    folder = HuggingFaceFolder(tmp_path)
+    found = set()
+    for name, values in model.named_parameters():
+        for part in stored(family, name, values.shape):
+            found.add(part.key)
+            piece = values
+            for dim, ((start, stop),) in enumerate(part.pieces):
+                piece = piece.narrow(dim, start, stop - start)
+            assert torch.equal(
+                folder.files[folder.file_of[part.key]].get_tensor(part.key), piece.view(part.shape)
+            )
+    assert found == set(folder.file_of) - {n for n, _ in model.named_buffers()}
+    with (tmp_path / "config.json").open() as handle:
+        assert json.load(handle)["model_type"] == family
