@@ -1,4 +1,4 @@
-"""``python -m executor``: run a plan, tokenize its data, or measure this machine.
+"""``python -m executor``: run a plan, export its weights, tokenize data, measure this machine.
 
 Also the program that torchrun starts: ``torchrun --nproc-per-node 8 -m executor run plan.json …``.
 torch is imported inside the commands, so that --help answers at once.
@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _measure(options)
         if options.command == "tokenize":
             return _tokenize(options)
+        if options.command == "export":
+            from executor.checkpoint.export import export
+
+            return export(options)
         from executor.run import run
 
         return run(options, given)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Final, NoReturn
 
+from executor.checkpoint.settings import AUTO, Saving
 from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.learning_rate import SCHEDULES, LearningRate
 from executor.training import Training
@@ -34,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("plan", type=Path, metavar="PLAN", help="a plan.json")
     _add_data(run.add_argument_group("data"))
     _add_training(run.add_argument_group("training"))
+    _add_saving(run.add_argument_group("checkpoints"))
     _add_run(run.add_argument_group("the run"))
     measure = commands.add_parser("measure", help="measure this machine", epilog=EXIT_CODES)
     measure.add_argument(
@@ -49,7 +51,25 @@ def parser() -> argparse.ArgumentParser:
     )
     tokenize.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.bin")
     tokenize.add_argument("--force", action="store_true", help="overwrite the output file")
-    for command in (run, measure, tokenize):
+    export = commands.add_parser(
+        "export", help="a checkpoint as a Hugging Face folder", epilog=EXIT_CODES
+    )
+    export.add_argument("source", type=Path, metavar="RUN|CHECKPOINT")
+    export.add_argument("--to", choices=("huggingface",), default="huggingface")
+    export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    export.add_argument(
+        "--dtype",
+        choices=("float64", "float32", "bfloat16", "float16"),
+        help="of the weights (default: in which the run computed)",
+    )
+    export.add_argument(
+        "--max-shard-bytes",
+        type=large_count,
+        default=5 * 10**9,
+        metavar="N",
+        help="of one file (default: %(default)s)",
+    )
+    for command in (run, measure, tokenize, export):
         command.add_argument("--json", action="store_true", help="one JSON document on stdout")
         command.add_argument("--traceback", action="store_true", help="show where errors arise")
     return top
@@ -124,6 +144,42 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_saving(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--checkpoint-every",
+        type=count,
+        metavar="N",
+        help="save every N steps and at the end (default: only where the run is told to stop)",
+    )
+    group.add_argument(
+        "--keep",
+        type=count,
+        default=2,
+        metavar="K",
+        help="keep the K newest checkpoints (default: %(default)s)",
+    )
+    group.add_argument(
+        "--keep-every", type=count, metavar="N", help="keep those of every N-th step for good"
+    )
+    group.add_argument(
+        "--resume",
+        nargs="?",
+        const=AUTO,
+        metavar="DIR|auto",
+        help="go on from the newest whole checkpoint of the --output folder (auto), of another "
+        "run, or from a certain one; the plan may be another one",
+    )
+    group.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="FOLDER",
+        help="start with the weights of a Hugging Face folder (safetensors)",
+    )
+    group.add_argument(
+        "--allow-other-data", action="store_true", help="resume although the data have changed"
+    )
+
+
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--verify",
@@ -183,9 +239,30 @@ def training(options: argparse.Namespace) -> Training:
     )
 
 
+def saving(options: argparse.Namespace) -> Saving:
+    """Return what is asked for about checkpoints; a dry run keeps nothing and begins anew."""
+    if options.dry_run:
+        return Saving(init_from=options.init_from)
+    return Saving(
+        every=options.checkpoint_every,
+        keep=options.keep,
+        keep_every=options.keep_every,
+        resume=options.resume,
+        init_from=options.init_from,
+        allow_other_data=options.allow_other_data,
+    )
+
+
 def count(text: str) -> int:
     """Read a whole number from 1."""
     if not text.isdecimal() or not 1 <= int(text) <= 10**7:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1)")
+    return int(text)
+
+
+def large_count(text: str) -> int:
+    """Read a whole number from 1 that may be a number of bytes."""
+    if not text.isdecimal() or not 1 <= int(text) <= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1)")
     return int(text)
 

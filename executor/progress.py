@@ -45,8 +45,11 @@ class Progress:
             self.bar.stop()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Show one step."""
+        """Show one step, or a note."""
         if self.quiet:
+            return
+        if "text" in event:
+            self._say(f"note: {event['text']}")
             return
         if self.bar is not None:
             self.bar.update(self.task, completed=event["step"], description=_values(event))
@@ -55,6 +58,12 @@ class Progress:
             width = len(str(self.steps))
             step = f"step {event['step']:>{width}}/{self.steps}"
             print(f"{step}  {_values(event)}", file=sys.stderr, flush=True)
+
+    def _say(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def _is_due(self, step: int) -> bool:
         silent = time.monotonic() - self.last_line

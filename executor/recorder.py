@@ -67,6 +67,9 @@ class Recorder:
             self._write()
         elif kind == "step":
             self._step(values)
+        elif kind == "note":
+            self.notes.append(values["text"])
+            self.show(values)
 
     def _start(self, values: dict[str, Any]) -> None:
         """Begin, or begin again from a checkpoint where ranks were started anew."""

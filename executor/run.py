@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from executor.command_line import data, steps, training
+from executor.checkpoint.folder import is_complete_name, step_of
+from executor.checkpoint.settings import find
+from executor.command_line import data, saving, steps, training
 from executor.launch import REPORT_TO, Emit, Task, as_reporting_rank, by_fork, by_torchrun
 from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
 from executor.progress import Progress
@@ -20,15 +22,19 @@ from executor.report import SCHEMA_VERSION, as_text
 from executor.run_folder import claimed_folder
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
-Start = Callable[[Emit], Any]  # runs all ranks, or is one of them; returns the answer of rank 0
+# runs all ranks, or is one of them, in the folder of the run; returns the answer of rank 0
+Start = Callable[[Emit, Path | None], Any]
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     place = Torchrun.here()
     if place is not None and REPORT_TO in os.environ:
-        return as_reporting_rank(place.rank, lambda emit: _task(options, _prepare(options))(emit))
+        task = lambda emit: _task(options, _prepare(options), options.output)(emit)  # noqa: E731
+        return as_reporting_rank(place.rank, task)
     prepared = _prepare(options)
+    if _is_done(options):
+        return 0
     if place is not None:
         check_world(prepared.file, place)
         return _join(options, prepared, place)
@@ -36,13 +42,14 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     if gpus and options.launcher == "fork":
         raise InputError("--launcher fork: a process that uses a GPU cannot be forked off")
 
-    def start(emit: Emit) -> Any:
+    def start(emit: Emit, folder: Path | None) -> Any:
         if options.launcher == "fork":
-            return by_fork(prepared.file, _task(options, prepared), emit)
+            return by_fork(prepared.file, _task(options, prepared, folder), emit)
         # every rank imports torch and transformers first
         ranks = prepared.file.plan.world_size
         print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
-        return by_torchrun(prepared.file, arguments, emit, gpus=gpus)
+        output = [] if folder is None else ["--output", str(folder)]
+        return by_torchrun(prepared.file, [*arguments, *output], emit, gpus=gpus)
 
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
@@ -54,22 +61,33 @@ def _prepare(options: argparse.Namespace) -> Prepared:
 
 def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> int:
     """Be one rank of a torchrun that the user started; rank 0 reports."""
-    task = _task(options, prepared)
     if place.rank != 0:
-        task(lambda event: None)
+        _task(options, prepared, None)(_nothing)
         return 0
-    return _report(options, prepared, task, list(prepared.notes))
+
+    def start(emit: Emit, folder: Path | None) -> Any:
+        return _task(options, prepared, folder)(emit)
+
+    return _report(options, prepared, start, list(prepared.notes))
 
 
-def _task(options: argparse.Namespace, prepared: Prepared) -> Task:
-    """Return what every rank does."""
+def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) -> Task:
+    """Return what every rank does; ``folder``: of the run, where this rank knows it."""
 
     def task(emit: Emit) -> Any:
         from executor.session import proof, train
 
         if options.verify:
             return proof(prepared.file, options.seed)
-        return train(prepared.file, prepared.corpus, training(options), emit)
+        return train(
+            prepared.file,
+            prepared.corpus,
+            training(options),
+            emit,
+            saving=saving(options),
+            folder=folder,
+            options=_recorded(options),
+        )
 
     return task
 
@@ -77,14 +95,14 @@ def _task(options: argparse.Namespace, prepared: Prepared) -> Task:
 def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said: list[str]) -> int:
     """Run, show and keep what rank 0 tells; return the exit code."""
     if options.verify:
-        return _finish_verify(options, prepared, start(_nothing))
+        return _finish_verify(options, prepared, start(_nothing, None))
     with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
         with Progress(steps(options)) as progress:
             recorder = Recorder(prepared, _recorded(options), said, folder, progress)
             try:
-                status = start(recorder)
+                status = start(recorder, folder)
             except KeyboardInterrupt:
                 recorder.finish(INTERRUPTED, "interrupted")
                 raise
@@ -103,14 +121,39 @@ def _folder(options: argparse.Namespace) -> Iterator[Path | None]:
     if options.dry_run:
         yield None
         return
-    with claimed_folder(options.output) as folder:
+    output, resume = options.output, saving(options).resume
+    if resume is not None:
+        output = find(resume, output).run or output
+    with claimed_folder(output, resume=resume is not None) as folder:
         yield folder
+
+
+def _is_done(options: argparse.Namespace) -> bool:
+    """Say so where the checkpoint that a run would resume from is that of its last step."""
+    resume = saving(options).resume
+    if resume is None or options.verify:
+        return False
+    newest = find(resume, options.output).candidates[:1]
+    if not newest or not is_complete_name(newest[0].name):
+        return False
+    step = step_of(newest[0])
+    if step < options.steps:
+        return False
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"note: {newest[0]}: step {step} of {options.steps} is done; nothing is left to train",
+            file=sys.stderr,
+        )
+        if options.json:
+            print(json.dumps({"schema_version": SCHEMA_VERSION, "steps_done": step}))
+    return True
 
 
 def _recorded(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that shape the result, as JSON values."""
     apart = ("command", "plan", "json", "traceback", "verify", "output", "launcher", "steps")
     kept = {name: value for name, value in vars(options).items() if name not in apart}
+    kept["init_from"] = None if options.init_from is None else str(options.init_from)
     return {**kept, **data(options).to_dict(), "steps": steps(options)}
 
 

@@ -4,22 +4,50 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from cost_models.plan_file import PlanFile
+from executor.checkpoint.agree import on_rank_0
+from executor.checkpoint.begin import beginning
+from executor.checkpoint.folder import SUBFOLDER
+from executor.checkpoint.hook import SavingHook
+from executor.checkpoint.manager import CheckpointManager
+from executor.checkpoint.settings import Saving
 from executor.data import Corpus
 from executor.loop import Emit, Loop
-from executor.mesh import leave
+from executor.mesh import connect, leave, local_device
+from executor.step_measurement import environment
 from executor.train import Trainer
 from executor.training import Training
 from executor.verify import TOLERANCE, verify
 
+NOTHING_SAVED: Final = Saving()
 
-def train(file: PlanFile, corpus: Corpus, training: Training, emit: Emit) -> str:
-    """Train on this rank; return how the run ended. Rank 0 emits what is to be kept."""
+
+def train(
+    file: PlanFile,
+    corpus: Corpus,
+    training: Training,
+    emit: Emit,
+    *,
+    saving: Saving = NOTHING_SAVED,
+    folder: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Train on this rank; return how the run ended. Rank 0 emits what is to be kept.
+
+    ``folder`` (of rank 0) gets the checkpoints; ``options`` are written into them.
+    """
+    device = local_device()
+    connect(device)
+    folder = _of_rank_0(folder, device)
+    begun = beginning(saving, folder, file, corpus, options or {}, device)
     trainer = Trainer(
         file,
         seed=training.seed,
@@ -28,11 +56,45 @@ def train(file: PlanFile, corpus: Corpus, training: Training, emit: Emit) -> str
         epsilon=training.epsilon,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
+        device=device,
+        start=begun.start,
     )
-    loop = Loop(trainer, corpus, steps=training.steps, emit=emit)
+    notes = [*begun.notes, *begun.finish(trainer)]
+    if dist.get_rank() == 0:
+        for note in notes:
+            emit({"kind": "note", "text": note})
+    hooks = []
+    if folder is not None:
+        regular = saving.every is not None or begun.checkpoint is not None
+        about = {
+            "data": corpus.identity(),
+            "options": dict(options or {}),
+            "environment": environment(device),
+        }
+
+        def manager() -> CheckpointManager:
+            made = CheckpointManager(
+                trainer,
+                folder / SUBFOLDER,
+                every=saving.every,
+                keep=saving.keep,
+                keep_every=saving.keep_every,
+                about=about,
+            )
+            if begun.checkpoint is not None:
+                made.resumed_from(begun.checkpoint.folder)
+            return made
+
+        hooks.append(SavingHook(manager, regular=regular))
+    loop = Loop(trainer, corpus, steps=training.steps, emit=emit, hooks=hooks)
     status = loop.run()
     trainer.close()
     return status
+
+
+def _of_rank_0(folder: Path | None, device: torch.device) -> Path | None:
+    name: str | None = on_rank_0(lambda: None if folder is None else str(folder), device)
+    return None if name is None else Path(name)
 
 
 def proof(file: PlanFile, seed: int) -> dict[str, Any] | None:

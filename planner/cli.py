@@ -176,14 +176,30 @@ def plan(
 )
 def run(context: typer.Context) -> None:
     """Run it: train with a plan.json, then hold the prediction against the measurement."""
+    _execute("run", context.args)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def export(context: typer.Context) -> None:
+    """Write what a run trained as a Hugging Face folder."""
+    _execute("export", context.args)
+
+
+def _execute(command: str, arguments: list[str]) -> None:
+    """Become the executor, in the place of this process.
+
+    So signals reach it, and whoever waits sees how it ended.
+    """
     import importlib.util
 
     from hardware_profiles.errors import InputError
 
     if importlib.util.find_spec("torch") is None:
-        raise InputError("run needs torch: pip install 'shardplan[run]'")
-    # in the place of this process: signals reach it, and whoever waits sees how it ended
-    os.execv(sys.executable, [sys.executable, "-m", "executor", "run", *context.args])
+        raise InputError(f"{command} needs torch: pip install 'shardplan[run]'")
+    os.execv(sys.executable, [sys.executable, "-m", "executor", command, *arguments])
 
 
 @app.command()

@@ -14,15 +14,13 @@ from executor.checkpoint.agree import on_rank_0
 from executor.checkpoint.folder import SUBFOLDER, CheckpointFolder
 from executor.checkpoint.hugging_face import HuggingFaceFolder
 from executor.checkpoint.identity import changes, require_same_data, require_same_model
-from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.resume import choose, restore, set_newer_aside
-from executor.checkpoint.settings import AUTO, Saving, find
+from executor.checkpoint.settings import Saving, find
 from executor.data import Corpus
 from executor.layout import Start, layouts
-from executor.loop import Hook
 from executor.tensor_parallel import WHOLE
-from executor.train import StepResult, Trainer
+from executor.train import Trainer
 from hardware_profiles.errors import InputError
 
 
@@ -73,7 +71,7 @@ def _resumed(
     device: torch.device,
 ) -> Beginning | None:
     assert saving.resume is not None
-    place = find(saving.resume, run if saving.resume == AUTO else None)
+    place = find(saving.resume, run)
     choice = choose(place.candidates, device)
     if choice is None:
         return None
@@ -94,18 +92,3 @@ def _resumed(
     return Beginning(
         checkpoint.start, checkpoint, (f"resumed from {where} at step {index.step}", *notes)
     )
-
-
-class SavingHook(Hook):
-    """Saves checkpoints around the steps of the loop."""
-
-    def __init__(self, manager: CheckpointManager) -> None:
-        self.manager = manager
-
-    def after_step(self, result: StepResult) -> None:
-        """Save where it is due."""
-        self.manager.maybe_save()
-
-    def after_run(self, status: str) -> None:
-        """Save the last state, and wait until it is on the disk."""
-        self.manager.save_now()

@@ -19,7 +19,7 @@ from executor.checkpoint.folder import cleaned_up, sync_folder, write_and_sync
 from executor.checkpoint.hugging_face import INDEX, SINGLE
 from executor.checkpoint.index import check_contents
 from executor.checkpoint.reader import Checkpoint
-from executor.checkpoint.settings import find
+from executor.checkpoint.settings import named_place
 from executor.checkpoint.stored import Stored, stored
 from executor.checkpoint.tensor_file import DTYPES, TensorFile
 from executor.compat import causal_lm
@@ -72,7 +72,7 @@ def export(options: argparse.Namespace) -> int:
 def newest_whole(source: Path) -> tuple[Checkpoint, list[str]]:
     """Return the newest whole checkpoint of a run or folder, and why newer ones were not taken."""
     notes: list[str] = []
-    for folder in find(str(source), None, option="").candidates:
+    for folder in named_place(source).candidates:
         try:
             checkpoint = Checkpoint(folder)
             for name, file in checkpoint.index.files.items():

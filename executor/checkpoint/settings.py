@@ -34,16 +34,25 @@ class Place:
     run: Path | None  # the run's folder that they lie in
 
 
-def find(resume: str, output: Path | None, option: str = "--resume ") -> Place:
-    """Return the checkpoints that ``--resume`` (or another option) means.
+def find(resume: str, output: Path | None) -> Place:
+    """Return the checkpoints that ``--resume`` means.
 
     AUTO: those of the output folder, or of the newest run in ``runs``; none is no error, since a
-    job that is started again with the same command may not have come as far as its first one.
+    job that is started again with the same command may not have come as far as its first one. With
+    another place and an output folder, the run may have been started again as well: what is in the
+    output folder comes first.
     """
     if resume == AUTO:
         run = output if output is not None else _newest_run()
         return Place(() if run is None else _complete(run / SUBFOLDER), run)
-    named = Path(resume)
+    place = named_place(Path(resume), "--resume ")
+    if output is None or (place.run is not None and place.run.resolve() == output.resolve()):
+        return place
+    return Place((*_complete(output / SUBFOLDER), *place.candidates), output)
+
+
+def named_place(named: Path, option: str = "") -> Place:
+    """Return the checkpoint that is named, or those of a run; InputError if there are none."""
     if is_complete_name(named.name) or (named / NAME).exists():
         if not named.is_dir():
             raise InputError(f"{option}{named}: no such folder")

@@ -1,0 +1,161 @@
+"""The command line: save, resume, reshard, start from a folder and export without hand-holding."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cost_models.plan import Plan
+from cost_models.plan_file import write_plan_file
+from executor.__main__ import main
+from hardware_profiles.spec import parse_cluster
+from tests.executor.tiny import tiny
+
+pytestmark = pytest.mark.distributed
+
+CLUSTER = parse_cluster("8xA100-80GB")
+DP2 = Plan(data_parallel=2, zero_stage=1, micro_batch_size=2)
+TP2 = Plan(tensor_parallel=2, micro_batch_size=4)
+PP2 = Plan(pipeline_parallel=2, micro_batch_size=2, num_microbatches=2)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Write a plan and return its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(layout: Plan, name: str = "plan.json", **options: Any) -> Path:
+        options = {"vocab_size": 256, "num_layers": 2, "optimizer": "adamw", **options}
+        file = replace(tiny(layout, **options), cluster=CLUSTER)
+        write_plan_file(tmp_path / name, file, force=True)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run the command and return its document and what it said."""
+
+    def call(*arguments: Any, code: int = 0) -> Any:
+        options = ["--launcher", "fork", "--json", "--learning-rate", "0.01"]
+        assert main(["run", *map(str, arguments), *options]) == code, capfd.readouterr().err
+        out, err = capfd.readouterr()
+        return (json.loads(out) if out else None), err
+
+    return call
+
+
+def _losses(document: dict[str, Any]) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in document["steps"]}
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_a_run_saves_resumes_and_reshards(plan, run, tmp_path: Path):
+    whole, _ = run(plan(DP2), "--steps", 8, "--output", "whole")
+    options = ("--checkpoint-every", 2, "--keep", 2, "--output", "parts")
+    first, _ = run(plan(DP2), "--steps", 5, *options, "--resume")
+    assert "no checkpoint in parts: the run begins at its first step" in " ".join(first["notes"])
+    assert _checkpoints(Path("parts")) == ["step-00000004", "step-00000005"]
+    second, said = run(plan(DP2), "--steps", 7, *options, "--resume")
+    assert "note: resumed from parts/checkpoints/step-00000005 at step 5\n" in said
+    assert second["first_step"] == 5
+    expected = _losses(whole)
+    assert _losses(first) | _losses(second) == {step: expected[step] for step in range(1, 8)}
+    third, said = run(plan(TP2), "--steps", 8, *options, "--resume", "parts")
+    assert "resharded: data_parallel 2 -> 1, tensor_parallel 1 -> 2" in said
+    assert _losses(third) == {8: pytest.approx(expected[8], rel=1e-12)}
+    assert _checkpoints(Path("parts")) == ["step-00000007", "step-00000008"]
+    done, said = run(plan(PP2), "--steps", 8, *options, "--resume")
+    assert "step 8 of 8 is done; nothing is left to train" in said
+    assert done["steps_done"] == 8
+
+
+def test_without_an_output_the_newest_run_goes_on(plan, run):
+    run(plan(DP2), "--steps", 2, "--checkpoint-every", 2)
+    (folder,) = Path("runs").iterdir()
+    found, _ = run(plan(DP2), "--steps", 3, "--checkpoint-every", 2, "--resume")
+    assert list(Path("runs").iterdir()) == [folder]
+    assert (found["first_step"], found["steps_done"]) == (2, 3)
+
+
+def test_an_older_checkpoint_puts_the_newer_ones_aside(plan, run):
+    options = ("--checkpoint-every", 1, "--keep", 9)
+    run(plan(DP2), "--steps", 3, *options, "--output", "run")
+    _, said = run(plan(DP2), "--steps", 3, *options, "--resume", "run/checkpoints/step-00000001")
+    assert re.search(r"note: step-00000003 is now called step-00000003\.aside-\w+", said)
+    names = [name.partition(".aside")[0] for name in _checkpoints(Path("run"))]
+    assert names == [f"step-{n:08d}" for n in (1, 2, 2, 3, 3)]
+
+
+def test_another_output_is_resumed_into_and_goes_on_there(plan, run):
+    run(plan(DP2), "--steps", 2, "--checkpoint-every", 2, "--output", "one")
+    command = ("--checkpoint-every", 1, "--output", "two", "--resume", "one")
+    found, said = run(plan(DP2), "--steps", 3, *command)
+    assert "resumed from one/checkpoints/step-00000002" in said
+    assert _checkpoints(Path("one")) == ["step-00000002"]
+    found, said = run(plan(DP2), "--steps", 4, *command)  # started again with the same command
+    assert "resumed from two/checkpoints/step-00000003" in said
+    assert found["first_step"] == 3
+
+
+def test_what_cannot_be_resumed_is_refused(plan, run, tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("The keeper lit the lamp at dusk.\n" * 40)
+    options = ("--checkpoint-every", 1, "--output", "run")
+    run(plan(DP2), "--steps", 1, *options, "--data", text)
+
+    def refused(message: str, path: Path, *arguments: Any, data: Any = text) -> None:
+        more = (*options, "--data", data, "--resume", *arguments)
+        _, err = run(path, "--steps", 2, *more, code=2)
+        assert err.splitlines()[-1].startswith("shardplan: ")
+        assert re.search(message, err), err
+
+    refused(
+        r"step-00000001: a checkpoint of another model: intermediate_size = 96 there, 64 in the "
+        "plan",
+        plan(DP2, intermediate_size=64),
+    )
+    refused(r"another model: rms_norm_eps = 1e-06 there, 0.001 in", plan(DP2, rms_norm_eps=1e-3))
+    refused(r"another model: model_type = \"llama\" there, \"qwen3\"", plan(DP2, family="qwen3"))
+    refused(r"not the data that the run began with: seed was 0, is 1", plan(DP2), "--seed", 1)
+    refused(r"global_batch_size was 4, is 8", plan(replace(DP2, micro_batch_size=4)))
+    refused(r"--resume nowhere: no such folder", plan(DP2), "nowhere")
+    text.write_text("Another text.\n" * 40)
+    refused("not the data that the run began with", plan(DP2))
+    more = (*options, "--data", text, "--resume", "--allow-other-data", "--weight-decay", 0.2)
+    found, said = run(plan(DP2, precision="fp32"), "--steps", 2, *more)
+    assert found["first_step"] == 1
+    assert "note: run/checkpoints/step-00000001: " in said
+    assert "precision: fp64 -> fp32" in said
+    assert "--weight-decay: 0.1 -> 0.2" in said
+
+
+def test_from_a_folder_to_a_folder(plan, run, capfd):
+    options = ("--steps", 2, "--checkpoint-every", 2)
+    run(plan(PP2), *options, "--output", "one")
+    command = ["export", "one", "--to", "huggingface", "-o", "exported"]
+    assert main([*command, "--dtype", "float64"]) == 0
+    assert "Written: exported (step 2)" in capfd.readouterr().out
+    _, said = run(plan(TP2), *options, "--init-from", "exported", "--output", "two")
+    assert "note: weights of exported" in said
+    model = AutoModelForCausalLM.from_pretrained("exported", dtype=torch.float64)
+    tokens = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5, do_sample=False)
+    assert tokens.shape == (1, 8)
+    shutil.rmtree("exported/")
+    _, err = run(plan(TP2), *options, "--init-from", "exported", code=2)
+    assert "exported/config.json: no such file" in err
+    assert main(["export", "nowhere", "-o", "x"]) == 2
+    assert "shardplan: nowhere: no such folder" in capfd.readouterr().err
