@@ -61,6 +61,18 @@ def all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real
     )
 
 
+def pairwise_all_to_all(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
+    """All-to-all by messages to each rank in turn: (n - 1)/n B / beta + (n - 1) alpha.
+
+    B is what one rank has for all ranks, itself included. Source: Thakur, Rabenseifner, Gropp,
+    IJHPCA 19 (2005), sec. 4.4, pairwise exchange.
+
+    >>> float(pairwise_all_to_all(8e9, 8, 1e9, 0.0))
+    7.0
+    """
+    return ring_all_gather(size, ranks, bandwidth, latency)
+
+
 def send(size: Real, bandwidth: Real, latency: Real) -> Real:
     """One message to one neighbour: B / beta + alpha."""
     return size / np.multiply(1.0, bandwidth) + latency

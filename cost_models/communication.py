@@ -15,37 +15,33 @@ not divide evenly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
+from cost_models.expert_traffic import expert_traffic
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.sharding import data_shard, tensor_shape
 from cost_models.stages import PipelineRank
+from cost_models.traffic import Traffic
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
 
 # "data": the ranks that share a model's shards; "replicate": the same shard of all copies (HSDP)
-AXES: Final = ("data", "replicate", "tensor", "pipeline", "world")
-KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Collectives of one kind on one axis in one step."""
-
-    count: Real
-    size: Real  # bytes, all together
-
-    def __add__(self, other: Traffic) -> Traffic:
-        """Add counts and bytes."""
-        return Traffic(self.count + other.count, self.size + other.size)
-
-    def times(self, repeats: Real) -> Traffic:
-        """Repeat everything."""
-        return Traffic(self.count * repeats, self.size * repeats)
+# "expert": the ranks that share a layer's experts; "expert_data": those that share the same ones
+AXES: Final = (
+    "data",
+    "replicate",
+    "tensor",
+    "expert",
+    "expert_data",
+    "pipeline",
+    "world",
+)
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +60,7 @@ def rank_traffic(
     return {
         **data_traffic(model, workload, table, rank),
         **tensor_traffic(model, workload, table, rank),
+        **expert_traffic(model, workload, table, rank),
         **pipeline_traffic(model, workload, table, rank),
         **world_traffic(table),
     }
@@ -104,16 +101,37 @@ def data_traffic(
 
     Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; blocks and padding as in FSDP2, which
     keeps adding up a shard where its all_reduce is put off (torch 2.13, partial_reduce_output).
+    Experts that are apart are a block of their own, over the ranks that hold the same ones.
     """
+    parts = blocks(model, rank)
+    apart = np.where(table.experts_apart, 1.0, 0.0)
+    found = _shared_out(workload, table, parts, apart, "data")
+    if any(w.is_routed_expert for part in parts for w in part.weights):
+        for key, traffic in _shared_out(workload, table, parts, apart, "expert_data").items():
+            found[key] = found[key] + traffic if key in found else traffic
+    return found
+
+
+def _shared_out(
+    workload: Workload, table: PlanTable, parts: Sequence[Block], apart: Real, axis: str
+) -> dict[tuple[str, str], Traffic]:
+    """Return the traffic of the weights that the ranks of one axis share."""
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    t, d, m = table.tensor_parallel, table.shard_ranks, 1.0 * table.num_microbatches
+    of_experts = axis == "expert_data"
+    d = table.expert_shard_ranks if of_experts else table.shard_ranks
+    m = 1.0 * table.num_microbatches
     zero = np.zeros(len(table))
     reduced = gathered = scattered = copied = Traffic(zero, zero)
-    for block in blocks(model, rank):
-        numel = sum((_numel(w, t) for w in block.weights), start=zero)
-        shards = sum((data_shard(w, t, d) for w in block.weights), start=zero)
+    for block in parts:
+        numel, shards = zero, zero
+        for weight in block.weights:
+            here = 1.0 - apart if weight.is_routed_expert else 1.0
+            if of_experts:
+                here = apart if weight.is_routed_expert else 0.0
+            numel = numel + here * _numel(weight, table)
+            shards = shards + here * _shard(weight, table)
         repeats = float(block.repeats)
-        once = Traffic(zero + repeats, zero)
+        once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
         reduced += once + Traffic(zero, repeats * master * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
         gathered += (once + Traffic(zero, repeats * compute * d * shards)).times(gathers)
@@ -123,9 +141,9 @@ def data_traffic(
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {
-        ("data", "all_reduce"): reduced.times(whole),
-        ("data", "all_gather"): gathered.times(sharded),
-        ("data", "reduce_scatter"): scattered.times(sharded),
+        (axis, "all_reduce"): reduced.times(whole),
+        (axis, "all_gather"): gathered.times(sharded),
+        (axis, "reduce_scatter"): scattered.times(sharded),
         ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }
 
@@ -136,9 +154,12 @@ def tensor_traffic(
     """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
 
                             without sequence parallelism     with it
-        block (2 a layer)   all_reduce forward, backward     forward all_gather, reduce_scatter;
-                                                             backward 2 all_gather, reduce_scatter
-        full recomputation  1 all_reduce a layer             2 all_gather, 1 reduce_scatter a layer
+        column-cut matrices all_reduce backward              all_gather forward;
+                                                             backward all_gather, reduce_scatter
+        row-cut matrix      all_reduce forward               reduce_scatter forward, all_gather back
+        experts cut         both of the above, but for the second gathering of their input
+        experts whole       all_gather forward, backward     nothing
+        full recomputation  the forward collectives again
         embedding           all_reduce forward               reduce_scatter forward, all_gather back
         head                all_reduce backward              all_gather forward;
                                                              backward all_gather, reduce_scatter
@@ -146,11 +167,14 @@ def tensor_traffic(
         norms over all      all_reduce 2 x b s forward,      the same
         heads (OLMo 2)      backward, recomputed
 
-    The backward pass gathers the input of a column-cut matrix again instead of keeping it.
-    Recomputation stops at the last tensor that is needed: the layer's last reduction is left out,
-    unless a norm or a dropout follows it.
+    A layer has a column-cut and a row-cut step for each attention, MLP and shared expert; latent
+    attention has two column-cut steps, as wide as its latents, and one more input that is gathered:
+    the keys with positions. The backward pass gathers the input of a column-cut matrix again
+    instead of keeping it. Recomputation stops at the last tensor that is needed: the layer's last
+    collective is left out, unless a norm or a dropout follows it.
     Once a step one all_reduce of w S completes the gradients of whole tensors to which each rank
-    gives a summand: every whole tensor with sequence parallelism, else only norms of q and k heads.
+    gives a summand: every whole tensor with sequence parallelism, else norms of q and k heads and
+    what belongs to routed experts.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
@@ -158,27 +182,37 @@ def tensor_traffic(
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
     tokens = 1.0 * workload.seq_len * table.micro_batch_size
-    hidden = compute * tokens * model.hidden_size
     layers = list(zip(rank.kind_counts, model.kinds, strict=True))
-    pairs = float(sum(n * _num_blocks(kind) for n, kind in layers))
-    last_is_needed = model.hidden_dropout > 0
-    unneeded = float(sum(n for n, kind in layers if not (kind.norms_after or last_is_needed)))
-    whole_norms = float(sum(n for n, kind in layers if kind.attention.qk_norm == "all"))
+    steps = [(n, layer_steps(model, kind, table)) for n, kind in layers if n]
+    zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
+    columns = sum((step.columns.times(n) for n, step in steps), start=zero)
+    wholes = sum((step.wholes.times(n) for n, step in steps), start=zero)
+    rows = sum((step.rows.times(n) for n, step in steps), start=zero)
+    splits = sum((step.splits.times(n) for n, step in steps), start=zero)
+    needed = sum((step.rows_again.times(n) for n, step in steps), start=zero)
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    plain = m * (2.0 * pairs + again * (pairs - unneeded) + first + last)
-    gathers = m * (3.0 * pairs + again * pairs + first + 2.0 * last)
-    scatters = m * (2.0 * pairs + again * (pairs - unneeded) + first + last)
+    outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
+    inputs = columns + wholes
+    plain = rows + inputs + needed.times(again) + outer.times(first + last)
+    gathers = columns.times(2.0) + wholes + rows + inputs.times(again)
+    gathers += outer.times(first + 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
+    whole_norms = float(sum(n for n, kind in layers if kind.attention.qk_norm == "all"))
     statistics = m * whole_norms * (2.0 + again)
     loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
     summands = _summands(model, table, rank, master)
-    reductions = Traffic(plain, plain * hidden).times(1.0 - along) + loss + summands
+
+    def moved(features: Traffic, repeats: Real) -> Traffic:
+        """Features of a token to bytes of a step."""
+        return Traffic(features.count, features.size * compute * tokens).times(m * repeats * active)
+
+    reductions = (loss + summands).times(active) + moved(plain, 1.0 - along)
     return {
-        ("tensor", "all_reduce"): reductions.times(active),
-        ("tensor", "all_gather"): Traffic(gathers, gathers * hidden).times(active * along),
-        ("tensor", "reduce_scatter"): Traffic(scatters, scatters * hidden).times(active * along),
+        ("tensor", "all_reduce"): reductions,
+        ("tensor", "all_gather"): moved(gathers, along) + moved(splits.times(2.0), 1.0 - along),
+        ("tensor", "reduce_scatter"): moved(plain, along),
     }
 
 
@@ -200,7 +234,7 @@ def pipeline_traffic(
     sent = Traffic(count, count * message)
     if model.tie_embeddings and (rank.first or rank.last):
         (tied,) = _tied(model)
-        sent += Traffic(np.ones(len(table)), master * _kept(model, tied, table))
+        sent += Traffic(np.ones(len(table)), master * _kept(tied, table))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
 
 
@@ -210,9 +244,42 @@ def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
     return {("world", "all_reduce"): Traffic(active, 24.0 * active)}
 
 
-def _num_blocks(kind: LayerKind) -> int:
-    """Pairs of a column-cut and a row-cut matrix in a layer: attentions and MLP."""
-    return 2 if kind.cross_attention is None else 3
+@dataclass(frozen=True, slots=True)
+class LayerSteps:
+    """A layer's forward pass over the tensor-parallel ranks; sizes: features of a token."""
+
+    columns: Traffic  # inputs of column-cut matrices
+    wholes: Traffic  # inputs that are gathered and kept
+    rows: Traffic  # sums over the ranks
+    rows_again: Traffic  # of these, what recomputation repeats
+    splits: Traffic  # outputs of which each rank computed its tokens only
+
+
+def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSteps:
+    """Return the steps of one layer; columns of the table's length."""
+    hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
+    zero = np.zeros(len(table))
+    one = Traffic(1.0 + zero, hidden + zero)
+    columns, rows, wholes = one, one, one.times(zero)
+    if attention.kv_lora_rank:
+        latents = (attention.q_lora_rank or hidden) + attention.kv_lora_rank
+        columns = Traffic(2.0 + zero, latents + zero)
+        wholes = Traffic(1.0 + zero, attention.rope_head_dim + zero)
+    dense = float(kind.cross_attention is not None)
+    dense += float(not mlp.num_experts or mlp.shared_ffn_hidden_size > 0)
+    columns, rows = columns + one.times(dense), rows + one.times(dense)
+    experts = float(mlp.num_experts > 0)
+    cut = experts * np.where(table.expert_tensor_parallel, 1.0, 0.0)
+    rows = rows + one.times(cut)
+    needs_last = kind.norms_after or model.hidden_dropout > 0
+    left_out = 0.0 if needs_last else np.where(experts > 0, cut, 1.0)
+    return LayerSteps(
+        columns=columns,
+        wholes=wholes + one.times(cut),
+        rows=rows,
+        rows_again=rows + one.times(-1.0 * left_out),
+        splits=one.times(experts - cut),
+    )
 
 
 def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: float) -> Traffic:
@@ -220,21 +287,38 @@ def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: fl
     for block in blocks(model, rank):
         for weight in block.weights:
             if weight.cut == "replicate":
-                summed = np.where(table.sequence_parallel | weight.is_head_norm, 1.0, 0.0)
-                numel = numel + block.repeats * summed * _kept(model, weight, table)
+                always = weight.is_head_norm or weight.part == "router"
+                summed = np.where(table.sequence_parallel | always, 1.0, 0.0)
+                if weight.is_routed_expert:
+                    summed = np.where(table.expert_tensor_parallel, 1.0, 0.0)
+                numel = numel + block.repeats * summed * _kept(weight, table)
     return Traffic(np.where(numel > 0, 1.0, 0.0), master * numel)
 
 
-def _kept(model: ModelSpec, weight: Weight, table: PlanTable) -> Real:
+def _kept(weight: Weight, table: PlanTable) -> Real:
     """Elements of a tensor's gradient that a rank keeps after the data-parallel reduction."""
-    t = table.tensor_parallel
-    shard = data_shard(weight, t, table.shard_ranks)
-    return np.where(table.zero_stage >= 1, shard, _numel(weight, t))
+    return np.where(table.zero_stage >= 1, _shard(weight, table), _numel(weight, table))
 
 
-def _numel(weight: Weight, tensor_parallel: Count) -> Real:
-    rows, width = tensor_shape(weight, tensor_parallel)
+def _numel(weight: Weight, table: PlanTable) -> Real:
+    rows, width = tensor_shape(weight, *_places(weight, table))
     return rows * width
+
+
+def _shard(weight: Weight, table: PlanTable) -> Real:
+    """Elements of a tensor that a rank keeps where ZeRO shards it."""
+    tensor, experts = _places(weight, table)
+    apart = weight.is_routed_expert & table.experts_apart
+    ranks = np.where(apart, table.expert_shard_ranks, table.shard_ranks)
+    return data_shard(weight, tensor, ranks, experts)
+
+
+def _places(weight: Weight, table: PlanTable) -> tuple[Count, Count]:
+    """Return over how many ranks a tensor is cut, and over how many its experts are."""
+    if not weight.is_routed_expert:
+        return table.tensor_parallel, 1
+    tensor = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
+    return tensor, table.expert_parallel
 
 
 def _tied(model: ModelSpec) -> list[Weight]:

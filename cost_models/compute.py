@@ -128,18 +128,24 @@ def matrices_seconds(
     rate: Rates,
     *,
     experts_per_token: int = 0,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
 ) -> Real:
-    """All matrices of a block, forward; an expert meets m k / E tokens (balanced routing)."""
+    """All matrices of a block, forward; an expert meets m k / E tokens (balanced routing).
+
+    Of E experts a rank holds E / ep, to which ep ranks send theirs; where tensor-parallel ranks
+    hold experts whole (``expert_tensor`` 1), each sends its share of the tokens.
+    """
+    cut = tensor_parallel if expert_tensor is None else expert_tensor
     total: Real = np.zeros_like(np.multiply(1.0, tokens))
     for weight in weights:
         if weight.role == "linear":
             total = total + _linear_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
         elif weight.role == "expert":
-            experts = weight.shape[0]
-            share = tokens * (experts_per_token / experts)
-            total = total + experts * _linear_seconds(
-                weight, share, tensor_parallel, compute_bytes, rate
-            )
+            experts = weight.shape[0] / np.multiply(1.0, expert_parallel)
+            routed = tokens * np.multiply(1.0, cut) / tensor_parallel
+            share = routed * experts_per_token / experts
+            total = total + experts * _linear_seconds(weight, share, cut, compute_bytes, rate)
     return total
 
 
@@ -224,6 +230,8 @@ def layer_seconds(
     *,
     tensor_parallel: Count,
     sequence_parallel: Flag,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
     recompute_full: Flag,
     recompute_core: Flag,
     kernel: str,
@@ -243,6 +251,8 @@ def layer_seconds(
         compute_bytes,
         rate,
         experts_per_token=kind.feed_forward.experts_per_token,
+        expert_tensor=expert_tensor,
+        expert_parallel=expert_parallel,
     )
     core: Real = np.zeros_like(matrices)
     for attention in (kind.attention, kind.cross_attention):

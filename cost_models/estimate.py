@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.communication import Traffic, rank_traffic
+from cost_models.communication import rank_traffic
 from cost_models.compute import rates
 from cost_models.flops import model_flops_per_step
 from cost_models.memory import MemoryParts, rank_memory, stack_ranks
@@ -20,6 +20,7 @@ from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.stages import PipelineRank, even_rank_contents, rank_contents
 from cost_models.step_time import TimeParts, rank_seconds, step_seconds
+from cost_models.traffic import Traffic
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile

@@ -54,8 +54,10 @@ def _attentions(model: ModelSpec) -> list[Attention]:
     return found + [kind.cross_attention for kind in model.kinds if kind.cross_attention]
 
 
-def _divides_all(sizes: list[int], table: PlanTable) -> Any:
-    return np.logical_or.reduce([size % table.tensor_parallel != 0 for size in sizes])
+def _indivisible(sizes: list[int], ranks: Any) -> Any:
+    """Return where some size does not divide evenly; without sizes: nowhere."""
+    broken = [size % ranks != 0 for size in sizes]
+    return np.logical_or.reduce([np.zeros(len(ranks), dtype=bool), *broken])
 
 
 def _heads(model: ModelSpec) -> list[int]:
@@ -68,9 +70,19 @@ def _kv_heads(model: ModelSpec) -> list[int]:
 
 
 def _ffn_sizes(model: ModelSpec) -> list[int]:
-    sizes = [kind.feed_forward.ffn_hidden_size for kind in model.kinds]
+    dense = [kind for kind in model.kinds if not kind.feed_forward.num_experts]
+    sizes = [kind.feed_forward.ffn_hidden_size for kind in dense]
     sizes += [kind.feed_forward.shared_ffn_hidden_size for kind in model.kinds]
     return [size for size in sizes if size]
+
+
+def _num_experts(model: ModelSpec) -> list[int]:
+    counts = [kind.feed_forward.num_experts for kind in model.kinds]
+    return [count for count in counts if count]
+
+
+def _expert_sizes(model: ModelSpec) -> list[int]:
+    return [k.feed_forward.ffn_hidden_size for k in model.kinds if k.feed_forward.num_experts]
 
 
 def _divisors(sizes: list[int]) -> str:
@@ -104,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num_heads",
-        lambda q, t: _divides_all(_heads(q.model), t),
+        lambda q, t: _indivisible(_heads(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide num_heads = "
             f"{min(_heads(q.model))}; legal values: {_divisors(_heads(q.model))}"
@@ -112,7 +124,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num_kv_heads",
-        lambda q, t: _divides_all(_kv_heads(q.model), t),
+        lambda q, t: _indivisible(_kv_heads(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide num_kv_heads = "
             f"{min(_kv_heads(q.model))}; legal values: {_divisors(_kv_heads(q.model))}"
@@ -120,10 +132,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "ffn_hidden_size",
-        lambda q, t: _divides_all(_ffn_sizes(q.model), t),
+        lambda q, t: _indivisible(_ffn_sizes(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide ffn_hidden_size = "
             f"{min(_ffn_sizes(q.model))}; legal values: {_divisors(_ffn_sizes(q.model))}"
+        ),
+    ),
+    Rule(
+        "expert_ffn_hidden_size",
+        lambda q, t: (
+            t.expert_tensor_parallel & _indivisible(_expert_sizes(q.model), t.tensor_parallel)
+        ),
+        lambda q, p: (
+            f"tensor_parallel = {p.tensor_parallel} does not divide the experts' ffn_hidden_size = "
+            f"{min(_expert_sizes(q.model))}; legal values: {_divisors(_expert_sizes(q.model))}, or "
+            "whole experts on every tensor-parallel rank (expert_tensor_parallel off)"
         ),
     ),
     Rule(
@@ -224,19 +247,54 @@ RULES: tuple[Rule, ...] = (
             f"(got {p.shard_ranks})"
         ),
     ),
+    Rule(
+        "without_experts",
+        lambda q, t: (
+            (t.expert_parallel > 1) | np.logical_not(t.expert_tensor_parallel)
+            if not _num_experts(q.model)
+            else np.zeros(len(t), dtype=bool)
+        ),
+        lambda q, p: (
+            f"expert_parallel = {p.expert_parallel}, expert_tensor_parallel = "
+            f"{'on' if p.expert_tensor_parallel else 'off'}: the model has no experts (must be 1 "
+            "and on)"
+        ),
+    ),
+    Rule(
+        "expert_parallel",
+        lambda q, t: _indivisible(_num_experts(q.model), t.expert_parallel),
+        lambda q, p: (
+            f"expert_parallel = {p.expert_parallel} does not divide num_experts = "
+            f"{min(_num_experts(q.model))}; legal values: {_divisors(_num_experts(q.model))}"
+        ),
+    ),
+    Rule(
+        "expert_ranks",
+        lambda q, t: t.expert_ranks % t.expert_parallel != 0,
+        lambda q, p: (
+            f"expert_parallel = {p.expert_parallel} does not divide the {p.expert_ranks} ranks "
+            "that may share experts: data_parallel / dp_replicate x context_parallel"
+            + ("" if p.expert_tensor_parallel else " x tensor_parallel")
+            + f"; legal values: {_divisors([p.expert_ranks])}"
+        ),
+    ),
+    Rule(
+        "expert_tokens",
+        lambda q, t: (
+            np.logical_not(t.expert_tensor_parallel)
+            & np.logical_not(t.sequence_parallel)
+            & (q.workload.seq_len % t.tensor_parallel != 0)
+        ),
+        lambda q, p: (
+            f"expert_tensor_parallel off: {p.tensor_parallel} tensor-parallel ranks share the "
+            f"tokens of a sequence, but do not divide seq_len = {q.workload.seq_len}"
+        ),
+    ),
     # what has a name but no formulas yet, each refused until its tests prove it
     Rule(
         "context_parallel",
         lambda q, t: t.context_parallel > 1,
         lambda q, p: f"context_parallel = {p.context_parallel} is not supported yet (must be 1)",
-    ),
-    Rule(
-        "expert_parallel",
-        lambda q, t: (t.expert_parallel > 1) | np.logical_not(t.expert_tensor_parallel),
-        lambda q, p: (
-            f"expert_parallel = {p.expert_parallel} with expert_tensor_parallel = "
-            f"{p.expert_tensor_parallel} is not supported yet (must be 1 and true)"
-        ),
     ),
     Rule(
         "pipeline_schedule",

@@ -30,7 +30,7 @@ from cost_models.model_states import (
     reduced_gradient_bytes,
     weight_bytes,
 )
-from cost_models.parameters import kind_numel, shard_numel
+from cost_models.parameters import kind_numel, routed_numel, shard_numel
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, OPTIMIZER_STATES, Workload
@@ -83,6 +83,7 @@ class RankParameters:
     """Elements on one tensor-parallel rank of one pipeline rank (columns over plans)."""
 
     total: Real
+    apart: Real  # of these, routed experts that are shared out among other ranks than the rest
     largest_layer: Real
     largest_pair: Real  # its two largest matrices
     embedding: Real
@@ -95,10 +96,21 @@ def block_numel(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
 
 
 def rank_parameters(
-    model: ModelSpec, rank: PipelineRank, tensor_parallel: Count, pipeline_parallel: Count
+    model: ModelSpec,
+    rank: PipelineRank,
+    tensor_parallel: Count,
+    pipeline_parallel: Count,
+    *,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+    experts_apart: Flag = False,
 ) -> RankParameters:
     """Count what a pipeline rank holds; a tied projection is a second copy only on another rank."""
-    kinds = [kind_numel(kind, tensor_parallel) for kind in model.kinds]
+    cut = tensor_parallel if expert_tensor is None else expert_tensor
+    kinds = [
+        kind_numel(kind, tensor_parallel, expert_tensor=cut, expert_parallel=expert_parallel)
+        for kind in model.kinds
+    ]
     layers = sum(
         (n * size for n, size in zip(rank.kind_counts, kinds, strict=True)), start=np.asarray(0.0)
     )
@@ -114,7 +126,28 @@ def rank_parameters(
         largest = np.maximum(largest, size)
     pairs = [pair_numel(kind, tensor_parallel) for kind in model.kinds]
     pair = np.max(np.stack([np.broadcast_to(p, np.shape(zero)) for p in pairs]), axis=0)
-    return RankParameters(layers + embedding + head, largest, pair, embedding, head)
+    experts = sum(
+        (
+            n * routed_numel(kind, cut, expert_parallel)
+            for n, kind in zip(rank.kind_counts, model.kinds, strict=True)
+        ),
+        start=zero,
+    )
+    apart = np.where(experts_apart, experts, 0.0)
+    return RankParameters(layers + embedding + head, apart, largest, pair, embedding, head)
+
+
+def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:
+    """Count what a pipeline rank holds under each plan."""
+    return rank_parameters(
+        model,
+        rank,
+        table.tensor_parallel,
+        table.pipeline_parallel,
+        expert_tensor=table.expert_tensor,
+        expert_parallel=table.expert_parallel,
+        experts_apart=table.experts_apart,
+    )
 
 
 def pair_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
@@ -140,12 +173,14 @@ def rank_memory(
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    params = rank_parameters(model, rank, table.tensor_parallel, table.pipeline_parallel)
+    params = table_parameters(model, rank, table)
     states = OPTIMIZER_STATES[workload.optimizer]
-    apart = software.replicas_apart & (table.shard_ranks > 1)
-    shared = (params.total, table.shard_ranks, table.zero_stage, compute, master)
-    weights = weight_bytes(*shared)
-    optimizer = optimizer_bytes(*shared, states, replicas_apart=apart)
+    weights, optimizer = np.zeros(len(table)), np.zeros(len(table))
+    for numel, ranks in _shares(params, table):
+        shared = (numel, ranks, table.zero_stage, compute, master)
+        apart = software.replicas_apart & (ranks > 1)
+        weights = weights + weight_bytes(*shared)
+        optimizer = optimizer + optimizer_bytes(*shared, states, replicas_apart=apart)
 
     held = held_activations(model, workload, software, table, rank)
     gradients = _gradients(workload, software, table, params, held.in_flight)
@@ -171,6 +206,14 @@ def rank_memory(
     return parts, moment
 
 
+def _shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
+    """Return elements and the ranks that share them: experts that are apart, and all else."""
+    return [
+        (params.total - params.apart, table.shard_ranks),
+        (params.apart, np.maximum(1, table.expert_shard_ranks)),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """Bytes of gradients at the moments of ``MOMENTS``."""
@@ -194,22 +237,29 @@ def _gradients(
     pipelined = table.pipeline_parallel > 1
     defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
 
-    numel = params.total
+    shares, numel = _shares(params, table), params.total
 
     def accumulated(when: Flag) -> Real:
-        return accumulated_gradient_bytes(
-            numel,
-            table.shard_ranks,
-            table.zero_stage,
-            gradient,
-            accumulates=when,
-            defers_reduction=defers,
+        parts = (
+            accumulated_gradient_bytes(
+                part,
+                ranks,
+                table.zero_stage,
+                gradient,
+                accumulates=when,
+                defers_reduction=defers,
+            )
+            for part, ranks in shares
         )
+        return sum(parts, start=np.zeros(len(table)))
 
     if software.whole_gradient_buffer:
         buffer = gradient * numel
         return Gradients(buffer, buffer, buffer, buffer, buffer)
-    reduced = reduced_gradient_bytes(numel, table.shard_ranks, table.zero_stage, gradient)
+    reduced = sum(
+        (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in shares),
+        start=np.zeros(len(table)),
+    )
     later = accumulated(table.num_microbatches > 1)
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     each = reduced / numel

@@ -77,10 +77,17 @@ def parameters_by_part(model: ModelSpec) -> dict[str, int]:
     return {part: count for part, count in counts.items() if count}
 
 
-def shard_numel(weight: Weight, tensor_parallel: Count) -> Real:
+def shard_numel(
+    weight: Weight,
+    tensor_parallel: Count,
+    *,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+) -> Real:
     """Elements of a tensor on one tensor-parallel rank.
 
         N / t  where it is cut (column, row, vocab)        N  where it is replicated
+        routed experts: N / (te ep), N / ep                te expert_tensor (t, if nothing is said)
 
     Source: Shoeybi et al., Megatron-LM (arXiv:1909.08053), sec. 3.
     Leaves out: padding of what t does not divide (such plans are not legal).
@@ -89,13 +96,33 @@ def shard_numel(weight: Weight, tensor_parallel: Count) -> Real:
     2097152.0
     """
     ranks = np.asarray(tensor_parallel, dtype=np.float64)
+    if weight.is_routed_expert and expert_tensor is not None:
+        ranks = np.asarray(expert_tensor, dtype=np.float64)
     divisor = ranks if weight.cut != "replicate" else np.ones_like(ranks)
-    return float(weight.numel) / divisor
+    return float(weight.numel) / (divisor * (expert_parallel if weight.is_routed_expert else 1))
 
 
-def kind_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
+def kind_numel(
+    kind: LayerKind,
+    tensor_parallel: Count,
+    *,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+) -> Real:
     """Elements of one layer on one tensor-parallel rank: the sum of its shards."""
-    return _sum_of_shards(kind.weights, tensor_parallel)
+    others = tuple(w for w in kind.weights if not w.is_routed_expert)
+    experts = routed_numel(
+        kind,
+        tensor_parallel if expert_tensor is None else expert_tensor,
+        expert_parallel,
+    )
+    return _sum_of_shards(others, tensor_parallel) + experts
+
+
+def routed_numel(kind: LayerKind, expert_tensor: Count, expert_parallel: Count) -> Real:
+    """Elements of a layer's routed experts on one rank."""
+    experts = tuple(w for w in kind.weights if w.is_routed_expert)
+    return _sum_of_shards(experts, expert_tensor) / expert_parallel
 
 
 def embedding_numel(model: ModelSpec, tensor_parallel: Count) -> Real:

@@ -75,6 +75,22 @@ class Plan:
         return self.dp_shard * self.context_parallel
 
     @property
+    def experts_apart(self) -> bool:
+        """Whether experts are shared out in another way than all other weights."""
+        whole_on_tensor_ranks = not self.expert_tensor_parallel and self.tensor_parallel > 1
+        return self.expert_parallel > 1 or whole_on_tensor_ranks
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a copy of the model's stage among which whole experts can be shared out."""
+        return self.shard_ranks * (1 if self.expert_tensor_parallel else self.tensor_parallel)
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks that hold the same experts, over which ZeRO shards these."""
+        return self.expert_ranks // self.expert_parallel
+
+    @property
     def world_size(self) -> int:
         """Ranks that the plan uses."""
         ranks = self.data_parallel * self.context_parallel * self.tensor_parallel
@@ -176,6 +192,32 @@ class PlanTable:
     def shard_ranks(self) -> Column:
         """Ranks over which ZeRO shards: those that share tokens share the weights too."""
         ranks: Column = self.dp_shard * self.context_parallel
+        return ranks
+
+    @property
+    def experts_apart(self) -> Column:
+        """Whether experts are shared out in another way than all other weights."""
+        whole = np.logical_not(self.expert_tensor_parallel) & (self.tensor_parallel > 1)
+        apart: Column = (self.expert_parallel > 1) | whole
+        return apart
+
+    @property
+    def expert_tensor(self) -> Column:
+        """Ranks over which each expert's matrices are cut."""
+        ranks: Column = np.where(self.expert_tensor_parallel, self.tensor_parallel, 1)
+        return ranks
+
+    @property
+    def expert_ranks(self) -> Column:
+        """Ranks of a copy of the model's stage among which whole experts can be shared out."""
+        tensor = np.where(self.expert_tensor_parallel, 1, self.tensor_parallel)
+        ranks: Column = self.shard_ranks * tensor
+        return ranks
+
+    @property
+    def expert_shard_ranks(self) -> Column:
+        """Ranks that hold the same experts, over which ZeRO shards these."""
+        ranks: Column = self.expert_ranks // self.expert_parallel
         return ranks
 
     @property

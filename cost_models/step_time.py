@@ -1,6 +1,6 @@
 """Seconds of one training step, in parts that add up.
 
-    step = ideal compute + recompute + tensor-parallel + pipeline sends + host
+    step = ideal compute + recompute + tensor-parallel + experts + pipeline sends + host
            + bubble + exposed data-parallel + optimizer
 
 A pipeline of stages r = 1..p that need tau_r seconds a micro-batch takes, for m micro-batches and v
@@ -23,18 +23,20 @@ from cost_models.activations import FULL, SELECTIVE
 from cost_models.arrays import Count, Real
 from cost_models.collectives import (
     all_reduce,
+    pairwise_all_to_all,
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
     send,
 )
-from cost_models.communication import AXES, KINDS, Traffic, rank_traffic
+from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.compute import Rates, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.host import host_wait, operator_seconds
-from cost_models.memory import pick, rank_parameters
+from cost_models.memory import pick, table_parameters
 from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
+from cost_models.traffic import Traffic
 from cost_models.workload import COMPUTE_BYTES, Workload
 from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
@@ -49,6 +51,7 @@ class TimeParts:
     recompute: Real
     host: Real
     tensor_communication: Real
+    expert_communication: Real
     pipeline_communication: Real
     bubble: Real
     data_communication: Real
@@ -72,6 +75,7 @@ class RankSeconds:
     backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
     data_communication: Real  # per step, before any overlap
     optimizer: Real  # per step
+    expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
 
     @property
@@ -82,6 +86,7 @@ class RankSeconds:
             + self.recompute
             + self.host
             + self.tensor_communication
+            + self.expert_communication
             + self.pipeline_communication
         )
 
@@ -104,6 +109,7 @@ def traffic_seconds(
         "all_reduce": ring_all_reduce if gloo else all_reduce,
         "all_gather": ring_all_gather,
         "reduce_scatter": ring_all_reduce if gloo else ring_reduce_scatter,
+        "all_to_all": pairwise_all_to_all,
     }
     count = np.maximum(traffic.count, 1)
     mean = traffic.size / count
@@ -125,16 +131,20 @@ def axis_seconds(
 
     The grid is (pipeline, replicate, shard, context, tensor), tensor fastest: a tensor group is
     contiguous, the ranks that share a model's shards (shard and context) stride over it, replicas
-    over those, and pipeline neighbours are all of them apart.
+    over those, and pipeline neighbours are all of them apart. A layer's experts are shared by
+    neighbours among the data (and, where these hold experts whole, tensor) ranks.
     """
     tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
     measured = cluster.accelerator.device == "cpu"
     efficiency = 1.0 if measured else software.bus_efficiency
     ones = np.ones_like(tensor)
+    between = np.where(table.expert_tensor_parallel, tensor, 1)
     layout = {
         "tensor": (tensor, ones),
         "data": (data, tensor),
         "replicate": (replicas, tensor * data),
+        "expert": (table.expert_parallel, between),
+        "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
         "world": (table.world_size, ones),
     }
     seconds: dict[str, Real] = {}
@@ -186,6 +196,8 @@ def rank_seconds(
             tokens,
             tensor_parallel=tensor,
             sequence_parallel=table.sequence_parallel,
+            expert_tensor=table.expert_tensor,
+            expert_parallel=table.expert_parallel,
             recompute_full=table.recompute == FULL,
             recompute_core=table.recompute == SELECTIVE,
             kernel=workload.attention_kernel,
@@ -207,8 +219,9 @@ def rank_seconds(
     host_backward = host_wait(starts_backward, backward + again, rate)
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
-    params = rank_parameters(model, rank, tensor, table.pipeline_parallel).total
-    shard = params / np.where(table.zero_stage >= 1, table.shard_ranks, 1)
+    params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
+    shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
+    shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
     return RankSeconds(
         compute=forward + backward,
         recompute=again,
@@ -218,7 +231,8 @@ def rank_seconds(
         / table.num_microbatches,
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
         backward=backward + again + host_backward,
-        data_communication=by_axis["data"],
+        expert_communication=by_axis["expert"] / table.num_microbatches,
+        data_communication=by_axis["data"] + by_axis["expert_data"],
         replica_communication=by_axis["replicate"],
         optimizer=optimizer_seconds(shard, rate, software)
         + software.step_operators * rate.operator
@@ -294,6 +308,7 @@ def step_seconds(
         recompute=of_slowest("recompute"),
         host=of_slowest("host"),
         tensor_communication=of_slowest("tensor_communication"),
+        expert_communication=of_slowest("expert_communication"),
         pipeline_communication=of_slowest("pipeline_communication"),
         bubble=bubble,
         data_communication=pick(exposed, ends_last),

@@ -28,22 +28,27 @@ class Core:
     cap: float | None = None  # scores stay within it (Gemma 2)
     documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend causally; (B, S, heads, head_dim) in, (B, S, heads x head_dim) out."""
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend causally; (B, S, heads, head_dim) in, (B, S, heads x value_head_dim) out.
+
+        ``sinks`` (heads,): scores that take a share of each softmax and give no value.
+        """
         # the layout of the kernels: (B, heads, S, head_dim)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         if self.recompute:
-            output = recomputed(self._attend, query, key, value, random=self.dropout > 0)
+            output = recomputed(self._attend, query, key, value, sinks, random=self.dropout > 0)
         else:
-            output = self._attend(query, key, value)
+            output = self._attend(query, key, value, sinks)
         return output.transpose(1, 2).flatten(2)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         attend = _eager if self.kernel == "eager" else _fused if self.cap is None else _capped
         if not self.dropout:
-            return attend(self, query, key, value)
+            return attend(self, query, key, value, sinks)
         with rank_randomness(self.axis):
-            return attend(self, query, key, value)
+            return attend(self, query, key, value, sinks)
 
     def narrower(self, query: Tensor) -> int | None:
         """Return the window, or None where it hides nothing."""
@@ -99,19 +104,28 @@ def visible(index: Tensor, window: int | None, starts: Tensor | None = None) -> 
     return seen if starts is None else seen & (starts[:, :, None] == starts[:, None, :])
 
 
-def _fused(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _fused(
+    core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+) -> Tensor:
     window, mask = core.narrower(query), None
     if core.documents is not None:
         mask = core.documents.added(window, query.dtype)
-    elif window is not None:
+    elif window is not None or sinks is not None:
         mask = visible(torch.arange(query.size(-2), device=query.device), window)
+    width = value.size(-1)
+    if sinks is not None:
+        assert mask is not None
+        key, value = _repeated(query, key), _repeated(query, value)
+        query, key, value, mask = _with_sinks(query, key, value, mask, sinks / core.scaling)
+    # the kernels want values as wide as keys: latent attention's are narrower
+    value = F.pad(value, (0, key.size(-1) - value.size(-1)))
     grouped = key.size(1) != query.size(1)
     # kernels that take a mask do not know grouped queries, nor does a GPU's kernel for fp32: torch
     # would fall back to whole scores
     if grouped and (mask is not None or (query.is_cuda and query.dtype == torch.float32)):
         key, value = _repeated(query, key), _repeated(query, value)
         grouped = False
-    return F.scaled_dot_product_attention(
+    output: Tensor = F.scaled_dot_product_attention(
         query,
         key,
         value,
@@ -121,14 +135,37 @@ def _fused(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scale=core.scaling,
         enable_gqa=grouped,
     )
+    return output[..., :width]
 
 
-def _capped(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _capped(
+    core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+) -> Tensor:
     assert core.cap is not None
+    assert sinks is None
     return capped_attention(query, key, value, core.mask(query), core.scaling, core.cap)
 
 
-def _eager(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Add a key that all see, whose product with every query is its head's sink, and a zero value.
+
+    Features are added eight at a time, as the kernels want it: one holds 1 in the queries and the
+    sink in that key, all else is zero.
+    """
+    batch, heads, tokens, width = query.shape
+    ones = query.new_ones(batch, heads, tokens, 1)
+    query = F.pad(torch.cat([query, ones], -1), (0, 7))
+    sink = F.pad(sinks[:, None].to(key.dtype), (width, 7)).expand(batch, -1, -1).unsqueeze(2)
+    key = torch.cat([F.pad(key, (0, 8)), sink], 2)
+    shown = 1 if mask.dtype == torch.bool else 0
+    return query, key, F.pad(value, (0, 0, 0, 1)), F.pad(mask, (0, 1), value=shown)
+
+
+def _eager(
+    core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+) -> Tensor:
     key, value = _repeated(query, key), _repeated(query, value)
     mask = core.mask(query)
     scores = (query @ key.transpose(2, 3)) * core.scaling
@@ -136,7 +173,11 @@ def _eager(core: Core, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = (scores / core.cap).tanh() * core.cap
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     dtype = torch.float32 if core.softmax_in_fp32 else scores.dtype
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
     weights = scores.softmax(-1, dtype=dtype).to(query.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
     return F.dropout(weights, core.dropout) @ value
 
 

@@ -7,7 +7,8 @@ zero_stage 3  weights gathered for each forward and each backward pass of a grou
 
 With ``dp_replicate`` (HSDP; Zhao et al., arXiv:2304.11277, sec. 3.2.2) all this happens inside
 groups of dp_shard ranks, and once a step the same shards of all groups are added up. Ranks that
-share the tokens of a sequence (context parallelism) share the weights as data ranks do.
+share the tokens of a sequence (context parallelism) share the weights as data ranks do. Experts
+that are apart (``executor.expert_parallel``) are shared likewise, by the ranks with the same ones.
 
 A group is the embedding, one layer, or norm and head; a tied embedding and head share one. Losses
 are divided by the tokens of the whole batch before they are differentiated, so gradients are only
@@ -16,47 +17,88 @@ summed. Under a pipeline all this holds as well: a backward pass of a stage is o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
+from cost_models.sharding import shards_inside
 from cost_models.workload import Precision
 from executor.compat import replicate
-from executor.layout import Ranges
-from executor.mesh import Grid
-from executor.models import COMPUTE_DTYPE, HEAD, MASTER_DTYPE, Stage
+from executor.mesh import Grid, data_axis
+from executor.models import COMPUTE_DTYPE, HEAD, MASTER_DTYPE, Kept, Stage
 
 
-def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Ranges]:
-    """Share a stage's parameters over the data ranks; return the rows that this rank keeps.
+def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept]:
+    """Share a stage's parameters over the data ranks; return what this rank keeps of them.
 
     With one data rank only mixed precision needs FSDP, for its master weights.
     """
-    plan, mesh = grid.plan, grid.sharding_mesh()
+    plan = grid.plan
     master, compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
-    if grid.size("data") == 1 and master == compute:
-        return {}
     mixed = master != compute
     policy = MixedPrecisionPolicy(compute, master) if mixed else MixedPrecisionPolicy()
-    rows = {name: stage.get_parameter(name).size(0) for name in stage.layouts}
-    groups = list(stage.groups())
-    if plan.zero_stage == 0 and grid.size("data") > 1:
-        for group in groups:
-            replicate(group, mesh=mesh, mp_policy=policy)
-        replicate(stage, mesh=mesh, mp_policy=policy)
-        _sum_gradients(stage)
+    experts = stage.experts_modules() if plan.experts_apart else []
+    left_alone = set()  # experts of which no other rank holds a copy
+    if experts and grid.sharding_mesh("expert_data").size() == 1 and not mixed:
+        left_alone = {p for module in experts for p in module.parameters()}
+    alone = not experts or bool(left_alone)
+    if grid.sharding_mesh().size() == 1 and not mixed and alone:
         return {}
+    kept = {} if plan.zero_stage == 0 else dict(_kept(stage, grid, left_alone))
+    groups = list(stage.groups())
     head = stage.get_submodule(HEAD) if stage.last else None
+
+    def share(modules: list[nn.Module] | nn.Module, mesh: DeviceMesh, frees: bool) -> None:
+        if plan.zero_stage == 0 and mesh.size() > 1:
+            replicate(modules, mesh=mesh, mp_policy=policy, ignored_params=left_alone)
+            return
+        fully_shard(
+            modules,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=frees,
+            shard_placement_fn=placement,
+            ignored_params=left_alone,
+        )
+
+    # the tensors that are cut along another dimension than the first
+    inside = {stage.get_parameter(name) for name, part in kept.items() if part.dim == 1}
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        return Shard(1) if parameter in inside else None
+
+    for module in [] if left_alone else experts:
+        share(module, grid.sharding_mesh("expert_data"), plan.zero_stage == 3)
     for group in groups:
         # the head is used again at once: it stays whole from its forward to its backward pass
-        frees = plan.zero_stage == 3 and head not in group
-        fully_shard(group, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
-    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        share(group, grid.sharding_mesh(), plan.zero_stage == 3 and head not in group)
+    share(stage, grid.sharding_mesh(), False)
     _sum_gradients(stage)
-    _set_prefetch(groups)
-    if stage.first and head not in groups[0]:
-        _fsdp(groups[0]).set_unshard_in_backward(False)  # a look-up's gradient reads no weight
-    return {name: (_chunk(length, grid),) for name, length in rows.items()}
+    if plan.zero_stage > 0 or grid.sharding_mesh().size() == 1:
+        _set_prefetch(stage, groups)
+        if stage.first and head not in groups[0]:
+            _fsdp(groups[0]).set_unshard_in_backward(False)  # a look-up's gradient reads no weight
+    return kept
+
+
+def _kept(stage: Stage, grid: Grid, left_alone: set[nn.Parameter]) -> Iterator[tuple[str, Kept]]:
+    """Yield what FSDP2 leaves of each parameter on this data rank: a chunk of its rows."""
+    for name, layout in stage.layouts.items():
+        parameter = stage.get_parameter(name)
+        if parameter in left_alone:
+            continue
+        axis = data_axis(grid.plan, of_experts=layout.of_experts)
+        ranks, rank = grid.size(axis), grid.rank(axis)
+        dim = 0
+        if layout.of_experts and parameter.dim() > 2:
+            dim = int(shards_inside(parameter.size(0), parameter.size(1), ranks))
+        length = parameter.size(dim)
+        chunk = -(-length // ranks)
+        yield name, Kept(dim, min(length, rank * chunk), min(length, (rank + 1) * chunk))
 
 
 def before_backward(stage: nn.Module, zero_stage: int, *, last: bool) -> None:
@@ -68,12 +110,6 @@ def before_backward(stage: nn.Module, zero_stage: int, *, last: bool) -> None:
     stage.set_requires_gradient_sync(last or zero_stage >= 2)
     stage.set_requires_all_reduce(last)  # replicas add up what their shards have accumulated
     stage.set_reshard_after_backward(last or zero_stage == 3)
-
-
-def _chunk(length: int, grid: Grid) -> tuple[int, int]:
-    """Return the rows of a tensor that FSDP2 leaves on this data rank."""
-    rank, chunk = grid.rank("data"), -(-length // grid.size("data"))
-    return min(length, rank * chunk), min(length, (rank + 1) * chunk)
 
 
 def _fsdp(group: list[nn.Module]) -> FSDPModule:
@@ -90,13 +126,16 @@ def _sum_gradients(stage: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
 
-def _set_prefetch(groups: list[list[nn.Module]]) -> None:
-    """Gather the next group while one runs backward.
+def _set_prefetch(stage: Stage, groups: list[list[nn.Module]]) -> None:
+    """Gather the next group while one runs backward; experts apart are a group inside a layer's.
 
     Named, because FSDP2 would take the order from the last forward passes, and micro-batches
     interleave; the first group names itself (nothing to do) to switch that guess off.
     """
-    modules = [_fsdp(group) for group in groups]
+    modules: list[FSDPModule] = []
+    for group in groups:
+        inner = [m for m in stage.experts_modules(group[0]) if isinstance(m, FSDPModule)]
+        modules += [*inner, _fsdp(group)]
     for module, before in zip(modules, [modules[0], *modules], strict=False):
         module.set_modules_to_backward_prefetch([before])
 

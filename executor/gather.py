@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from executor.checkpoint.pieces import overlaps, whole
 from executor.layout import Layout, layouts
 from executor.models import HEAD
 from executor.optimizer import Held
-from executor.tensor_parallel import WHOLE, TensorAxis
+from executor.tensor_parallel import WHOLE
 from executor.train import Trainer
 
 
@@ -63,36 +63,12 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
 
 
 def _whole(trainer: Trainer, held: Held, local: Tensor) -> Tensor:
-    """Put a tensor together on every rank of its stage."""
-    plan, axis, layout = trainer.plan, trainer.axis, held.layout
-    if plan.zero_stage > 0 and trainer.grid.size("data") > 1:
-        rows = layout.local_shape(axis)[0]
-        parts = _all_gather(local, 0, -(-rows // trainer.grid.size("data")), trainer, "data")
-        local = torch.cat(parts).narrow(0, 0, rows)
-    if layout.cut_dim is None or axis.size == 1:
-        return local
-    full = local.new_empty(layout.shape)
-    longest = layout.local_shape(replace(axis, rank=0))[layout.cut_dim]
-    parts = _all_gather(local, layout.cut_dim, longest, trainer, "tensor")
-    for rank, slice_ in enumerate(parts):
-        _place(full, slice_, layout, replace(axis, rank=rank))
+    """Put a tensor together on every rank of its stage: the sum of parts that do not overlap."""
+    full = local.new_zeros(held.layout.shape)
+    for block in overlaps(held.pieces, whole(held.layout.shape)):
+        source = tuple(slice(s.source, s.source + s.length) for s in block)
+        target = tuple(slice(s.target, s.target + s.length) for s in block)
+        full[target] = local[source]
+    for axis in held.axes:
+        dist.all_reduce(full, group=trainer.grid.group(axis))
     return full
-
-
-def _place(full: Tensor, slice_: Tensor, layout: Layout, axis: TensorAxis) -> None:
-    """Write one tensor-parallel rank's pieces to where they belong."""
-    dim, offset = layout.cut_dim or 0, 0
-    for start, stop in layout.ranges(axis)[dim]:
-        full.narrow(dim, start, stop - start).copy_(slice_.narrow(dim, offset, stop - start))
-        offset += stop - start
-
-
-def _all_gather(local: Tensor, dim: int, length: int, trainer: Trainer, axis: str) -> list[Tensor]:
-    """Exchange parts that are at most ``length`` long; shorter ones are filled up."""
-    shape = list(local.shape)
-    shape[dim] = length
-    padded = local.new_zeros(shape)
-    padded.narrow(dim, 0, local.size(dim)).copy_(local)
-    parts = [torch.empty_like(padded) for _ in range(trainer.grid.size(axis))]
-    dist.all_gather(parts, padded, group=trainer.grid.group(axis))
-    return parts

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cost_models.model import ModelSpec, Weight
 from cost_models.sharding import cut_dim
+from executor.expert_parallel import EVERY_EXPERT, ExpertAxis
 from executor.families import FAMILIES
 from executor.tensor_parallel import TensorAxis
 
@@ -38,11 +39,19 @@ class Layout:
     cut_dim: int | None  # dimension that the tensor-parallel ranks share
     parts: tuple[int, ...]  # along it, each cut for itself: q, k and v of one matrix
     partial_gradient: bool  # a whole tensor of which each rank's gradient is only a summand
+    of_experts: bool = False  # its first dimension counts experts, which ranks may share
 
-    def ranges(self, axis: TensorAxis) -> Pieces:
-        """Return the pieces of every dimension that this rank holds."""
+    @property
+    def is_matrix(self) -> bool:
+        """Whether weight decay is for it: norms and biases, experts' too, do not decay."""
+        return len(self.shape) > 1 and not self.name.endswith("bias")
+
+    def ranges(self, axis: TensorAxis, experts: ExpertAxis = EVERY_EXPERT) -> Pieces:
+        """Return the pieces of every dimension that a rank holds, at these places of two axes."""
         pieces: list[Ranges] = [((0, length),) for length in self.shape]
-        if self.cut_dim is not None:
+        if self.of_experts:
+            pieces[0] = (experts.slice_of(self.shape[0]),)
+        if self.cut_dim is not None and (experts.cut_over_tensor or not self.of_experts):
             ends = list(itertools.accumulate(self.parts, initial=0))
             slices = [axis.slice_of(length) for length in self.parts]
             pieces[self.cut_dim] = tuple(
@@ -51,15 +60,17 @@ class Layout:
             )
         return tuple(pieces)
 
-    def local_shape(self, axis: TensorAxis) -> tuple[int, ...]:
-        """Return the shape of this rank's slice."""
-        return tuple(sum(b - a for a, b in pieces) for pieces in self.ranges(axis))
+    def local_shape(self, axis: TensorAxis, experts: ExpertAxis = EVERY_EXPERT) -> tuple[int, ...]:
+        """Return the shape of such a rank's slice."""
+        return tuple(sum(b - a for a, b in pieces) for pieces in self.ranges(axis, experts))
 
 
 Start = Callable[[Layout, Pieces], Tensor]  # where the values come from that a tensor starts with
 
 
-def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
+def layouts(
+    model: ModelSpec, axis: TensorAxis, experts: ExpertAxis = EVERY_EXPERT
+) -> dict[str, Layout]:
     """Return the layout of every parameter of the model by name."""
     blocks = [("", model.embedding), ("", model.head)]
     blocks += [
@@ -67,28 +78,34 @@ def layouts(model: ModelSpec, axis: TensorAxis) -> dict[str, Layout]:
         for prefix, kind in zip(model.layer_prefixes, model.pattern, strict=True)
     ]
     return {
-        f"{prefix}{weight.name}": _layout(model, axis, f"{prefix}{weight.name}", weight)
+        f"{prefix}{weight.name}": _layout(model, axis, experts, f"{prefix}{weight.name}", weight)
         for prefix, weights in blocks
         for weight in weights
     }
 
 
-def _layout(model: ModelSpec, axis: TensorAxis, name: str, weight: Weight) -> Layout:
+def _layout(
+    model: ModelSpec, axis: TensorAxis, experts: ExpertAxis, name: str, weight: Weight
+) -> Layout:
     whole, cut = weight.cut == "replicate", cut_dim(weight)
     std = float(model.config.get("initializer_range") or 0.02)
     family = FAMILIES[model.family]
     if family.small_starts and name.endswith(family.small_starts):
         std /= math.sqrt(2 * model.num_layers)
+    # where a tensor-parallel rank reads a part of the tokens, of the heads, or of each expert
+    summand = axis.sequence_parallel or weight.is_head_norm or weight.part == "router"
+    if weight.is_routed_expert:
+        summand = experts.cut_over_tensor
+    is_norm = weight.part == "norm" and name.endswith("weight")
     return Layout(
         name=name,
         shape=weight.shape,
-        std=std if weight.role in ("linear", "lookup") else None,
-        constant=family.norm_start if weight.part == "norm" and name.endswith("weight") else 0.0,
+        std=std if weight.role in ("linear", "lookup", "expert") else None,
+        constant=family.norm_start if is_norm else 0.0,
         cut_dim=cut,
         parts=weight.parts or (() if cut is None else (weight.shape[cut],)),
-        partial_gradient=whole
-        and axis.size > 1
-        and (axis.sequence_parallel or weight.is_head_norm),
+        partial_gradient=whole and axis.size > 1 and summand,
+        of_experts=weight.is_routed_expert,
     )
 
 

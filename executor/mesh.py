@@ -87,7 +87,8 @@ class Grid:
 
     A group is named by what travels in it: "data" are the ranks that share a model's shards (axes
     shard and context: all of them read the same weights for different tokens), "replicate" the
-    ranks with the same shard of other copies.
+    ranks with the same shard of other copies. Where experts are apart, "expert" are the ranks that
+    share the experts of a layer, "expert_data" those that share the shards of the same experts.
     """
 
     plan: Plan
@@ -112,6 +113,10 @@ class Grid:
             (own,) = [line for line in lines(plan, *axes) if dist.get_rank() in line]
             spans_all = len(own) == plan.world_size and world not in groups.values()
             groups[name] = world if spans_all else own_group(own)
+        if plan.experts_apart:
+            for name, found in expert_lines(plan).items():
+                (own,) = [line for line in found if dist.get_rank() in line]
+                groups[name] = own_group(own)
         place = dict(zip(AXES, position, strict=True))
         return cls(plan, device, place, groups)
 
@@ -136,18 +141,15 @@ class Grid:
         """Which of the data_parallel shares of a batch this process trains on."""
         return self.place["replicate"] * self.plan.dp_shard + self.place["shard"]
 
-    def sharding_mesh(self) -> DeviceMesh:
-        """Return the mesh for FSDP2: (data), or (replicate, data) with several copies."""
+    def sharding_mesh(self, axis: str = "data") -> DeviceMesh:
+        """Return the mesh for FSDP2: (axis), or (replicate, axis) with several copies."""
         kind = self.device.type
         if self.plan.dp_replicate == 1:
-            return DeviceMesh.from_group(self.group("data"), kind, mesh_dim_names=("data",))
-        own = [
-            line
-            for line in lines(self.plan, "replicate", *GROUPS["data"])
-            if dist.get_rank() in line
-        ]
-        ranks = torch.tensor(own[0]).view(self.plan.dp_replicate, -1)
-        names = ("replicate", "data")
+            return DeviceMesh.from_group(self.group(axis), kind, mesh_dim_names=(axis,))
+        copies = torch.tensor(dist.get_process_group_ranks(self.group("replicate")))
+        shards = torch.tensor(dist.get_process_group_ranks(self.group(axis)))
+        ranks = copies[:, None] + shards - dist.get_rank()  # every copy is laid out alike
+        names = ("replicate", axis)
         return DeviceMesh.from_group(
             [self.group(name) for name in names], kind, ranks, mesh_dim_names=names
         )
@@ -169,6 +171,26 @@ def lines(plan: Plan, *axes: str) -> list[list[int]]:
     ranks = _ranks(plan).transpose(kept + varied)
     size = math.prod(ranks.shape[len(kept) :])
     found: list[list[int]] = ranks.reshape(-1, size).tolist()
+    return found
+
+
+def data_axis(plan: Plan, *, of_experts: bool) -> str:
+    """Return the axis whose ranks hold the same weights, or shards of them."""
+    return "expert_data" if plan.experts_apart and of_experts else "data"
+
+
+def expert_lines(plan: Plan) -> dict[str, list[list[int]]]:
+    """Return the groups of ranks that share the experts of a layer, and the same experts.
+
+    Neighbours share a layer's experts: expert ranks are the fastest axis of the data (and, where
+    these hold experts whole, tensor) ranks of a copy of the model.
+    """
+    axes = ["shard", "context", *([] if plan.expert_tensor_parallel else ["tensor"])]
+    size = plan.expert_parallel
+    found: dict[str, list[list[int]]] = {"expert": [], "expert_data": []}
+    for line in lines(plan, *axes):
+        found["expert"] += [line[i : i + size] for i in range(0, len(line), size)]
+        found["expert_data"] += [line[i::size] for i in range(size)]
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,10 @@ from executor.attention import Core, Documents
 from executor.capped import capped
 from executor.compat import causal_lm
 from executor.data.batch import Batch
+from executor.expert_parallel import EVERY_EXPERT, ExpertAxis
 from executor.families import FAMILIES
 from executor.families.description import Family, Layer, Rotary
+from executor.families.experts import prepare_experts
 from executor.families.layer import run_layer
 from executor.layout import Layout, Pieces, Ranges, Start, fresh_tensor, layouts
 from executor.loss import summed_cross_entropy
@@ -48,17 +50,32 @@ COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
 
 
 HEAD: Final = "lm_head"
+EXPERTS: Final = "experts"
+
+
+class Kept(NamedTuple):
+    """What a data rank keeps of its slice of a parameter: [start, stop) of one dimension."""
+
+    dim: int
+    start: int
+    stop: int
 
 
 class Stage(nn.Module):  # type: ignore[misc]
     """A slice of the model: tokens or a hidden state in, a hidden state or the summed loss out."""
 
-    def __init__(self, file: PlanFile, index: int, axis: TensorAxis) -> None:
+    def __init__(
+        self,
+        file: PlanFile,
+        index: int,
+        axis: TensorAxis,
+        experts: ExpertAxis = EVERY_EXPERT,
+    ) -> None:
         super().__init__()
         spec, workload = file.model, file.workload
         self.index = index
         self.first, self.last = index == 0, index == file.plan.num_stages - 1
-        self.axis, self.family = axis, FAMILIES[spec.family]
+        self.axis, self.experts, self.family = axis, experts, FAMILIES[spec.family]
         whole = causal_lm(
             spec.config,
             device="meta",
@@ -78,11 +95,12 @@ class Stage(nn.Module):  # type: ignore[misc]
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
-            layer = _layer(file, self.family, kind, module, axis)
+            layer = _layer(file, self.family, kind, module, axis, experts)
+            prepare_experts(getattr(module, self.family.feed_forward_block.name), layer)
             module.forward = partial(run_layer, layer, module)
             table = self.family.rotary_table(module) if self.family.rotary else None
             self.rotary_tables[name] = table
-        self._cut_parameters(layouts(spec, axis), spec)
+        self._cut_parameters(layouts(spec, axis, experts), spec)
 
     def _take_parts(self, whole: nn.Module) -> None:
         family = self.family
@@ -113,6 +131,12 @@ class Stage(nn.Module):  # type: ignore[misc]
     def _cut_parameters(self, table: dict[str, Layout], spec: ModelSpec) -> None:
         """Replace every parameter by this rank's slice of it, and remember the layouts."""
         self.layouts: dict[str, Layout] = {}
+        # of the model's state, held by every rank of the stage: zeros unless they were loaded
+        self.buffer_layouts = {
+            name: Layout(name, tuple(buffer.shape), None, 0.0, None, (), False)
+            for name, buffer in self.named_buffers()
+            if name in self.state_dict()
+        }
         self.pieces: dict[str, Pieces] = {}  # of every parameter that this rank holds
         self.is_second_copy: set[str] = set()  # of a tied tensor whose first copy is elsewhere
         self.start, self.stop = self.axis.slice_of(spec.vocab_size)
@@ -126,7 +150,7 @@ class Stage(nn.Module):  # type: ignore[misc]
             self.layouts[name] = layout
             if tied:
                 self.is_second_copy.add(name)
-            shape = layout.local_shape(self.axis)
+            shape = layout.local_shape(self.axis, self.experts)
             self._set(name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
         if spec.tie_embeddings and self.first and self.last:
             self._set(head, self.get_parameter(tokens))
@@ -134,6 +158,11 @@ class Stage(nn.Module):  # type: ignore[misc]
     def _set(self, name: str, parameter: nn.Parameter) -> None:
         path, _, last = name.rpartition(".")
         setattr(self.get_submodule(path), last, parameter)
+
+    def experts_modules(self, within: nn.Module | None = None) -> list[nn.Module]:
+        """Return the modules of routed experts, in forward order."""
+        owner = within or self
+        return [m for name, m in owner.named_modules() if name.split(".")[-1] == EXPERTS]
 
     def groups(self) -> Iterator[list[nn.Module]]:
         """Yield the modules that are gathered and reduced together, in forward order."""
@@ -151,12 +180,10 @@ class Stage(nn.Module):  # type: ignore[misc]
         names += [] if tied else [head]
         return ([self.get_submodule(n) for n in group] for group in names if group)
 
-    def materialise(
-        self, device: torch.device, start: Start, data_slices: dict[str, Ranges]
-    ) -> None:
+    def materialise(self, device: torch.device, start: Start, data_slices: dict[str, Kept]) -> None:
         """Give every parameter memory and its start values.
 
-        ``data_slices``: the rows that this rank keeps of its slice, where data ranks share them.
+        ``data_slices``: what this rank keeps of its slice, where data ranks share it.
         What it holds in the end stands in ``pieces``.
         """
         tied = {id(p): name for name, p in self.named_parameters()}
@@ -172,11 +199,15 @@ class Stage(nn.Module):  # type: ignore[misc]
         if self.rotary is not None:  # its buffers are computed, not loaded
             self.rotary = type(self.rotary)(self.rotary.config).to(device)
         with torch.no_grad():
+            for name, layout in self.buffer_layouts.items():
+                self.get_buffer(name).copy_(start(layout, layout.ranges(WHOLE)))
             for name, layout in self.layouts.items():
                 local = local_tensor(self.get_parameter(name))
-                pieces = layout.ranges(self.axis)
+                pieces = layout.ranges(self.axis, self.experts)
                 if name in data_slices:
-                    pieces = (_within(pieces[0], *data_slices[name][0]), *pieces[1:])
+                    dim, first, last = data_slices[name]
+                    within = _within(pieces[dim], first, last)
+                    pieces = (*pieces[:dim], within, *pieces[dim + 1 :])
                 local.copy_(start(layout, pieces))
                 self.pieces[name] = pieces
 
@@ -235,7 +266,12 @@ class Stage(nn.Module):  # type: ignore[misc]
 
 
 def _layer(
-    file: PlanFile, family: Family, kind: LayerKind, module: nn.Module, axis: TensorAxis
+    file: PlanFile,
+    family: Family,
+    kind: LayerKind,
+    module: nn.Module,
+    axis: TensorAxis,
+    experts: ExpertAxis,
 ) -> Layer:
     spec, plan = file.model, file.plan
     attention: Any = getattr(module, family.attention_block.name)
@@ -253,6 +289,7 @@ def _layer(
         family=family,
         kind=kind,
         axis=axis,
+        experts=experts,
         core=core,
         dropout=spec.hidden_dropout,
         residual_multiplier=getattr(module, "residual_multiplier", 1.0),

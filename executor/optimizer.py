@@ -6,6 +6,7 @@ one fused kernel updates them all, however they are shared out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from executor.compat import multiply_each_, skip_where
 from executor.layout import Layout, Pieces
-from executor.mesh import Grid
+from executor.mesh import Grid, data_axis
 from executor.models import Stage, local_tensor
-from executor.tensor_parallel import TensorAxis
+from executor.tensor_parallel import WHOLE, TensorAxis
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Held:
     parameter: torch.nn.Parameter  # of the module
     local: Tensor  # the memory that the optimizer updates
     pieces: Pieces  # of the whole tensor: what ``local`` is
+    axes: tuple[str, ...]  # of the grid, along which ranks hold different parts
     copies: int  # ranks of the stage that hold this very part
     second_copy: bool  # of a tied tensor
 
@@ -42,14 +44,30 @@ class Held:
 def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
     """Return this rank's part of every parameter of a stage."""
     plan = grid.plan
+    ranks = plan.world_size // plan.pipeline_parallel
     found = []
     for name, layout in stage.layouts.items():
         parameter = stage.get_parameter(name)
-        copies = plan.dp_replicate * (grid.size("data") if plan.zero_stage == 0 else 1)
-        copies *= plan.tensor_parallel if layout.cut_dim is None else 1
+        apart = plan.experts_apart and layout.of_experts
+        whole_experts = layout.of_experts and not plan.expert_tensor_parallel
+        axes = ["expert"] if apart else []
+        axes += [data_axis(plan, of_experts=layout.of_experts)] if plan.zero_stage > 0 else []
+        axes += ["tensor"] if layout.cut_dim is not None and not whole_experts else []
+        copies = ranks // math.prod(grid.size(axis) for axis in axes)
         local = torch.nn.Parameter(local_tensor(parameter.detach()))
         second = name in stage.is_second_copy
-        found.append(Held(name, layout, parameter, local, stage.pieces[name], copies, second))
+        pieces = stage.pieces[name]
+        found.append(Held(name, layout, parameter, local, pieces, tuple(axes), copies, second))
+    return found
+
+
+def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
+    """Return the buffers that are part of a stage's state; no gradient changes them."""
+    ranks = grid.plan.world_size // grid.plan.pipeline_parallel
+    found = []
+    for name, layout in stage.buffer_layouts.items():
+        local = torch.nn.Parameter(stage.get_buffer(name), requires_grad=False)
+        found.append(Held(name, layout, local, local, layout.ranges(WHOLE), (), ranks, False))
     return found
 
 
@@ -129,7 +147,7 @@ class Optimizer:
         self.held = [h for h in held if h.local.numel() > 0]  # an uneven split may leave nothing
         groups = [
             {
-                "params": [h.local for h in self.held if (len(h.layout.shape) > 1) == decays],
+                "params": [h.local for h in self.held if h.layout.is_matrix == decays],
                 "weight_decay": weight_decay if decays else 0.0,
             }
             for decays in (True, False)

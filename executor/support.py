@@ -14,20 +14,25 @@ from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (
     "cohere",
+    "deepseek_v3",
     "gemma",
     "gemma2",
     "gemma3_text",
     "glm4",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "granite",
     "llama",
     "mistral",
+    "mixtral",
     "olmo2",
     "phi",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
+    "qwen3_moe",
     "smollm3",
     "starcoder2",
 )
@@ -56,5 +61,12 @@ def _problems(file: PlanFile) -> Iterator[str]:
         )
     if file.workload.adapter != "none":
         yield f"adapter {file.workload.adapter} (only none)"
+    if model.config.get("router_jitter_noise"):
+        yield f"router_jitter_noise = {model.config['router_jitter_noise']} (only 0)"
+    if model.config.get("output_router_logits"):
+        yield (
+            "output_router_logits = true asks for the routers' auxiliary loss, which needs the "
+            "routing of the whole batch at once (only false)"
+        )
     if model.config.get("reorder_and_upcast_attn"):
         yield "reorder_and_upcast_attn = true (only false)"

@@ -102,6 +102,28 @@ def total_over_ranks(axis: TensorAxis, x: Tensor) -> Tensor:
     return y
 
 
+def whole_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Return every token's features to all ranks, of whose gradients each rank gives a summand.
+
+    forward   all_gather (B, s, H) -> (B, S, H)   or nothing
+    backward  reduce_scatter   or all_reduce
+    """
+    y: Tensor = _WholeTokens.apply(axis, x) if axis.size > 1 else x
+    return y
+
+
+def own_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Take this rank's tokens of a hidden state that all ranks hold; backward: all_gather."""
+    y: Tensor = _OwnTokens.apply(axis, x)
+    return y
+
+
+def every_token(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Put the ranks' tokens together again: all_gather; backward: take this rank's."""
+    y: Tensor = _EveryToken.apply(axis, x)
+    return y
+
+
 @contextmanager
 def rank_randomness(axis: TensorAxis) -> Iterator[None]:
     """Let dropout differ between ranks that hold different heads, and nowhere else.
@@ -177,6 +199,47 @@ def _all_reduced(axis: TensorAxis, x: Tensor) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=axis.group)
     return total
+
+
+class _WholeTokens(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
+        ctx.axis = axis
+        return _gather(axis, x)() if axis.sequence_parallel else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        axis: TensorAxis = ctx.axis
+        # in place: the caller's gradient may be read elsewhere too
+        summand = gradient.contiguous() if axis.sequence_parallel else gradient.clone()
+        return None, _reduce(axis, summand)()
+
+
+class _OwnTokens(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
+        ctx.axis = axis
+        return _own(axis, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return None, _gather(ctx.axis, gradient)()
+
+
+class _EveryToken(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
+        ctx.axis = axis
+        return _gather(axis, x)()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return None, _own(ctx.axis, gradient)
+
+
+def _own(axis: TensorAxis, x: Tensor) -> Tensor:
+    start, stop = axis.slice_of(x.size(1))
+    return x[:, start:stop].contiguous()
 
 
 class _Pending:

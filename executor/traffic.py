@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from cost_models.communication import AXES, KINDS, rank_traffic
-from cost_models.plan import PlanTable
+from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.stages import PipelineRank
 from executor.data.batch import Batch
@@ -28,13 +29,15 @@ def counted_traffic(trainer: Trainer, batch: Batch) -> list[dict[str, Any]]:
         trainer.step(batch)
     # where one axis spans all ranks, its group may be the world's
     world = groups["world"].group_name
-    world_axis = next((axis for axis in AXES if groups[axis].group_name == world), "world")
+    known = [axis for axis in AXES if axis in groups]
+    world_axis = next((axis for axis in known if groups[axis].group_name == world), "world")
     keys = [(axis, kind) for axis in AXES for kind in KINDS]
     keys += sorted(set(counter.count) - set(keys))[:1] or [("other", "none")]
     own = [float(table[key]) for key in keys for table in (counter.count, counter.bytes)]
     sent = torch.tensor(own, dtype=torch.float64, device=trainer.device)
     every = [torch.empty_like(sent) for _ in range(file.plan.world_size)]
     dist.all_gather(every, sent)
+    _balance(every, keys, file.plan)
     rows = []
     for rank, numbers in enumerate(every):
         of_stage = file.plan.world_size // file.plan.pipeline_parallel
@@ -56,6 +59,15 @@ def counted_traffic(trainer: Trainer, batch: Batch) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def _balance(every: list[Tensor], keys: list[Key], plan: Plan) -> None:
+    """Set the bytes of all_to_all to their mean over a stage: only their sum is foreseeable."""
+    table = torch.stack(every).view(plan.pipeline_parallel, -1, len(keys), 2)
+    for position, (_, kind) in enumerate(keys):
+        if kind == "all_to_all":
+            table[:, :, position, 1] = table[:, :, position, 1].mean(1, keepdim=True)
+    every[:] = table.flatten(0, 1).flatten(1).unbind()
 
 
 def predicted_traffic(

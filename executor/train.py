@@ -17,6 +17,7 @@ from torch import Tensor
 from cost_models.plan_file import PlanFile
 from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
+from executor.expert_parallel import ExpertAxis
 from executor.families import FAMILIES
 from executor.layout import Start, fresh_start
 from executor.learning_rate import LearningRate
@@ -27,6 +28,7 @@ from executor.optimizer import (
     Optimizer,
     clipping_factor,
     complete_gradients,
+    held_buffers,
     held_parameters,
     local_square_sum,
     multiply_gradients,
@@ -102,18 +104,27 @@ class Trainer:
             rank=self.grid.rank("tensor"),
             sequence_parallel=self.plan.sequence_parallel,
         )
+        apart = "expert" in self.grid.by_axis
+        self.experts = ExpertAxis(
+            group=self.grid.group("expert") if apart else None,
+            size=self.plan.expert_parallel,
+            rank=self.grid.rank("expert") if apart else 0,
+            cut_over_tensor=self.plan.expert_tensor_parallel,
+        )
         precision = file.workload.precision
         self.scaler = LossScaler() if precision == "fp16" else None
         self.stages: list[Stage] = []
         self.held: list[Held] = []
+        self.buffers: list[Held] = []  # of the model's state, kept in checkpoints
         for index in range(
             self.grid.rank("pipeline"), self.plan.num_stages, self.plan.pipeline_parallel
         ):
-            stage = Stage(file, index, self.axis)
+            stage = Stage(file, index, self.axis, self.experts)
             rows = distribute(stage, self.grid, precision)
             stage.materialise(self.device, start or fresh_start(seed), rows)
             self.stages.append(stage)
             self.held += held_parameters(stage, self.grid)
+            self.buffers += held_buffers(stage, self.grid)
         family = FAMILIES[file.model.family]
         self.tied_name = f"{family.tokens}.weight" if file.model.tie_embeddings else None
         tokens = file.workload.seq_len

@@ -70,9 +70,9 @@ def llama(**changes: Any) -> ModelSpec:
 
 
 @cache
-def sample_model(name: str) -> ModelSpec:
+def sample_model(name: str, **changes: Any) -> ModelSpec:
     if name in CONFIGS:
-        return model_spec(CONFIGS[name], name=name)
+        return model_spec(CONFIGS[name] | changes, name=name)
     return model_spec(load_preset(name).config, name=name)
 
 

@@ -113,11 +113,18 @@ def routed_experts(
     """
     experts, ffn = feed_forward.num_experts, feed_forward.ffn_hidden_size
     up, down = (2 * ffn, hidden_size), (hidden_size, ffn)
+    # gate and up projection: one above the other, or (gpt-oss) in turn
+    parts = () if transposed else (ffn, ffn)
     if transposed:
         up, down = up[::-1], down[::-1]
     weights: Weights = (
         Weight(
-            "mlp.experts.gate_up_proj", (experts, *up), "expert", "column", transposed=transposed
+            "mlp.experts.gate_up_proj",
+            (experts, *up),
+            "expert",
+            "column",
+            transposed=transposed,
+            parts=parts,
         ),
         Weight("mlp.experts.down_proj", (experts, *down), "expert", "row", transposed=transposed),
     )

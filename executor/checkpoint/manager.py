@@ -39,7 +39,7 @@ class CheckpointManager:
     ) -> None:
         """Make the folder; ``about``: JSON values for the index (data, options, environment)."""
         self.trainer, self.every = trainer, every
-        share = own_share(trainer.held, trainer.device)
+        share = own_share([*trainer.held, *trainer.buffers], trainer.device)
         self.snapshot = Snapshot(trainer, share)
         self.writer = Writer(
             CheckpointFolder(folder),

@@ -24,23 +24,29 @@ from executor.families.llama_like import (
     SMOLLM3,
     STARCODER2,
 )
+from executor.families.moe import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 
 FAMILIES: Final[dict[str, Family]] = {
     "cohere": COHERE,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "deepseek_v3": DEEPSEEK,
     "glm4": GLM4,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
+    "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "llama": LLAMA,
     "mistral": LLAMA,
+    "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "phi": PHI,
     "phi3": PHI3,
     "qwen2": LLAMA,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
 }

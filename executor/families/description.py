@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cost_models.model import LayerKind
 from executor.attention import Core
+from executor.expert_parallel import ExpertAxis
 from executor.tensor_parallel import TensorAxis
 
 Rotary = tuple[Tensor, Tensor]  # cosine and sine of every position, (B or 1, S, head_dim)
@@ -17,6 +18,8 @@ Rotary = tuple[Tensor, Tensor]  # cosine and sine of every position, (B or 1, S,
 AttentionForward = Callable[[Any, "Layer", Tensor, "Rotary | None"], Tensor]
 # (module of the MLP, layer, input (B, s, H)) -> (B, s, H)
 FeedForward = Callable[[Any, "Layer", Tensor], Tensor]
+# (module of the experts, layer, rows sorted by expert, rows of each expert) -> (rows, H)
+ExpertsForward = Callable[[Any, "Layer", Tensor, list[int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Family:
     feed_forward: FeedForward
     attention_block: Block = Block("self_attn", "input_layernorm")
     feed_forward_block: Block = Block("mlp", "post_attention_layernorm")
+    experts: ExpertsForward | None = None  # of a mixture
     positions: str | None = None  # learned
     rotary: str | None = None
     # which of its rotary tables a layer (its module) reads, None: no positions
@@ -58,6 +62,7 @@ class Layer:
     family: Family
     kind: LayerKind
     axis: TensorAxis
+    experts: ExpertAxis
     core: Core
     dropout: float  # of what attention and MLP add to the hidden state
     residual_multiplier: float  # of the same

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from executor.compat import Conv1D
-from executor.tensor_parallel import TensorAxis, column_linear, row_linear
+from executor.tensor_parallel import WHOLE, TensorAxis, column_linear, row_linear
 
 
 def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
@@ -19,6 +19,12 @@ def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
 def row(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
     """Multiply with a row-cut matrix; (B, S, features) in, (B, s, H) out."""
     return row_linear(axis, x, _out_in(linear), linear.bias)
+
+
+def whole(x: Tensor, linear: Any) -> Tensor:
+    """Multiply the tokens that a rank has with a matrix that every rank holds."""
+    (y,) = columns(WHOLE, x, linear)
+    return y
 
 
 def _out_in(linear: Any) -> Tensor:

@@ -47,6 +47,17 @@ def turn_pairs_in_fp32(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tens
     return turned
 
 
+def turn_half_tables(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    """Do the same with tables of half the width: both elements share their entry."""
+    cos, sin = (table.unsqueeze(2) for table in rotary)
+
+    def turn(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    return turn(query), turn(key)
+
+
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
     """How a family attends."""
@@ -55,6 +66,7 @@ class SelfAttention:
     output: str
     norm_heads: HeadNorm | None = None
     rotate: Rotation = turn_halves
+    sinks: str | None = None  # one score a head to which no value belongs
 
     def __call__(self, module: Any, layer: Layer, x: Tensor, rotary: Rotary | None) -> Tensor:
         """Attend; (B, s, H) in and out."""
@@ -63,7 +75,9 @@ class SelfAttention:
             query, key = self.norm_heads(module, layer, query, key)
         if rotary is not None:
             query, key = self.rotate(query, key, rotary)
-        return row(layer.axis, layer.core(query, key, value), getattr(module, self.output))
+        sinks = None if self.sinks is None else getattr(module, self.sinks)
+        output = layer.core(query, key, value, sinks)
+        return row(layer.axis, output, getattr(module, self.output))
 
 
 def separate(query: str, key: str, value: str) -> Projection:

@@ -42,6 +42,7 @@ TIME_WORDS: Final = {
     "recompute": "recomputation",
     "host": "waiting for the host to start kernels",
     "tensor_communication": "tensor-parallel communication",
+    "expert_communication": "tokens to experts and back",
     "pipeline_communication": "pipeline sends",
     "bubble": "pipeline bubble",
     "data_communication": "data-parallel communication that is not hidden",

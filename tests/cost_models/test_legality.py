@@ -45,6 +45,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"num_gpus": 32, "model": llama(**NARROW_MLP)},
         ["tensor_parallel = 8", "ffn_hidden_size = 132", "1, 2, 3, 4, 6"],
     ),
+    "expert_ffn_hidden_size": (
+        {"tensor_parallel": 8},
+        {"num_gpus": 32, "model": sample_model("mixtral", **NARROW_MLP)},
+        ["tensor_parallel = 8", "experts' ffn_hidden_size = 132", "expert_tensor_parallel off"],
+    ),
     "sequence_parallel_alone": (
         {"tensor_parallel": 1, "data_parallel": 4, "num_microbatches": 2},
         {},
@@ -88,8 +93,23 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {},
         ["dp_replicate = 2", "zero_stage >= 1", "(got 1)"],
     ),
+    "without_experts": ({"expert_parallel": 2}, {}, ["expert_parallel = 2", "no experts"]),
+    "expert_parallel": (
+        {"expert_parallel": 3, "data_parallel": 6, "num_microbatches": 4},
+        {"model": sample_model("mixtral"), "num_gpus": 24, "batch": 48},
+        ["expert_parallel = 3", "num_experts = 4", "legal values: 1, 2, 4"],
+    ),
+    "expert_ranks": (
+        {"expert_parallel": 4},
+        {"model": sample_model("mixtral")},
+        ["expert_parallel = 4", "2 ranks", "legal values: 1, 2"],
+    ),
+    "expert_tokens": (
+        {"expert_tensor_parallel": False, "sequence_parallel": False},
+        {"model": sample_model("mixtral"), "seq_len": 255},
+        ["expert_tensor_parallel off", "seq_len = 255"],
+    ),
     "context_parallel": ({"context_parallel": 2}, {"num_gpus": 16}, ["context_parallel = 2"]),
-    "expert_parallel": ({"expert_parallel": 2}, {}, ["expert_parallel = 2"]),
     "pipeline_schedule": ({"pipeline_schedule": "zbv"}, {}, ["zbv", "must be one of gpipe, 1f1b"]),
     "offload": ({"offload": "optimizer"}, {}, ["offload = optimizer", "must be none"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
@@ -168,8 +188,12 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "num_kv_heads"
     for kind in model.kinds:
         sizes = kind.feed_forward
-        if sizes.ffn_hidden_size % t or sizes.shared_ffn_hidden_size % t:
+        dense = 0 if sizes.num_experts else sizes.ffn_hidden_size
+        if dense % t or sizes.shared_ffn_hidden_size % t:
             return "ffn_hidden_size"
+    experts = [k.feed_forward for k in model.kinds if k.feed_forward.num_experts]
+    if plan.expert_tensor_parallel and any(e.ffn_hidden_size % t for e in experts):
+        return "expert_ffn_hidden_size"
     if plan.sequence_parallel and t == 1:
         return "sequence_parallel_alone"
     if plan.sequence_parallel and question.workload.seq_len % t:
@@ -189,6 +213,15 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "interleaved_microbatches"
     if plan.zero_stage and plan.data_parallel == 1:
         return "zero_alone"
+    if not experts and (plan.expert_parallel > 1 or not plan.expert_tensor_parallel):
+        return "without_experts"
+    if any(e.num_experts % plan.expert_parallel for e in experts):
+        return "expert_parallel"
+    if plan.data_parallel * (1 if plan.expert_tensor_parallel else t) % plan.expert_parallel:
+        return "expert_ranks"
+    splits = not plan.expert_tensor_parallel and not plan.sequence_parallel
+    if splits and question.workload.seq_len % t:
+        return "expert_tokens"
     if plan.pipeline_schedule not in SCHEDULES[:3]:
         return "pipeline_schedule"
     if model.max_seq_len_is_hard and question.workload.seq_len > (model.max_seq_len or 0):
@@ -218,6 +251,8 @@ def test_codes_equal_a_plain_python_walk(name: str) -> None:
             recompute=some(RECOMPUTE),
             micro_batch_size=some([1, 1, 2, 3]),
             num_microbatches=some([1, 2, 3, 4, 6, 12]),
+            expert_parallel=some([1, 1, 1, 1, 2, 3, 4]),
+            expert_tensor_parallel=some([True, True, True, True, False]),
         )
         for _ in range(3000)
     ]

@@ -235,6 +235,7 @@ def test_names_of_the_parts() -> None:
         "recompute",
         "host",
         "tensor_communication",
+        "expert_communication",
         "pipeline_communication",
         "bubble",
         "data_communication",

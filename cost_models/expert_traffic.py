@@ -1,0 +1,59 @@
+"""What routed experts add to the traffic of a rank: tokens on their way to experts and back.
+
+Symbols   n tokens that a rank routes   k experts_per_token   E num_experts   h hidden_size
+          c compute_bytes   m num_microbatches   ep expert_parallel   t tensor_parallel
+Units     bytes; columns of a plan table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.model import ModelSpec
+from cost_models.plan import RECOMPUTE, PlanTable
+from cost_models.stages import PipelineRank
+from cost_models.traffic import Traffic
+from cost_models.workload import COMPUTE_BYTES, Workload
+
+COUNT_BYTES = 8.0  # an int64
+
+
+def expert_traffic(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> dict[tuple[str, str], Traffic]:
+    """Return all_to_all over the ranks that share a layer's experts; per layer and micro-batch:
+
+        counts    8 E        forward (again with full recomputation)
+        rows      c n k h    forward twice (again too), there and back; backward twice
+
+    What a rank is given or gives back depends on the routing, so bytes are the mean over the ranks
+    of a group, whose sum does not; the fullest rank moves more where routing is not balanced.
+
+    Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
+    """  # noqa: D400
+    compute = COMPUTE_BYTES[workload.precision]
+    again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
+    tokens = routed_tokens(workload, table)
+    total = Traffic(np.zeros(len(table)), np.zeros(len(table)))
+    for layers, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        experts = kind.feed_forward
+        if not layers or not experts.num_experts:
+            continue
+        times = layers * (1.0 + again)
+        total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
+        times = layers * (4.0 + 2.0 * again)
+        rows = compute * model.hidden_size * experts.experts_per_token * tokens
+        total += Traffic(times, times * rows)
+    active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)
+    return {("expert", "all_to_all"): total.times(active)}
+
+
+def routed_tokens(workload: Workload, table: PlanTable) -> Real:
+    """Tokens of a micro-batch that a rank routes: b s, or b s / t where experts stay whole.
+
+    Tensor-parallel ranks that cut each expert all route the same tokens; where they hold experts
+    whole, each routes its share.
+    """
+    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    return tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
