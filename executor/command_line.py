@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     _add_data(run.add_argument_group("data"))
     _add_training(run.add_argument_group("training"))
     _add_saving(run.add_argument_group("checkpoints"))
+    _add_watching(run.add_argument_group("watching"))
     _add_run(run.add_argument_group("the run"))
     measure = commands.add_parser("measure", help="measure this machine", epilog=EXIT_CODES)
     measure.add_argument(
@@ -82,6 +84,12 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
         metavar="PATH[:WEIGHT]",
         help="a file or folder of text, JSONL, Parquet or tokens, several times for a mixture; or "
         "the word synthetic (default)",
+    )
+    group.add_argument(
+        "--eval-data",
+        action="append",
+        metavar="PATH|synthetic",
+        help="as --data: report loss and perplexity on it",
     )
     _add_reading(group)
     group.add_argument(
@@ -180,6 +188,33 @@ def _add_saving(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_watching(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--eval-every",
+        type=count,
+        metavar="N",
+        help="evaluate after every N steps (default: after the last one)",
+    )
+    group.add_argument(
+        "--eval-batches",
+        type=count,
+        default=16,
+        metavar="K",
+        help="global batches of an evaluation at most (default: %(default)s)",
+    )
+    group.add_argument(
+        "--sample-every",
+        type=natural,
+        default=10,
+        metavar="N",
+        help="of every N-th step all ranks tell memory and waiting time (default: %(default)s; "
+        "0: never)",
+    )
+    group.add_argument(
+        "--tensorboard", action="store_true", help="also write the metrics for TensorBoard"
+    )
+
+
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--verify",
@@ -209,8 +244,21 @@ def steps(options: argparse.Namespace) -> int:
 
 def data(options: argparse.Namespace) -> DataOptions:
     """Return which data a run reads, and how."""
+    return _data(options, options.data or (SYNTHETIC,))
+
+
+def evaluation_data(options: argparse.Namespace) -> DataOptions | None:
+    """Return which data a run is evaluated on, if any."""
+    if options.eval_data:
+        return _data(options, options.eval_data)
+    if options.eval_every is not None:
+        raise InputError(f"--eval-every {options.eval_every}: needs --eval-data")
+    return None
+
+
+def _data(options: argparse.Namespace, sources: Sequence[str]) -> DataOptions:
     return DataOptions(
-        sources=tuple(options.data or (SYNTHETIC,)),
+        sources=tuple(sources),
         tokenizer=options.tokenizer,
         text_field=options.text_field,
         packing=options.packing,
@@ -236,6 +284,9 @@ def training(options: argparse.Namespace) -> Training:
         epsilon=options.epsilon,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm or None,
+        evaluate_every=options.eval_every,
+        evaluation_batches=options.eval_batches,
+        sample_every=options.sample_every,
     )
 
 

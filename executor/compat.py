@@ -43,6 +43,7 @@ __all__ = [
     "in_backward",
     "keep_float64",
     "multiply_each_",
+    "operation_of",
     "reduce_scatter",
     "replicate",
     "skip_where",
@@ -59,6 +60,23 @@ all_to_all = dist.all_to_all_single
 grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 
 multiply_each_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
+
+
+_OpType: Any = torch._C._distributed_c10d.OpType
+_WORDS = {"ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "ALLTOALL": "all_to_all"}
+_OPERATIONS = {int(kind): name for name, kind in _OpType.__members__.items()}
+
+
+def operation_of(work: dist.Work) -> str:
+    """Return what a collective under way is: all_reduce, recv, ... (gloo does not name them all).
+
+    >>> from types import SimpleNamespace
+    >>> [operation_of(SimpleNamespace(_get_op_type=lambda: n)) for n in (1, 5, 13, 16, 100)]
+    ['all_reduce', 'all_gather', 'recv', 'reduce_scatter', 'other']
+    """
+    name = _OPERATIONS.get(work._get_op_type(), "UNKNOWN").strip("_")
+    name = name.removesuffix("_BASE").removesuffix("_COALESCED").removesuffix("_TENSOR")
+    return "other" if name == "UNKNOWN" else _WORDS.get(name, name.lower())
 
 
 def in_backward() -> bool:

@@ -7,6 +7,7 @@ random number of the training is used up, and no gradient is touched.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from executor.data import Corpus
 from executor.data.batch import Batch
+from executor.loop import FINISHED, Emit, Hook
 from executor.pipeline import Pipeline
-from executor.train import Trainer
+from executor.train import StepResult, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,58 @@ class Evaluated:
         return math.exp(self.loss) if self.loss < 700.0 else math.inf
 
 
-def evaluate(trainer: Trainer, corpus: Corpus, batches: int, first_batch: int = 0) -> Evaluated:
-    """Return the mean loss over ``batches`` global batches; all ranks call this together."""
+class Evaluation(Hook):
+    """Evaluates every so many steps, and after the last one."""
+
+    def __init__(
+        self, trainer: Trainer, corpus: Corpus, emit: Emit, *, every: int | None, batches: int
+    ) -> None:
+        self.trainer, self.corpus, self.emit = trainer, corpus, emit
+        self.every, self.batches = every, batches
+        self.last = 0  # step after which it was done
+
+    def after_step(self, result: StepResult) -> None:
+        """Evaluate where it is due."""
+        if self.every is not None and self.trainer.steps_done % self.every == 0:
+            self._evaluate()
+
+    def after_run(self, status: str) -> None:
+        """Evaluate what was reached, if there is time."""
+        if status == FINISHED and self.last != self.trainer.steps_done:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        began = time.perf_counter()
+        found = evaluate(self.trainer, self.corpus, self.batches)
+        self.last = self.trainer.steps_done
+        if dist.get_rank() != 0:
+            return
+        finite = math.isfinite(found.perplexity)
+        self.emit(
+            {
+                "kind": "evaluation",
+                "step": self.last,
+                "loss": found.loss if math.isfinite(found.loss) else None,
+                "perplexity": found.perplexity if finite else None,
+                "tokens": found.tokens,
+                "seconds": time.perf_counter() - began,
+            }
+        )
+
+
+def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> Evaluated:
+    """Return the mean loss over at most ``batches`` global batches; all ranks call this together.
+
+    The batches are the first ones of the data in its own order.
+    """
     total = torch.zeros((), dtype=torch.float64, device=trainer.device)
     tokens = 0
     for stage in trainer.stages:
         stage.eval()
     try:
         with torch.no_grad():
-            for number in range(first_batch, first_batch + batches):
-                batch = corpus.batch(number, trainer.plan.global_batch_size, trainer.rows)
+            size = trainer.plan.global_batch_size
+            for batch in corpus.evaluation(size, trainer.rows, batches=batches):
                 total += forward_only(trainer.pipeline, trainer.own(batch))
                 tokens += batch.tokens
     finally:

@@ -18,12 +18,13 @@ from executor.data.batch import Batch
 from executor.data.prefetch import prefetched
 from executor.locate import Finding, locate
 from executor.mesh import gather_json
-from executor.step_measurement import environment, measured_step
+from executor.step_measurement import environment, measured_step, sampled_step
 from executor.train import StepResult, Trainer
 from hardware_profiles.errors import RunError
 
 Emit = Callable[[dict[str, Any]], None]
 FINISHED: Final = "finished"
+PLAIN, SAMPLED, MEASURED = "plain", "sampled", "measured"  # how closely a step is watched
 STOPPED: Final = "stopped"  # on request, in good order
 
 
@@ -52,7 +53,8 @@ class Loop:
     """Trains from ``trainer.steps_done`` to ``steps``.
 
     The second step is watched operator by operator, which slows it: its time does not count, nor
-    does that of the first step (caches are cold).
+    does that of the first step (caches are cold). Of every ``sample_every``-th step all ranks tell
+    how long they waited and how much memory they hold; that costs a small gather after it.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class Loop:
         *,
         steps: int,
         emit: Emit,
+        sample_every: int = 0,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.trainer, self.corpus, self.steps, self.hooks = trainer, corpus, steps, hooks
+        self.sample_every = sample_every
         self.emit = emit if dist.get_rank() == 0 else _nothing
         self.tokens_per_step = trainer.file.workload.tokens_per_step
 
@@ -83,7 +87,9 @@ class Loop:
         with prefetched(self.corpus, size, rows, coming) as batches:
             for step in coming:
                 timed = step > first and step != measured
-                result = self._step(batches, timed=timed, measure=step == measured)
+                sample = timed and bool(self.sample_every) and step % self.sample_every == 0
+                kind = MEASURED if step == measured else SAMPLED if sample else PLAIN
+                result = self._step(batches, kind, timed=timed)
                 for hook in self.hooks:
                     hook.after_step(result)
                 if result.stop and trainer.steps_done < self.steps:
@@ -93,7 +99,7 @@ class Loop:
             hook.after_run(status)
         return status
 
-    def _step(self, batches: Iterator[Batch], *, timed: bool, measure: bool) -> StepResult:
+    def _step(self, batches: Iterator[Batch], kind: str, *, timed: bool) -> StepResult:
         """Train one step and tell of it."""
         trainer, began = self.trainer, time.perf_counter()
         for hook in self.hooks:
@@ -101,9 +107,13 @@ class Loop:
         step = trainer.steps_done
         batch = next(batches)
         data_seconds = time.perf_counter() - began
-        if measure:
+        sample: dict[str, Any] = {}
+        if kind == MEASURED:
             result, own = measured_step(trainer, batch)
             self.emit({"kind": "measured", "ranks": gather_json(own, trainer.device)})
+        elif kind == SAMPLED:
+            result, own = sampled_step(trainer, batch)
+            sample = {"ranks": gather_json(own, trainer.device)}
         else:
             result = trainer.step(batch)
         seconds = {"data": data_seconds, **result.seconds}
@@ -117,11 +127,14 @@ class Loop:
                 "gradient_norm": (
                     result.gradient_norm if math.isfinite(result.gradient_norm) else None
                 ),
+                "loss_scale": result.loss_scale,
+                "skipped_steps": 0 if trainer.scaler is None else trainer.scaler.skipped,
                 "tokens": (step + 1) * self.tokens_per_step,
                 "seconds": total,
                 "tokens_per_second": self.tokens_per_step / total,
                 "phases": seconds,
                 "timed": timed,
+                **sample,
             }
         )
         if result.failed:

@@ -28,6 +28,7 @@ class Prepared:
     sha256: str
     file: PlanFile
     corpus: Corpus
+    evaluation: Corpus | None = None
     notes: tuple[str, ...] = ()  # what the reader of the results must know
 
     def identity(self) -> dict[str, Any]:
@@ -43,7 +44,9 @@ class Prepared:
         }
 
 
-def prepare(path: Path, data: DataOptions, *, seed: int) -> Prepared:
+def prepare(
+    path: Path, data: DataOptions, *, seed: int, evaluation: DataOptions | None = None
+) -> Prepared:
     """Read and check a plan and its data."""
     file = read_plan_file(path)
     try:
@@ -51,14 +54,12 @@ def prepare(path: Path, data: DataOptions, *, seed: int) -> Prepared:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     file, notes = predicted_anew(file)
-    corpus = open_corpus(
-        data,
-        vocab_size=file.model.vocab_size,
-        seq_len=file.workload.seq_len,
-        seed=seed,
-    )
+    sizes = {"vocab_size": file.model.vocab_size, "seq_len": file.workload.seq_len, "seed": seed}
+    corpus = open_corpus(data, **sizes)
+    held_out = None if evaluation is None else open_corpus(evaluation, **sizes)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Prepared(path, sha256, file, corpus, (*notes, *corpus.notes))
+    notes += (*corpus.notes, *(held_out.notes if held_out is not None else ()))
+    return Prepared(path, sha256, file, corpus, held_out, notes)
 
 
 def predicted_anew(file: PlanFile) -> tuple[PlanFile, tuple[str, ...]]:

@@ -17,12 +17,13 @@ LONGEST_SILENCE: Final = 30.0  # seconds without a line
 
 
 class Progress:
-    """Takes the events of rank 0; a context manager, so that the terminal is left in order."""
+    """Takes the records of steps; a context manager, so that the terminal is left in order."""
 
     def __init__(self, steps: int, *, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet
         self.every = max(1, -(-steps // MOST_LINES))
         self.last_line = 0.0
+        self.first: tuple[int, float] | None = None  # the first step that was seen, and when
         self.bar: Bar | None = None
         if sys.stderr.isatty() and not quiet:
             columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
@@ -45,19 +46,23 @@ class Progress:
             self.bar.stop()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Show one step, or a note."""
+        """Show one step, an evaluation, or a note."""
         if self.quiet:
             return
         if "text" in event:
             self._say(f"note: {event['text']}")
             return
+        if event.get("kind") == "evaluation":
+            self._say(_evaluation(event))
+            return
+        now = time.monotonic()
+        values = f"{_values(event)}  {self._left(event['step'], now)}".rstrip()
         if self.bar is not None:
-            self.bar.update(self.task, completed=event["step"], description=_values(event))
-        elif self._is_due(event["step"]):
-            self.last_line = time.monotonic()
+            self.bar.update(self.task, completed=event["step"], description=values)
+        elif self._is_due(event["step"], now):
+            self.last_line = now
             width = len(str(self.steps))
-            step = f"step {event['step']:>{width}}/{self.steps}"
-            print(f"{step}  {_values(event)}", file=sys.stderr, flush=True)
+            self._say(f"step {event['step']:>{width}}/{self.steps}  {values}")
 
     def _say(self, text: str) -> None:
         if self.bar is not None:
@@ -65,10 +70,21 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _is_due(self, step: int) -> bool:
-        silent = time.monotonic() - self.last_line
+    def _left(self, step: int, now: float) -> str:
+        """Return how long the rest takes, from the steps that were seen but the first."""
+        if self.first is None:
+            self.first = (step, now)
+        seen, since = step - self.first[0], now - self.first[1]
+        if seen < 1 or step >= self.steps:
+            return ""
+        minutes, seconds = divmod(round(since / seen * (self.steps - step)), 60)
+        hours, minutes = divmod(minutes, 60)
+        clock = f"{minutes:02}:{seconds:02}"
+        return f"{hours}:{clock} left" if hours else f"{clock} left"
+
+    def _is_due(self, step: int, now: float) -> bool:
         due = step in (1, self.steps) or step % self.every == 0
-        return due or silent > LONGEST_SILENCE
+        return due or now - self.last_line > LONGEST_SILENCE
 
 
 def _values(event: Mapping[str, Any]) -> str:
@@ -76,4 +92,14 @@ def _values(event: Mapping[str, Any]) -> str:
         "not finite" if event[key] is None else f"{event[key]:.4f}"
         for key in ("loss", "gradient_norm")
     )
-    return f"loss {loss}  gradient norm {norm}  {event['tokens_per_second']:,.0f} tokens/s"
+    return (
+        f"loss {loss}  gradient norm {norm}  lr {event['learning_rate']:.2e}  "
+        f"{event['tokens_per_second']:,.0f} tokens/s"
+    )
+
+
+def _evaluation(event: Mapping[str, Any]) -> str:
+    loss, perplexity = event["loss"], event["perplexity"]
+    words = "not finite" if loss is None else f"{loss:.4f}"
+    words += "" if perplexity is None else f"  perplexity {perplexity:,.2f}"
+    return f"evaluation after step {event['step']}: loss {words}"

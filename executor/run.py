@@ -13,13 +13,14 @@ from typing import Any
 
 from executor.checkpoint.folder import is_complete_name, step_of
 from executor.checkpoint.settings import find
-from executor.command_line import data, saving, steps, training
+from executor.command_line import data, evaluation_data, saving, steps, training
 from executor.launch import REPORT_TO, Emit, Task, as_reporting_rank, by_fork, by_torchrun
 from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
 from executor.progress import Progress
 from executor.recorder import FAILED, INTERRUPTED, Recorder
 from executor.report import SCHEMA_VERSION, as_text
 from executor.run_folder import claimed_folder
+from executor.tensorboard import require_tensorboard
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
 # runs all ranks, or is one of them, in the folder of the run; returns the answer of rank 0
@@ -56,7 +57,10 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def _prepare(options: argparse.Namespace) -> Prepared:
     training(options)  # a setting that is wrong is said before any file is read
-    return prepare(options.plan, data(options), seed=options.seed)
+    evaluation = evaluation_data(options)
+    if options.tensorboard:
+        require_tensorboard()
+    return prepare(options.plan, data(options), seed=options.seed, evaluation=evaluation)
 
 
 def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> int:
@@ -84,6 +88,7 @@ def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) 
             prepared.corpus,
             training(options),
             emit,
+            evaluation=prepared.evaluation,
             saving=saving(options),
             folder=folder,
             options=_recorded(options),
@@ -100,7 +105,14 @@ def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
         with Progress(steps(options)) as progress:
-            recorder = Recorder(prepared, _recorded(options), said, folder, progress)
+            recorder = Recorder(
+                prepared,
+                _recorded(options),
+                said,
+                folder,
+                progress,
+                tensorboard=options.tensorboard,
+            )
             try:
                 status = start(recorder, folder)
             except KeyboardInterrupt:

@@ -20,7 +20,8 @@ from executor.checkpoint.hook import SavingHook
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.settings import Saving
 from executor.data import Corpus
-from executor.loop import Emit, Loop
+from executor.evaluation import Evaluation
+from executor.loop import Emit, Hook, Loop
 from executor.mesh import connect, leave, local_device
 from executor.step_measurement import environment
 from executor.train import Trainer
@@ -36,6 +37,7 @@ def train(
     training: Training,
     emit: Emit,
     *,
+    evaluation: Corpus | None = None,
     saving: Saving = NOTHING_SAVED,
     folder: Path | None = None,
     options: Mapping[str, Any] | None = None,
@@ -63,7 +65,10 @@ def train(
     if dist.get_rank() == 0:
         for note in notes:
             emit({"kind": "note", "text": note})
-    hooks = []
+    hooks: list[Hook] = []
+    if evaluation is not None:
+        every, batches = training.evaluate_every, training.evaluation_batches
+        hooks.append(Evaluation(trainer, evaluation, emit, every=every, batches=batches))
     if folder is not None:
         regular = saving.every is not None or begun.checkpoint is not None
         about = {
@@ -86,7 +91,14 @@ def train(
             return made
 
         hooks.append(SavingHook(manager, regular=regular))
-    loop = Loop(trainer, corpus, steps=training.steps, emit=emit, hooks=hooks)
+    loop = Loop(
+        trainer,
+        corpus,
+        steps=training.steps,
+        sample_every=training.sample_every,
+        emit=emit,
+        hooks=hooks,
+    )
     status = loop.run()
     trainer.close()
     return status

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from executor.data.batch import Batch
 from executor.measure import CommunicationCounter
 from executor.memory import MemoryTracker
 from executor.train import StepResult, Trainer
+from executor.waits import ExposedCommunication
 
 
 def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
@@ -32,6 +35,30 @@ def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str,
             axis for axis in groups if groups[axis].group_name == groups["world"].group_name
         ),
     }
+
+
+def sampled_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
+    """Train one step; return how long this rank waited for others, and the memory it holds."""
+    with ExposedCommunication(trainer.device) as waits:
+        result = trainer.step(batch)
+    return result, {
+        "exposed_seconds": waits.seconds(),
+        "memory_bytes": memory_in_use(trainer.device),
+    }
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Return the most that the CUDA allocator gave to tensors; on a CPU the process's own memory.
+
+    None where the system does not tell.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:  # not Linux
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

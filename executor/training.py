@@ -21,3 +21,6 @@ class Training:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     max_grad_norm: float | None = 1.0  # None: gradients are not clipped
+    evaluate_every: int | None = None  # steps; None: after the last one only
+    evaluation_batches: int = 16
+    sample_every: int = 10  # steps of which all ranks tell memory and waiting time; 0: of none

@@ -39,8 +39,7 @@ def _both(rank: int, file: PlanFile) -> dict[str, float]:
     found = evaluate(trainer, corpus, BATCHES)
     model: Any = reference_model(file, 1)
     total, tokens = 0.0, 0
-    for number in range(BATCHES):
-        batch = corpus.batch(number, file.plan.global_batch_size)
+    for batch in corpus.evaluation(file.plan.global_batch_size, batches=BATCHES):
         with torch.no_grad():
             logits = model.eval()(input_ids=batch.inputs).logits
         loss = torch.nn.functional.cross_entropy(

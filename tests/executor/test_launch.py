@@ -24,6 +24,7 @@ from tests.executor.tiny import tiny
 TEXT = "The keeper lit the lamp at dusk and put it out at dawn.\n" * 30
 FOUR = Plan(data_parallel=2, tensor_parallel=2, micro_batch_size=4)
 TWO = Plan(pipeline_parallel=2, micro_batch_size=4, num_microbatches=2)
+WARM_UP = ("--lr-schedule", "cosine", "--warmup-steps", 20)
 CLUSTER = parse_cluster("8xA100-80GB")
 
 
@@ -84,6 +85,9 @@ def test_bad_arguments_and_files_are_one_line(write, tmp_path, capsys):
     _fails(capsys, "COMMAND", *[])
     _fails(capsys, "unrecognized arguments: --foo", "run", plan, "--foo")
     _fails(capsys, r"--steps: '0' \(must be a whole number from 1\)", "run", plan, "--steps", 0)
+    _fails(capsys, "--eval-every 5: needs --eval-data", "run", plan, "--eval-every", 5)
+    _fails(capsys, r"--warmup-steps 20: leaves none", "run", plan, *WARM_UP)
+    _fails(capsys, r"--beta2: '1' \(must be", "run", plan, "--beta2", 1)
     _fails(capsys, r"learning-rate: 'nan' \(must be", "run", plan, "--learning-rate", "nan")
     _fails(capsys, r"nope\.json: no such file", "run", tmp_path / "nope.json")
     _fails(capsys, r"nope\.txt: no such file", "run", plan, "--data", tmp_path / "nope.txt")
@@ -163,12 +167,24 @@ def test_help_needs_no_torch():
 @pytest.mark.distributed
 def test_a_run_trains_measures_and_keeps(write, tmp_path):
     plan = write(FOUR)
-    arguments = ("--data", tmp_path / "text.txt", "--steps", 12, "--launcher", "fork", "--json")
+    text = tmp_path / "text.txt"
+    arguments = ("--data", text, "--steps", 12, "--launcher", "fork", "--json", "--eval-data", text)
+    arguments += ("--lr-schedule", "cosine", "--warmup-steps", 2, "--min-lr-ratio", 0.5)
+    arguments += ("--eval-every", 5, "--eval-batches", 2, "--sample-every", 4)
     done = _run("run", plan, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     (kept,) = tmp_path.glob("runs/*/run.json")
     assert json.loads(kept.read_text()) == document
+    assert document["status"] == "finished"
+    assert [found["step"] for found in document["evaluations"]] == [5, 10, 12]
+    assert document["evaluations"][-1]["loss"] < document["evaluations"][0]["loss"]
+    rates = [step["learning_rate"] for step in document["steps"]]
+    assert rates[:3] == [5e-4, 1e-3, 1e-3]
+    assert 5e-4 < rates[-1] < 6e-4
+    lines = [json.loads(line) for line in kept.with_name("metrics.jsonl").open()]
+    assert [line for line in lines if line["kind"] == "step"] == document["steps"]
+    assert [line["step"] for line in lines if "memory_bytes" in line] == [5, 9]
     losses = [step["loss"] for step in document["steps"]]
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 0.5
@@ -177,6 +193,8 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     measured = document["measured"]
     assert measured["timed_steps"] == 10
     assert measured["step_seconds"] > 0
+    assert 0 < measured["exposed_communication_seconds"]["all_reduce"] < measured["step_seconds"]
+    assert measured["mfu"] is None  # of a GPU's peak, on a CPU
     assert [rank["rank"] for rank in measured["ranks"]] == [0, 1, 2, 3]
     for rank in measured["ranks"]:
         memory = rank["memory"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import PLAN, machine, plan_file, write_run
 
 from cost_models.plan import Plan
 from cost_models.prediction import predict, setting_of
@@ -15,7 +16,6 @@ from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
 from planner import calibrate as module
 from planner.calibrate import calibrate, learn
-from runs import PLAN, machine, plan_file, write_run
 
 # fewer layers' worth of work in each plan: another split between computing and communicating
 OTHER = Plan(tensor_parallel=2, sequence_parallel=True, micro_batch_size=4)

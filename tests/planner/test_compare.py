@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import PLAN, machine, plan_file, write_plan, write_run
 from typer.testing import CliRunner
 
 from cost_models.plan import Plan
@@ -14,7 +15,6 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.spec import parse_cluster
 from planner.cli import app
 from planner.compare import compare
-from runs import PLAN, machine, plan_file, write_plan, write_run
 
 PIPELINE = Plan(pipeline_parallel=2, micro_batch_size=1, num_microbatches=4)
 

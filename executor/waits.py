@@ -1,0 +1,93 @@
+"""Exposed communication: the time in which a step does nothing but wait for other ranks.
+
+Every collective and message of the executor, of FSDP2 and of torch's own functions ends in
+``Work.wait``, which is watched while a step is sampled. What overlaps computation has arrived by
+then and costs nothing here.
+
+On a CPU ``wait`` blocks: the seconds inside it are counted. On a GPU it only makes the stream of
+the computation wait: events before and after it on that stream tell how long the stream stood
+still (``Stream.wait_event`` too, with which FSDP2 waits for its streams).
+
+A wait includes what the other rank was late: in a pipeline the waits for messages (recv) are its
+bubble and its transfers together, and ranks of unequal speed wait for each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from executor.compat import operation_of
+
+STREAM = "stream"  # waits between the streams of a GPU, of which the operation is not known
+
+
+class ExposedCommunication:
+    """Counts waiting seconds by operation while it is entered; one at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, Any, Any]] = []
+        self._wait = dist.Work.wait
+        self._wait_event = torch.cuda.Stream.wait_event
+
+    def __enter__(self) -> ExposedCommunication:
+        watch, wait, wait_event = self, self._wait, self._wait_event
+
+        def timed_wait(work: Any, *arguments: Any, **options: Any) -> Any:
+            if watch._on_gpu:
+                with watch._stalled(operation_of(work), torch.cuda.current_stream()):
+                    return wait(work, *arguments, **options)
+            began = time.perf_counter()
+            try:
+                return wait(work, *arguments, **options)
+            finally:
+                watch._seconds[operation_of(work)] += time.perf_counter() - began
+
+        dist.Work.wait = timed_wait
+        if self._on_gpu:
+            computation = torch.cuda.current_stream()
+
+            def timed_wait_event(stream: Any, event: Any) -> Any:
+                if stream != computation:
+                    return wait_event(stream, event)
+                with watch._stalled(STREAM, stream):
+                    return wait_event(stream, event)
+
+            torch.cuda.Stream.wait_event = timed_wait_event
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        dist.Work.wait = self._wait
+        torch.cuda.Stream.wait_event = self._wait_event
+
+    def seconds(self) -> dict[str, float]:
+        """Return the waiting seconds by operation; on a GPU after it was waited for."""
+        for operation, before, after in self._events:
+            self._seconds[operation] += before.elapsed_time(after) / 1e3
+        self._events.clear()
+        return dict(sorted(self._seconds.items()))
+
+    def _stalled(self, operation: str, stream: Any) -> _Stalled:
+        return _Stalled(self._events, operation, stream)
+
+
+class _Stalled:
+    """Brackets a wait of a stream with events."""
+
+    def __init__(self, events: list[tuple[str, Any, Any]], operation: str, stream: Any) -> None:
+        self.events, self.operation, self.stream = events, operation, stream
+
+    def __enter__(self) -> None:
+        self.before = torch.cuda.Event(enable_timing=True)
+        self.before.record(self.stream)
+
+    def __exit__(self, *error: Any) -> None:
+        after = torch.cuda.Event(enable_timing=True)
+        after.record(self.stream)
+        self.events.append((self.operation, self.before, after))
