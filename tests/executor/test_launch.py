@@ -182,7 +182,8 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     rates = [step["learning_rate"] for step in document["steps"]]
     assert rates[:3] == [5e-4, 1e-3, 1e-3]
     assert 5e-4 < rates[-1] < 6e-4
-    lines = [json.loads(line) for line in kept.with_name("metrics.jsonl").open()]
+    text = kept.with_name("metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     assert [line for line in lines if line["kind"] == "step"] == document["steps"]
     assert [line["step"] for line in lines if "memory_bytes" in line] == [5, 9]
     losses = [step["loss"] for step in document["steps"]]
