@@ -1,4 +1,4 @@
-"""The command line: ``shardplan fit``, ``plan``, ``run``, ``models``, ``hardware``.
+"""The command line: ``shardplan fit``, ``plan``, ``run``, ``tokenize``, ``models``, ``hardware``.
 
 Exit codes: 0 yes or done, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 ``fit`` only:
 TIGHT, 5 the run failed, 130 interrupted.
@@ -188,6 +188,15 @@ def export(context: typer.Context) -> None:
     _execute("export", context.args)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def tokenize(context: typer.Context) -> None:
+    """Make a token file of text, JSONL or Parquet, once for many runs."""
+    _execute("tokenize", context.args)
+
+
 def _execute(command: str, arguments: list[str]) -> None:
     """Become the executor, in the place of this process.
 
@@ -197,7 +206,7 @@ def _execute(command: str, arguments: list[str]) -> None:
 
     from hardware_profiles.errors import InputError
 
-    if importlib.util.find_spec("torch") is None:
+    if command != "tokenize" and importlib.util.find_spec("torch") is None:
         raise InputError(f"{command} needs torch: pip install 'shardplan[run]'")
     os.execv(sys.executable, [sys.executable, "-m", "executor", command, *arguments])
 
@@ -329,7 +338,7 @@ def _value_of(option: str, words: list[str]) -> str | None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; every error is one line on stderr and an exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    traceback = "--traceback" in words and words[:1] != ["run"]
+    traceback = "--traceback" in words and words[:1] not in (["run"], ["export"], ["tokenize"])
     if traceback:
         words.remove("--traceback")
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny, verified
+from tiny import CONFIGS, tiny, verified
 
 from cost_models.plan import Plan
 from executor import attention
@@ -39,6 +39,14 @@ def test_packed_documents_are_computed_as_if_alone(name: str):
     found = verified(tiny(plan, num_layers=3, **options), documents=True)
     assert found.passed, found
     assert found.gradient_difference <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_keeps_documents_apart(family: str):
+    found = verified(tiny(Plan(), family), documents=True)
+    assert found.gradient_difference <= TOLERANCE, found.worst_gradient
+    assert found.loss_difference <= TOLERANCE
 
 
 def test_eager_attention_with_a_window_keeps_to_documents():

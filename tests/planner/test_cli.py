@@ -398,12 +398,15 @@ def test_the_installed_command_says_its_help_and_version() -> None:
     assert version.stdout.startswith("shardplan ")
 
 
-def test_run_is_the_executor_itself_so_that_signals_reach_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "tokenize"])
+def test_the_executor_runs_in_our_place_so_that_signals_reach_it(
+    command: str, tmp_path: Path
+) -> None:
     (tmp_path / "executor.py").write_text(  # a stand-in that says who it is
         "import os, sys, time\nprint(os.getpid(), sys.argv[1:], flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "planner", "run", "plan.json", "--steps", "3"],
+        [sys.executable, "-m", "planner", command, "plan.json", "--steps", "3"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"},
         stdout=subprocess.PIPE,
@@ -412,7 +415,7 @@ def test_run_is_the_executor_itself_so_that_signals_reach_it(tmp_path: Path) -> 
         assert process.stdout is not None
         said = process.stdout.readline()
         process.terminate()
-        assert said == f"{process.pid} ['run', 'plan.json', '--steps', '3']\n"
+        assert said == f"{process.pid} {[command, 'plan.json', '--steps', '3']}\n"
         assert process.wait(timeout=30) == -signal.SIGTERM
 
 
