@@ -11,14 +11,16 @@ from typing import Final, NoReturn
 from executor.checkpoint.settings import AUTO, Saving
 from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.learning_rate import SCHEDULES, LearningRate
+from executor.signals import signal_number
 from executor.training import Training
 from hardware_profiles.errors import InputError
 
 DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 our bug (--traceback shows it), 2 bad input, 5 the run failed or "
-    "--verify found a difference, 130 interrupted."
+    "--verify found a difference, 6 stopped on request in good order, 130 interrupted."
 )
+STOPPED_CODE: Final = 6
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = _Parser(prog="python -m executor", description="Run a plan.", epilog=EXIT_CODES)
+    top = _Parser(prog="shardplan", description="Run a plan.", epilog=EXIT_CODES)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="train as a plan.json says", epilog=EXIT_CODES)
     run.add_argument("plan", type=Path, metavar="PLAN", help="a plan.json")
@@ -39,7 +41,13 @@ def parser() -> argparse.ArgumentParser:
     _add_saving(run.add_argument_group("checkpoints"))
     _add_watching(run.add_argument_group("watching"))
     _add_run(run.add_argument_group("the run"))
-    measure = commands.add_parser("measure", help="measure this machine", epilog=EXIT_CODES)
+    _add_failures(run.add_argument_group("failures"))
+    measure = commands.add_parser(
+        "measure",
+        prog="python -m executor measure",
+        help="measure this machine",
+        epilog=EXIT_CODES,
+    )
     measure.add_argument(
         "--processes", type=count, default=1, help="CPU processes that work at the same time"
     )
@@ -237,6 +245,30 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_failures(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-restarts",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="start failed ranks again so often, from the last checkpoint (default: %(default)s)",
+    )
+    group.add_argument(
+        "--hang-timeout",
+        type=hang_timeout,
+        default=600.0,
+        metavar="SECONDS",
+        help="end a run when a rank did not get on for so long (default: %(default)g; 0: never)",
+    )
+    group.add_argument(
+        "--preemption-signal",
+        type=stop_signal,
+        default="SIGUSR1",
+        metavar="NAME",
+        help="stop in good order at this signal, as at SIGTERM (default: %(default)s)",
+    )
+
+
 def steps(options: argparse.Namespace) -> int:
     """Return how many steps a run has."""
     return DRY_STEPS if options.dry_run else int(options.steps)
@@ -331,6 +363,22 @@ def rate(text: str) -> float:
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0)")
     return value
+
+
+def hang_timeout(text: str) -> float:
+    """Read seconds: 0, or long enough for a step of a tiny model."""
+    value = _number(text)
+    if not (value == 0 or value >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 1, or 0 for never)")
+    return value
+
+
+def stop_signal(text: str) -> int:
+    """Read the name of a signal."""
+    try:
+        return signal_number(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def share(text: str) -> float:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -44,11 +44,14 @@ __all__ = [
     "keep_float64",
     "multiply_each_",
     "operation_of",
+    "ranks_of_group",
     "reduce_scatter",
     "replicate",
     "skip_where",
+    "store_of_the_world",
     "turn_in_fp32",
     "turn_neighbours",
+    "watching_collectives",
 ]
 
 # torch 2.13 renamed them and warns of the old names
@@ -91,6 +94,91 @@ def skip_where(optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None) -
     """
     optimizer.grad_scale = None
     optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
+
+
+# methods of a process group (as many of them as this torch has), and what they are called here
+COLLECTIVE_METHODS: Final = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+}
+
+
+@contextmanager
+def watching_collectives(
+    enter: Callable[[str, str, int | None], None], wait: Callable[[int], None]
+) -> Iterator[None]:
+    """Call ``enter(group name, kind, peer)`` before each collective that Python starts meanwhile.
+
+    And ``wait(1)`` before, ``wait(-1)`` after each wait for one. FSDP2, pipelines and our own code
+    all end in these methods.
+    """
+
+    def entering(method: Any, kind: str) -> Any:
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            peer = args[1] if kind in ("send", "recv") and len(args) > 1 else None
+            enter(group.group_name, kind, peer)
+            return method(group, *args, **kwargs)
+
+        return call
+
+    def waiting(method: Any) -> Any:
+        def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+            wait(1)
+            try:
+                return method(work, *args, **kwargs)
+            finally:
+                wait(-1)
+
+        return call
+
+    replaced = [(dist.Work, "wait", vars(dist.Work)["wait"])]
+    replaced += [
+        (dist.ProcessGroup, name, vars(dist.ProcessGroup)[name])
+        for name in COLLECTIVE_METHODS
+        if name in vars(dist.ProcessGroup)
+    ]
+    for owner, name, _ in replaced:
+        method = getattr(owner, name)
+        kind = COLLECTIVE_METHODS.get(name)
+        setattr(owner, name, waiting(method) if kind is None else entering(method, kind))
+    try:
+        yield
+    finally:
+        for owner, name, original in replaced:
+            setattr(owner, name, original)
+
+
+def ranks_of_group(name: str) -> list[int]:
+    """Return the global ranks of the process group with a name."""
+    group = dist.distributed_c10d._resolve_process_group(name)
+    ranks: list[int] = dist.get_process_group_ranks(group)
+    return ranks
+
+
+def store_of_the_world() -> Any:
+    """Return where all ranks can leave words for each other, for a thread of its own."""
+    return dist.distributed_c10d._get_default_store().clone()
 
 
 # families whose attention transformers writes out: fused kernels know neither caps nor sinks

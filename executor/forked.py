@@ -18,18 +18,20 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
+from executor.signals import Relay, StopSignals
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
 GRACE_SECONDS: Final = 1.5  # for other ranks to tell an earlier failure, and to end by themselves
 PR_SET_PDEATHSIG: Final = 1  # Linux: the signal that a process gets when its parent ends
 _to_parent: list[Connection] = []  # in a forked process: its pipe
+_heard: list[StopSignals] = []  # in a forked process that listens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Job:
     threads: int
     timeout: float | None
     store: Path
+    stop_signals: Sequence[int] | None  # None: the ranks do not listen
 
 
 def run_forked(
@@ -51,17 +54,24 @@ def run_forked(
     timeout: float | None = 120.0,
     threads: int = 1,
     on_event: Callable[[Any], None] | None = None,
+    relay: Relay | None = None,
 ) -> list[Any]:
     """Call ``function(rank, *arguments)`` in every process; return the results in rank order.
 
     Inside, the default process group (gloo) is ready, and ``emit`` sends an event to ``on_event``.
     Results and events must be JSON values. The first failure ends all processes: errors with words
     for the user are raised again as they were, anything else as a RunError that names the rank; the
-    notes hold the traceback. So does an interruption of the parent end them.
+    notes hold the traceback. So does an interruption of the parent end them. ``relay``: passes
+    signals on to them, for which they listen (``stop_signals``).
     """
     with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
-        job = Job(function, arguments, processes, threads, timeout, Path(folder) / "store")
+        numbers = None if relay is None else sorted(relay.numbers)
+        store = Path(folder) / "store"
+        job = Job(function, arguments, processes, threads, timeout, store, numbers)
         workers, pipes = _start(job)
+        if relay is not None:
+            for rank, worker in enumerate(workers):
+                relay.add(rank, worker.pid or 0)
         answers: dict[int, dict[str, Any]] = {}
         try:
             answers = _collect(pipes, timeout, on_event)
@@ -78,6 +88,17 @@ def run_forked(
 def emit(event: Any) -> None:
     """Send an event from a forked process to its parent."""
     _to_parent[0].send_bytes(json.dumps({"event": event}).encode())
+
+
+def fail(error: ShardplanError) -> None:
+    """Send a failure to the parent, from a thread that is about to end the process."""
+    with contextlib.suppress(OSError):
+        _to_parent[0].send_bytes(json.dumps(failure(error)).encode())
+
+
+def stop_signals() -> StopSignals | None:
+    """Return what this forked process hears."""
+    return _heard[0] if _heard else None
 
 
 def _start(job: Job) -> tuple[list[BaseProcess], list[Connection]]:
@@ -104,6 +125,8 @@ def _work(pipe: Connection, rank: int, job: Job, parent: int) -> None:
     """Run one rank and leave the process without the parent's exit handlers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if job.stop_signals is not None:
+        _heard[:] = [StopSignals(job.stop_signals)]
     end_with(parent)
     _to_parent[:] = [pipe]
     if sys.platform == "linux":
@@ -145,13 +168,13 @@ def failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def raise_failure(rank: int, failed: dict[str, Any]) -> None:
-    """Raise what a rank reported as an error of this process."""
+def failure_of(rank: int, failed: dict[str, Any]) -> ShardplanError:
+    """Return what a rank reported as an error of this process."""
     words = failed["error"] if failed.get("says_it_all") else f"rank {rank}: {failed['error']}"
     bad_input = failed.get("exit_code") == InputError.exit_code
     error: ShardplanError = InputError(words) if bad_input else RunError(words)
     error.add_note(failed.get("traceback", ""))
-    raise error
+    return error
 
 
 def end_with(parent: int) -> None:
@@ -203,7 +226,7 @@ def _results(answers: dict[int, dict[str, Any]], job: Job) -> list[Any]:
     failures = {rank: answer for rank, answer in answers.items() if "error" in answer}
     if failures:
         first = min(failures, key=lambda rank: failures[rank]["time"])
-        raise_failure(first, failures[first])
+        raise failure_of(first, failures[first])
     late = [str(rank) for rank in range(job.processes) if rank not in answers]
     if late:
         raise RunError(f"no answer within {job.timeout:.0f} s from rank {', '.join(late)}")

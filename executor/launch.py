@@ -14,46 +14,77 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.plan_file import PlanFile
-from executor.forked import end_with, failure, raise_failure, run_forked
+from executor.forked import end_with, failure, failure_of, run_forked
 from executor.machine import threads_per_process
-from hardware_profiles.errors import RunError
+from executor.preflight import Torchrun
+from executor.reporter import Reporter
+from executor.signals import Relay, StopSignals
+from hardware_profiles.errors import RunError, ShardplanError
 
 MARK: Final = "\x1eshardplan "
 REPORT_TO: Final = "SHARDPLAN_REPORT_TO"  # in a rank's environment: the pid of torchrun's starter
 STOP_SECONDS: Final = 15.0
 KEPT_LINES: Final = 300
+# how torchrun's table of failures, and its line before a restart, name a rank that a signal ended
+_EXIT: Final = re.compile(r"rank +: (?P<rank>\d+) .*\n +exitcode +: -(?P<signal>\d+)")
+_EXIT_BEFORE_RESTART: Final = re.compile(r"exitcode: -(?P<signal>\d+)\) local_rank: (?P<rank>\d+)")
 TRACEBACK_CHARACTERS: Final = 3000  # a line below 4 KiB is written at once, whoever else writes
 
 Emit = Callable[[dict[str, Any]], None]
-Task = Callable[[Emit], Any]  # what every rank does; rank 0 returns the answer
+Task = Callable[[Reporter], Any]  # what every rank does; rank 0 returns the answer
 
 
-def by_fork(file: PlanFile, task: Task, emit: Emit) -> Any:
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What is done about ranks that fail, and which signals ask them to stop."""
+
+    max_restarts: int = 0
+    preemption_signal: int = signal.SIGUSR1
+
+    def relay(self, ranks: int) -> Relay:
+        """Return what passes signals on to so many ranks of this machine."""
+        return Relay([self.preemption_signal], ranks)
+
+
+def by_fork(file: PlanFile, task: Task, emit: Emit, supervision: Supervision) -> Any:
     """Run a task on CPU processes of this machine and return rank 0's answer."""
     from executor import session  # noqa: F401  what every process needs is imported once, before
 
     processes = file.plan.world_size
     threads = threads_per_process(processes)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return run_forked(_forked_task, processes, task, timeout=None, threads=threads, on_event=emit)[
-        0
-    ]
+    with supervision.relay(processes) as relay:
+        return run_forked(
+            *(_forked_task, processes, task),
+            timeout=None,
+            threads=threads,
+            on_event=emit,
+            relay=relay,
+        )[0]
 
 
 def _forked_task(rank: int, task: Task) -> Any:
-    from executor.forked import emit
+    from executor.forked import emit, fail, stop_signals
 
-    return task(emit)
+    return task(Reporter(emit, fail, stop_signals()))
 
 
-def by_torchrun(file: PlanFile, arguments: Sequence[str], emit: Emit, *, gpus: int) -> Any:
+def by_torchrun(
+    file: PlanFile,
+    arguments: Sequence[str],
+    emit: Emit,
+    supervision: Supervision,
+    *,
+    gpus: int,
+) -> Any:
     """Run ``python -m executor`` with the same arguments under torchrun; return rank 0's answer."""
     processes = file.plan.world_size
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--max-restarts", str(supervision.max_restarts)]
     command += ["--nproc-per-node", str(processes), "-m", "executor", *arguments]
     threads = {"OMP_NUM_THREADS": str(threads_per_process(processes))}
     environment = {**threads, **os.environ, REPORT_TO: str(os.getpid())}
@@ -61,70 +92,106 @@ def by_torchrun(file: PlanFile, arguments: Sequence[str], emit: Emit, *, gpus: i
         environment |= threads  # with so many the machine was measured
         if sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    started = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # an interruption reaches it through this process alone
-        preexec_fn=partial(end_with, os.getpid()),
-    )
-    try:
-        return _follow(started, emit)
-    finally:
-        _stop(started)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        end_with(parent)
+        signal.signal(supervision.preemption_signal, signal.SIG_IGN)  # it is for the ranks
+
+    with supervision.relay(processes) as relay:
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # an interruption reaches it through this process alone
+            preexec_fn=prepare,
+        )
+        try:
+            return _Following(emit, relay).follow(started)
+        finally:
+            _stop(started, relay)
 
 
-def _follow(started: subprocess.Popen[str], emit: Emit) -> Any:
-    """Pass events on until torchrun ends; return the answer or raise the first failure."""
-    answers: list[Any] = []
-    failures: list[tuple[int, dict[str, Any]]] = []
-    others: deque[str] = deque(maxlen=KEPT_LINES)
-    assert started.stderr is not None
-    for line in started.stderr:
-        _, mark, message = line.partition(MARK)
-        if not mark:
-            others.append(line)
-            continue
-        report = json.loads(message)
+class _Following:
+    """Reads what the ranks report, and what torchrun says, until torchrun ends."""
+
+    def __init__(self, emit: Emit, relay: Relay) -> None:
+        self.emit, self.relay = emit, relay
+        self.attempt = 0
+        self.answers: list[Any] = []
+        self.failures: list[tuple[int, dict[str, Any]]] = []
+        self.others: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def follow(self, started: subprocess.Popen[str]) -> Any:
+        """Return rank 0's answer, or raise the first failure of the last attempt."""
+        assert started.stderr is not None
+        for line in started.stderr:
+            _, mark, message = line.partition(MARK)
+            if mark:
+                self._take(json.loads(message))
+            else:
+                self.others.append(line)
+        code = started.wait()
+        if self.answers and (code == 0 or self.relay.heard is not None):
+            return self.answers[0]
+        raise self._failure() or self._unknown(code)
+
+    def _take(self, report: dict[str, Any]) -> None:
         if "event" in report:
-            emit(report["event"])
+            self.emit(report["event"])
         elif "failure" in report:
-            failures.append((report["rank"], report["failure"]))
+            self.failures.append((report["rank"], report["failure"]))
+        elif "process" in report:
+            if report["attempt"] > self.attempt:
+                self._begin_again(report["attempt"])
+            self.relay.add(report["local_rank"], report["process"])
         else:
-            answers.append(report["answer"])
-    code = started.wait()
-    log = "".join(others)
-    if (killed := _killed_rank(log)) is not None:  # the cause of what the other ranks report
-        raise killed
-    if failures:
-        raise_failure(*min(failures, key=lambda item: item[1]["time"]))
-    if code or not answers:
+            self.answers.append(report["answer"])
+
+    def _begin_again(self, attempt: int) -> None:
+        """Tell that torchrun has started the ranks again, and why."""
+        reason = self._failure() or RunError("a rank ended")
+        self.attempt = attempt
+        self.failures.clear()
+        self.others.clear()
+        self.emit({"kind": "note", "text": f"restart {attempt}: {reason}"})
+
+    def _failure(self) -> ShardplanError | None:
+        """Return what happened first, as far as it is known."""
+        log = "".join(self.others)
+        if (killed := _killed_rank(log)) is not None:  # the cause of what the other ranks report
+            return killed
+        if self.failures:
+            return failure_of(*min(self.failures, key=lambda item: item[1]["time"]))
+        return None
+
+    def _unknown(self, code: int) -> RunError:
         error = RunError(f"torchrun ended with exit code {code}")
-        error.add_note(log)
-        raise error
-    return answers[0]
+        error.add_note("".join(self.others))
+        return error
 
 
 def _killed_rank(log: str) -> RunError | None:
     """Return the error for a rank that a signal ended, unless torchrun sent it."""
-    for found in re.finditer(r"rank +: (\d+) .*\n +exitcode +: -(\d+)", log):
-        number = int(found[2])
+    for found in (*_EXIT.finditer(log), *_EXIT_BEFORE_RESTART.finditer(log)):
+        number = int(found["signal"])
         if number != signal.SIGTERM:
             hint = " (often: out of memory)" if number == signal.SIGKILL else ""
-            error = RunError(f"rank {found[1]}: ended by signal {number}{hint}")
+            error = RunError(f"rank {found['rank']}: ended by signal {number}{hint}")
             error.add_note(log)
             return error
     return None
 
 
-def _stop(started: subprocess.Popen[str]) -> None:
-    """End torchrun, which ends its workers; they also end with it."""
+def _stop(started: subprocess.Popen[str], relay: Relay) -> None:
+    """End torchrun and its workers at once; they also end with it."""
     if started.poll() is None:
         started.send_signal(signal.SIGTERM)
+        relay.kill()
         try:
             started.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -134,19 +201,39 @@ def _stop(started: subprocess.Popen[str]) -> None:
         started.stderr.close()
 
 
-def as_reporting_rank(rank: int, task: Task) -> int:
+def attempt() -> int:
+    """Return how often torchrun has started the ranks of this node again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def as_reporting_rank(place: Torchrun, task: Task, supervision: Supervision) -> int:
     """Run a task in a rank that ``by_torchrun`` started; report to it and return the exit code."""
     end_with(os.getppid())
-    try:
-        answer = task(lambda event: _report({"event": event}))
-    except BaseException as error:
+    stop = StopSignals([supervision.preemption_signal])
+    _report({"local_rank": place.local_rank, "process": os.getpid(), "attempt": attempt()})
+
+    def fail(error: BaseException) -> dict[str, Any]:
         described = failure(error)
         described["traceback"] = described["traceback"][-TRACEBACK_CHARACTERS:]
-        _report({"rank": rank, "failure": described})
-        return int(described["exit_code"])
-    if rank == 0:
+        _report({"rank": place.rank, "failure": described})
+        return described
+
+    try:
+        answer = task(Reporter(lambda event: _report({"event": event}), fail, stop))
+    except BaseException as error:
+        return int(fail(error)["exit_code"])
+    if place.rank == 0:
         _report({"answer": answer})
     return 0
+
+
+def as_own_rank(place: Torchrun, task: Task, emit: Emit, supervision: Supervision) -> Any:
+    """Run a task in a rank of a torchrun that the user started; return its answer."""
+
+    def fail(error: RunError) -> None:
+        print(f"shardplan: rank {place.rank}: {error}", file=sys.stderr, flush=True)
+
+    return task(Reporter(emit, fail, StopSignals([supervision.preemption_signal])))
 
 
 def _report(message: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from executor.breadcrumbs import TRAIL
 from executor.data import Corpus
 from executor.data.batch import Batch
 from executor.data.prefetch import prefetched
@@ -102,6 +103,7 @@ class Loop:
     def _step(self, batches: Iterator[Batch], kind: str, *, timed: bool) -> StepResult:
         """Train one step and tell of it."""
         trainer, began = self.trainer, time.perf_counter()
+        TRAIL.begin(trainer.steps_done + 1)
         for hook in self.hooks:
             hook.before_step()
         step = trainer.steps_done

@@ -6,6 +6,7 @@ that differ along context hold different tokens of the same samples.
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cost_models.plan import Plan
 from hardware_profiles.errors import InputError
 
+MEETING_TIME: Final = datetime.timedelta(minutes=10)  # until all ranks have met
 AXES: Final = ("pipeline", "replicate", "shard", "context", "tensor")
 # the process groups of a rank, by the name under which their traffic counts, and their axes
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
@@ -48,7 +50,27 @@ def connect(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            dist.init_process_group(backend, **_place_of_this_attempt())
+        else:
+            dist.init_process_group(backend)
+
+
+def _place_of_this_attempt() -> dict[str, Any]:
+    """Return rank, number of ranks, and torchrun's store as if it were fresh.
+
+    Ranks that torchrun starts again would find the addresses of those that have ended in it (torch
+    2.11 to 2.13; cf. pytorch/pytorch#135712).
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, timeout=MEETING_TIME)
+    return {
+        "store": dist.PrefixStore(f"attempt {attempt}", store),
+        "rank": int(os.environ["RANK"]),
+        "world_size": int(os.environ["WORLD_SIZE"]),
+    }
 
 
 def leave() -> None:

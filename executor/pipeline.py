@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cost_models.plan import Plan
+from executor.breadcrumbs import TRAIL
 from executor.data.batch import Batch
 from executor.data_parallel import before_backward
 from executor.mesh import Grid
@@ -163,6 +164,7 @@ class Pipeline:
         inputs_of: dict[tuple[int, int], Tensor] = {}
         outputs_of: dict[tuple[int, int], Any] = {}
         for position, action in enumerate(self.order):
+            TRAIL.action = action
             for coming in self.order[position : position + 2]:  # the next message travels meanwhile
                 self._expect(coming, waiting)
             stage, key = self.stages[action.stage], (action.stage, action.microbatch)

@@ -87,6 +87,7 @@ class Torchrun:
     rank: int
     world_size: int
     local_world_size: int
+    local_rank: int
 
     @classmethod
     def here(cls) -> Torchrun | None:
@@ -94,8 +95,9 @@ class Torchrun:
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return None
         values = []
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            text = os.environ.get(name, os.environ["WORLD_SIZE"])
+        defaults = {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "LOCAL_RANK": os.environ["RANK"]}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+            text = os.environ.get(name) or defaults.get(name, "")
             if not text.isdecimal():
                 raise InputError(f"environment: {name} = {text!r} (must be a whole number)")
             values.append(int(text))

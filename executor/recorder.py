@@ -25,6 +25,7 @@ TIMED_STEPS: Final = 1000  # the last ones, over which medians are taken
 RUNNING: Final = "running"
 FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"
+STOPPED: Final = "stopped"  # on request, in good order
 
 
 class Recorder:

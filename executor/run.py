@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from executor.checkpoint.folder import is_complete_name, step_of
-from executor.checkpoint.settings import find
-from executor.command_line import data, evaluation_data, saving, steps, training
-from executor.launch import REPORT_TO, Emit, Task, as_reporting_rank, by_fork, by_torchrun
+from executor.checkpoint.settings import AUTO, find
+from executor.command_line import STOPPED_CODE, data, evaluation_data, saving, steps, training
+from executor.launch import (
+    REPORT_TO,
+    Emit,
+    Supervision,
+    Task,
+    as_own_rank,
+    as_reporting_rank,
+    attempt,
+    by_fork,
+    by_torchrun,
+)
 from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
 from executor.progress import Progress
-from executor.recorder import FAILED, INTERRUPTED, Recorder
+from executor.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.report import SCHEMA_VERSION, as_text
+from executor.reporter import Reporter
 from executor.run_folder import claimed_folder
 from executor.tensorboard import require_tensorboard
 from hardware_profiles.errors import InputError, RunError, ShardplanError
@@ -30,9 +41,11 @@ Start = Callable[[Emit, Path | None], Any]
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     place = Torchrun.here()
+    if attempt() > 0 and options.resume is None:  # torchrun has started the ranks again
+        options.resume = AUTO
     if place is not None and REPORT_TO in os.environ:
-        task = lambda emit: _task(options, _prepare(options), options.output)(emit)  # noqa: E731
-        return as_reporting_rank(place.rank, task)
+        task: Task = lambda tell: _task(options, _prepare(options), options.output)(tell)  # noqa: E731
+        return as_reporting_rank(place, task, supervision(options))
     prepared = _prepare(options)
     if _is_done(options):
         return 0
@@ -45,12 +58,15 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
     def start(emit: Emit, folder: Path | None) -> Any:
         if options.launcher == "fork":
-            return by_fork(prepared.file, _task(options, prepared, folder), emit)
+            return by_fork(
+                prepared.file, _task(options, prepared, folder), emit, supervision(options)
+            )
         # every rank imports torch and transformers first
         ranks = prepared.file.plan.world_size
         print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
         output = [] if folder is None else ["--output", str(folder)]
-        return by_torchrun(prepared.file, [*arguments, *output], emit, gpus=gpus)
+        given = [*arguments, *output]
+        return by_torchrun(prepared.file, given, emit, supervision(options), gpus=gpus)
 
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
@@ -65,34 +81,43 @@ def _prepare(options: argparse.Namespace) -> Prepared:
 
 def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> int:
     """Be one rank of a torchrun that the user started; rank 0 reports."""
-    if place.rank != 0:
-        _task(options, prepared, None)(_nothing)
-        return 0
 
     def start(emit: Emit, folder: Path | None) -> Any:
-        return _task(options, prepared, folder)(emit)
+        return as_own_rank(place, _task(options, prepared, folder), emit, supervision(options))
 
-    return _report(options, prepared, start, list(prepared.notes))
+    if place.rank != 0:
+        start(_nothing, None)
+        return 0
+    code = _report(options, prepared, start, list(prepared.notes))
+    return 0 if code == STOPPED_CODE else code  # torchrun would take anything else for a failure
+
+
+def supervision(options: argparse.Namespace) -> Supervision:
+    """Return what is done about ranks that fail or are asked to stop."""
+    return Supervision(options.max_restarts, options.preemption_signal)
 
 
 def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) -> Task:
     """Return what every rank does; ``folder``: of the run, where this rank knows it."""
 
-    def task(emit: Emit) -> Any:
+    def task(tell: Reporter) -> Any:
         from executor.session import proof, train
+        from executor.watchdog import supervised
 
-        if options.verify:
-            return proof(prepared.file, options.seed)
-        return train(
-            prepared.file,
-            prepared.corpus,
-            training(options),
-            emit,
-            evaluation=prepared.evaluation,
-            saving=saving(options),
-            folder=folder,
-            options=_recorded(options),
-        )
+        with supervised(tell, options.hang_timeout) as ready:
+            if options.verify:
+                return proof(prepared.file, options.seed)
+            return train(
+                prepared.file,
+                prepared.corpus,
+                training(options),
+                tell,
+                evaluation=prepared.evaluation,
+                saving=saving(options),
+                folder=folder,
+                options=_recorded(options),
+                ready=ready,
+            )
 
     return task
 
@@ -124,6 +149,11 @@ def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said:
                 raise
             recorder.finish(status)
         _show(options, recorder)
+    if status == STOPPED:
+        done = recorder.document()["steps_done"]
+        then = "" if recorder.folder is None else f"; go on with --resume {recorder.folder}"
+        print(f"shardplan: stopped on request after step {done}{then}", file=sys.stderr)
+        return STOPPED_CODE
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -41,10 +41,12 @@ def train(
     saving: Saving = NOTHING_SAVED,
     folder: Path | None = None,
     options: Mapping[str, Any] | None = None,
+    ready: Callable[[Trainer], None] | None = None,
 ) -> str:
     """Train on this rank; return how the run ended. Rank 0 emits what is to be kept.
 
-    ``folder`` (of rank 0) gets the checkpoints; ``options`` are written into them.
+    ``folder`` (of rank 0) gets the checkpoints; ``options`` are written into them. ``ready`` is
+    called with the trainer before the first step.
     """
     device = local_device()
     connect(device)
@@ -61,6 +63,8 @@ def train(
         device=device,
         start=begun.start,
     )
+    if ready is not None:
+        ready(trainer)
     notes = [*begun.notes, *begun.finish(trainer)]
     if dist.get_rank() == 0:
         for note in notes:

@@ -251,6 +251,10 @@ class Trainer:
         if self.scaler is not None and state["loss_scaler"] is not None:
             self.scaler.restore(state["loss_scaler"])
 
+    def request_stop(self) -> None:
+        """Ask all ranks to stop after the step that runs; any thread of any rank may call it."""
+        self.stop_requested = True
+
     def close(self) -> None:
         """Leave the process group."""
         leave()

@@ -17,6 +17,7 @@ from cost_models.plan_file import write_plan_file
 from executor import preflight
 from executor.__main__ import main
 from executor.forked import run_forked
+from executor.signals import AGAIN_SECONDS
 from hardware_profiles.errors import RunError
 from hardware_profiles.spec import parse_cluster
 from tests.executor.tiny import tiny
@@ -331,6 +332,79 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
     deadline = time.monotonic() + 10
     while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert not any(map(_is_alive, ranks))
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("launcher", "number", "options"),
+    [
+        ("fork", signal.SIGTERM, ()),
+        pytest.param(
+            *("torchrun", signal.SIGUSR2, ("--preemption-signal", "usr2")), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher, *options, "--json")
+    with _started(*arguments, cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = _descendants(started.pid)
+        started.send_signal(number)
+        assert started.wait(timeout=60) == 6
+        said = started.stderr.read()
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("shardplan: stopped on request after step ")
+    (path,) = tmp_path.glob("runs/*/run.json")
+    assert json.loads(path.read_text())["status"] == "stopped"
+    assert not any(map(_is_alive, ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, tmp_path):
+    plan = write(TWO)
+    options = ("--steps", 60, "--checkpoint-every", 10, "--max-restarts", 1, "--output")
+    with _started("run", plan, *options, "killed", cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step 15/"):
+                break
+        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        os.kill(max(ranks), signal.SIGKILL)
+        said = started.stderr.read()
+        assert started.wait(timeout=120) == 0, said
+    assert re.search(r"restart 1: rank \d: ended by signal 9", said)
+    assert re.search(r"resumed from .*killed/checkpoints/step-0*[1-5]0", said)
+    done = _run("run", plan, *options, "whole", "--launcher", "fork", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    documents = [
+        json.loads((tmp_path / name / "run.json").read_text()) for name in ("killed", "whole")
+    ]
+    assert [d["status"] for d in documents] == ["finished", "finished"]
+    losses = [{step["step"]: step["loss"] for step in d["steps"]} for d in documents]
+    assert losses[0][60] == losses[1][60]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_second_signal_ends_a_run_at_once(write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", "fork")
+    with _started(*arguments, cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = _descendants(started.pid)
+        os.kill(max(ranks), signal.SIGSTOP)  # it will not stop in good order
+        started.send_signal(signal.SIGTERM)
+        time.sleep(AGAIN_SECONDS + 0.5)
+        assert started.poll() is None
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=30) == 130
     assert not any(map(_is_alive, ranks))
 
 

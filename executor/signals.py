@@ -1,0 +1,128 @@
+"""Signals that ask a rank to stop in good order: SIGTERM, and the scheduler's pre-emption signal.
+
+The first one is noted: the rank stops after the step that runs, together with all others. A later
+one ends the process at once. Both hold while the rank waits inside a collective, where Python's own
+handlers would not run: a thread reads the signals from a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from hardware_profiles.errors import InputError
+
+AGAIN_SECONDS: Final = 2.0  # torchrun passes on what the scheduler had sent to every process
+ALLOWED: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
+
+def signal_number(name: str) -> int:
+    """Return the number of a signal such as USR1 or SIGUSR1.
+
+    >>> signal_number("usr1") == signal.SIGUSR1
+    True
+    """
+    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    if full not in ALLOWED:
+        raise InputError(f"{name!r} (must be one of {', '.join(ALLOWED)})")
+    return int(signal.Signals[full])
+
+
+class StopSignals:
+    """Hears the signals of this process; made in its main thread."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
+        self.heard: int | None = None
+        self.heard_at = 0.0
+        self.tell: Callable[[], None] = _nothing  # called once, in a thread
+        ours, kernels = socket.socketpair()
+        kernels.setblocking(False)
+        self.ends = ours, kernels
+        signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
+        for number in self.numbers:
+            signal.signal(number, _noted)
+        threading.Thread(target=self._listen, args=(ours,), daemon=True, name="signals").start()
+
+    def when_heard(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` at the first signal, or now if that was before."""
+        self.tell = tell
+        if self.heard is not None:
+            tell()
+
+    def _listen(self, ours: socket.socket) -> None:
+        while received := ours.recv(1):
+            if received[0] in self.numbers:
+                self._hear(received[0])
+
+    def _hear(self, number: int) -> None:
+        now = time.monotonic()
+        if self.heard is None:
+            self.heard, self.heard_at = number, now
+            self.tell()
+        elif now - self.heard_at > AGAIN_SECONDS:
+            os._exit(128 + number)
+
+
+class Relay:
+    """Passes signals of the process that started the ranks on to them.
+
+    While not all ranks are there, and at a later signal, it interrupts this process instead.
+    """
+
+    def __init__(self, numbers: Sequence[int], ranks: int) -> None:
+        self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
+        self.ranks = ranks
+        self.processes: dict[int, int] = {}  # by rank
+        self.heard: int | None = None
+        self.heard_at = 0.0
+        self.own = os.getpid()
+
+    def __enter__(self) -> Relay:
+        self.before = {n: signal.signal(n, self._hear) for n in self.numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def add(self, rank: int, process: int) -> None:
+        """Learn of a rank that can hear signals, perhaps one that was started again."""
+        self.processes[rank] = process
+        if self.heard is not None:
+            _send(process, self.heard)
+
+    def kill(self) -> None:
+        """End all ranks at once."""
+        for process in self.processes.values():
+            _send(process, signal.SIGKILL)
+
+    def _hear(self, number: int, _: object) -> None:
+        if os.getpid() != self.own:  # a rank that was just forked off
+            return
+        now = time.monotonic()
+        if self.heard is None and len(self.processes) == self.ranks:
+            self.heard, self.heard_at = number, now
+            for process in self.processes.values():
+                _send(process, number)
+        elif self.heard is None or now - self.heard_at > AGAIN_SECONDS:
+            raise KeyboardInterrupt
+
+
+def _send(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def _noted(*_: object) -> None:
+    """Do nothing: the number of the signal has gone into the pipe."""
+
+
+def _nothing() -> None:
+    pass
