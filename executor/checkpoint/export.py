@@ -17,7 +17,7 @@ import torch
 from executor.checkpoint.errors import cannot_be_written
 from executor.checkpoint.folder import cleaned_up, sync_folder, write_and_sync
 from executor.checkpoint.hugging_face import INDEX, SINGLE
-from executor.checkpoint.index import check_contents
+from executor.checkpoint.index import check_file
 from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.settings import named_place
 from executor.checkpoint.stored import Stored, stored
@@ -76,7 +76,7 @@ def newest_whole(source: Path) -> tuple[Checkpoint, list[str]]:
         try:
             checkpoint = Checkpoint(folder)
             for name, file in checkpoint.index.files.items():
-                check_contents(folder / name, file)
+                check_file(folder / name, file)
         except InputError as error:
             notes.append(f"passed over {folder.name}: {error}")
             continue

@@ -21,6 +21,11 @@ class SavingHook(Hook):
         if self.manager is not None:
             self.manager.maybe_save()
 
+    def settle(self, seconds: float) -> None:
+        """Give the checkpoint under way some time, where the run failed."""
+        if self.manager is not None:
+            self.manager.settle(seconds)
+
     def after_run(self, status: str) -> None:
         """Save the last state, and wait until it is on the disk."""
         if self.manager is None and status == STOPPED:

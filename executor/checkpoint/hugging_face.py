@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,7 +77,7 @@ class HuggingFaceFolder:
         found = self._find(layout)
         if found is None:
             raise DamagedError(f"{self.path}: holds no tensor {layout.name}")
-        parts = ((part.pieces, self._tensor(part.key)) for part in found)
+        parts = [(part.pieces, partial(self._tensor, part.key)) for part in found]
         return assembled(parts, pieces, layout.name)
 
     def _find(self, layout: Layout) -> list[Stored] | None:

@@ -86,6 +86,11 @@ class CheckpointManager:
             self.thread = None
         self._raise_failure()
 
+    def settle(self, seconds: float) -> None:
+        """Give the checkpoint under way some time; for a run that ends with an error anyway."""
+        if self.thread is not None:
+            self.thread.join(timeout=seconds)
+
     def _start(self) -> None:
         """Copy the state, and have a thread write it."""
         self.wait()

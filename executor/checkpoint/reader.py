@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from executor.checkpoint.tensor_file import DTYPES
 
 if TYPE_CHECKING:
     from executor.layout import Layout, Pieces
+
+
+Source = Callable[[], Any]  # a tensor that reads what is sliced from it; opens its file
 
 
 class TensorFiles:
@@ -59,22 +63,19 @@ class Checkpoint:
     def weights(self, name: str, pieces: Pieces) -> Tensor:
         """Return pieces of a parameter."""
         parts = self._parts(name)
-        return assembled(
-            ((part.pieces, self._tensor(WEIGHTS, part, name)) for part in parts), pieces, name
-        )
+        return assembled([(p.pieces, self._source(WEIGHTS, p, name)) for p in parts], pieces, name)
 
     def state(self, name: str, pieces: Pieces) -> dict[str, Tensor]:
-        """Return what the optimizer remembered of pieces of a parameter."""
+        """Return what the optimizer remembered of pieces of a parameter; at least one element."""
+        parts = [part for part in self._parts(name) if any(overlaps(part.pieces, pieces))]
         found = {}
-        parts = self._parts(name)
         for key in self.index.state:
-            saved = [(p.pieces, self._tensor(STATE, p, state_name(key, name))) for p in parts]
-            if saved[0][1].get_shape():
+            saved = [(p.pieces, self._source(STATE, p, state_name(key, name))) for p in parts]
+            if saved[0][1]().get_shape():
                 found[key] = assembled(saved, pieces, name)
             else:  # a scalar, the same for every part
-                found[key] = self.files[self._file(STATE, parts[0])].get_tensor(
-                    state_name(key, name)
-                )
+                file = self.files[self._file(STATE, parts[0])]
+                found[key] = file.get_tensor(state_name(key, name))
         return found
 
     def _parts(self, name: str) -> tuple[Part, ...]:
@@ -82,28 +83,32 @@ class Checkpoint:
             raise DamagedError(f"{self.folder}: holds no tensor {name}")
         return self.index.tensors[name].parts
 
-    def _tensor(self, kind: str, part: Part, name: str) -> Any:
-        return self.files.tensor(self._file(kind, part), name)
+    def _source(self, kind: str, part: Part, name: str) -> Source:
+        return lambda: self.files.tensor(self._file(kind, part), name)
 
     def _file(self, kind: str, part: Part) -> str:
         return file_name(kind, part.rank, self.index.world_size)
 
 
-def assembled(saved: Iterable[tuple[Pieces, Any]], pieces: Pieces, name: str) -> Tensor:
+def assembled(saved: Sequence[tuple[Pieces, Source]], pieces: Pieces, name: str) -> Tensor:
     """Put pieces of a tensor together from saved parts of it, of which only the overlap is read."""
+    shape = local_shape(pieces)
     result: Tensor | None = None
-    missing = 1
+    missing = math.prod(shape)
     for source_pieces, source in saved:
+        blocks = list(overlaps(source_pieces, pieces))
+        if not blocks:
+            continue
+        tensor = source()
         if result is None:
-            result = torch.empty(local_shape(pieces), dtype=DTYPES[source.get_dtype()])
-            missing = result.numel()
-        for block in overlaps(source_pieces, pieces):
+            result = torch.empty(shape, dtype=DTYPES[tensor.get_dtype()])
+        for block in blocks:
             here = tuple(slice(s.target, s.target + s.length) for s in block)
             there = tuple(slice(s.source, s.source + s.length) for s in block)
+            left_out = len(block) - len(tensor.get_shape())  # of one expert's matrix: the expert
             target = result[here]
-            left_out = len(block) - len(source.get_shape())  # of one expert's matrix: the expert
-            target.copy_(source[there[left_out:]])
+            target.copy_(tensor[there[left_out:]])
             missing -= target.numel()
-    if result is None or missing:
+    if missing:
         raise DamagedError(f"{name}: {missing:,} elements are in none of the files")
-    return result
+    return torch.empty(shape) if result is None else result

@@ -9,7 +9,7 @@ run goes on bit for bit; under another one only dropout differs, and the order o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from executor.checkpoint.agree import on_rank_0, together
 from executor.checkpoint.folder import CheckpointFolder
-from executor.checkpoint.index import check_contents
+from executor.checkpoint.index import check_file
 from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.tensor_file import DTYPES
 from executor.train import Trainer
@@ -29,8 +29,7 @@ class Choice:
     """A checkpoint that was read and checked, and what the user should know."""
 
     checkpoint: Checkpoint
-    passed_over: tuple[Path, ...]  # newer ones that cannot be used
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...]
 
 
 def choose(candidates: Sequence[Path], device: torch.device) -> Choice | None:
@@ -41,15 +40,13 @@ def choose(candidates: Sequence[Path], device: torch.device) -> Choice | None:
     """
     names: list[str] = on_rank_0(lambda: [str(folder) for folder in candidates], device)
     notes: list[str] = []
-    passed_over: list[Path] = []
     for name in names:
         try:
             checkpoint = _checked(Path(name), device)
         except InputError as error:
             notes.append(f"passed over {Path(name).name}: {error}")
-            passed_over.append(Path(name))
             continue
-        return Choice(checkpoint, tuple(passed_over), tuple(notes))
+        return Choice(checkpoint, tuple(notes))
     if names:
         raise InputError(f"no checkpoint can be used: {'; '.join(notes)}")
     return None
@@ -62,7 +59,7 @@ def _checked(folder: Path, device: torch.device) -> Checkpoint:
     def check() -> None:
         checkpoint = Checkpoint(folder)
         for name in sorted(checkpoint.index.files)[dist.get_rank() :: dist.get_world_size()]:
-            check_contents(folder / name, checkpoint.index.files[name])
+            check_file(folder / name, checkpoint.index.files[name])
         opened.append(checkpoint)
 
     together(check, device)
