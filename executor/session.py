@@ -15,9 +15,7 @@ import torch.distributed as dist
 from cost_models.plan_file import PlanFile
 from executor.checkpoint.agree import on_rank_0
 from executor.checkpoint.begin import beginning
-from executor.checkpoint.folder import SUBFOLDER
-from executor.checkpoint.hook import SavingHook
-from executor.checkpoint.manager import CheckpointManager
+from executor.checkpoint.hook import saving_hook
 from executor.checkpoint.settings import Saving
 from executor.data import Corpus
 from executor.evaluation import Evaluation
@@ -27,8 +25,10 @@ from executor.step_measurement import environment
 from executor.train import Trainer
 from executor.training import Training
 from executor.verify import TOLERANCE, verify
+from hardware_profiles.errors import RunError
 
 NOTHING_SAVED: Final = Saving()
+SETTLE_SECONDS: Final = 300.0  # for a checkpoint under way when a run fails
 
 
 def train(
@@ -73,37 +73,26 @@ def train(
     if evaluation is not None:
         every, batches = training.evaluate_every, training.evaluation_batches
         hooks.append(Evaluation(trainer, evaluation, emit, every=every, batches=batches))
-    if folder is not None:
-        regular = saving.every is not None or begun.checkpoint is not None
-        about = {
-            "data": corpus.identity(),
-            "options": dict(options or {}),
-            "environment": environment(device),
-        }
-
-        def manager() -> CheckpointManager:
-            made = CheckpointManager(
-                trainer,
-                folder / SUBFOLDER,
-                every=saving.every,
-                keep=saving.keep,
-                keep_every=saving.keep_every,
-                about=about,
-            )
-            if begun.checkpoint is not None:
-                made.resumed_from(begun.checkpoint.folder)
-            return made
-
-        hooks.append(SavingHook(manager, regular=regular))
+    about = {
+        "data": corpus.identity(),
+        "options": dict(options or {}),
+        "environment": environment(device),
+    }
+    saves = None if folder is None else saving_hook(trainer, folder, saving, begun, about)
     loop = Loop(
         trainer,
         corpus,
         steps=training.steps,
         sample_every=training.sample_every,
         emit=emit,
-        hooks=hooks,
+        hooks=[*hooks, *([] if saves is None else [saves])],
     )
-    status = loop.run()
+    try:
+        status = loop.run()
+    except RunError:  # all ranks have come here
+        if saves is not None:
+            saves.settle(SETTLE_SECONDS)
+        raise
     trainer.close()
     return status
 

@@ -55,8 +55,10 @@ class CheckpointManager:
         self.writer.prepare(_expected_bytes(trainer))
 
     def resumed_from(self, folder: Path) -> None:
-        """Note where the trainer's state comes from: it is saved already."""
-        self.saved_step, self.newest = self.trainer.steps_done, folder
+        """Note where the trainer's state comes from: in this folder it is saved already."""
+        self.newest = folder
+        if folder.parent.resolve() == self.writer.folder.path.resolve():
+            self.saved_step = self.trainer.steps_done
 
     def latest(self) -> Path | None:
         """Return the newest complete checkpoint of this run."""

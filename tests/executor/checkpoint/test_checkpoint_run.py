@@ -12,11 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from cost_models.plan import Plan
-from cost_models.plan_file import write_plan_file
+from cost_models.plan_file import PlanFile, write_plan_file
 from executor.__main__ import main
+from executor.checkpoint.begin import Beginning
+from executor.checkpoint.hook import saving_hook
+from executor.checkpoint.settings import Saving
+from executor.data import MarkovCorpus
+from executor.forked import run_forked
+from executor.loop import Hook, Loop
+from executor.train import StepResult, Trainer
 from hardware_profiles.spec import parse_cluster
 from tests.executor.tiny import tiny
 
@@ -159,3 +167,37 @@ def test_from_a_folder_to_a_folder(plan, run, capfd):
     assert "exported/config.json: no such file" in err
     assert main(["export", "nowhere", "-o", "x"]) == 2
     assert "shardplan: nowhere: no such folder" in capfd.readouterr().err
+
+
+class _Stop(Hook):
+    """Asks the run to stop after a step, as a signal does."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def after_step(self, result: StepResult) -> None:
+        self.trainer.stop_requested = self.trainer.steps_done == 2 and dist.get_rank() == 1
+
+
+def _stopped(rank: int, file: PlanFile, folder: str, every: int | None) -> str:
+    corpus = MarkovCorpus(256, file.workload.seq_len, 0)
+    trainer = Trainer(file)
+    begun = Beginning(None, None, ())
+    hooks = [_Stop(trainer), saving_hook(trainer, Path(folder), Saving(every=every), begun, {})]
+    return Loop(trainer, corpus, steps=99, emit=lambda event: None, hooks=hooks).run()
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_run_that_is_told_to_stop_saves_its_last_step(every: int | None, tmp_path: Path):
+    file = tiny(DP2, vocab_size=256, num_layers=1)
+    assert run_forked(_stopped, 2, file, str(tmp_path), every) == ["stopped"] * 2
+    assert _checkpoints(tmp_path)[-1] == "step-00000003"
+
+
+def test_a_run_that_fails_leaves_its_checkpoints(plan):
+    options = ("--checkpoint-every", 1, "--output", "run", "--learning-rate", 1e30)
+    arguments = ["run", plan(DP2, precision="fp32"), "--steps", 50, "--launcher", "fork", *options]
+    assert main(list(map(str, arguments))) == 5
+    names = _checkpoints(Path("run"))
+    assert names
+    assert not [name for name in names if "." in name]
