@@ -8,25 +8,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as turn_in_fp32
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as turn_neighbours
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
-from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
-from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
@@ -41,7 +33,6 @@ __all__ = [
     "grouped_mm",
     "hugging_face_config",
     "in_backward",
-    "keep_float64",
     "multiply_each_",
     "operation_of",
     "ranks_of_group",
@@ -213,45 +204,6 @@ def causal_lm(
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others refuse float64
     return model.train()
-
-
-# Routers that compute in float32 whatever the model's precision. What that gives, to 1e-7, depends
-# on how many tokens are multiplied at once, and on which ranks gradients are rounded on.
-FLOAT32_ROUTERS = (
-    DeepseekV2TopkRouter,
-    DeepseekV3TopkRouter,
-    MixtralTopKRouter,
-    OlmoeTopKRouter,
-    Qwen2MoeTopKRouter,
-    Qwen3MoeTopKRouter,
-)
-
-
-def keep_float64(model: nn.Module) -> None:
-    """Have those routers stay in float64 where the model is, so that parity can be exact."""
-    for module in model.modules():
-        if isinstance(module, FLOAT32_ROUTERS):
-            module.forward = partial(_in_float64, module.forward)
-
-
-def _in_float64(forward: Callable[..., Any], *arguments: Any) -> Any:
-    with _Float64Stays():
-        return forward(*arguments)
-
-
-class _Float64Stays(TorchFunctionMode):  # type: ignore[misc]
-    """Casts from float64 to float32 do nothing."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
-            if func is torch.Tensor.float or (func is torch.Tensor.type and len(args) > 1):
-                return args[0]
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
 
 
 @contextmanager

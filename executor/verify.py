@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
-from executor.compat import keep_float64
 from executor.data.batch import IGNORED, Batch
 from executor.float64 import KeepFloat64
 from executor.gather import gathered
@@ -104,12 +103,8 @@ def _verify(
         max_grad_norm=None,
         device=device,
     )
-    for stage in trainer.stages:
-        keep_float64(stage)
     rank_0 = dist.get_rank() == 0
     reference = reference_model(file, seed) if rank_0 else None
-    if reference is not None:
-        keep_float64(reference)
     worst: dict[str, tuple[float, str]] = {}
 
     def record(what: str, difference: float, name: str = "") -> None:

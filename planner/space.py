@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from math import gcd
 from typing import Any, Final
 
 import numpy as np
@@ -34,8 +35,6 @@ SHORT_NAMES: Final = {
 UNVARIED: Final = (
     "context_parallel",
     "context_parallel_method",
-    "expert_parallel",
-    "expert_tensor_parallel",
     "offload",
 )
 ON: Final = {"on": True, "true": True, "1": True, "yes": True}
@@ -109,8 +108,9 @@ def enumerate_plans(
     """Return every candidate; ``legality`` says which of them can exist.
 
     Degrees are the divisors of the number of accelerators; virtual stages those that divide the
-    layers evenly, up to MAX_VIRTUAL_STAGES. Columns that mean nothing are not varied: sequence
-    parallelism without tensor parallelism, sharding and schedules over one rank.
+    layers evenly, up to MAX_VIRTUAL_STAGES; experts are shared by every number of ranks that
+    divides them and the ranks there are. Columns that mean nothing are not varied: sequence
+    parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
 
     ``node_size``: accelerators of the innermost tier of the network. ZeRO shards over all data
     ranks, or over those of one node with replicas on the others (HSDP); other splits lie between.
@@ -163,6 +163,7 @@ def _blocks(
     stages = [0, 1, 2, 3] if data > 1 else [0]
     zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
+    context = fixed.get("context_parallel", 1)
     recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(RECOMPUTE))]
     return [
         {
@@ -174,14 +175,33 @@ def _blocks(
             "pipeline_schedule": SCHEDULES.index(schedule),
             "micro_batch_size": micro,
             "num_microbatches": count,
+            "expert_parallel": experts,
+            "expert_tensor_parallel": cut,
             "zero_stage": zero,
             "sequence_parallel": sequence,
             "recompute": recompute,
             **_pinned(fixed),
         }
+        for experts, cut in _experts(model, tensor, data // copies * context, fixed)
         for schedule, virtual in _schedules(model, pipeline, fixed)
         for micro, count in _batches(workload, data, fixed)
     ]
+
+
+def _experts(
+    model: ModelSpec, tensor: int, ranks: int, fixed: Mapping[str, Any]
+) -> list[tuple[int, bool]]:
+    """Return expert_parallel and expert_tensor_parallel to try on ``ranks`` x ``tensor`` ranks."""
+    sizes = [kind.feed_forward.num_experts for kind in model.kinds]
+    common = gcd(*sizes)
+    pairs = []
+    for cut in _wanted(fixed, "expert_tensor_parallel", [True, False]):
+        if not cut and (tensor == 1 or not common) and "expert_tensor_parallel" not in fixed:
+            continue
+        holders = ranks if cut else ranks * tensor
+        values = divisors(gcd(common, holders)) if common else [1]
+        pairs += [(value, cut) for value in _wanted(fixed, "expert_parallel", values)]
+    return pairs
 
 
 def _pinned(fixed: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,6 +104,7 @@ def all_plans(
     virtual_stages: tuple[int, ...] = (1, 2, 3, 4),
     recompute: tuple[str, ...] = RECOMPUTE,
     replicas: bool = False,
+    experts: bool = False,
 ) -> Iterator[Plan]:
     """Every plan that uses all accelerators and the whole batch, legal or not, by nested loops."""
     gpus, batch = setting.cluster.num_gpus, setting.workload.global_batch_size
@@ -111,9 +112,12 @@ def all_plans(
         if gpus % (data * tensor) or batch % data:
             continue
         share = batch // data
+        shared = [n for n in range(1, gpus + 1) if gpus % n == 0] if experts else [1]
         copies = [n for n in range(1, data + 1) if data % n == 0] if replicas else [1]
-        for copy, micro, virtual, schedule, zero, sequence, again in itertools.product(
+        for copy, expert, cut, micro, virtual, schedule, zero, sequence, again in itertools.product(
             copies,
+            shared,
+            (True, False) if experts else (True,),
             [size for size in range(1, share + 1) if share % size == 0],
             virtual_stages,
             SCHEDULES,
@@ -124,6 +128,8 @@ def all_plans(
             yield Plan(
                 data_parallel=data,
                 dp_replicate=copy,
+                expert_parallel=expert,
+                expert_tensor_parallel=cut,
                 tensor_parallel=tensor,
                 pipeline_parallel=gpus // (data * tensor),
                 virtual_stages=virtual,
