@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from executor.checkpoint.settings import AUTO, Saving
 from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
+from executor.failure_options import add_failures
 from executor.learning_rate import SCHEDULES, LearningRate
-from executor.signals import signal_number
+from executor.saving_options import add_saving
 from executor.training import Training
+from executor.values import below_one, count, large_count, natural, rate, share
 from hardware_profiles.errors import InputError
 
 DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
@@ -38,10 +38,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("plan", type=Path, metavar="PLAN", help="a plan.json")
     _add_data(run.add_argument_group("data"))
     _add_training(run.add_argument_group("training"))
-    _add_saving(run.add_argument_group("checkpoints"))
+    add_saving(run.add_argument_group("checkpoints"))
     _add_watching(run.add_argument_group("watching"))
     _add_run(run.add_argument_group("the run"))
-    _add_failures(run.add_argument_group("failures"))
+    add_failures(run.add_argument_group("failures"))
     measure = commands.add_parser(
         "measure",
         prog="python -m executor measure",
@@ -160,42 +160,6 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_saving(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--checkpoint-every",
-        type=count,
-        metavar="N",
-        help="save every N steps and at the end (default: only where the run is told to stop)",
-    )
-    group.add_argument(
-        "--keep",
-        type=count,
-        default=2,
-        metavar="K",
-        help="keep the K newest checkpoints (default: %(default)s)",
-    )
-    group.add_argument(
-        "--keep-every", type=count, metavar="N", help="keep those of every N-th step for good"
-    )
-    group.add_argument(
-        "--resume",
-        nargs="?",
-        const=AUTO,
-        metavar="DIR|auto",
-        help="go on from the newest whole checkpoint of the --output folder (auto), of another "
-        "run, or from a certain one; the plan may be another one",
-    )
-    group.add_argument(
-        "--init-from",
-        type=Path,
-        metavar="FOLDER",
-        help="start with the weights of a Hugging Face folder (safetensors)",
-    )
-    group.add_argument(
-        "--allow-other-data", action="store_true", help="resume although the data have changed"
-    )
-
-
 def _add_watching(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--eval-every",
@@ -242,30 +206,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         choices=("torchrun", "fork"),
         default="torchrun",
         help="how ranks start (default: %(default)s; fork: on a CPU only, quicker, same result)",
-    )
-
-
-def _add_failures(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-restarts",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="start failed ranks again so often, from the last checkpoint (default: %(default)s)",
-    )
-    group.add_argument(
-        "--hang-timeout",
-        type=hang_timeout,
-        default=600.0,
-        metavar="SECONDS",
-        help="end a run when a rank did not get on for so long (default: %(default)g; 0: never)",
-    )
-    group.add_argument(
-        "--preemption-signal",
-        type=stop_signal,
-        default="SIGUSR1",
-        metavar="NAME",
-        help="stop in good order at this signal, as at SIGTERM (default: %(default)s)",
     )
 
 
@@ -320,87 +260,3 @@ def training(options: argparse.Namespace) -> Training:
         evaluation_batches=options.eval_batches,
         sample_every=options.sample_every,
     )
-
-
-def saving(options: argparse.Namespace) -> Saving:
-    """Return what is asked for about checkpoints; a dry run keeps nothing and begins anew."""
-    if options.dry_run:
-        return Saving(init_from=options.init_from)
-    return Saving(
-        every=options.checkpoint_every,
-        keep=options.keep,
-        keep_every=options.keep_every,
-        resume=options.resume,
-        init_from=options.init_from,
-        allow_other_data=options.allow_other_data,
-    )
-
-
-def count(text: str) -> int:
-    """Read a whole number from 1."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10**7:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1)")
-    return int(text)
-
-
-def large_count(text: str) -> int:
-    """Read a whole number from 1 that may be a number of bytes."""
-    if not text.isdecimal() or not 1 <= int(text) <= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1)")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    """Read a whole number from 0."""
-    if not text.isdecimal() or int(text) > 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 0)")
-    return int(text)
-
-
-def rate(text: str) -> float:
-    """Read a finite number from 0."""
-    value = _number(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0)")
-    return value
-
-
-def hang_timeout(text: str) -> float:
-    """Read seconds: 0, or long enough for a step of a tiny model."""
-    value = _number(text)
-    if not (value == 0 or value >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 1, or 0 for never)")
-    return value
-
-
-def stop_signal(text: str) -> int:
-    """Read the name of a signal."""
-    try:
-        return signal_number(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def share(text: str) -> float:
-    """Read a number from 0 to 1."""
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0 to 1)")
-    return value
-
-
-def below_one(text: str) -> float:
-    """Read a number from 0 to below 1."""
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0 to below 1)")
-    return value
-
-
-def _number(text: str) -> float:
-    """Return a number, or one that lies in no range."""
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan

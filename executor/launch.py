@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.plan_file import PlanFile
@@ -23,6 +22,7 @@ from executor.machine import threads_per_process
 from executor.preflight import Torchrun
 from executor.reporter import Reporter
 from executor.signals import Relay, StopSignals
+from executor.supervision import Supervision
 from hardware_profiles.errors import RunError, ShardplanError
 
 MARK: Final = "\x1eshardplan "
@@ -36,18 +36,6 @@ TRACEBACK_CHARACTERS: Final = 3000  # a line below 4 KiB is written at once, who
 
 Emit = Callable[[dict[str, Any]], None]
 Task = Callable[[Reporter], Any]  # what every rank does; rank 0 returns the answer
-
-
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """What is done about ranks that fail, and which signals ask them to stop."""
-
-    max_restarts: int = 0
-    preemption_signal: int = signal.SIGUSR1
-
-    def relay(self, ranks: int) -> Relay:
-        """Return what passes signals on to so many ranks of this machine."""
-        return Relay([self.preemption_signal], ranks)
 
 
 def by_fork(file: PlanFile, task: Task, emit: Emit, supervision: Supervision) -> Any:

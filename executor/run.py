@@ -13,11 +13,11 @@ from typing import Any
 
 from executor.checkpoint.folder import is_complete_name, step_of
 from executor.checkpoint.settings import AUTO, find
-from executor.command_line import STOPPED_CODE, data, evaluation_data, saving, steps, training
+from executor.command_line import STOPPED_CODE, data, evaluation_data, steps, training
+from executor.failure_options import supervision
 from executor.launch import (
     REPORT_TO,
     Emit,
-    Supervision,
     Task,
     as_own_rank,
     as_reporting_rank,
@@ -31,6 +31,7 @@ from executor.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.report import SCHEMA_VERSION, as_text
 from executor.reporter import Reporter
 from executor.run_folder import claimed_folder
+from executor.saving_options import saving
 from executor.tensorboard import require_tensorboard
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
@@ -90,11 +91,6 @@ def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> i
         return 0
     code = _report(options, prepared, start, list(prepared.notes))
     return 0 if code == STOPPED_CODE else code  # torchrun would take anything else for a failure
-
-
-def supervision(options: argparse.Namespace) -> Supervision:
-    """Return what is done about ranks that fail or are asked to stop."""
-    return Supervision(options.max_restarts, options.preemption_signal)
 
 
 def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) -> Task:

@@ -34,6 +34,7 @@ class ExposedCommunication:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, Any, Any]] = []
         self._wait = dist.Work.wait
+        self._wait_of_class = vars(dist.Work)["wait"]  # what makes a method of it
         self._wait_event = torch.cuda.Stream.wait_event
 
     def __enter__(self) -> ExposedCommunication:
@@ -63,7 +64,7 @@ class ExposedCommunication:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        dist.Work.wait = self._wait
+        dist.Work.wait = self._wait_of_class
         torch.cuda.Stream.wait_event = self._wait_event
 
     def seconds(self) -> dict[str, float]:
