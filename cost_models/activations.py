@@ -23,6 +23,7 @@ from cost_models.plan import RECOMPUTE
 from hardware_profiles.software import SoftwareProfile
 
 FP32 = 4.0
+CAPPED_BLOCK = 128.0  # queries whose capped scores are alive at once: executor.capped.BLOCK
 NONE, SELECTIVE, FULL = (RECOMPUTE.index(name) for name in ("none", "selective", "full"))
 
 
@@ -70,17 +71,36 @@ def attention_bytes(attention: Attention, compute_bytes: float) -> float:
 
 
 def score_bytes(
-    attention: Attention, seq_len: Count, kernel: str, dropout: bool, software: SoftwareProfile
+    attention: Attention,
+    seq_len: Count,
+    kernel: str,
+    dropout: bool,
+    software: SoftwareProfile,
+    compute_bytes: float = 2.0,
 ) -> Real:
     """What the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
 
     eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
-    flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head)
+    flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head);
+           c (a - k) (d + e) where a window needs a mask, which a kernel with grouped queries
+           does not take: keys and values of every query head
     """
     if kernel == "flash":
-        return np.asarray(FP32 * attention.num_heads)
+        repeated = attention.num_heads - attention.num_kv_heads
+        width = attention.head_dim + attention.value_head_dim
+        masked = needs_window_mask(attention, seq_len, software)
+        return FP32 * attention.num_heads + np.where(masked, compute_bytes * repeated * width, 0.0)
     per_pair = software.eager_scores_bytes + (software.attention_dropout_bytes if dropout else 0.0)
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
+
+
+def needs_window_mask(
+    attention: Attention, seq_len: Count, software: SoftwareProfile
+) -> np.ndarray:
+    """Whether a flash kernel needs a mask for the window."""
+    window = attention.window
+    needed = window is not None and software.window_needs_mask and not attention.capped
+    return needed & np.greater(seq_len, window or 0)
 
 
 def feed_forward_bytes(
@@ -124,7 +144,7 @@ def layer_regions(
     masks = (1 + len(attentions)) * software.dropout_mask_bytes * (hidden_dropout > 0)
     core = sum(
         (
-            score_bytes(attention, seq_len, kernel, attention_dropout > 0, software)
+            score_bytes(attention, seq_len, kernel, attention_dropout > 0, software, compute_bytes)
             for attention in attentions
         ),
         start=np.asarray(0.0),
@@ -136,9 +156,11 @@ def layer_regions(
         norms = heads if kind.attention.qk_norm == "head" else 2.0
         width = kind.attention.head_dim * heads / norms
         split = split + norms * norm_bytes(kind, width, compute_bytes, software)
+    norms = kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
+    if kind.parallel_residual and kind.num_norms == 2 and kind.norm == "layer":
+        norms -= software.layer_norm_saved * compute_bytes * hidden_size  # of the same input
     return Regions(
-        replicated=kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
-        + masks * hidden_size,
+        replicated=norms + masks * hidden_size,
         inputs=blocks * compute_bytes * hidden_size,
         split=split,
         core=core,
@@ -192,13 +214,20 @@ def backward_working_bytes_per_token(
         c (2 F / t + 3 h)   plain: gradients of the activation's output and input
 
     The MLP is the widest place; beside it the gradients of the layer's output, of the residual
-    stream and of the block's input.
+    stream and of the block's input. Capped scores (executor/capped.py) are walked in blocks of
+    Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision.
     """
     feed_forward = kind.feed_forward
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     width += feed_forward.shared_ffn_hidden_size
     tensors = 3.0 if feed_forward.gated else 2.0
-    return compute_bytes * (tensors * width / np.multiply(1.0, tensor_parallel) + 3.0 * hidden_size)
+    between = compute_bytes * tensors * width / np.multiply(1.0, tensor_parallel)
+    if kind.attention.capped:
+        exact = max(FP32, compute_bytes)
+        block = kind.attention.num_heads * CAPPED_BLOCK / np.multiply(1.0, tensor_parallel)
+        products = compute_bytes if compute_bytes < exact else 0.0
+        between = np.maximum(between, (3.0 * exact + products) * block)
+    return between + 3.0 * compute_bytes * hidden_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cost_models.activations import (
     backward_working_bytes_per_token,
     layer_regions,
     logits_bytes_per_token,
+    needs_window_mask,
     norm_bytes,
     saved_bytes_per_token,
 )
@@ -88,6 +89,7 @@ def held_activations(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
     tables = _rotary_tables(model, workload) * in_flight * table.virtual_stages
+    tables = tables + _window_masks(model, workload, software)
     saved = layers * in_flight + (tail + ids) * waiting + kept * (waiting - 1.0)
     one_less = np.maximum(in_flight - 1.0, 0.0)
     saved_later = layers * one_less + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
@@ -114,6 +116,15 @@ def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
     return 2.0 * COMPUTE_BYTES[workload.precision] * workload.seq_len * width * tables
 
 
+def _window_masks(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes of the masks that all layers and micro-batches share: c s^2 for every window."""
+    if workload.attention_kernel != "flash":
+        return 0.0
+    attentions = [kind.attention for kind in model.kinds]
+    windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
+    return COMPUTE_BYTES[workload.precision] * float(workload.seq_len) ** 2 * len(windows)
+
+
 def _layers(
     model: ModelSpec,
     workload: Workload,
@@ -132,6 +143,9 @@ def _layers(
         regions = _regions(model, workload, software, kind)
         saved = saved + count * _saved(model, compute, software, table, regions, table.recompute)
         whole = _saved(model, compute, software, table, regions, NONE)
+        if kind.norms_after:  # walked before the MLP is
+            along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+            whole = whole - norm_bytes(kind, model.hidden_size, compute, software) / along
         walk = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -54,12 +55,12 @@ class Core:
         """Return the window, or None where it hides nothing."""
         return None if self.window is None or self.window >= query.size(-2) else self.window
 
-    def mask(self, query: Tensor) -> Tensor:
-        """Return who may see whom, (B or 1, 1, S, S)."""
-        if self.documents is not None:
-            return self.documents.visible(self.narrower(query))
+    def mask(self, query: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Return whom some queries may see, (B or 1, 1, queries, S)."""
         places = torch.arange(query.size(-2), device=query.device)
-        return visible(places, self.narrower(query))[None, None]
+        starts = None if self.documents is None else self.documents.starts
+        seen = visible(places, self.narrower(query), starts, rows)
+        return seen[None, None] if starts is None else seen[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +92,29 @@ class Documents:
         return self.masks[window, dtype]
 
 
-def visible(index: Tensor, window: int | None, starts: Tensor | None = None) -> Tensor:
+def visible(
+    index: Tensor,
+    window: int | None,
+    starts: Tensor | None = None,
+    rows: slice = slice(None),
+) -> Tensor:
     """Return whether a query (rows) may see a key (columns), (S, S).
 
     ``index``: places of the tokens in their sequence, (S,); ``starts``: where their documents
-    begin, (B, S), which puts B in front of the result.
+    begin, (B, S), which puts B in front of the result; ``rows``: of some queries only.
     """
-    distance = index[:, None] - index[None, :]
+    distance = index[rows, None] - index[None, :]
     seen = distance >= 0
     if window is not None:
         seen &= distance < window
-    return seen if starts is None else seen & (starts[:, :, None] == starts[:, None, :])
+    return seen if starts is None else seen & (starts[:, rows, None] == starts[:, None, :])
+
+
+@lru_cache(maxsize=4)
+def _window(seq_len: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return what is added to the scores, (S, S): one for all layers, micro-batches and steps."""
+    seen = visible(torch.arange(seq_len, device=device), window)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
 
 
 def _fused(
@@ -110,8 +123,10 @@ def _fused(
     window, mask = core.narrower(query), None
     if core.documents is not None:
         mask = core.documents.added(window, query.dtype)
-    elif window is not None or sinks is not None:
-        mask = visible(torch.arange(query.size(-2), device=query.device), window)
+    elif window is not None:
+        mask = _window(query.size(-2), window, query.dtype, query.device)
+    elif sinks is not None:
+        mask = visible(torch.arange(query.size(-2), device=query.device), None)
     width = value.size(-1)
     if sinks is not None:
         assert mask is not None
@@ -143,7 +158,11 @@ def _capped(
 ) -> Tensor:
     assert core.cap is not None
     assert sinks is None
-    return capped_attention(query, key, value, core.mask(query), core.scaling, core.cap)
+
+    def seen(rows: slice) -> Tensor:
+        return core.mask(query, rows)
+
+    return capped_attention(query, key, value, seen, core.scaling, core.cap)
 
 
 def _with_sinks(
@@ -167,7 +186,9 @@ def _eager(
     core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
     key, value = _repeated(query, key), _repeated(query, value)
-    mask = core.mask(query)
+    documents = core.documents
+    shared = None if documents is None else documents.visible(core.narrower(query))
+    mask = core.mask(query) if shared is None else shared
     scores = (query @ key.transpose(2, 3)) * core.scaling
     if core.cap is not None:
         scores = (scores / core.cap).tanh() * core.cap

@@ -9,30 +9,32 @@ Shapes   B sequences, S tokens, h query heads, k key-value heads, d head_dim, Q 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-BLOCK: Final = 256  # queries
+BLOCK: Final = 128  # queries, as priced in cost_models.activations
+CHUNKS: Final = 16
+Seen = Callable[[slice], Tensor]  # whether these queries see each key: (B or 1, 1, Q, S)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
-    """Return c tanh(x / c), in the memory of x; the result is all that is kept."""
+    """Return c tanh(x / c) of logits, in the memory of x; the result is all that is kept.
+
+    The backward pass writes into the gradient that it is given.
+    """
     y: Tensor = _Cap.apply(x, cap)
     return y
 
 
 def capped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, cap: float
+    query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
 ) -> Tensor:
-    """Attend with capped scores; queries (B, h, S, d), keys and values (B, k, S, d).
-
-    ``mask``: whether a query sees a key, (B or 1, 1, S, S).
-    """
-    output: Tensor = _CappedAttention.apply(query, key, value, mask, scaling, cap)
+    """Attend with capped scores; queries (B, h, S, d), keys and values (B, k, S, d)."""
+    output: Tensor = _CappedAttention.apply(query, key, value, seen, scaling, cap)
     return output
 
 
@@ -48,52 +50,57 @@ class _Cap(Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         (y,) = ctx.saved_tensors
-        slope = (y / ctx.cap).square_().neg_().add_(1.0)
-        return slope.mul_(gradient), None
+        # logits are the largest tensors of a step: 1 - tanh^2 of some rows at a time, into the
+        # gradient, which nobody else reads (the loss made it)
+        rows = max(1, len(y) // CHUNKS)
+        for change, values in zip(gradient.split(rows), y.split(rows), strict=True):
+            change.addcmul_(change * values, values, value=-(ctx.cap**-2))
+        return gradient, None
 
 
 class _CappedAttention(Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor,
-        scaling: float,
-        cap: float,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
     ) -> Tensor:
-        ctx.scaling, ctx.cap = scaling, cap
+        ctx.seen, ctx.scaling, ctx.cap = seen, scaling, cap
         output = torch.empty_like(query)
         exact = torch.promote_types(query.dtype, torch.float32)
         log_sums = query.new_empty(query.shape[:-1], dtype=exact)
         for rows in _blocks(query.size(2)):
-            scores, _ = _scores(query[:, :, rows], key, mask[:, :, rows], scaling, cap)
+            scores = _tangents(query[:, :, rows], key, scaling / cap).mul_(cap)
+            scores.masked_fill_(~seen(rows), float("-inf"))
             log_sum = scores.logsumexp(-1, keepdim=True)
-            weights = (scores - log_sum).exp_().to(value.dtype)
+            weights = scores.sub_(log_sum).exp_().to(value.dtype)
             output[:, :, rows] = _ungrouped(_grouped(weights, value) @ value, query)
             log_sums[:, :, rows] = log_sum.squeeze(-1)
-        ctx.save_for_backward(query, key, value, mask, output, log_sums)
+        ctx.save_for_backward(query, key, value, output, log_sums)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        query, key, value, mask, output, log_sums = ctx.saved_tensors
+        query, key, value, output, log_sums = ctx.saved_tensors
         query_gradient = torch.empty_like(query)
         key_gradient, value_gradient = torch.zeros_like(key), torch.zeros_like(value)
         for rows in _blocks(query.size(2)):
             asked, wanted = query[:, :, rows], gradient[:, :, rows]
-            scores, slope = _scores(asked, key, mask[:, :, rows], ctx.scaling, ctx.cap)
-            weights = (scores - log_sums[:, :, rows, None]).exp_()
             wanted_by_key = _grouped(wanted, value)
+            tangents = _tangents(asked, key, ctx.scaling / ctx.cap)
+            weights = torch.mul(tangents, ctx.cap).sub_(log_sums[:, :, rows, None]).exp_()
+            weights.masked_fill_(~ctx.seen(rows), 0.0)
             by_key = _grouped(weights.to(value.dtype), value)
             value_gradient += by_key.transpose(2, 3) @ wanted_by_key
-            change = (wanted_by_key @ value.transpose(2, 3)).view_as(weights)
-            change = change - (wanted * output[:, :, rows]).sum(-1, keepdim=True)
-            change = (weights * change).mul_(slope).to(query.dtype)
-            change = _grouped(change, key) * ctx.scaling
-            query_gradient[:, :, rows] = _ungrouped(change @ key, query)
-            key_gradient += change.transpose(2, 3) @ _grouped(asked, key)
+            del by_key
+            # of the scores: softmax, then the slope of the cap, 1 - tanh^2
+            change = (wanted_by_key @ value.transpose(2, 3)).to(weights.dtype).view_as(weights)
+            change.sub_((wanted * output[:, :, rows]).sum(-1, keepdim=True)).mul_(weights)
+            del weights
+            change.mul_(tangents.square_().neg_().add_(1.0)).mul_(ctx.scaling)
+            del tangents
+            by_key = _grouped(change.to(query.dtype), key)
+            del change
+            query_gradient[:, :, rows] = _ungrouped(by_key @ key, query)
+            key_gradient += by_key.transpose(2, 3) @ _grouped(asked, key)
         return query_gradient, key_gradient, value_gradient, None, None, None
 
 
@@ -101,15 +108,11 @@ def _blocks(length: int) -> Iterator[slice]:
     return (slice(start, start + BLOCK) for start in range(0, length, BLOCK))
 
 
-def _scores(
-    query: Tensor, key: Tensor, mask: Tensor, scaling: float, cap: float
-) -> tuple[Tensor, Tensor]:
-    """Return capped scores (B, h, Q, S), and the slope of the cap there."""
-    exact = torch.promote_types(query.dtype, torch.float32)
-    products = _grouped(query, key) @ key.transpose(2, 3) * scaling
-    tangent = (products / cap).tanh_().to(exact).view(*query.shape[:3], -1)
-    slope = 1.0 - tangent.square()
-    return (tangent * cap).masked_fill_(~mask, float("-inf")), slope
+def _tangents(query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    """Return tanh of the scaled scores in fp32 (fp64 for fp64), (B, h, Q, S)."""
+    products = _grouped(query, key) @ key.transpose(2, 3)
+    exact = products.to(torch.promote_types(query.dtype, torch.float32))
+    return exact.mul_(scaling).tanh_().view(*query.shape[:3], -1)
 
 
 def _grouped(x: Tensor, key: Tensor) -> Tensor:

@@ -68,5 +68,18 @@ def _problems(file: PlanFile) -> Iterator[str]:
             "output_router_logits = true asks for the routers' auxiliary loss, which needs the "
             "routing of the whole batch at once (only false)"
         )
+    for kind in model.kinds:
+        attention = kind.attention
+        if not attention.causal and model.config.get("use_bidirectional_attention"):
+            yield "use_bidirectional_attention = true (only false)"
+        if (
+            attention.capped
+            and model.attention_dropout
+            and file.workload.attention_kernel != "eager"
+        ):
+            yield (
+                f"attention_dropout = {model.attention_dropout:g} with capped scores "
+                "(attn_logit_softcapping) needs attention_kernel eager"
+            )
     if model.config.get("reorder_and_upcast_attn"):
         yield "reorder_and_upcast_attn = true (only false)"

@@ -44,6 +44,7 @@ class SoftwareProfile:
     keeps_gathered_inputs: bool  # sequence parallel: linear inputs are kept whole, not re-gathered
     activation_saved: Mapping[str, float]  # elements of the FFN size that the activation keeps
     eager_scores_bytes: float  # per head and pair of tokens, eager attention without dropout
+    window_needs_mask: bool  # flash kernels without windows: a mask, every query head its own keys
     attention_dropout_bytes: float  # per head and pair of tokens, on top, with dropout
     dropout_mask_bytes: float  # per element of a hidden-size dropout
     router_saved_bytes: float  # per token and expert

@@ -111,6 +111,7 @@ def ordinary_attention(
     rotary: bool = True,
     causal: bool = True,
     qk_norm: str = "",
+    capped: bool = False,
     rotary_dim: int = 0,
     rotary_table: str = "",
 ) -> Attention:
@@ -126,6 +127,7 @@ def ordinary_attention(
         rotary_dim=rotary_dim,
         rotary_table=rotary_table,
         qk_norm=qk_norm,
+        capped=capped,
     )
 
 

@@ -53,12 +53,14 @@ GEMMA2 = Defaults(
         "attention_bias": False,
         "attention_dropout": 0.0,
         "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
         "use_bidirectional_attention": None,
     }
 )
 GEMMA3 = Defaults(
     {
         **GEMMA2.values,
+        "attn_logit_softcapping": None,
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
         "use_bidirectional_attention": False,
@@ -73,6 +75,7 @@ def _style(
     qk_norm: str = "",
     *,
     rotary_by_window: bool = False,
+    capped: bool = False,
 ) -> Style:
     bias = config.flag("attention_bias")
     return Style(
@@ -81,11 +84,22 @@ def _style(
         qk_norm=qk_norm,
         norms=norms,
         norms_after=norms == FOUR_NORMS,
+        capped=capped,
         rotary_by_window=rotary_by_window,
         norm="rms_in_fp32",
         causal=not config.flag("use_bidirectional_attention"),
         activation=activation,
     )
+
+
+def _is_capped(config: Config) -> bool:
+    """Whether attention scores are capped; null switches that off."""
+    if config.is_null("attn_logit_softcapping"):
+        return False
+    cap = config.fields.number(
+        "attn_logit_softcapping", config.default("attn_logit_softcapping"), low=1e-3, high=1e6
+    )
+    return bool(cap is not None)
 
 
 def gemma(config: Config) -> ModelSpec:
@@ -98,7 +112,7 @@ def gemma2(config: Config) -> ModelSpec:
     sizes = read_sizes(config)
     types = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
     window = config.optional_size("sliding_window", MAX_POSITIONS)
-    style = _style(config, FOUR_NORMS, "hidden_activation")
+    style = _style(config, FOUR_NORMS, "hidden_activation", capped=_is_capped(config))
     return decoder(config, sizes, style, windows_by_type(config, types, window=window))
 
 
@@ -108,7 +122,14 @@ def gemma3_text(config: Config) -> ModelSpec:
     every = config.fields.integer("sliding_window_pattern", 6, low=1, high=MAX_LAYERS)
     types = [SLIDING if (i + 1) % every else FULL for i in range(sizes.num_layers)]
     window = config.optional_size("sliding_window", MAX_POSITIONS)
-    style = _style(config, FOUR_NORMS, "hidden_activation", "head", rotary_by_window=True)
+    style = _style(
+        config,
+        FOUR_NORMS,
+        "hidden_activation",
+        "head",
+        rotary_by_window=True,
+        capped=_is_capped(config),
+    )
     return decoder(config, sizes, style, windows_by_type(config, types, window=window))
 
 

@@ -138,6 +138,7 @@ class Style:
     qk_norm: str = ""  # norms of q and k over each "head" or over "all" heads together; "": none
     norms: tuple[str, ...] = PRE_NORMS
     norms_after: bool = False
+    capped: bool = False  # scores
     rotary_by_window: bool = False  # layers with a window have rotary tables of their own
     norm: Literal["rms", "rms_in_fp32"] = "rms"
     causal: bool = True
@@ -198,6 +199,7 @@ def dense_layer(
         rotary=rotary,
         rotary_table=name if style.rotary_by_window else "",
         causal=style.causal,
+        capped=style.capped,
         qk_norm=style.qk_norm,
     )
     hidden_size, ffn_hidden_size = sizes.hidden_size, feed_forward.ffn_hidden_size

@@ -75,6 +75,8 @@ class SelfAttention:
             query, key = self.norm_heads(module, layer, query, key)
         if rotary is not None:
             query, key = self.rotate(query, key, rotary)
+            # of one matrix with the queries and keys, whose memory is then free
+            value = value.contiguous()
         sinks = None if self.sinks is None else getattr(module, self.sinks)
         output = layer.core(query, key, value, sinks)
         return row(layer.axis, output, getattr(module, self.output))

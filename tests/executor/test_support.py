@@ -23,6 +23,16 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
+    "bidirectional": (
+        Plan(),
+        {"family": "gemma3_text", "use_bidirectional_attention": True},
+        "use_bidirectional_attention = true",
+    ),
+    "capped scores with dropout": (
+        Plan(),
+        {"family": "gemma2", "attention_dropout": 0.1},
+        r"attention_dropout = 0.1 .*attention_kernel eager",
+    ),
     "heads": (Plan(1, 3), {}, "num_heads"),
     "kv heads": (Plan(1, 8), {}, "num_kv_heads"),
     "sequence": (Plan(1, 2, sequence_parallel=True), {"seq_len": 17}, "seq_len"),
