@@ -259,4 +259,5 @@ def training(options: argparse.Namespace) -> Training:
         evaluate_every=options.eval_every,
         evaluation_batches=options.eval_batches,
         sample_every=options.sample_every,
+        compile=options.compile,
     )

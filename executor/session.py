@@ -17,6 +17,7 @@ from executor.checkpoint.agree import on_rank_0
 from executor.checkpoint.begin import beginning
 from executor.checkpoint.hook import saving_hook
 from executor.checkpoint.settings import Saving
+from executor.compiled import check_compilable, compile_layers
 from executor.data import Corpus
 from executor.evaluation import Evaluation
 from executor.loop import Emit, Hook, Loop
@@ -48,6 +49,8 @@ def train(
     ``folder`` (of rank 0) gets the checkpoints; ``options`` are written into them. ``ready`` is
     called with the trainer before the first step.
     """
+    if training.compile:
+        check_compilable(file.plan)
     device = local_device()
     connect(device)
     folder = _of_rank_0(folder, device)
@@ -66,6 +69,8 @@ def train(
     if ready is not None:
         ready(trainer)
     notes = [*begun.notes, *begun.finish(trainer)]
+    if training.compile and (said := compile_layers(trainer.stages, device)) is not None:
+        notes.append(said)
     if dist.get_rank() == 0:
         for note in notes:
             emit({"kind": "note", "text": note})

@@ -24,3 +24,4 @@ class Training:
     evaluate_every: int | None = None  # steps; None: after the last one only
     evaluation_batches: int = 16
     sample_every: int = 10  # steps of which all ranks tell memory and waiting time; 0: of none
+    compile: bool = False  # torch.compile over the layers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +128,21 @@ def test_a_run_is_kept_while_it_goes_on(tmp_path):
     assert lines[3]["memory_bytes"] == [10, 12]
     assert lines[3]["exposed_communication_seconds"] == pytest.approx([0.15, 0.15])
     assert "phases" not in lines[3]
+
+
+def test_every_key_is_in_the_docs(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "run_json.md").read_text()
+    recorder = _recorder(tmp_path)
+    recorder(START)
+    for step in range(1, 5):
+        recorder(_event(step, ranks=WAITS, loss_scale=None, skipped_steps=0))
+    recorder({"kind": "evaluation", "step": 4, "loss": 0.5, "perplexity": 1.65, "tokens": 3})
+    recorder.finish("finished")
+    document = json.loads((tmp_path / "run.json").read_text())
+    records = [*document["steps"], *document["evaluations"]]
+    for keys in (document, document["measured"], *records):
+        for key in keys:
+            assert f"`{key}`" in text or key in ("kind", "step"), key
 
 
 def test_ranks_that_start_again_train_some_steps_again(tmp_path):
