@@ -230,6 +230,35 @@ def backward_working_bytes_per_token(
     return between + 3.0 * compute_bytes * hidden_size
 
 
+def due_bytes_per_token(
+    kind: LayerKind,
+    regions: Regions,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+) -> Real:
+    """Bytes that a layer keeps for one token from its input gradients to its weight gradients.
+
+        inputs / (t if sp) + c (sum of column-cut (out) / t + sum of row-cut ((in) / t + out))
+
+    Operands of the matmuls that are still to come: inputs and output gradients of every matrix. A
+    column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
+    its input's gradient needed it so. Experts' matrices are not put off.
+    """
+    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    shares, whole = 0.0, 0.0
+    for weight in kind.weights:
+        if weight.role == "linear" and weight.cut in ("column", "row"):
+            outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
+            shares += outputs if weight.cut == "column" else inputs
+            whole += 0.0 if weight.cut == "column" else outputs
+    return (
+        regions.inputs / along
+        + compute_bytes * shares / np.multiply(1.0, tensor_parallel)
+        + compute_bytes * whole
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Logits:
     """Bytes a token of logits: kept for the backward pass, and alive at the loss."""

@@ -10,3 +10,10 @@ from numpy.typing import NDArray
 Count: TypeAlias = int | NDArray[np.integer[Any]]
 Real: TypeAlias = float | NDArray[np.floating[Any]]
 Flag: TypeAlias = bool | NDArray[np.bool_]
+
+
+def pick(columns: list[Real], index: Real) -> Real:
+    """Return, row by row, the value of the column that ``index`` names."""
+    stacked = np.stack([np.broadcast_to(column, np.shape(index)) for column in columns])
+    picked: Real = np.take_along_axis(stacked, np.asarray(index)[None], axis=0)[0]
+    return picked

@@ -78,7 +78,7 @@ def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
         if count
     ]
-    if rank.first and rank.last and model.tie_embeddings:
+    if rank.alone and model.tie_embeddings:
         return [*found, Block(1, (*model.embedding, *model.head), 1.0)]
     if rank.first:
         found.append(Block(1, model.embedding, 1.0))
@@ -223,6 +223,7 @@ def pipeline_traffic(
 
     activations  m (v - 1 if the last stage is here else v)    forward
     gradients    m (v - 1 if the first stage is here else v)   backward
+                 one less each at the turn of a V, whose stages hand over on one rank
     tied         w S, once a step, between the first and the last stage: the sum of the
                  embedding's and the head's gradient
     """
@@ -230,9 +231,10 @@ def pipeline_traffic(
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * workload.seq_len * table.micro_batch_size * model.hidden_size / along
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
+    stages = stages - 2.0 * float(rank.adjoining)
     count = stages * table.num_microbatches
     sent = Traffic(count, count * message)
-    if model.tie_embeddings and (rank.first or rank.last):
+    if model.tie_embeddings and rank.first != rank.last:
         (tied,) = _tied(model)
         sent += Traffic(np.ones(len(table)), master * _kept(tied, table))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}

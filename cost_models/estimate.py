@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from cost_models.flops import model_flops_per_step
 from cost_models.memory import MemoryParts, rank_memory, stack_ranks
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
-from cost_models.stages import PipelineRank, even_rank_contents, rank_contents
+from cost_models.schedules import SPLIT_CODES, V_CODES, stages_of_rank
+from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents
 from cost_models.step_time import TimeParts, rank_seconds, step_seconds
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
@@ -74,7 +75,8 @@ def price(
     setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> Priced:
     """Price legal plans; with ``layer_ranges`` the stages of a single plan, else even stages."""
-    keys = table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages
+    v_shaped = np.isin(table.pipeline_schedule, V_CODES)
+    keys = (table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages) * 2 + v_shaped
     distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     blocks = []
     order = []
@@ -82,11 +84,12 @@ def price(
         rows = np.flatnonzero(group == position)
         pipeline = int(table.pipeline_parallel[first[position]])
         virtual = int(table.virtual_stages[first[position]])
+        in_v = bool(v_shaped[first[position]])
         ranks: Sequence[PipelineRank]
         if layer_ranges is not None:
-            ranks = rank_contents(setting.model, layer_ranges, pipeline)
+            ranks = rank_contents(setting.model, layer_ranges, pipeline, v_shaped=in_v)
         else:
-            ranks = even_rank_contents(setting.model, pipeline, virtual)
+            ranks = even_rank_contents(setting.model, pipeline, virtual, v_shaped=in_v)
         blocks.append(_price_block(setting, table.rows(rows), ranks))
         order.append(rows)
     back = np.argsort(np.concatenate(order), kind="stable")
@@ -112,11 +115,15 @@ def price(
 
 
 def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
-    """Price plans that share pipeline_parallel and virtual_stages."""
+    """Price plans that share pipeline_parallel, virtual_stages and the places of stages."""
     model, workload, software = setting.model, setting.workload, setting.software
     on_gpu = setting.on_gpu
+    fullest = list(ranks)
+    if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
+        # of ranks with the same contents the last one has the most weight gradients due
+        fullest += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
     memories = [
-        rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in ranks
+        rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in fullest
     ]
     memory, limiting, moment = stack_ranks(memories)
     rate = rates(setting.cluster.accelerator, workload.precision, software)
@@ -133,9 +140,8 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         core_share=setting.core_share,
     )
     index = np.array([rank.index for rank in ranks])
-    return Priced(
-        memory, index[np.asarray(limiting)], np.asarray(moment), time, index[np.asarray(slowest)]
-    )
+    limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
+    return Priced(memory, limiting_index, np.asarray(moment), time, index[np.asarray(slowest)])
 
 
 def rank_memories(
@@ -145,7 +151,7 @@ def rank_memories(
     table = PlanTable.from_plans([plan])
     answers = []
     for rank in range(plan.pipeline_parallel):
-        contents = _contents_of(setting.model, layer_ranges, plan.pipeline_parallel, rank)
+        contents = contents_of(setting.model, layer_ranges, stages_of_rank(plan, rank), rank)
         parts, moment = rank_memory(
             setting.model,
             setting.workload,
@@ -171,33 +177,10 @@ def rank_communication(
             setting.model,
             setting.workload,
             table,
-            _contents_of(setting.model, layer_ranges, plan.pipeline_parallel, rank),
+            contents_of(setting.model, layer_ranges, stages_of_rank(plan, rank), rank),
         )
         for rank in range(plan.pipeline_parallel)
     ]
-
-
-def _contents_of(
-    model: ModelSpec, layer_ranges: Sequence[tuple[int, int]], pipeline_parallel: int, rank: int
-) -> PipelineRank:
-    """Return the contents of one pipeline rank, under its own index."""
-    counts = [0] * len(model.kinds)
-    stages = layer_ranges[rank::pipeline_parallel]
-    for first, last in stages:
-        for kind in model.pattern[first:last]:
-            counts[kind] += 1
-    longest = max(stages, key=lambda pair: pair[1] - pair[0])
-    largest = [0] * len(model.kinds)
-    for kind in model.pattern[longest[0] : longest[1]]:
-        largest[kind] += 1
-    return PipelineRank(
-        index=rank,
-        kind_counts=tuple(counts),
-        largest_stage=tuple(largest),
-        first=rank == 0,
-        last=rank == pipeline_parallel - 1,
-        multiplicity=1,
-    )
 
 
 def default_layer_ranges(setting: Setting, plan: Plan) -> tuple[tuple[int, int], ...]:

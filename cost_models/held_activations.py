@@ -16,20 +16,25 @@ from cost_models.activations import (
     SELECTIVE,
     Regions,
     backward_working_bytes_per_token,
+    due_bytes_per_token,
     layer_regions,
     logits_bytes_per_token,
     needs_window_mask,
     norm_bytes,
     saved_bytes_per_token,
 )
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, pick
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.stages import (
+    Moment,
     PipelineRank,
     in_flight_1f1b,
     in_flight_gpipe,
     in_flight_interleaved,
+    moments_dualpipev,
+    moments_zbv,
+    moments_zero_bubble,
 )
 from cost_models.workload import COMPUTE_BYTES, Workload
 from hardware_profiles.software import SoftwareProfile
@@ -43,6 +48,7 @@ class Held:
     """Bytes of activations of one pipeline rank."""
 
     in_flight: Real  # micro-batches, counted by the rank's layers
+    due: Real  # micro-batches whose weight gradients are still to come
     saved: Real  # by layers and head of all micro-batches in flight, logits of finished heads too
     saved_later: Real  # one micro-batch less
     working: Real  # one layer on its way backward: gradients, and what is recomputed
@@ -53,22 +59,38 @@ class Held:
     messages: Real  # between stages
 
 
-def in_flight_stages(table: PlanTable, rank: int) -> Real:
-    """Stage inputs whose activations a rank holds at its peak, in stages (1/v of its layers)."""
+def fullest_moments(table: PlanTable, rank: PipelineRank) -> list[Moment]:
+    """Return the moments of which one is a rank's fullest: what is in flight, and what is due.
+
+    Counted in stages (1/v of the rank's layers): stage inputs whose activations it holds, and
+    stages of micro-batches whose weight gradients are still to come. A schedule with fewer such
+    moments repeats one.
+    """
+    schedule = table.pipeline_schedule
     microbatches, pipeline = table.num_microbatches, table.pipeline_parallel
-    gpipe = in_flight_gpipe(microbatches) * table.virtual_stages
-    one = in_flight_1f1b(microbatches, pipeline, rank)
-    interleaved = in_flight_interleaved(microbatches, pipeline, table.virtual_stages, rank)
-    # without a pipeline a micro-batch is walked back before the next one starts
-    by_schedule = np.select(
-        [
-            table.pipeline_schedule == SCHEDULES.index("gpipe"),
-            table.pipeline_schedule == SCHEDULES.index("1f1b"),
-        ],
-        [gpipe, one],
-        interleaved,
-    )
-    return np.where(pipeline > 1, by_schedule, 1.0 * table.virtual_stages)
+    virtual, index = table.virtual_stages, rank.index
+    none = np.zeros(len(table))
+    by_schedule: dict[str, tuple[Moment, ...]] = {
+        "gpipe": ((in_flight_gpipe(microbatches) * virtual, none),),
+        "1f1b": ((in_flight_1f1b(microbatches, pipeline, index), none),),
+        "interleaved_1f1b": (
+            (in_flight_interleaved(microbatches, pipeline, virtual, index), none),
+        ),
+        "zero_bubble": moments_zero_bubble(microbatches, pipeline, virtual, index),
+        "zbv": moments_zbv(pipeline, index),
+        "dualpipev": moments_dualpipev(pipeline, index),
+    }
+    by_schedule["interleaved_zero_bubble"] = by_schedule["zero_bubble"]
+    chosen = [schedule == SCHEDULES.index(name) for name in by_schedule]
+    chosen = [each & (pipeline > 1) for each in chosen]
+    found: list[Moment] = []
+    for number in range(max(map(len, by_schedule.values()))):
+        of_each = [moments[min(number, len(moments) - 1)] for moments in by_schedule.values()]
+        # without a pipeline a micro-batch is walked back before the next one starts
+        flying = np.select(chosen, [f for f, _ in of_each], 1.0 * virtual)
+        due = np.select(chosen, [d for _, d in of_each], 0.0)
+        found.append((flying, due))
+    return found
 
 
 def held_activations(
@@ -80,8 +102,16 @@ def held_activations(
 ) -> Held:
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
     tokens = 1.0 * workload.seq_len * table.micro_batch_size
-    in_flight = in_flight_stages(table, rank.index) / table.virtual_stages
-    layers, working, last_layer = _layers(model, workload, software, table, rank)
+    layers, due, working, last_layer = _layers(model, workload, software, table, rank)
+    # the last layer on its way backward still keeps all of its own
+    behind = rank.num_stages / max(rank.num_stages, sum(rank.kind_counts))
+    moments = []
+    for number, (flying, owed) in enumerate(fullest_moments(table, rank)):
+        shift = np.where(owed > 0, behind * (number > 0), 0.0)
+        moments.append(((flying + shift) / rank.num_stages, (owed - shift) / rank.num_stages))
+    fullest = np.argmax(np.stack([layers * f + due * d for f, d in moments]), axis=0)
+    in_flight = pick([f for f, _ in moments], fullest)
+    late = pick([d for _, d in moments], fullest)
     ids = 2.0 * TOKEN_ID_BYTES
     tail, kept, forward, backward = _head(model, workload, software, table, rank)
     # at the head of a pipeline that runs all forward passes first, every micro-batch waits
@@ -90,11 +120,14 @@ def held_activations(
     )
     tables = _rotary_tables(model, workload) * in_flight * table.virtual_stages
     tables = tables + _window_masks(model, workload, software)
-    saved = layers * in_flight + (tail + ids) * waiting + kept * (waiting - 1.0)
+    saved = layers * in_flight + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     one_less = np.maximum(in_flight - 1.0, 0.0)
-    saved_later = layers * one_less + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
+    saved_later = (
+        layers * one_less + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
+    )
     return Held(
         in_flight=in_flight,
+        due=late,
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
         working=working * tokens,
@@ -131,10 +164,15 @@ def _layers(
     software: SoftwareProfile,
     table: PlanTable,
     rank: PipelineRank,
-) -> tuple[Real, Real, Real]:
-    """Return bytes a token: saved by a rank's layers, added by one going backward, by it alone."""
+) -> tuple[Real, Real, Real, Real]:
+    """Return bytes a token of a rank's layers.
+
+    Saved for the backward pass; kept for their weight gradients; added by one on its way backward;
+    by that one alone.
+    """
     compute = COMPUTE_BYTES[workload.precision]
     saved: Real = np.zeros(len(table))
+    due: Real = np.zeros(len(table))
     working: Real = np.zeros(len(table))
     alone: Real = np.zeros(len(table))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
@@ -142,6 +180,9 @@ def _layers(
             continue
         regions = _regions(model, workload, software, kind)
         saved = saved + count * _saved(model, compute, software, table, regions, table.recompute)
+        due = due + count * due_bytes_per_token(
+            kind, regions, compute, table.tensor_parallel, table.sequence_parallel
+        )
         whole = _saved(model, compute, software, table, regions, NONE)
         if kind.norms_after:  # walked before the MLP is
             along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
@@ -155,7 +196,7 @@ def _layers(
         again = np.where(table.recompute == FULL, whole, dropped)
         working = np.maximum(working, again + walk)
         alone = np.maximum(alone, whole + walk)
-    return saved, working, alone
+    return saved, due, working, alone
 
 
 def _regions(
@@ -230,5 +271,5 @@ def _messages(
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         saves_itself = True
     apart = np.where((table.recompute == FULL) | saves_itself, 0.0, 1.0)
-    received = float(not rank.first) * apart * in_flight * table.virtual_stages
+    received = (rank.num_stages - float(rank.first)) * apart * in_flight
     return np.where(table.pipeline_parallel > 1, (received + 2.0) * one, 0.0)

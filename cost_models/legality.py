@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,19 @@ from numpy.typing import NDArray
 from cost_models.estimate import Setting
 from cost_models.model import Attention, ModelSpec
 from cost_models.plan import SCHEDULES, Plan, PlanTable
+from cost_models.schedules import LOOPED, LOOPED_CODES, SPLIT, SPLIT_CODES, V_CODES, V_SHAPED
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
-INTERLEAVED, ONE_F_ONE_B = SCHEDULES.index("interleaved_1f1b"), SCHEDULES.index("1f1b")
+# fewest micro-batches by schedule: torch refuses fewer (1f1b, dualpipev), or the
+# order has no steady part (zero bubbles)
+FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
+    "1f1b": lambda t: t.pipeline_parallel,
+    "zero_bubble": lambda t: t.pipeline_parallel,
+    "zbv": lambda t: 2 * t.pipeline_parallel - 1,
+    "dualpipev": lambda t: 2 * t.pipeline_parallel,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Question:
     workload: Workload
     num_gpus: int
     largest_zero_stage: int = 3  # of the trainer
+    splits_backward: bool = True  # the trainer does
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,15 @@ class Rule:
 
 def question_of(setting: Setting) -> Question:
     """Return what the rules ask of a setting."""
-    largest = int(setting.software.largest_zero_stage)
-    return Question(setting.model, setting.workload, setting.cluster.num_gpus, largest)
+    software = setting.software
+    largest = int(software.largest_zero_stage)
+    return Question(
+        setting.model,
+        setting.workload,
+        setting.cluster.num_gpus,
+        largest,
+        software.splits_backward,
+    )
 
 
 def _attentions(model: ModelSpec) -> list[Attention]:
@@ -182,37 +198,47 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "virtual_stages",
-        lambda q, t: np.where(
-            t.pipeline_schedule == INTERLEAVED,
-            (t.virtual_stages < 2) | (t.pipeline_parallel < 2),
+        lambda q, t: np.select(
+            [np.isin(t.pipeline_schedule, V_CODES), np.isin(t.pipeline_schedule, LOOPED_CODES)],
+            [
+                (t.virtual_stages != 2) | (t.pipeline_parallel < 2),
+                (t.virtual_stages < 2) | (t.pipeline_parallel < 2),
+            ],
             t.virtual_stages > 1,
         ),
         lambda q, p: (
             f"pipeline_schedule {p.pipeline_schedule} with virtual_stages = {p.virtual_stages} and "
-            f"pipeline_parallel = {p.pipeline_parallel}: interleaved_1f1b needs at least 2 of "
-            "both, the other schedules exactly one virtual stage"
+            f"pipeline_parallel = {p.pipeline_parallel}: {' and '.join(LOOPED)} need at least 2 of "
+            f"both, {' and '.join(V_SHAPED)} exactly 2 virtual stages on at least 2 ranks, the "
+            "other schedules exactly one virtual stage"
         ),
     ),
     Rule(
         "schedule_microbatches",
-        lambda q, t: (
-            (t.pipeline_parallel > 1)
-            & (t.pipeline_schedule == ONE_F_ONE_B)
-            & (t.num_microbatches < t.pipeline_parallel)
-        ),
+        lambda q, t: (t.pipeline_parallel > 1) & (t.num_microbatches < fewest_microbatches(t)),
         lambda q, p: (
-            f"1f1b needs num_microbatches >= pipeline_parallel, got {p.num_microbatches} < "
-            f"{p.pipeline_parallel}"
+            f"{p.pipeline_schedule} needs num_microbatches >= {FEWEST[p.pipeline_schedule](p)} "
+            f"with pipeline_parallel = {p.pipeline_parallel}, got {p.num_microbatches}"
         ),
     ),
     Rule(
         "interleaved_microbatches",
         lambda q, t: (
-            (t.pipeline_schedule == INTERLEAVED) & (t.num_microbatches % t.pipeline_parallel != 0)
+            np.isin(t.pipeline_schedule, LOOPED_CODES)
+            & (t.num_microbatches % t.pipeline_parallel != 0)
         ),
         lambda q, p: (
-            f"interleaved_1f1b needs num_microbatches to be a multiple of pipeline_parallel, got "
-            f"{p.num_microbatches} and {p.pipeline_parallel}"
+            f"{p.pipeline_schedule} needs num_microbatches to be a multiple of "
+            f"pipeline_parallel, got {p.num_microbatches} and {p.pipeline_parallel}"
+        ),
+    ),
+    Rule(
+        "pipeline_schedule",
+        lambda q, t: np.isin(t.pipeline_schedule, SPLIT_CODES) & (not q.splits_backward),
+        lambda q, p: (
+            f"pipeline_schedule = {p.pipeline_schedule}: this trainer does not compute weight "
+            "gradients apart from those of inputs (allowed: "
+            f"{', '.join(name for name in SCHEDULES if name not in SPLIT)})"
         ),
     ),
     Rule(
@@ -297,14 +323,6 @@ RULES: tuple[Rule, ...] = (
         lambda q, p: f"context_parallel = {p.context_parallel} is not supported yet (must be 1)",
     ),
     Rule(
-        "pipeline_schedule",
-        lambda q, t: t.pipeline_schedule > INTERLEAVED,
-        lambda q, p: (
-            f"pipeline_schedule = {p.pipeline_schedule} is not supported yet (must be one of "
-            f"{', '.join(SCHEDULES[: INTERLEAVED + 1])})"
-        ),
-    ),
-    Rule(
         "offload",
         lambda q, t: t.offload > 0,
         lambda q, p: f"offload = {p.offload} is not supported yet (must be none)",
@@ -328,6 +346,12 @@ def _too_long(question: Question) -> bool:
         and longest is not None
         and question.workload.seq_len > longest
     )
+
+
+def fewest_microbatches(table: PlanTable) -> Any:
+    """Return how many micro-batches the schedule of each plan needs at least."""
+    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in FEWEST]
+    return np.select(schedules, [fewest(table) for fewest in FEWEST.values()], 1)
 
 
 def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:

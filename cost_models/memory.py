@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.held_activations import held_activations
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.model_states import (
@@ -183,8 +183,8 @@ def rank_memory(
         optimizer = optimizer + optimizer_bytes(*shared, states, replicas_apart=apart)
 
     held = held_activations(model, workload, software, table, rank)
-    gradients = _gradients(workload, software, table, params, held.in_flight)
-    buffers = _buffers(software, table, params, rank, compute, master, held.in_flight)
+    gradients = _gradients(workload, software, table, params, held.in_flight + held.due)
+    buffers = _buffers(software, table, params, rank, compute, master, held.in_flight + held.due)
     zeros = np.zeros_like(held.saved)
     moments = (
         (gradients.full_flight, held.saved, held.logits_forward, buffers.loss_forward),
@@ -332,13 +332,6 @@ def _buffers(
         last_layer=np.maximum((gathered + reducing) * layer, fresh),
         embedding=reducing * params.embedding,
     )
-
-
-def pick(columns: list[Real], index: Real) -> Real:
-    """Return, row by row, the value of the column that ``index`` names."""
-    stacked = np.stack([np.broadcast_to(column, np.shape(index)) for column in columns])
-    picked: Real = np.take_along_axis(stacked, np.asarray(index)[None], axis=0)[0]
-    return picked
 
 
 def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, Real, Real]:

@@ -7,59 +7,82 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_mi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.model import ModelSpec
 from cost_models.plan import split_layers
+from cost_models.schedules import owned_stages
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRank:
     """The contents of one pipeline rank, and how many ranks hold just that."""
 
-    index: int  # the first rank with these contents: it keeps the most micro-batches in flight
+    index: int  # the first rank with these contents
+    last_index: int  # the last one; what ranks keep in flight grows or shrinks between the two
     kind_counts: tuple[int, ...]  # layers of each kind
     largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
     first: bool  # holds the embedding
     last: bool  # holds the head and computes the loss
+    num_stages: int
+    adjoining: bool  # two of its stages follow each other: the turn of a V
     multiplicity: int
+
+    @property
+    def alone(self) -> bool:
+        """Whether one stage is the whole model."""
+        return self.first and self.last and self.num_stages == 1
+
+
+def contents_of(
+    model: ModelSpec, layer_ranges: Sequence[tuple[int, int]], owned: Sequence[int], rank: int
+) -> PipelineRank:
+    """Return the contents of one pipeline rank that owns some of the stages."""
+    mine = [_kind_counts(model, *layer_ranges[stage]) for stage in owned]
+    return PipelineRank(
+        index=rank,
+        last_index=rank,
+        kind_counts=tuple(int(n) for n in np.sum(mine, axis=0)),
+        largest_stage=max(mine, key=sum),
+        first=owned[0] == 0,
+        last=owned[-1] == len(layer_ranges) - 1,
+        num_stages=len(owned),
+        adjoining=any(b == a + 1 for a, b in pairwise(owned)),
+        multiplicity=1,
+    )
 
 
 def rank_contents(
-    model: ModelSpec, layer_ranges: Sequence[tuple[int, int]], pipeline_parallel: int
+    model: ModelSpec,
+    layer_ranges: Sequence[tuple[int, int]],
+    pipeline_parallel: int,
+    *,
+    v_shaped: bool = False,
 ) -> list[PipelineRank]:
-    """Return the distinct contents of the pipeline ranks; stage s lives on rank s mod p."""
-    stages = [_kind_counts(model, first, last) for first, last in layer_ranges]
-    seen: dict[tuple[object, ...], PipelineRank] = {}
+    """Return the distinct contents of the pipeline ranks; places: ``schedules.owned_stages``."""
+    virtual = len(layer_ranges) // pipeline_parallel
+    seen: dict[PipelineRank, PipelineRank] = {}
     for rank in range(pipeline_parallel):
-        mine = stages[rank::pipeline_parallel]
-        total = tuple(int(n) for n in np.sum(mine, axis=0))
-        largest = max(mine, key=sum)
-        first, last = rank == 0, rank == pipeline_parallel - 1
-        key = (total, largest, first, last)
-        old = seen.get(key)
-        seen[key] = PipelineRank(
-            index=old.index if old else rank,
-            kind_counts=total,
-            largest_stage=largest,
-            first=first,
-            last=last,
-            multiplicity=old.multiplicity + 1 if old else 1,
-        )
+        owned = owned_stages(rank, pipeline_parallel, virtual, v_shaped=v_shaped)
+        found = contents_of(model, layer_ranges, owned, rank)
+        key = replace(found, index=0, last_index=0)
+        old = seen.get(key, replace(found, multiplicity=0))
+        seen[key] = replace(old, last_index=rank, multiplicity=old.multiplicity + 1)
     return list(seen.values())
 
 
 @lru_cache(maxsize=4096)
 def even_rank_contents(
-    model: ModelSpec, pipeline_parallel: int, virtual_stages: int
+    model: ModelSpec, pipeline_parallel: int, virtual_stages: int, *, v_shaped: bool = False
 ) -> tuple[PipelineRank, ...]:
     """Return ``rank_contents`` for the even split that the search uses."""
     ranges = split_layers(model.num_layers, pipeline_parallel * virtual_stages)
-    return tuple(rank_contents(model, ranges, pipeline_parallel))
+    return tuple(rank_contents(model, ranges, pipeline_parallel, v_shaped=v_shaped))
 
 
 def _kind_counts(model: ModelSpec, first: int, last: int) -> tuple[int, ...]:
@@ -108,6 +131,57 @@ def in_flight_interleaved(
     )
     flying: Real = np.multiply(1.0, np.minimum(total, warm_up + 1))
     return flying
+
+
+Moment = tuple[Real, Real]  # stage inputs in flight, stages whose weight gradients are due
+
+
+def moments_zero_bubble(
+    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count, rank: int
+) -> tuple[Moment, ...]:
+    """Fullest moments of ZB-H1 (v = 1) and its interleaved form, counted in stages.
+
+        (w + 1, r)   and   (w, r + 1)    w = (v - 1) g + p - 1 - r warm-up passes
+
+    Source: Qi et al. (arXiv:2401.10241), sec. 3.1: as many micro-batches as the first rank of 1f1b;
+    the order of torch's ScheduleInterleavedZeroBubble (rounds of g micro-batches, m >= p).
+
+    >>> [(float(f), float(d)) for f, d in moments_zero_bubble(8, 4, 1, 2)]
+    [(2.0, 2.0), (1.0, 3.0)]
+    """
+    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
+    per_round = np.floor_divide(num_microbatches, rounds)
+    warm_up = np.multiply(1.0, np.subtract(virtual_stages, 1)) * per_round
+    warm_up = warm_up + np.subtract(pipeline_parallel, 1.0 + rank)
+    late = np.full_like(warm_up, rank)
+    return (warm_up + 1.0, late), (warm_up, late + 1.0)
+
+
+def moments_zbv(pipeline_parallel: Count, rank: int) -> tuple[Moment, ...]:
+    """Fullest moments of ZB-V, counted in stages (half a rank's layers).
+
+        (2 p, 0)   (2 p - 1, 1)   (p - 1 - r, 2 r + 1) at the end        m >= 2 p - 1
+
+    Source: Qi et al. (arXiv:2401.10241), sec. 6: p micro-batches of a rank's layers everywhere.
+    """
+    stages = np.multiply(2.0, pipeline_parallel)
+    none = np.zeros_like(stages)
+    end = np.subtract(pipeline_parallel, 1.0 + rank)
+    return (stages, none), (stages - 1.0, none + 1.0), (end, none + 2.0 * rank + 1.0)
+
+
+def moments_dualpipev(pipeline_parallel: Count, rank: int) -> tuple[Moment, ...]:
+    """Fullest moments of DualPipeV, counted in stages (half a rank's layers).
+
+        (2 p + 1, 0)   (2 p - 1, 1) but for the last rank   (p - 1 - r, r + 1) at the end
+
+    Source: DeepSeek-AI (arXiv:2412.19437), table 2: p + 1 micro-batches; torch's ScheduleDualPipeV.
+    """
+    stages = np.multiply(2.0, pipeline_parallel)
+    none = np.zeros_like(stages)
+    end = np.subtract(pipeline_parallel, 1.0 + rank)
+    turns = np.where(end > 0, 1.0, 0.0)
+    return (stages + 1.0, none), ((stages - 1.0) * turns, turns), (end, none + rank + 1.0)
 
 
 def bubble_fraction(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, pick
 from cost_models.collectives import (
     all_reduce,
     pairwise_all_to_all,
@@ -32,7 +32,7 @@ from cost_models.collectives import (
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.compute import Rates, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.host import host_wait, operator_seconds
-from cost_models.memory import pick, table_parameters
+from cost_models.memory import table_parameters
 from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank

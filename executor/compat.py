@@ -8,12 +8,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as turn_in_fp32
@@ -26,15 +29,18 @@ from hardware_profiles.errors import InputError
 
 __all__ = [
     "Conv1D",
+    "ParameterGroup",
     "all_gather",
     "all_to_all",
     "apply_rotary_pos_emb",
     "causal_lm",
+    "end_backward",
     "grouped_mm",
     "hugging_face_config",
     "in_backward",
     "multiply_each_",
     "operation_of",
+    "parameter_groups",
     "ranks_of_group",
     "reduce_scatter",
     "replicate",
@@ -204,6 +210,50 @@ def causal_lm(
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others refuse float64
     return model.train()
+
+
+Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # whole parameter and gradient
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that FSDP2 gathers and reduces together."""
+
+    whole: tuple[torch.Tensor, ...]  # as the forward pass sees them
+    end: Callable[[], None]  # their gradients of a backward pass are complete
+    take: Callable[[], Gradients]  # away what the last backward pass has given, not reduced
+
+
+def parameter_groups(module: FSDPModule) -> list[ParameterGroup]:
+    """Return FSDP2's groups inside a root module, in the order of a backward pass."""
+    found = []
+    for state in module._get_fsdp_state()._state_ctx.all_states:
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # torch 2.11
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        for group in groups:
+            whole = tuple(parameter.unsharded_param for parameter in group.fsdp_params)
+            found.append(ParameterGroup(whole, group.post_backward, partial(_take, group)))
+    return found[::-1]
+
+
+def _take(group: Any) -> Gradients:
+    """Return the gradients that wait for their reduction, and forget them."""
+    found = []
+    for parameter in group.fsdp_params:
+        whole = parameter.unsharded_param
+        # in the precision of the reduction, where that is not the parameter's
+        gradient = parameter.unsharded_accumulated_grad
+        gradient = whole.grad if gradient is None else gradient
+        if gradient is not None:
+            found.append((whole, gradient))
+        parameter.unsharded_accumulated_grad = whole.grad = None
+    return found
+
+
+def end_backward(module: FSDPModule) -> None:
+    """Do what FSDP2 does when a backward pass of a root module is over."""
+    module._get_fsdp_state()._root_post_backward_final_callback()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ summed. Under a pipeline all this holds as well: a backward pass of a stage is o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -27,9 +28,10 @@ from torch.distributed.tensor import Shard
 
 from cost_models.sharding import shards_inside
 from cost_models.workload import Precision
-from executor.compat import replicate
+from executor.compat import end_backward, parameter_groups, replicate
 from executor.mesh import Grid, data_axis
 from executor.models import COMPUTE_DTYPE, HEAD, MASTER_DTYPE, Kept, Stage
+from executor.weight_gradients import Due, Store, compute, leaf_of
 
 
 def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept]:
@@ -101,15 +103,57 @@ def _kept(stage: Stage, grid: Grid, left_alone: set[nn.Parameter]) -> Iterator[t
         yield name, Kept(dim, min(length, rank * chunk), min(length, (rank + 1) * chunk))
 
 
-def before_backward(stage: nn.Module, zero_stage: int, *, last: bool) -> None:
-    """Say what the coming backward pass of a micro-batch does with weights and gradients."""
-    if not isinstance(stage, FSDPModule) or stage.__dict__.get("coming_is_last") == last:
+def before_backward(stage: Stage, zero_stage: int, *, last: bool, complete: bool = True) -> None:
+    """Say what the coming backward pass of a micro-batch does with weights and gradients.
+
+    ``last``: it is the stage's last one in this step. Not ``complete``: the layers' weight
+    gradients follow (``finish_gradients``), and are not reduced before.
+    """
+    coming = (last, complete)
+    if not isinstance(stage, FSDPModule) or stage.__dict__.get("coming_backward") == coming:
         return
-    stage.__dict__["coming_is_last"] = last  # setting walks through all modules
-    stage.set_is_last_backward(last)
-    stage.set_requires_gradient_sync(last or zero_stage >= 2)
+    stage.__dict__["coming_backward"] = coming  # setting walks through all modules
+    stage.set_is_last_backward(last and complete)
+    stage.set_reshard_after_backward((last and complete) or zero_stage == 3)
+    reduces = last or zero_stage >= 2
+    stage.set_requires_gradient_sync(reduces and complete)
     stage.set_requires_all_reduce(last)  # replicas add up what their shards have accumulated
-    stage.set_reshard_after_backward(last or zero_stage == 3)
+    if not complete:
+        for group in stage.groups():
+            if group[0] not in stage.layers():
+                _fsdp(group).set_requires_gradient_sync(reduces)
+
+
+def keep_apart(stage: Stage, zero_stage: int, due: Store) -> None:
+    """Put what a backward pass gave beside its weight gradients: all are reduced together.
+
+    Where every micro-batch is reduced for itself (ZeRO 2 and 3), and others are in between.
+    """
+    if isinstance(stage, FSDPModule) and zero_stage >= 2:
+        for group in parameter_groups(stage):
+            for parameter, gradient in group.take():
+                due.append(Due((parameter,), partial(list, (gradient,))))
+
+
+def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -> None:
+    """Compute the weight gradients that a backward pass left, and reduce them as it would have.
+
+    A group (a layer) is reduced as soon as its gradients are complete, behind those of the next.
+    """
+    if not isinstance(stage, FSDPModule):
+        compute(due)
+        return
+    before_backward(stage, zero_stage, last=last)
+    waiting: dict[int, Store] = {}
+    for entry in due:
+        waiting.setdefault(id(leaf_of(entry.weights[0])), []).append(entry)
+    for group in parameter_groups(stage):
+        for parameter in group.whole:
+            compute(waiting.pop(id(parameter), []))
+        group.end()
+    for alone in waiting.values():  # of weights that no other rank holds
+        compute(alone)
+    end_backward(stage)
 
 
 def _fsdp(group: list[nn.Module]) -> FSDPModule:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cost_models.schedules import rank_of_stage
 from executor.checkpoint.pieces import overlaps, whole
 from executor.layout import Layout, layouts
 from executor.models import HEAD
@@ -56,9 +57,9 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
         stage = outer.get(name)
         if stage is None:
             stage = next(s for prefix, s in of_layer.items() if name.startswith(prefix))
-        yield name, layout, stage % file.plan.pipeline_parallel
+        yield name, layout, rank_of_stage(file.plan, stage)
     if trainer.tied_name is not None and stages > 1:
-        last = (stages - 1) % file.plan.pipeline_parallel
+        last = rank_of_stage(file.plan, stages - 1)
         yield f"{HEAD}.weight", table[trainer.tied_name], last
 
 

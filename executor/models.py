@@ -7,6 +7,7 @@ this rank's slice of it, still without memory. Names stay those of the whole mod
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -180,6 +181,10 @@ class Stage(nn.Module):  # type: ignore[misc]
         names += [] if tied else [head]
         return ([self.get_submodule(n) for n in group] for group in names if group)
 
+    def layers(self) -> list[nn.Module]:
+        """Return the decoder layers."""
+        return [self.get_submodule(name) for name in self.layer_names]
+
     def materialise(self, device: torch.device, start: Start, data_slices: dict[str, Kept]) -> None:
         """Give every parameter memory and its start values.
 
@@ -259,7 +264,9 @@ class Stage(nn.Module):  # type: ignore[misc]
     def _loss(self, module: Any, hidden: Tensor, labels: Tensor) -> Tensor:
         if self.logits_multiplier != 1.0:  # in front of the matrix, where it is cheap
             hidden = hidden * self.logits_multiplier
-        (logits,) = column_linear(self.axis, hidden, [module.weight], [module.bias])
+        # never later: input and gradient of the projection are the largest tensors of all
+        axis = replace(self.axis, weights_later=False)
+        (logits,) = column_linear(axis, hidden, [module.weight], [module.bias])
         if self.logits_cap is not None:
             logits = capped(logits, self.logits_cap)
         return summed_cross_entropy(self.axis, logits.flatten(0, 1), labels.flatten(), self.start)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cost_models.schedules import rank_of_stage
 from executor.compat import multiply_each_, skip_where
 from executor.layout import Layout, Pieces
 from executor.mesh import Grid, data_axis
@@ -89,13 +90,20 @@ def sum_tied_gradients(held: Sequence[Held], grid: Grid, tied_name: str | None) 
     """Add the gradients of a tied tensor's copies on the first and the last stage to each other.
 
     Both ranks add the same two summands, so the copies stay equal bit for bit. One sends after the
-    other: messages both ways at once would need a communicator of the whole pipeline.
+    other: messages both ways at once would need a communicator of the whole pipeline. In a V one
+    rank owns both stages.
     """
-    size, rank = grid.plan.pipeline_parallel, grid.rank("pipeline")
-    if tied_name is None or size == 1 or rank not in (0, size - 1):
+    plan, rank = grid.plan, grid.rank("pipeline")
+    last_rank = rank_of_stage(plan, plan.num_stages - 1)
+    if tied_name is None or plan.pipeline_parallel == 1 or rank not in (0, last_rank):
         return
-    (own,) = [h.gradient for h in held if h.layout.name == tied_name]
-    peer = grid.pipeline_peer(size - 1 if rank == 0 else 0)
+    copies = [h.gradient for h in held if h.layout.name == tied_name]
+    if last_rank == 0:
+        first, second = copies
+        second.copy_(first.add_(second))
+        return
+    (own,) = copies
+    peer = grid.pipeline_peer(last_rank if rank == 0 else 0)
     group, other = grid.group("pipeline"), torch.empty_like(own)
     if rank == 0:
         dist.send(own, peer, group=group)

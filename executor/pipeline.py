@@ -1,85 +1,58 @@
-"""Pipeline parallelism: the order of forward and backward passes, and the messages between stages.
+"""Pipeline parallelism: runs the passes of a schedule, and sends messages between stages.
 
-Stage s lives on pipeline rank s mod p. Messages of one direction (activations or gradients, to the
-neighbour or around between the last rank and the first) share a channel, used by both ends in the
-same order. Sends never block: a rank waits only for the input of its next pass, so an order without
-circular needs cannot deadlock. A received activation lives until its backward pass, an output only
-until it has left.
+Orders and places of stages come from ``cost_models.schedules``. Messages of one kind (activations
+or gradients) in one direction (to a higher or a lower rank) share a channel, used by both ends in
+the same order. Sends never block: a rank waits only for the input of its next pass, so an order
+without circular needs cannot deadlock. A received activation lives until its backward pass, an
+output only until it has left. Stages that follow each other on one rank need no message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from cost_models.plan import Plan
+from cost_models.schedules import Action, actions, rank_of_stage
 from executor.breadcrumbs import TRAIL
 from executor.data.batch import Batch
-from executor.data_parallel import before_backward
+from executor.data_parallel import before_backward, finish_gradients, keep_apart
 from executor.mesh import Grid
 from executor.models import Stage
+from executor.weight_gradients import Store, deferred
 
-
-class Action(NamedTuple):
-    """One pass of one micro-batch through one stage."""
-
-    kind: Literal["forward", "backward"]
-    stage: int
-    microbatch: int
-
-
-def actions(plan: Plan, pipeline_rank: int) -> list[Action]:
-    """Return what one pipeline rank does in a step, in order.
-
-    gpipe             all forward passes, then all backward passes (Huang et al., arXiv:1811.06965)
-    1f1b              p - r - 1 forward passes, then one of each in turn (Narayanan et al.,
-                      arXiv:2104.04473, sec. 2.2.1)
-    interleaved_1f1b  the same over v stages a rank (sec. 2.2.2), micro-batches in rounds as in
-                      torch.distributed.pipelining
-
-    Without a pipeline each micro-batch goes forward and backward at once, whatever the schedule.
-    """
-    p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
-    rounds = max(1, m // p)
-    per_round = m // rounds if v > 1 else m
-    total = v * m
-    warm_up = (v - 1) * per_round + (2 if v > 1 else 1) * (p - 1 - pipeline_rank)
-    if plan.pipeline_schedule == "gpipe" and p > 1:
-        warm_up = total
-    warm_up = min(warm_up, total)
-    seen: dict[tuple[str, int], int] = {}
-
-    def action(kind: Literal["forward", "backward"], step: int) -> Action:
-        chunk = (step // per_round) % v
-        chunk = chunk if kind == "forward" else v - 1 - chunk
-        stage = chunk * p + pipeline_rank
-        microbatch = seen.get((kind, stage), 0)
-        seen[kind, stage] = microbatch + 1
-        return Action(kind, stage, microbatch)
-
-    order = [action("forward", step) for step in range(warm_up)]
-    for step in range(warm_up, total):
-        order += [action("forward", step), action("backward", step - warm_up)]
-    return order + [action("backward", step) for step in range(total - warm_up, total)]
+Message = Callable[[], Tensor]  # waits for it
+_BACKWARD: Final = ("backward", "backward_input")
+_WEIGHTS: Final = ("backward", "backward_weight")
 
 
 class Channels:
-    """Messages between neighbouring stages."""
+    """Messages between stages of different ranks."""
 
     def __init__(self, grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.grid, self.shape, self.dtype = grid, shape, dtype
         plan = grid.plan
-        names = ["forward", "backward"]
-        if plan.virtual_stages > 1:
-            names += ["forward around", "backward around"]
-        self.groups: dict[str, dist.ProcessGroup] = {names[0]: grid.group("pipeline")}
-        for name in names[1:]:
+        self.rank_of = [rank_of_stage(plan, stage) for stage in range(plan.num_stages)]
+        # the pairs of ranks that use a channel, in the order of the stages
+        self.pairs: dict[str, dict[tuple[int, int], None]] = {}
+        for stage in range(plan.num_stages - 1):
+            for kind, ends in (
+                ("forward", (stage, stage + 1)),
+                ("backward", (stage + 1, stage)),
+            ):
+                source, target = (self.rank_of[end] for end in ends)
+                if source != target:
+                    name = self._name(kind, source, target)
+                    self.pairs.setdefault(name, {})[source, target] = None
+        self.groups: dict[str, dist.ProcessGroup] = {}
+        for name in self.pairs:
+            if not self.groups:
+                self.groups[name] = grid.group("pipeline")
+                continue
             for line in grid.pipeline_lines():
                 group = dist.new_group(line)
                 if dist.get_rank() in line:
@@ -87,31 +60,33 @@ class Channels:
         self.sent: list[tuple[Any, Tensor]] = []
         self._open()
 
+    @staticmethod
+    def _name(kind: str, source: int, target: int) -> str:
+        return f"{kind} {'up' if target > source else 'down'}"
+
     def _open(self) -> None:
         """Send one number through every channel.
 
         nccl connects a pair of ranks at its first message and blocks both meanwhile; here all ranks
         do that in the same order, so that none waits in a circle.
         """
-        size, own = self.grid.plan.pipeline_parallel, self.grid.rank("pipeline")
+        own = self.grid.rank("pipeline")
         number = torch.zeros(1, device=self.grid.device)
         for name, group in self.groups.items():
-            pairs = [(size - 1, 0)] if name.endswith("around") else list(pairwise(range(size)))
-            for pair in pairs:
-                source, target = pair if name.startswith("forward") else pair[::-1]
+            for source, target in sorted(self.pairs[name]):
                 if own == source:
                     dist.send(number, self.grid.pipeline_peer(target), group=group)
                 elif own == target:
                     dist.recv(number, self.grid.pipeline_peer(source), group=group)
 
     def _route(self, kind: str, source: int, target: int) -> tuple[int, int, dist.ProcessGroup]:
-        size = self.grid.plan.pipeline_parallel
-        around = abs(source % size - target % size) != 1 or (source % size > target % size) != (
-            kind == "backward"
-        )
-        name = f"{kind} around" if around else kind
-        peer = self.grid.pipeline_peer
-        return peer(source % size), peer(target % size), self.groups[name]
+        ranks = self.rank_of[source], self.rank_of[target]
+        peers = [self.grid.pipeline_peer(rank) for rank in ranks]
+        return peers[0], peers[1], self.groups[self._name(kind, *ranks)]
+
+    def here(self, stage: int) -> bool:
+        """Return whether this rank owns a stage."""
+        return self.rank_of[stage] == self.grid.rank("pipeline")
 
     def send(self, kind: str, source: int, target: int, message: Tensor) -> None:
         """Start to send; the message is kept until it has left."""
@@ -120,7 +95,7 @@ class Channels:
         message = message.contiguous()
         self.sent.append((dist.isend(message, to, group=group), message))
 
-    def receive(self, kind: str, source: int, target: int) -> Callable[[], Tensor]:
+    def receive(self, kind: str, source: int, target: int) -> Message:
         """Start to receive; the result waits for the message."""
         origin, _, group = self._route(kind, source, target)
         message = torch.empty(self.shape, dtype=self.dtype, device=self.grid.device)
@@ -148,6 +123,9 @@ class Pipeline:
         self.stages = {stage.index: stage for stage in stages}
         self.plan = grid.plan
         self.order = actions(grid.plan, grid.rank("pipeline"))
+        # the last actions of a stage that compute gradients of inputs, and of weights
+        self.last_input = {a.stage: a for a in self.order if a.kind in _BACKWARD}
+        self.last_weight = {a.stage: a for a in self.order if a.kind in _WEIGHTS}
         self.last_stage = grid.plan.num_stages - 1
         parallel = grid.plan.pipeline_parallel > 1
         self.channels = Channels(grid, shape, dtype) if parallel else None
@@ -159,49 +137,98 @@ class Pipeline:
         The summed loss is divided by the tokens that count in the whole global batch; the gradients
         are those of ``scale`` times that.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        waiting: dict[Action, Callable[[], Tensor]] = {}
-        inputs_of: dict[tuple[int, int], Tensor] = {}
-        outputs_of: dict[tuple[int, int], Any] = {}
+        step = _Step(batches, scale)
+        step.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for position, action in enumerate(self.order):
             TRAIL.action = action
             for coming in self.order[position : position + 2]:  # the next message travels meanwhile
-                self._expect(coming, waiting)
-            stage, key = self.stages[action.stage], (action.stage, action.microbatch)
-            received = waiting.pop(action)() if action in waiting else None
+                self._expect(coming, step.waiting)
             if action.kind == "forward":
-                if received is not None:
-                    inputs_of[key] = received.requires_grad_()
-                output = stage(batches[action.microbatch], inputs_of.get(key))
-                if stage.last:
-                    output = output / (max(1, batches[action.microbatch].tokens) / scale)
-                    total += output.detach()
-                else:
-                    self._send("forward", action, action.stage + 1, output.detach())
-                outputs_of[key] = get_gradient_edge(output)  # the output itself may go
-                del output
+                self._forward(action, step)
+            elif action.kind == "backward_weight":
+                key = (action.stage, action.microbatch)
+                last = action == self.last_weight[action.stage]
+                stage = self.stages[action.stage]
+                finish_gradients(stage, self.plan.zero_stage, step.due.pop(key), last=last)
             else:
-                final = action.microbatch == self.plan.num_microbatches - 1
-                before_backward(stage, self.plan.zero_stage, last=final)
-                torch.autograd.backward(outputs_of.pop(key), received)
-                if not stage.first:
-                    gradient = inputs_of.pop(key).grad
-                    assert gradient is not None
-                    self._send("backward", action, action.stage - 1, gradient)
-            del received
+                self._backward(action, step)
         if self.channels is not None:
             self.channels.flush()
-        return total / scale
+        return step.loss / scale
 
-    def _expect(self, action: Action, waiting: dict[Action, Callable[[], Tensor]]) -> None:
+    def _forward(self, action: Action, step: _Step) -> None:
+        stage, key = self.stages[action.stage], (action.stage, action.microbatch)
+        batch = step.batches[action.microbatch]
+        if not stage.first:
+            step.inputs_of[key] = step.waiting.pop(_arrival(action))().requires_grad_()
+        output = stage(batch, step.inputs_of.get(key))
+        if stage.last:
+            output = output / (max(1, batch.tokens) / step.scale)
+            step.loss += output.detach()
+        else:
+            self._hand_over("forward", action, action.stage + 1, output.detach(), step)
+        step.outputs_of[key] = get_gradient_edge(output)  # the output itself may go
+
+    def _backward(self, action: Action, step: _Step) -> None:
+        """Run one backward pass, or its first half: gradients of the input."""
+        stage, key = self.stages[action.stage], (action.stage, action.microbatch)
+        received = None if stage.last else step.waiting.pop(_arrival(action))()
+        output, zero = step.outputs_of.pop(key), self.plan.zero_stage
+        if action.kind == "backward":
+            before_backward(stage, zero, last=action == self.last_weight[action.stage])
+            torch.autograd.backward(output, received)
+        else:
+            last = action == self.last_input[action.stage]
+            before_backward(stage, zero, last=last, complete=False)
+            with deferred() as step.due[key]:
+                torch.autograd.backward(output, received)
+            keep_apart(stage, zero, step.due[key])
+        if not stage.first:
+            gradient = step.inputs_of.pop(key).grad
+            assert gradient is not None
+            self._hand_over("backward", action, action.stage - 1, gradient, step)
+
+    def _expect(self, action: Action, waiting: dict[Arrival, Message]) -> None:
         """Start to receive what a pass needs from another rank, once."""
-        if action in waiting or self.channels is None:
+        arrival = _arrival(action)
+        kind, stage, _ = arrival
+        source = stage - 1 if kind == "forward" else stage + 1
+        if (
+            self.channels is None
+            or arrival in waiting
+            or action.kind == "backward_weight"
+            or not 0 <= source <= self.last_stage
+            or self.channels.here(source)
+        ):
             return
-        if action.kind == "forward" and action.stage > 0:
-            waiting[action] = self.channels.receive("forward", action.stage - 1, action.stage)
-        if action.kind == "backward" and action.stage < self.last_stage:
-            waiting[action] = self.channels.receive("backward", action.stage + 1, action.stage)
+        waiting[arrival] = self.channels.receive(kind, source, stage)
 
-    def _send(self, kind: str, action: Action, target: int, message: Tensor) -> None:
-        assert self.channels is not None
-        self.channels.send(kind, action.stage, target, message)
+    def _hand_over(
+        self, kind: str, action: Action, target: int, message: Tensor, step: _Step
+    ) -> None:
+        """Give a tensor to the stage that needs it next."""
+        if self.channels is None or self.channels.here(target):
+            step.waiting[kind, target, action.microbatch] = lambda: message
+        else:
+            self.channels.send(kind, action.stage, target, message)
+
+
+Arrival = tuple[str, int, int]  # forward or backward, the stage that needs it, micro-batch
+
+
+def _arrival(action: Action) -> Arrival:
+    """Name what an action waits for."""
+    kind = "forward" if action.kind == "forward" else "backward"
+    return kind, action.stage, action.microbatch
+
+
+class _Step:
+    """What is under way in one step, by stage and micro-batch."""
+
+    def __init__(self, batches: Sequence[Batch], scale: float) -> None:
+        self.batches, self.scale = batches, scale
+        self.waiting: dict[Arrival, Message] = {}
+        self.inputs_of: dict[tuple[int, int], Tensor] = {}
+        self.outputs_of: dict[tuple[int, int], Any] = {}
+        self.due: dict[tuple[int, int], Store] = {}  # weight gradients
+        self.loss: Tensor

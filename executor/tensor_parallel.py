@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.compat import all_gather, reduce_scatter
+from executor.weight_gradients import Due, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class TensorAxis:
     size: int = 1
     rank: int = 0
     sequence_parallel: bool = False
+    weights_later: bool = False  # the schedule may ask for weight gradients after those of inputs
 
     def slice_of(self, length: int) -> tuple[int, int]:
         """Return [start, stop) of this rank: ceil(length / size), less on the last."""
@@ -57,7 +59,7 @@ def column_linear(
     forward   all_gather (B, s, H) -> (B, S, H)   or nothing
     backward  the same all_gather, reduce_scatter   or all_reduce of the input's gradient
     """
-    if axis.size == 1:
+    if axis.size == 1 and not axis.weights_later:
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
     outputs: tuple[Tensor, ...] = _ColumnLinear.apply(axis, len(weights), x, *weights, *biases)
     return outputs
@@ -69,9 +71,11 @@ def row_linear(axis: TensorAxis, x: Tensor, weight: Tensor, bias: Tensor | None)
     forward   reduce_scatter (B, S, H) -> (B, s, H)   or all_reduce
     backward  all_gather   or nothing
     """
-    if axis.size == 1:
+    if axis.size == 1 and not axis.weights_later:
         return F.linear(x, weight, bias)
-    y = sum_over_ranks(axis, F.linear(x, weight))
+    y = _row_linear(axis, x, weight)
+    if axis.size > 1:
+        y = sum_over_ranks(axis, y)
     return y if bias is None else y + bias
 
 
@@ -147,6 +151,7 @@ class _ColumnLinear(Function):  # type: ignore[misc]
     ) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
         ctx.axis, ctx.has_bias = axis, [bias is not None for bias in biases]
+        ctx.sources = weights  # as they came: a gradient goes through a view to its parameter
         ctx.save_for_backward(x, *weights)
         whole = _gather(axis, x)() if axis.sequence_parallel else x
         return tuple(F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
@@ -155,19 +160,65 @@ class _ColumnLinear(Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
         axis: TensorAxis = ctx.axis
-        gathered = _gather(axis, x) if axis.sequence_parallel else None
+        later = store() if axis.weights_later else None
+        gathered = _gather(axis, x) if axis.sequence_parallel and later is None else None
         flat = [gradient.flatten(0, -2) for gradient in gradients]
         input_gradient = flat[0] @ weights[0]
         for gradient, weight in zip(flat[1:], weights[1:], strict=True):
             input_gradient = torch.addmm(input_gradient, gradient, weight)
         reduced = _reduce(axis, input_gradient.view(*gradients[0].shape[:-1], -1))
-        whole = (x if gathered is None else gathered()).flatten(0, -2)
-        weight_gradients = [gradient.t() @ whole for gradient in flat]  # overlaps the reduction
+
+        def weight_gradients() -> list[Tensor]:
+            pending = gathered or (_gather(axis, x) if axis.sequence_parallel else None)
+            whole = (x if pending is None else pending()).flatten(0, -2)
+            return [gradient.t() @ whole for gradient in flat]
+
+        of_weights: list[Tensor | None] = [None] * len(weights)
+        if later is None:
+            of_weights = [*weight_gradients()]  # overlaps the reduction
+        else:
+            later.append(Due(ctx.sources, weight_gradients))
         bias_gradients = [
             gradient.sum(0) if has_bias else None
             for gradient, has_bias in zip(flat, ctx.has_bias, strict=True)
         ]
-        return None, None, reduced(), *weight_gradients, *bias_gradients
+        return None, None, reduced(), *of_weights, *bias_gradients
+
+
+def _row_linear(axis: TensorAxis, x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply, in a way that lets the weight's gradient come later where that may be asked for.
+
+    The input is kept before the matmul runs, so that a recomputation, which ends with the last kept
+    tensor, leaves the matmul out; a hook catches the gradient of the output.
+    """
+    if not axis.weights_later:
+        return F.linear(x, weight)
+    caught: list[Tensor] = []
+    y = F.linear(_KeepInput.apply(caught, x, weight), weight.detach())
+    if y.requires_grad:
+        y.register_hook(caught.append)
+    return y
+
+
+class _KeepInput(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, caught: list[Tensor], x: Tensor, weight: Tensor) -> Tensor:
+        ctx.caught, ctx.sources = caught, (weight,)
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, input_gradient: Tensor) -> tuple[None, Tensor, Tensor | None]:
+        (x,) = ctx.saved_tensors
+        gradient, later = ctx.caught.pop().flatten(0, -2), store()
+
+        def weight_gradients() -> list[Tensor]:
+            return [gradient.t() @ x.flatten(0, -2)]
+
+        if later is None:
+            return None, input_gradient, *weight_gradients()
+        later.append(Due(ctx.sources, weight_gradients))
+        return None, input_gradient, None
 
 
 class _SumOverRanks(Function):  # type: ignore[misc]
@@ -249,7 +300,8 @@ class _Pending:
         self.work, self.result, self.tokens_apart = work, result, tokens_apart
 
     def __call__(self) -> Tensor:
-        self.work.wait()
+        if self.work is not None:
+            self.work.wait()
         if not self.tokens_apart:
             return self.result
         size, (tokens, width) = self.tokens_apart, self.result.shape[1:]
@@ -266,6 +318,8 @@ def _gather(axis: TensorAxis, x: Tensor) -> _Pending:
 
 def _reduce(axis: TensorAxis, x: Tensor) -> _Pending:
     """Add (B, S, H) up over the ranks, in place, or scattered to (B, s, H)."""
+    if axis.size == 1:
+        return _Pending(None, x)
     if not axis.sequence_parallel:
         return _Pending(dist.all_reduce(x, group=axis.group, async_op=True), x)
     sequences, tokens, width = x.size(0), x.size(1) // axis.size, x.size(2)

@@ -11,7 +11,8 @@ from torch import Tensor
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.stages import PipelineRank
+from cost_models.schedules import stages_of_rank
+from cost_models.stages import contents_of
 from executor.data.batch import Batch
 from executor.measure import CommunicationCounter
 from executor.train import Trainer
@@ -75,20 +76,8 @@ def predicted_traffic(
 ) -> dict[Key, tuple[float, float]]:
     """Return count and bytes of a rank's collectives by axis and kind."""
     plan, model = file.plan, file.model
-    layers = [
-        kind
-        for first, last in file.layer_ranges[pipeline_rank :: plan.pipeline_parallel]
-        for kind in model.pattern[first:last]
-    ]
-    counts = tuple(layers.count(kind) for kind in range(len(model.kinds)))
-    rank = PipelineRank(
-        index=pipeline_rank,
-        kind_counts=counts,
-        largest_stage=counts,
-        first=pipeline_rank == 0,
-        last=pipeline_rank == plan.pipeline_parallel - 1,
-        multiplicity=1,
-    )
+    owned = stages_of_rank(plan, pipeline_rank)
+    rank = contents_of(model, file.layer_ranges, owned, pipeline_rank)
     found: dict[Key, tuple[float, float]] = {}
     table = PlanTable.from_plans([plan])
     for (axis, kind), traffic in rank_traffic(model, file.workload, table, rank).items():

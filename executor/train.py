@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_models.plan_file import PlanFile
+from cost_models.schedules import SPLIT, stages_of_rank
 from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
 from executor.expert_parallel import ExpertAxis
@@ -103,6 +104,7 @@ class Trainer:
             size=self.plan.tensor_parallel,
             rank=self.grid.rank("tensor"),
             sequence_parallel=self.plan.sequence_parallel,
+            weights_later=self.plan.pipeline_schedule in SPLIT,
         )
         apart = "expert" in self.grid.by_axis
         self.experts = ExpertAxis(
@@ -116,9 +118,7 @@ class Trainer:
         self.stages: list[Stage] = []
         self.held: list[Held] = []
         self.buffers: list[Held] = []  # of the model's state, kept in checkpoints
-        for index in range(
-            self.grid.rank("pipeline"), self.plan.num_stages, self.plan.pipeline_parallel
-        ):
+        for index in stages_of_rank(self.plan, self.grid.rank("pipeline")):
             stage = Stage(file, index, self.axis, self.experts)
             rows = distribute(stage, self.grid, precision)
             stage.materialise(self.device, start or fresh_start(seed), rows)

@@ -9,9 +9,10 @@ from typing import Any, Final, get_args
 
 from cost_models.estimate import Setting
 from cost_models.families import model_spec
-from cost_models.legality import question_of, require_legal
+from cost_models.legality import FEWEST, question_of, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, Recompute
+from cost_models.schedules import default_virtual_stages
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
@@ -120,14 +121,14 @@ def _default_plan(
     data = value("data_parallel", max(1, num_gpus // ranks), "all accelerators that are left")
     micro = value("micro_batch_size", 1, "one sequence")
     if not batch_given:
-        count = fixed.get("num_microbatches", pipeline)
+        count = fixed.get("num_microbatches") or _fewest_microbatches(fixed, pipeline)
         question = _with_batch(question, micro * count * data)
     share = question.setting.workload.global_batch_size // (micro * data)
     count = fixed.get("num_microbatches", max(1, share))
     schedule = fixed.get("pipeline_schedule")
     virtual = fixed.get("virtual_stages")
     if virtual is None:
-        virtual = 2 if schedule == "interleaved_1f1b" else 1
+        virtual = default_virtual_stages(schedule)
     plan = Plan(
         data_parallel=data,
         tensor_parallel=tensor,
@@ -151,6 +152,14 @@ def _default_plan(
         **{name: fixed[name] for name in UNVARIED if name in fixed},
     )
     return question, plan, assumptions
+
+
+def _fewest_microbatches(fixed: Mapping[str, Any], pipeline: int) -> int:
+    """Return how many micro-batches keep every rank busy, and are enough for the schedule."""
+    schedule = fixed.get("pipeline_schedule")
+    if pipeline == 1 or schedule not in FEWEST:
+        return pipeline
+    return max(pipeline, int(FEWEST[schedule](Plan(pipeline_parallel=pipeline))))
 
 
 def _with_batch(question: Question, batch: int) -> Question:

@@ -11,6 +11,7 @@ import numpy as np
 
 from cost_models.model import ModelSpec
 from cost_models.plan import FLAGS, RECOMPUTE, SCHEDULES, WORDS, Plan, PlanTable
+from cost_models.schedules import LOOPED, SPLIT, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import Fields
@@ -218,13 +219,16 @@ def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> lis
         even = [
             v for v in range(2, MAX_VIRTUAL_STAGES + 1) if model.num_layers % (pipeline * v) == 0
         ]
-        pairs = [("gpipe", 1), ("1f1b", 1), *(("interleaved_1f1b", v) for v in even)]
+        pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
+        pairs += [(name, v) for name in LOOPED for v in even]
+        pairs += [(name, 2) for name in V_SHAPED if 2 in even]
+        pairs = [pair for pair in pairs if pair[0] not in SPLIT or "pipeline_schedule" in fixed]
     schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
     kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
     if kept:
         return kept
-    default_virtual = 2 if schedule == "interleaved_1f1b" else 1
-    return [(schedule or "1f1b", virtual or default_virtual)]  # legality says what is wrong
+    # legality says what is wrong
+    return [(schedule or "1f1b", virtual or default_virtual_stages(schedule))]
 
 
 def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -32,7 +32,8 @@ from cost_models.estimate import (
 )
 from cost_models.families import model_spec
 from cost_models.legality import legality_codes
-from cost_models.plan import Plan, PlanTable
+from cost_models.plan import SCHEDULES, Plan, PlanTable
+from cost_models.schedules import SPLIT_CODES
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
@@ -225,7 +226,9 @@ def test_less_recomputation_needs_more_memory_and_less_computation(key: Any) -> 
     assert (none.peak * SLACK >= selective.peak).all()
     # one layer alone is recomputed beside its input: dropping it saves nothing
     several = setting.model.num_layers >= 2 * table.pipeline_parallel
-    assert (selective.peak * SLACK >= full.peak)[several].all()
+    # what is recomputed for weight gradients that come later stays until then
+    slack = np.where(np.isin(table.pipeline_schedule, SPLIT_CODES), 1.01, SLACK)
+    assert (selective.peak * slack >= full.peak)[several].all()
     assert (full.peak < none.peak).any()
     assert (none.time.recompute == 0).all()
     assert (selective.time.recompute <= full.time.recompute * SLACK).all()
@@ -333,7 +336,7 @@ def test_every_sample_has_legal_plans_of_every_kind() -> None:
     """The tests above mean something only if their tables hold all kinds of plans."""
     assert {key[0] for key in SETTINGS} == set(CONFIGS)
     _, table = legal_table(SETTINGS[0])
-    assert set(np.unique(table.pipeline_schedule)) == {0, 1, 2}
+    assert set(np.unique(table.pipeline_schedule)) == set(range(len(SCHEDULES)))
     assert set(np.unique(table.zero_stage)) == {0, 1, 2, 3}
     assert len(np.unique(table.tensor_parallel)) > 2
     assert table.sequence_parallel.any()
@@ -362,17 +365,18 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
     def tokens(t: PlanTable) -> Any:
         return 256.0 * t.micro_batch_size
 
+    regions = activations.layer_regions(
+        kind,
+        model.hidden_size,
+        256,
+        compute_bytes=2.0,
+        kernel="eager",
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        software=software,
+    )
+
     def saved(t: PlanTable) -> Any:
-        regions = activations.layer_regions(
-            kind,
-            model.hidden_size,
-            256,
-            compute_bytes=2.0,
-            kernel="eager",
-            hidden_dropout=0.1,
-            attention_dropout=0.1,
-            software=software,
-        )
         return activations.saved_bytes_per_token(
             regions,
             model.hidden_size,
@@ -431,6 +435,14 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "in_flight_gpipe": lambda t: stages.in_flight_gpipe(t.num_microbatches),
         "in_flight_interleaved": lambda t: stages.in_flight_interleaved(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages, 0
+        ),
+        "moments_zero_bubble": lambda t: stages.moments_zero_bubble(
+            t.num_microbatches, t.pipeline_parallel, t.virtual_stages, 1
+        )[1][0],
+        "moments_zbv": lambda t: stages.moments_zbv(t.pipeline_parallel, 1)[2][1],
+        "moments_dualpipev": lambda t: stages.moments_dualpipev(t.pipeline_parallel, 1)[1][0],
+        "due_bytes_per_token": lambda t: activations.due_bytes_per_token(
+            kind, regions, 2.0, t.tensor_parallel, t.sequence_parallel
         ),
         "bubble_fraction": lambda t: stages.bubble_fraction(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages

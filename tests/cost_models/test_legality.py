@@ -66,7 +66,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "schedule_microbatches": (
         {"num_microbatches": 1, "micro_batch_size": 8},
         {},
-        ["got 1 < 2"],
+        ["1f1b needs num_microbatches >= 2", "got 1"],
     ),
     "interleaved_microbatches": (
         {
@@ -76,6 +76,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         },
         {"batch": 12},
         ["multiple of pipeline_parallel", "3 and 2"],
+    ),
+    "pipeline_schedule": (
+        {"pipeline_schedule": "zero_bubble"},
+        {"splits_backward": False},
+        ["zero_bubble", "allowed: gpipe, 1f1b, interleaved_1f1b)"],
     ),
     "zero_alone": (
         {"data_parallel": 1, "micro_batch_size": 4},
@@ -110,7 +115,6 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["expert_tensor_parallel off", "seq_len = 255"],
     ),
     "context_parallel": ({"context_parallel": 2}, {"num_gpus": 16}, ["context_parallel = 2"]),
-    "pipeline_schedule": ({"pipeline_schedule": "zbv"}, {}, ["zbv", "must be one of gpipe, 1f1b"]),
     "offload": ({"offload": "optimizer"}, {}, ["offload = optimizer", "must be none"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }
@@ -122,8 +126,10 @@ def asked(
     seq_len: int = 256,
     batch: int = 16,
     largest_zero_stage: int = 3,
+    splits_backward: bool = True,
 ) -> Question:
-    return Question(model or llama(), Workload(seq_len, batch), num_gpus, largest_zero_stage)
+    workload = Workload(seq_len, batch)
+    return Question(model or llama(), workload, num_gpus, largest_zero_stage, splits_backward)
 
 
 def broken_rules(question: Question, plan: Plan) -> list[str]:
@@ -202,15 +208,18 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "num_layers"
     if p > 1 and any(k.cross_attention is not None for k in model.kinds):
         return "encoder_decoder_pipeline"
-    if plan.pipeline_schedule == "interleaved_1f1b":
-        if p < 2 or v < 2:
-            return "virtual_stages"
-    elif v > 1:
+    schedule = plan.pipeline_schedule
+    several = {"zbv": (2,), "dualpipev": (2,)}
+    several |= dict.fromkeys(("interleaved_1f1b", "interleaved_zero_bubble"), (2, 3))
+    if v not in several.get(schedule, (1,)) or (v > 1 and p == 1):
         return "virtual_stages"
-    if plan.pipeline_schedule == "1f1b" and p > 1 and m < p:
+    fewest = {"1f1b": p, "zero_bubble": p, "zbv": 2 * p - 1, "dualpipev": 2 * p}
+    if p > 1 and m < fewest.get(schedule, 1):
         return "schedule_microbatches"
-    if plan.pipeline_schedule == "interleaved_1f1b" and m % p:
+    if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and m % p:
         return "interleaved_microbatches"
+    if schedule not in SCHEDULES[:3] and not question.splits_backward:
+        return "pipeline_schedule"
     if plan.zero_stage and plan.data_parallel == 1:
         return "zero_alone"
     if not experts and (plan.expert_parallel > 1 or not plan.expert_tensor_parallel):
@@ -222,18 +231,17 @@ def first_broken(question: Question, plan: Plan) -> str:
     splits = not plan.expert_tensor_parallel and not plan.sequence_parallel
     if splits and question.workload.seq_len % t:
         return "expert_tokens"
-    if plan.pipeline_schedule not in SCHEDULES[:3]:
-        return "pipeline_schedule"
     if model.max_seq_len_is_hard and question.workload.seq_len > (model.max_seq_len or 0):
         return "positions"
     return "legal"
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_codes_equal_a_plain_python_walk(name: str) -> None:
+@pytest.mark.parametrize("splits_backward", [True, False])
+def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> None:
     random = np.random.default_rng(1)
     setting = make_setting(name, seq_len=252, global_batch_size=12)
-    question = Question(setting.model, setting.workload, 12)
+    question = Question(setting.model, setting.workload, 12, splits_backward=splits_backward)
 
     def some(values: Any) -> Any:
         value = random.choice(values)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,9 @@ from hypothesis import strategies as st
 from pipeline_simulator import makespan, most_in_flight, torch_order
 from samples import llama, sample_model
 
-from cost_models.plan import split_layers
+from cost_models.held_activations import fullest_moments
+from cost_models.plan import Plan, PlanTable, split_layers
+from cost_models.schedules import V_SHAPED, actions, most_held
 from cost_models.stages import (
     bubble_fraction,
     even_rank_contents,
@@ -94,16 +98,16 @@ def test_uneven_layer_ranges_are_taken_as_given() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_micro_batches_in_flight_are_those_of_torch(schedule: str) -> None:
     for p, m in PIPELINES:
-        for rank, actions in enumerate(torch_order(schedule, p, 1, m)):
+        for rank, order in enumerate(torch_order(schedule, p, 1, m)):
             ours = in_flight_1f1b(m, p, rank) if schedule == "1f1b" else in_flight_gpipe(m)
-            assert most_in_flight(actions) == float(ours), (p, m, rank)
+            assert most_in_flight(order) == float(ours), (p, m, rank)
 
 
 def test_interleaved_stages_in_flight_are_those_of_torch() -> None:
     for p, v, m in INTERLEAVED:
-        for rank, actions in enumerate(torch_order("interleaved_1f1b", p, v, m)):
+        for rank, order in enumerate(torch_order("interleaved_1f1b", p, v, m)):
             ours = float(in_flight_interleaved(m, p, v, rank))
-            assert most_in_flight(actions) == ours, (p, v, m, rank)
+            assert most_in_flight(order) == ours, (p, v, m, rank)
 
 
 def test_bubble_is_that_of_the_simulated_schedules() -> None:
@@ -125,3 +129,41 @@ def test_in_flight_takes_columns() -> None:
     microbatches, pipeline = np.array([16, 2]), np.array([4, 4])
     assert in_flight_1f1b(microbatches, pipeline, 1).tolist() == [3, 2]
     assert in_flight_interleaved(microbatches, pipeline, np.array([2, 2]), 0).tolist() == [11, 4]
+
+
+SPLIT_PIPELINES = [
+    (schedule, p, v, m)
+    for schedule, virtual in (
+        ("zero_bubble", (1,)),
+        ("interleaved_zero_bubble", (2, 3)),
+        ("zbv", (2,)),
+        ("dualpipev", (2,)),
+    )
+    for p in range(2, 7)
+    for v in virtual
+    for m in {"zbv": range(2 * p - 1, 20), "dualpipev": range(2 * p, 20)}.get(
+        schedule, range(p, 20, p if v > 1 else 1)
+    )
+]
+
+
+@pytest.mark.parametrize("due", [0.0, 0.3, 1.0, 1.7, 12.0])
+def test_the_fullest_moment_is_that_of_the_order(due: float) -> None:
+    """Whatever a stage keeps for its weight gradients, in units of what it keeps in flight."""
+    for schedule, p, v, m in SPLIT_PIPELINES:
+        plan = Plan(1, 1, p, v, schedule, num_microbatches=m)  # type: ignore[arg-type]
+        ranks = even_rank_contents(
+            llama(num_hidden_layers=p * v), p, v, v_shaped=schedule in V_SHAPED
+        )
+        held = []
+        for rank in range(p):
+            (contents,) = [c for c in ranks if c.index <= rank <= c.last_index]
+            moments = fullest_moments(PlanTable.from_plans([plan]), replace(contents, index=rank))
+            ours = max(float(f[0]) + due * float(d[0]) for f, d in moments)  # type: ignore[index]
+            order = max(f + due * d for f, d in most_held(actions(plan, rank)))
+            assert ours == pytest.approx(order), (schedule, p, v, m, rank)
+            held.append(order)
+        # one rank stands for those with the same contents: the first or the last is the fullest
+        for contents in ranks:
+            same = held[contents.index : contents.last_index + 1]
+            assert max(same) == pytest.approx(max(same[0], same[-1]))

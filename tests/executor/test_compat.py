@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from cost_models.plan import Plan
 from executor import compat
+from executor.forked import run_forked
 
 
 def test_collectives_take_what_we_give_them():
@@ -108,3 +109,32 @@ def test_rotary_positions_turn_neighbours():
         q.bfloat16()[..., :4], q[..., :4], angle.cos(), angle.sin(), unsqueeze_dim=2
     )
     assert narrow.dtype == torch.bfloat16
+
+
+def _groups_after_a_backward_pass(rank: int) -> list[bool]:
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for module in (*layers, layers):
+        torch.distributed.fsdp.fully_shard(module, mesh=mesh)
+    layers.set_requires_gradient_sync(False)
+    layers.set_is_last_backward(False)
+    layers(torch.ones(1, 2)).sum().backward()
+    last, first = compat.parameter_groups(layers)
+    is_backward_order = last.whole[0] is not first.whole[0]
+    taken = {id(parameter): gradient for parameter, gradient in last.take()}
+    given = [bool((taken[id(p)] != 0).all()) for p in last.whole]
+    forgotten = all(p.grad is None for p in last.whole)
+    for parameter in last.whole:
+        parameter.grad = taken[id(parameter)]
+    layers.set_requires_gradient_sync(True)
+    layers.set_is_last_backward(True)
+    for group in (last, first):
+        group.end()
+    compat.end_backward(layers)
+    reduced = all(p.grad is not None for p in layers.parameters())
+    return [is_backward_order, *given, forgotten, reduced]
+
+
+@pytest.mark.distributed
+def test_groups_of_parameters_are_reduced_on_demand():
+    assert all(map(all, run_forked(_groups_after_a_backward_pass, 2)))

@@ -73,6 +73,14 @@ def test_what_is_given_is_not_an_assumption() -> None:
             {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b"},
             {"virtual_stages": 2},
         ),
+        (
+            {"pipeline_parallel": 2, "pipeline_schedule": "dualpipev"},
+            {"virtual_stages": 2, "num_microbatches": 4},
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+            {"virtual_stages": 1, "num_microbatches": 2},
+        ),
         ({"global_batch_size": 64}, {"num_microbatches": 8}),
         ({"global_batch_size": 64, "micro_batch_size": 4}, {"num_microbatches": 2}),
         ({"micro_batch_size": 4}, {"num_microbatches": 1}),
@@ -101,8 +109,11 @@ def test_the_rest_follows_from_what_is_given(
         ({"tensor_paralel": 2}, "Did you mean tensor_parallel"),
         ({"global_batch_size": 4}, "global_batch_size"),
         ({"num_microbatches": 3, "global_batch_size": 16}, "= 24, but global_batch_size is 16"),
-        ({"pipeline_parallel": 2, "num_microbatches": 1, "zero_stage": 0}, "got 1 < 2"),
-        ({"virtual_stages": 2}, "interleaved_1f1b needs at least 2 of both"),
+        (
+            {"pipeline_parallel": 2, "num_microbatches": 1, "zero_stage": 0},
+            "num_microbatches >= 2 with pipeline_parallel = 2, got 1",
+        ),
+        ({"virtual_stages": 2}, "interleaved_zero_bubble need at least 2 of both"),
         ({"seq_len": 100, "tensor_parallel": 8}, "legal values"),
     ],
 )
