@@ -212,6 +212,28 @@ def _execute(command: str, arguments: list[str]) -> None:
 
 
 @app.command()
+def replan(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="accelerators that are left")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="write the new plan here")],
+    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    json: Json = False,
+) -> None:
+    """Plan again for what is left: the same model, precision, optimizer and batch, if it can be."""
+    from cost_models.plan_file import write_plan_file
+    from planner.answers import to_json
+    from planner.outputs import refuse_existing
+    from planner.replan import replan as ask
+
+    refuse_existing(output, force=force)
+    answer = ask(plan, gpus)
+    write_plan_file(output, answer.file, force=force)
+    for note in answer.notes:
+        say(f"note: {note}")
+    print(to_json(answer.to_dict()) if json else f"wrote {output}")
+
+
+@app.command()
 def compare(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
     other: Annotated[

@@ -1,0 +1,33 @@
+"""What is left of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.schema import Cluster
+
+
+def part_of(cluster: Cluster, accelerators: int) -> Cluster:
+    """Return so many accelerators of a cluster: whole nodes, or a part of one.
+
+    >>> from hardware_profiles.spec import parse_cluster
+    >>> part = part_of(parse_cluster("4x8xH100-SXM"), 16)
+    >>> part.num_nodes, part.gpus_per_node, [tier.domain_size for tier in part.tiers]
+    (2, 8, [8, 16])
+    """
+    nodes, rest = divmod(accelerators, cluster.gpus_per_node)
+    if not 1 <= accelerators <= cluster.num_gpus or (nodes and rest):
+        raise InputError(
+            f"{accelerators} accelerators of {cluster.name} (must be whole nodes of "
+            f"{cluster.gpus_per_node}, or fewer than one holds; at most {cluster.num_gpus})"
+        )
+    outer = next(tier for tier in cluster.tiers if tier.domain_size >= accelerators)
+    inner = [tier for tier in cluster.tiers if tier.domain_size < accelerators]
+    return replace(
+        cluster,
+        name=f"{accelerators} of {cluster.name}",
+        num_nodes=max(1, nodes),
+        gpus_per_node=cluster.gpus_per_node if nodes else accelerators,
+        tiers=(*inner, replace(outer, domain_size=accelerators)),
+    )
