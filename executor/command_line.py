@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     _add_data(run.add_argument_group("data"))
     _add_training(run.add_argument_group("training"))
     add_saving(run.add_argument_group("checkpoints"))
+    _add_speed(run.add_argument_group("speed"))
     _add_watching(run.add_argument_group("watching"))
     _add_run(run.add_argument_group("the run"))
     add_failures(run.add_argument_group("failures"))
@@ -157,6 +158,14 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         type=rate,
         default=1.0,
         help="clip gradients to this norm (default: %(default)s; 0: do not clip)",
+    )
+
+
+def _add_speed(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        help="torch.compile the layers (runs eagerly, and says so, where no compiler is found)",
     )
 
 
