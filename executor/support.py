@@ -27,6 +27,7 @@ FAMILIES: Final = (
     "mistral",
     "mixtral",
     "olmo2",
+    "olmoe",
     "phi",
     "phi3",
     "qwen2",
@@ -61,6 +62,8 @@ def _problems(file: PlanFile) -> Iterator[str]:
         )
     if file.workload.adapter != "none":
         yield f"adapter {file.workload.adapter} (only none)"
+    if model.config.get("clip_qkv") is not None:
+        yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
     if model.config.get("router_jitter_noise"):
         yield f"router_jitter_noise = {model.config['router_jitter_noise']} (only 0)"
     if model.config.get("output_router_logits"):

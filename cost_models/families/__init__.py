@@ -55,6 +55,7 @@ _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
     "mistral": (llama_like.mistral, llama_like.MISTRAL),
     "mixtral": (moe.mixtral, moe.MIXTRAL),
     "olmo2": (llama_like.olmo2, llama_like.OLMO2),
+    "olmoe": (moe.olmoe, moe.OLMOE),
     "opt": (opt.opt, opt.OPT),
     "phi": (phi.phi, phi.PHI),
     "phi3": (phi3.phi3, phi3.PHI3),

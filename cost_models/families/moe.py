@@ -1,4 +1,4 @@
-"""Decoders whose MLPs are mixtures of experts: Mixtral, gpt-oss, and the parts of others."""
+"""Decoders whose MLPs are mixtures of experts: Mixtral, OLMoE, gpt-oss, the parts of others."""
 
 from __future__ import annotations
 
@@ -73,6 +73,26 @@ GPT_OSS = Defaults(
         "attention_bias": True,
     },
     synonyms={"num_local_experts": ("num_experts",)},
+)
+
+
+OLMOE = Defaults(
+    {
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "num_experts_per_tok": 8,
+        "num_experts": 64,
+    },
+    synonyms={"num_experts": ("num_local_experts",)},
 )
 
 
@@ -183,6 +203,21 @@ def mixtral(config: Config) -> ModelSpec:
     )
     window = config.optional_size("sliding_window", MAX_POSITIONS)
     kind = moe_layer(sizes, feed_forward, mlp, Style(), window)
+    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+
+
+def olmoe(config: Config) -> ModelSpec:
+    """OLMoE (Muennighoff et al., arXiv:2409.02060): norms of q and k over all heads."""
+    sizes = read_sizes(config, head_dim=None)
+    check_rotary(config, sizes.head_dim)
+    feed_forward = read_experts(config, "num_experts", ffn_size(config))
+    mlp = (
+        *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
+        *routed_experts(sizes.hidden_size, feed_forward),
+    )
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, qk_norm="all")
+    kind = moe_layer(sizes, feed_forward, mlp, style, None)
     return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
 
 

@@ -24,7 +24,7 @@ from executor.families.llama_like import (
     SMOLLM3,
     STARCODER2,
 )
-from executor.families.moe import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from executor.families.moe import DEEPSEEK, GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 
 FAMILIES: Final[dict[str, Family]] = {
     "cohere": COHERE,
@@ -41,6 +41,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": LLAMA,
     "mixtral": MIXTRAL,
     "olmo2": OLMO2,
+    "olmoe": OLMOE,
     "phi": PHI,
     "phi3": PHI3,
     "qwen2": LLAMA,

@@ -8,7 +8,7 @@ from typing import Final
 from executor.families.experts import by_kind, clamped_experts, gated_experts, sparse
 from executor.families.latent_attention import latent_attention
 from executor.families.llama_like import ATTENTION, LLAMA, QWEN3
-from executor.families.self_attention import turn_half_tables
+from executor.families.self_attention import norm_all_heads, turn_half_tables
 
 MIXTRAL: Final = replace(LLAMA, feed_forward=sparse(), experts=gated_experts)
 QWEN2_MOE: Final = replace(
@@ -21,6 +21,7 @@ QWEN2_MOE: Final = replace(
 QWEN3_MOE: Final = replace(
     QWEN3, feed_forward=by_kind(LLAMA.feed_forward, sparse()), experts=gated_experts
 )
+OLMOE: Final = replace(MIXTRAL, attention=replace(ATTENTION, norm_heads=norm_all_heads))
 GPT_OSS: Final = replace(
     LLAMA,
     attention=replace(ATTENTION, rotate=turn_half_tables, sinks="sinks"),

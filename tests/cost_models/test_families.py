@@ -96,6 +96,10 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         ],
     ),
     "qwen3": (LLAMA | {"head_dim": 10}, [{"attention_bias": True, "tie_word_embeddings": True}]),
+    "olmoe": (
+        LLAMA | {"num_experts": 4, "num_experts_per_tok": 2},
+        [{"attention_bias": True}, {"num_key_value_heads": None, "tie_word_embeddings": True}],
+    ),
     "olmo2": (LLAMA, [{"attention_bias": True}, {"tie_word_embeddings": True}]),
     "gemma": (LLAMA | {"head_dim": 10}, [{"attention_bias": True, "tie_word_embeddings": False}]),
     "gemma2": (LLAMA | {"head_dim": 10}, [{"attention_bias": True, "layer_types": SLIDING}]),

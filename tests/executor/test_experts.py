@@ -18,7 +18,7 @@ from executor.grouped import grouped_linear
 from executor.tensor_parallel import WHOLE
 from executor.verify import TOLERANCE, Verification
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
 WHOLE_EXPERTS: dict[str, Any] = {"expert_tensor_parallel": False}
 SP: dict[str, Any] = {"sequence_parallel": True}
 
@@ -188,6 +188,10 @@ CASES: dict[str, tuple[str, Plan]] = {
     "cut experts, sequence parallel, recomputed": (
         "deepseek_v3",
         Plan(2, 2, zero_stage=3, expert_parallel=2, num_microbatches=2, recompute="full", **SP),
+    ),
+    "norms over all heads": (
+        "olmoe",
+        Plan(2, 2, zero_stage=1, num_microbatches=2, expert_parallel=2, recompute="full", **SP),
     ),
     "cut, shared expert": ("qwen2_moe", Plan(1, 2, recompute="full", num_microbatches=2, **SP)),
     "whole experts on tensor ranks": (

@@ -69,6 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
+    "olmoe": {**_LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
     "gpt_oss": {
         **_LLAMA,
         "head_dim": 8,
