@@ -84,6 +84,18 @@ def layouts(
     }
 
 
+def buffer_layouts(model: ModelSpec) -> dict[str, Layout]:
+    """Return the buffers that are part of the model's state; zeros unless they are loaded."""
+    buffer = FAMILIES[model.family].expert_buffer
+    found = {}
+    for prefix, kind in zip(model.layer_prefixes, model.pattern, strict=True):
+        experts = model.kinds[kind].feed_forward.num_experts
+        if buffer is not None and experts:
+            name = f"{prefix}.{buffer}"
+            found[name] = Layout(name, (experts,), None, 0.0, None, (), False)
+    return found
+
+
 def _layout(
     model: ModelSpec, axis: TensorAxis, experts: ExpertAxis, name: str, weight: Weight
 ) -> Layout:

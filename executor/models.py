@@ -27,7 +27,7 @@ from executor.families import FAMILIES
 from executor.families.description import Family, Layer, Rotary
 from executor.families.experts import prepare_experts
 from executor.families.layer import run_layer
-from executor.layout import Layout, Pieces, Ranges, Start, fresh_tensor, layouts
+from executor.layout import Layout, Pieces, Ranges, Start, buffer_layouts, fresh_tensor, layouts
 from executor.loss import summed_cross_entropy
 from executor.tensor_parallel import (
     WHOLE,
@@ -132,11 +132,9 @@ class Stage(nn.Module):  # type: ignore[misc]
     def _cut_parameters(self, table: dict[str, Layout], spec: ModelSpec) -> None:
         """Replace every parameter by this rank's slice of it, and remember the layouts."""
         self.layouts: dict[str, Layout] = {}
-        # of the model's state, held by every rank of the stage: zeros unless they were loaded
+        present = dict(self.named_buffers())  # every rank of the stage holds them
         self.buffer_layouts = {
-            name: Layout(name, tuple(buffer.shape), None, 0.0, None, (), False)
-            for name, buffer in self.named_buffers()
-            if name in self.state_dict()
+            name: layout for name, layout in buffer_layouts(spec).items() if name in present
         }
         self.pieces: dict[str, Pieces] = {}  # of every parameter that this rank holds
         self.is_second_copy: set[str] = set()  # of a tied tensor whose first copy is elsewhere

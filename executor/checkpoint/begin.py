@@ -18,7 +18,7 @@ from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.resume import choose, restore, set_newer_aside
 from executor.checkpoint.settings import Saving, find
 from executor.data import Corpus
-from executor.layout import Start, layouts
+from executor.layout import Start, buffer_layouts, layouts
 from executor.tensor_parallel import WHOLE
 from executor.train import Trainer
 from hardware_profiles.errors import InputError
@@ -58,7 +58,9 @@ def beginning(
     if saving.init_from is None:
         return Beginning(None, None, tuple(notes))
     folder = HuggingFaceFolder(saving.init_from)
-    notes += folder.check(file.model.config, layouts(file.model, WHOLE))
+    notes += folder.check(
+        file.model.config, {**layouts(file.model, WHOLE), **buffer_layouts(file.model)}
+    )
     return Beginning(folder.start, None, (*notes, f"weights of {saving.init_from}"))
 
 

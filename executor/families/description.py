@@ -43,6 +43,8 @@ class Family:
     attention_block: Block = Block("self_attn", "input_layernorm")
     feed_forward_block: Block = Block("mlp", "post_attention_layernorm")
     experts: ExpertsForward | None = None  # of a mixture
+    # a buffer of every mixture that is part of the model's state, one number an expert
+    expert_buffer: str | None = None
     positions: str | None = None  # learned
     rotary: str | None = None
     # which of its rotary tables a layer (its module) reads, None: no positions

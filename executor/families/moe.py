@@ -34,4 +34,5 @@ DEEPSEEK: Final = replace(
     attention=latent_attention,
     feed_forward=by_kind(LLAMA.feed_forward, sparse(shared="shared_experts")),
     experts=gated_experts,
+    expert_buffer="mlp.gate.e_score_correction_bias",
 )
