@@ -23,6 +23,7 @@ from executor.checkpoint.settings import named_place
 from executor.checkpoint.stored import Stored, stored
 from executor.checkpoint.tensor_file import DTYPES, TensorFile
 from executor.compat import causal_lm
+from executor.data.vocabulary import open_vocabulary
 from executor.models import COMPUTE_DTYPE
 from hardware_profiles.errors import InputError
 
@@ -105,8 +106,10 @@ def write_hugging_face(
         temporary.mkdir(parents=True)
         with cleaned_up(temporary, owner=True):
             _write_weights(checkpoint, temporary, dtype, max_shard_bytes)
-            _write_configs(about["model"]["config"], temporary, dtype)
-            notes = _copy_tokenizer(about.get("options", {}).get("tokenizer"), temporary)
+            tokenizer = about.get("options", {}).get("tokenizer")
+            notes = _copy_tokenizer(tokenizer, temporary)
+            end = open_vocabulary(str(temporary)).end if tokenizer and not notes else None
+            _write_configs(about["model"]["config"], temporary, dtype, end)
             sync_folder(temporary)
             if output.exists():
                 output.rmdir()
@@ -172,15 +175,24 @@ def _shards(
     yield shard
 
 
-def _write_configs(config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
-    """Write config.json and, for a model that generates, generation_config.json."""
+def _write_configs(
+    config: dict[str, Any], folder: Path, dtype: torch.dtype, end: int | None
+) -> None:
+    """Write config.json and, for a model that generates, generation_config.json.
+
+    ``end``: the token behind every document that the run read; generation ends there.
+    """
     model: Any = causal_lm(config, device="meta", dtype=dtype, attention_kernel="flash")
     model.config.use_cache = config.get("use_cache", True)
     model.config.architectures = [type(model).__name__]
     model.config.dtype = dtype
     model.config.save_pretrained(folder)
     if model.can_generate():
-        model.generation_config.save_pretrained(folder)
+        generation = model.generation_config
+        generation.use_cache = True
+        if end is not None:
+            generation.eos_token_id = end
+        generation.save_pretrained(folder)
 
 
 def _copy_tokenizer(source: str | None, folder: Path) -> list[str]:

@@ -25,7 +25,8 @@ CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 SHOWN: Final = 3  # names in an error
-# buffers that older files hold: they are computed
+# what is no parameter: buffers that older files hold, though they are computed, and those that are
+# part of the state
 _NOT_PARAMETERS: Final = (
     ".attn.bias",
     ".attn.masked_bias",
@@ -33,6 +34,7 @@ _NOT_PARAMETERS: Final = (
     ".attention.masked_bias",
     "rotary_emb.inv_freq",
     ".position_ids",
+    ".e_score_correction_bias",
 )
 _HEADS: Final = frozenset({"lm_head.weight", "embed_out.weight"})
 

@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cost_models.plan import Plan
-from tests.executor.checkpoint.saving import trained
+from cost_models.plan_file import PlanFile
+from executor.checkpoint.manager import CheckpointManager
+from executor.checkpoint.pieces import whole
+from executor.checkpoint.reader import Checkpoint
+from executor.forked import run_forked
+from tests.executor.checkpoint.saving import begin, trained
 from tests.executor.tiny import tiny
 
 pytestmark = pytest.mark.distributed
@@ -65,3 +71,46 @@ def test_another_plan_continues_with_equal_losses(saved: str, resumed: str, tmp_
         trained(before, tmp_path / family, SAVED, every=SAVED)
         found = trained(after, tmp_path / family, STEPS)[0]["losses"]
         assert found == pytest.approx(whole[SAVED:], rel=1e-12)
+
+
+def _saved_again(rank: int, file: PlanFile, source: str, target: str) -> str:
+    """Resume, and save what that gave."""
+    trainer, _ = begin(file, Path(source))
+    return str(CheckpointManager(trainer, Path(target), every=None).save_now())
+
+
+EXPERTS = {
+    "ep2·tp2": Plan(
+        2, 2, expert_parallel=2, expert_tensor_parallel=False, zero_stage=1, micro_batch_size=2
+    ),
+    "ep2·tp2 cut": Plan(2, 2, expert_parallel=2, zero_stage=3, micro_batch_size=2),
+    "pp2·tp2": Plan(1, 2, 2, sequence_parallel=True, micro_batch_size=2, num_microbatches=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "saved", "resumed"),
+    [
+        pytest.param("deepseek_v3", "ep2·tp2", "pp2·tp2"),
+        pytest.param("gpt_oss", "ep2·tp2 cut", "ep2·tp2", marks=pytest.mark.slow),
+        pytest.param("mixtral", "pp2·tp2", "ep2·tp2 cut", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_are_resharded_bit_for_bit(family: str, saved: str, resumed: str, tmp_path: Path):
+    options: dict[str, Any] = {"optimizer": "adamw", "num_layers": 2, "vocab_size": 131}
+    before = tiny(EXPERTS[saved], family, **options)
+    trained(before, tmp_path / "one", 1, every=1)
+    after = tiny(EXPERTS[resumed], family, **options)
+    where = (str(tmp_path / "one"), str(tmp_path / "two"))
+    (folder,) = set(run_forked(_saved_again, after.plan.world_size, after, *where))
+    one, two = Checkpoint(tmp_path / "one" / "step-00000001"), Checkpoint(Path(folder))
+    assert one.index.tensors.keys() == two.index.tensors.keys()
+    assert one.index.state == two.index.state
+    for name, entry in one.index.tensors.items():
+        pieces = whole(entry.shape)
+        assert torch.equal(one.weights(name, pieces), two.weights(name, pieces)), name
+        if name.endswith("e_score_correction_bias"):
+            continue  # nothing updates it
+        states = (one.state(name, pieces), two.state(name, pieces))
+        for key in one.index.state:
+            assert torch.equal(states[0][key], states[1][key]), (key, name)

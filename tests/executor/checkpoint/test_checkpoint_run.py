@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +16,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile, write_plan_file
 from executor.__main__ import main
 from executor.checkpoint.begin import Beginning
+from executor.checkpoint.folder import CheckpointFolder, step_of
 from executor.checkpoint.hook import saving_hook
 from executor.checkpoint.settings import Saving
 from executor.data import MarkovCorpus
@@ -40,6 +52,7 @@ PP2 = Plan(pipeline_parallel=2, micro_batch_size=2, num_microbatches=2)
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Write a plan and return its path."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHARDPLAN_CACHE", str(tmp_path / "cache"))
 
     def write(layout: Plan, name: str = "plan.json", **options: Any) -> Path:
         options = {"vocab_size": 256, "num_layers": 2, "optimizer": "adamw", **options}
@@ -201,3 +214,49 @@ def test_a_run_that_fails_leaves_its_checkpoints(plan):
     names = _checkpoints(Path("run"))
     assert names
     assert not [name for name in names if "." in name]
+
+
+def test_the_tokenizer_travels_with_an_export(plan, run, tmp_path: Path, capfd):
+    words = {word: number for number, word in enumerate(["<unk>", "<end>", "lamp", "lit", "the"])}
+    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<end>"
+    )
+    tokenizer.save_pretrained(tmp_path / "words")
+    (tmp_path / "text.txt").write_text("the lamp lit the lamp\n" * 40)
+    options = ("--data", "text.txt", "--tokenizer", "words", "--checkpoint-every", 1)
+    run(plan(Plan(micro_batch_size=4)), "--steps", 1, "--output", "run", *options)
+    assert main(["export", "run", "-o", "exported", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert (document["step"], document["notes"]) == (1, [])
+    loaded = AutoTokenizer.from_pretrained("exported")
+    assert loaded("lamp the")["input_ids"] == [2, 4]
+    assert GenerationConfig.from_pretrained("exported").eos_token_id == 1
+    shutil.rmtree("words")
+    assert main(["export", "run/checkpoints/step-00000001", "-o", "again"]) == 0
+    assert "the run's tokenizer is no longer in words: copy it by hand" in capfd.readouterr().err
+    assert main(["export", "run", "-o", "exported"]) == 2
+    assert "exported: is not empty; choose another -o" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills processes")
+def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_path: Path):
+    command = [sys.executable, "-m", "executor", "run", str(plan(DP2)), "--learning-rate", "0.01"]
+    command += ["--checkpoint-every", "1", "--output", "run", "--resume", "--steps"]
+    checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    with subprocess.Popen([*command, "100000"], stderr=subprocess.DEVNULL) as started:
+        deadline = time.monotonic() + 120
+        while not checkpoints.complete() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        started.kill()  # its ranks end with it
+    (folder, *_) = checkpoints.complete()
+    steps = step_of(folder) + 3
+    time.sleep(1.0)  # for the ranks to end: the operating system tells them
+    again = subprocess.run([*command, str(steps), "--json"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    found = _losses(json.loads(again.stdout))
+    assert len(found) in (1, 2, 3)
+    whole, _ = run(plan(DP2), "--steps", steps, "--output", "whole")
+    assert found == {step: _losses(whole)[step] for step in found}

@@ -29,6 +29,7 @@ from tests.executor.checkpoint.saving import trained
 from tests.executor.tiny import random_batch, tiny
 
 PLAN = Plan(2, 2, zero_stage=3, sequence_parallel=True, micro_batch_size=2)
+EXPERTS = Plan(2, 1, expert_parallel=2, zero_stage=1, micro_batch_size=2)
 PIPELINE = Plan(1, 1, 2, micro_batch_size=2, num_microbatches=2)
 
 
@@ -44,7 +45,7 @@ def _exported(file: PlanFile, folder: Path, **options: Any) -> tuple[Any, float]
 
 def _loaded(folder: Path, dtype: torch.dtype) -> Any:
     model, report = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, output_loading_info=True
+        folder, dtype=dtype, output_loading_info=True, experts_implementation="eager"
     )
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -65,13 +66,16 @@ def _loss(model: Any, file: PlanFile, seed: int) -> float:
         ("gpt2", True, PIPELINE),
         pytest.param("gpt_neox", False, PIPELINE, marks=pytest.mark.slow),
         pytest.param("phi3", False, PLAN, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", False, EXPERTS, marks=pytest.mark.slow),
+        pytest.param("mixtral", False, EXPERTS, marks=pytest.mark.slow),
     ],
 )
 def test_an_export_computes_what_was_trained(family: str, tied: bool, plan: Plan, tmp_path: Path):
     dropout = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if family == "gpt2" else {}
     file = tiny(plan, family, tied=tied, num_layers=2, optimizer="adamw", vocab_size=131, **dropout)
     model, next_loss = _exported(file, tmp_path, max_shard_bytes=100_000)
-    assert _loss(model, file, 2) == pytest.approx(next_loss, rel=1e-12)
+    # routers compute in float32
+    assert _loss(model, file, 2) == pytest.approx(next_loss, rel=1e-7 if plan is EXPERTS else 1e-12)
     assert (tmp_path / "out" / "model.safetensors.index.json").exists()
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id is not None
     checkpoint = Checkpoint(tmp_path / "checkpoints" / "step-00000002")
