@@ -17,6 +17,8 @@ import numpy as np
 from cost_models.arrays import Count, Real
 from cost_models.model import Attention, LayerKind, ModelSpec
 from cost_models.parameters import active_parameters
+from cost_models.plan import RECOMPUTE, PlanTable
+from cost_models.workload import Workload
 
 
 def six_n_d(num_parameters: Real, tokens: Real) -> Real:
@@ -91,6 +93,37 @@ def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Co
     """Model FLOP of one training step: forward once, backward twice (two matmuls for each one)."""
     tokens = np.multiply(1.0, seq_len) * global_batch_size
     return 3.0 * forward_flops_per_token(model, seq_len) * tokens
+
+
+def hardware_flops_per_step(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
+    """FLOP of matmuls and attention that all ranks together do in one step, as a counter sees them.
+
+    Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
+    computes the scores again. Full recomputation repeats a layer up to the last tensor that is
+    needed (its last matrix only where a norm or a dropout follows), selective the attention core.
+    Dense models without context parallelism (which skips blocks that a causal mask hides).
+
+    Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
+    """
+    tokens = 1.0 * workload.seq_len * workload.global_batch_size
+    core_backward = 2.0 if workload.attention_kernel == "eager" else 2.5
+    layers = [model.kinds[kind] for kind in model.pattern]
+    linear = sum(linear_flops_per_token(kind) for kind in layers)
+    core = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
+    outer = head_flops_per_token(model) + embedding_flops_per_token(model)
+    once = 3.0 * (linear + outer) + (1.0 + core_backward) * core
+    unneeded = sum(_last_matrix(model, kind) for kind in layers)
+    full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
+    selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
+    return tokens * (once + full * (linear + core - unneeded) + selective * core)
+
+
+def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
+    """Forward FLOP of the last matrix of a layer, where recomputation stops in front of it."""
+    if kind.norms_after or model.hidden_dropout > 0:
+        return 0.0
+    rows = [w for w in kind.weights if w.role == "linear" and w.cut == "row" and w.part == "mlp"]
+    return 2.0 * rows[-1].numel if rows else 0.0
 
 
 def rule_of_thumb_ratio(model: ModelSpec, seq_len: Count) -> Real:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -20,13 +21,17 @@ from executor.train import Trainer
 Key = tuple[str, str]  # axis and kind
 
 
-def counted_traffic(trainer: Trainer, batch: Batch) -> list[dict[str, Any]]:
+def counted_traffic(
+    trainer: Trainer, batch: Batch, *also: AbstractContextManager[Any]
+) -> list[dict[str, Any]]:
     """Count the collectives of one step; return every rank's beside their prediction.
 
-    Not the first step: FSDP2 sets itself up in that one.
+    Not the first step: FSDP2 sets itself up in that one. ``also``: what else watches the step.
     """
     file, groups = trainer.file, trainer.grid.groups()
-    with CommunicationCounter(groups) as counter:
+    with ExitStack() as watching, CommunicationCounter(groups) as counter:
+        for other in also:
+            watching.enter_context(other)
         trainer.step(batch)
     # where one axis spans all ranks, its group may be the world's
     world = groups["world"].group_name

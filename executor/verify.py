@@ -6,6 +6,7 @@ batches are plain SGD, since Adam's first steps would blow rounding up.
 
 from __future__ import annotations
 
+
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -16,14 +17,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cost_models.estimate import Setting, rank_memories
+from cost_models.flops import hardware_flops_per_step
+from cost_models.plan import PlanTable
 from cost_models.plan_file import PlanFile
 from executor.data.batch import IGNORED, Batch
 from executor.float64 import KeepFloat64
 from executor.gather import gathered
-from executor.mesh import local_device
+from executor.measure import FlopCounter
+from executor.memory import MemoryTracker
+from executor.mesh import gather_json, local_device
 from executor.models import local_tensor, reference_model
 from executor.traffic import counted_traffic
 from executor.train import Trainer
+from hardware_profiles.software import software_profile
 
 TOLERANCE: Final = 1e-9  # relative
 LEARNING_RATE: Final = 0.1
@@ -50,6 +57,8 @@ class Verification:
     weight_difference: float  # after the updates
     worst_weight: str
     traffic: list[dict[str, Any]]  # rank, axis, kind, predicted and counted count and bytes
+    flops: dict[str, float | None]  # of all ranks in one step, predicted (None: not) and counted
+    memory: list[dict[str, float]]  # rank, predicted and counted peak of live tensors
 
     @property
     def traffic_is_predicted(self) -> bool:
@@ -130,7 +139,12 @@ def _verify(
     for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
         if reference is not None:
             record("weight", _relative(full, reference.get_parameter(name).detach()), name)
-    traffic = counted_traffic(trainer, random_batch(file, seed, documents=documents))
+    flops = FlopCounter()
+    parameters = [p for stage in trainer.stages for p in stage.parameters()]
+    memory = MemoryTracker(parameters, [trainer.optimizer.inner], device=device.type)
+    batch = random_batch(file, seed, documents=documents)
+    traffic = counted_traffic(trainer, batch, memory, flops)
+    ranks = gather_json([flops.total, memory.result().peak_bytes], trainer.device)
     if not rank_0:
         return None
     return Verification(
@@ -141,7 +155,34 @@ def _verify(
         weight_difference=worst["weight"][0],
         worst_weight=worst["weight"][1],
         traffic=traffic,
+        flops={"predicted": predicted_flops(file), "counted": float(sum(r[0] for r in ranks))},
+        memory=predicted_memory(file, [float(rank[1]) for rank in ranks]),
     )
+
+
+def predicted_flops(file: PlanFile) -> float | None:
+    """Return the FLOP of all ranks in a step; None for what the formula leaves out."""
+    if any(kind.feed_forward.num_experts for kind in file.model.kinds):
+        return None
+    if file.plan.context_parallel > 1:
+        return None
+    table = PlanTable.from_plans([file.plan])
+    return float(hardware_flops_per_step(file.model, file.workload, table)[0])  # type: ignore[index]
+
+
+def predicted_memory(file: PlanFile, counted: list[float]) -> list[dict[str, float]]:
+    """Return every rank's peak of live tensors beside the one that is predicted for its stage."""
+    setting = Setting(file.model, file.cluster, file.workload, software_profile("shardplan"))
+    stages = rank_memories(setting, file.plan, file.layer_ranges)
+    of_stage = file.plan.world_size // file.plan.pipeline_parallel
+    return [
+        {
+            "rank": rank,
+            "predicted_bytes": float(stages[rank // of_stage][0].allocated),
+            "counted_bytes": peak,
+        }
+        for rank, peak in enumerate(counted)
+    ]
 
 
 def exact(file: PlanFile) -> PlanFile:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PLAN, machine, plan_file, write_run
+from recorded import PLAN, machine, plan_file, write_run
 
 from cost_models.plan import Plan
 from cost_models.prediction import predict, setting_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PLAN, machine, plan_file, write_plan, write_run
+from recorded import PLAN, machine, plan_file, write_plan, write_run
 from typer.testing import CliRunner
 
 from cost_models.plan import Plan
