@@ -6,7 +6,6 @@ batches are plain SGD, since Adam's first steps would blow rounding up.
 
 from __future__ import annotations
 
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
