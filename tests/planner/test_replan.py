@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import planner
+from cost_models.estimate import Setting
 from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.part import part_of
