@@ -134,8 +134,13 @@ def layer_regions(
     hidden_dropout: float,
     attention_dropout: float,
     software: SoftwareProfile,
+    blockwise: Flag = False,
 ) -> Regions:
-    """Saved bytes of one layer for one token, by region."""
+    """Saved bytes of one layer for one token, by region.
+
+    ``blockwise``: attention is put together from blocks of keys (context parallelism), whose scores
+    no kernel keeps.
+    """
     attentions = [kind.attention]
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
@@ -149,6 +154,8 @@ def layer_regions(
         ),
         start=np.asarray(0.0),
     )
+    log_sums = FP32 * sum(attention.num_heads for attention in attentions)
+    core = np.where(blockwise, log_sums, core)
     split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
     split = split + feed_forward_bytes(kind.feed_forward, hidden_size, compute_bytes, software)
     if kind.attention.qk_norm:

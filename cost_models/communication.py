@@ -4,8 +4,9 @@ Bytes are those of the full tensor: the output of an all-gather, the input of a 
 tensor of an all-reduce, the message of a send. Everything broadcasts over plan columns. The
 executor's tests count what its collectives really move and demand exactly these numbers.
 
-Symbols   b micro_batch_size   s seq_len   h hidden_size   m num_microbatches   v virtual_stages
-          t tensor_parallel   d ranks that ZeRO shards over   z zero_stage   l layers of this rank
+Symbols   b micro_batch_size   s tokens of a sequence on a rank   h hidden_size
+          m num_microbatches   v virtual_stages   t tensor_parallel
+          d ranks that ZeRO shards over   z zero_stage   l layers of this rank
           c compute_bytes   w master_bytes   x = max(c, 4)   [bytes of an element]
           S elements of a block that one data-parallel rank keeps   P elements of all of them
 
@@ -22,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Count, Real
+from cost_models.context_parallel import context_traffic, rank_tokens
 from cost_models.expert_traffic import expert_traffic
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, PlanTable
@@ -35,6 +37,7 @@ from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
 AXES: Final = (
     "data",
     "replicate",
+    "context",
     "tensor",
     "expert",
     "expert_data",
@@ -61,6 +64,7 @@ def rank_traffic(
         **data_traffic(model, workload, table, rank),
         **tensor_traffic(model, workload, table, rank),
         **expert_traffic(model, workload, table, rank),
+        **context_traffic(model, workload, table, rank),
         **pipeline_traffic(model, workload, table, rank),
         **world_traffic(table),
     }
@@ -181,7 +185,7 @@ def tensor_traffic(
     """  # noqa: D400
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    tokens = rank_tokens(workload, table)
     layers = list(zip(rank.kind_counts, model.kinds, strict=True))
     steps = [(n, layer_steps(model, kind, table)) for n, kind in layers if n]
     zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
@@ -229,7 +233,7 @@ def pipeline_traffic(
     """
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    message = compute * workload.seq_len * table.micro_batch_size * model.hidden_size / along
+    message = compute * rank_tokens(workload, table) * model.hidden_size / along
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
     stages = stages - 2.0 * float(rank.adjoining)
     count = stages * table.num_microbatches

@@ -36,6 +36,8 @@ TYPICAL_SHARE = 0.886
 # 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
 MEMORY_SHARE = 0.88
 CPU_FLASH_KEYS = 512.0
+# backward over forward FLOP of the attention core (see ``layer_seconds``)
+CORE_RATIO = {"flash": 2.5, "eager": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,7 @@ class PassSeconds:
     forward: Real
     backward: Real
     recompute: Real
+    core: Real = 0.0  # of ``forward``, the attention cores
 
 
 def layer_seconds(
@@ -238,8 +241,12 @@ def layer_seconds(
     compute_bytes: float,
     rate: Rates,
     software: SoftwareProfile,
+    core_work: Real = 1.0,
 ) -> PassSeconds:
     """Device seconds of one layer: forward, backward, and what is computed twice.
+
+    ``tokens``: queries on this rank; each meets ``seq_len`` keys. ``core_work``: the share of
+    them that it does meet, where the core skips some.
 
     Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
     Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice.
@@ -257,7 +264,7 @@ def layer_seconds(
     core: Real = np.zeros_like(matrices)
     for attention in (kind.attention, kind.cross_attention):
         if attention is not None:
-            core = core + attention_core_seconds(
+            core = core + core_work * attention_core_seconds(
                 attention, tokens, seq_len, tensor_parallel, kernel, compute_bytes, rate, software
             )
     moved = (
@@ -268,10 +275,9 @@ def layer_seconds(
         / rate.memory
     )
     forward = matrices + core + moved
-    core_ratio = 2.5 if kernel == "flash" else 2.0
-    backward = 2.0 * matrices + core_ratio * core + software.backward_access_ratio * moved
+    backward = 2.0 * matrices + CORE_RATIO[kernel] * core + software.backward_access_ratio * moved
     again = np.where(recompute_full, forward, np.where(recompute_core, core, 0.0))
-    return PassSeconds(forward, backward, again)
+    return PassSeconds(forward, backward, again, core)
 
 
 def head_seconds(

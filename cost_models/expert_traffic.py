@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.arrays import Real
+from cost_models.context_parallel import rank_tokens
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.stages import PipelineRank
@@ -52,8 +53,10 @@ def expert_traffic(
 def routed_tokens(workload: Workload, table: PlanTable) -> Real:
     """Tokens of a micro-batch that a rank routes: b s, or b s / t where experts stay whole.
 
+    With context parallelism s are the rank's own tokens.
+
     Tensor-parallel ranks that cut each expert all route the same tokens; where they hold experts
     whole, each routes its share.
     """
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    tokens = rank_tokens(workload, table)
     return tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)

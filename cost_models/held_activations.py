@@ -5,7 +5,7 @@ Units: bytes. Columns of a plan table whose rows share pipeline_parallel and vir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,12 @@ from cost_models.activations import (
     saved_bytes_per_token,
 )
 from cost_models.arrays import Count, Real, pick
+from cost_models.context_parallel import (
+    buffer_bytes_per_token,
+    is_blockwise,
+    rank_tokens,
+    repeated_key_bytes,
+)
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.stages import (
@@ -101,7 +107,7 @@ def held_activations(
     rank: PipelineRank,
 ) -> Held:
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    tokens = rank_tokens(workload, table)
     layers, due, working, last_layer = _layers(model, workload, software, table, rank)
     # the last layer on its way backward still keeps all of its own
     behind = rank.num_stages / max(rank.num_stages, sum(rank.kind_counts))
@@ -118,8 +124,10 @@ def held_activations(
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
-    tables = _rotary_tables(model, workload) * in_flight * table.virtual_stages
-    tables = tables + _window_masks(model, workload, software)
+    tables = _rotary_tables(model, workload) / table.context_parallel
+    tables = tables * in_flight * table.virtual_stages
+    masks = _window_masks(model, workload, software)
+    tables = tables + np.where(is_blockwise(table), 0.0, masks)  # blocks make their own, one by one
     saved = layers * in_flight + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     one_less = np.maximum(in_flight - 1.0, 0.0)
     saved_later = (
@@ -178,7 +186,7 @@ def _layers(
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
         if not count:
             continue
-        regions = _regions(model, workload, software, kind)
+        regions = _regions(model, workload, software, table, kind)
         saved = saved + count * _saved(model, compute, software, table, regions, table.recompute)
         due = due + count * due_bytes_per_token(
             kind, regions, compute, table.tensor_parallel, table.sequence_parallel
@@ -190,6 +198,9 @@ def _layers(
         walk = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel
         )
+        # the walk through the attention holds what travels between the ranks, the MLP's does not
+        exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
+        walk = np.maximum(walk, exchange + compute * 3.0 * model.hidden_size)
         # what was dropped is there again while its layer is walked backward
         kept = _saved(model, compute, software, table, regions, SELECTIVE)
         dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)
@@ -200,9 +211,13 @@ def _layers(
 
 
 def _regions(
-    model: ModelSpec, workload: Workload, software: SoftwareProfile, kind: LayerKind
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    kind: LayerKind,
 ) -> Regions:
-    return layer_regions(
+    regions = layer_regions(
         kind,
         model.hidden_size,
         workload.seq_len,
@@ -211,7 +226,10 @@ def _regions(
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
         software=software,
+        blockwise=is_blockwise(table),
     )
+    copies = repeated_key_bytes(kind.attention, COMPUTE_BYTES[workload.precision], table)
+    return replace(regions, split=regions.split + copies * table.tensor_parallel)
 
 
 def _saved(

@@ -8,17 +8,17 @@ rule that a row breaks; only the front doors for a single plan turn a code into 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
-from cost_models.model import Attention, ModelSpec
+from cost_models.model import ModelSpec
 from cost_models.plan import SCHEDULES, Plan, PlanTable
+from cost_models.rule import Question, Rule, divisors_text, indivisible, key_heads, query_heads
 from cost_models.schedules import LOOPED, LOOPED_CODES, SPLIT, SPLIT_CODES, V_CODES, V_SHAPED
-from cost_models.workload import Workload
+from cost_models.sharing_rules import SHARING_RULES
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
@@ -32,26 +32,6 @@ FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What the rules need beside the plan."""
-
-    model: ModelSpec
-    workload: Workload
-    num_gpus: int
-    largest_zero_stage: int = 3  # of the trainer
-    splits_backward: bool = True  # the trainer does
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule: its code, when a row breaks it, and the words with the values of one plan."""
-
-    code: str
-    broken: Callable[[Question, PlanTable], Any]
-    words: Callable[[Question, Plan], str]
-
-
 def question_of(setting: Setting) -> Question:
     """Return what the rules ask of a setting."""
     software = setting.software
@@ -63,26 +43,6 @@ def question_of(setting: Setting) -> Question:
         largest,
         software.splits_backward,
     )
-
-
-def _attentions(model: ModelSpec) -> list[Attention]:
-    found = [kind.attention for kind in model.kinds]
-    return found + [kind.cross_attention for kind in model.kinds if kind.cross_attention]
-
-
-def _indivisible(sizes: list[int], ranks: Any) -> Any:
-    """Return where some size does not divide evenly; without sizes: nowhere."""
-    broken = [size % ranks != 0 for size in sizes]
-    return np.logical_or.reduce([np.zeros(len(ranks), dtype=bool), *broken])
-
-
-def _heads(model: ModelSpec) -> list[int]:
-    return [a.num_heads for a in _attentions(model)]
-
-
-def _kv_heads(model: ModelSpec) -> list[int]:
-    # latent attention (MLA) has no key/value heads of its own: its latents stay whole
-    return [a.num_kv_heads for a in _attentions(model)]
 
 
 def _ffn_sizes(model: ModelSpec) -> list[int]:
@@ -99,12 +59,6 @@ def _num_experts(model: ModelSpec) -> list[int]:
 
 def _expert_sizes(model: ModelSpec) -> list[int]:
     return [k.feed_forward.ffn_hidden_size for k in model.kinds if k.feed_forward.num_experts]
-
-
-def _divisors(sizes: list[int]) -> str:
-    common = int(np.gcd.reduce(sizes))
-    legal = [d for d in range(1, min(common, 1024) + 1) if common % d == 0]
-    return ", ".join(str(d) for d in legal)
 
 
 RULES: tuple[Rule, ...] = (
@@ -132,37 +86,38 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num_heads",
-        lambda q, t: _indivisible(_heads(q.model), t.tensor_parallel),
+        lambda q, t: indivisible(query_heads(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide num_heads = "
-            f"{min(_heads(q.model))}; legal values: {_divisors(_heads(q.model))}"
+            f"{min(query_heads(q.model))}; legal values: {divisors_text(query_heads(q.model))}"
         ),
     ),
     Rule(
         "num_kv_heads",
-        lambda q, t: _indivisible(_kv_heads(q.model), t.tensor_parallel),
+        lambda q, t: indivisible(key_heads(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide num_kv_heads = "
-            f"{min(_kv_heads(q.model))}; legal values: {_divisors(_kv_heads(q.model))}"
+            f"{min(key_heads(q.model))}; legal values: {divisors_text(key_heads(q.model))}"
         ),
     ),
     Rule(
         "ffn_hidden_size",
-        lambda q, t: _indivisible(_ffn_sizes(q.model), t.tensor_parallel),
+        lambda q, t: indivisible(_ffn_sizes(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide ffn_hidden_size = "
-            f"{min(_ffn_sizes(q.model))}; legal values: {_divisors(_ffn_sizes(q.model))}"
+            f"{min(_ffn_sizes(q.model))}; legal values: {divisors_text(_ffn_sizes(q.model))}"
         ),
     ),
     Rule(
         "expert_ffn_hidden_size",
         lambda q, t: (
-            t.expert_tensor_parallel & _indivisible(_expert_sizes(q.model), t.tensor_parallel)
+            t.expert_tensor_parallel & indivisible(_expert_sizes(q.model), t.tensor_parallel)
         ),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide the experts' ffn_hidden_size = "
-            f"{min(_expert_sizes(q.model))}; legal values: {_divisors(_expert_sizes(q.model))}, or "
-            "whole experts on every tensor-parallel rank (expert_tensor_parallel off)"
+            f"{min(_expert_sizes(q.model))}; legal values: "
+            f"{divisors_text(_expert_sizes(q.model))}, or whole experts on every tensor-parallel "
+            "rank (expert_tensor_parallel off)"
         ),
     ),
     Rule(
@@ -175,10 +130,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sequence_length",
-        lambda q, t: t.sequence_parallel & (q.workload.seq_len % t.tensor_parallel != 0),
+        lambda q, t: (
+            t.sequence_parallel
+            & (q.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
+        ),
         lambda q, p: (
-            f"sequence_parallel: tensor_parallel = {p.tensor_parallel} does not divide seq_len = "
-            f"{q.workload.seq_len}"
+            "sequence_parallel: "
+            + (f"context_parallel {p.context_parallel} x " if p.context_parallel > 1 else "")
+            + f"tensor_parallel = {p.context_parallel * p.tensor_parallel} does not divide seq_len "
+            f"= {q.workload.seq_len}"
         ),
     ),
     Rule(
@@ -245,8 +205,8 @@ RULES: tuple[Rule, ...] = (
         "zero_alone",
         lambda q, t: (t.zero_stage > 0) & (t.data_parallel * t.context_parallel == 1),
         lambda q, p: (
-            f"zero_stage = {p.zero_stage} shards over data-parallel ranks: it needs "
-            "data_parallel >= 2"
+            f"zero_stage = {p.zero_stage} shards over data- and context-parallel ranks: it needs "
+            "data_parallel >= 2 or context_parallel >= 2"
         ),
     ),
     Rule(
@@ -256,23 +216,7 @@ RULES: tuple[Rule, ...] = (
             f"zero_stage = {p.zero_stage}: this trainer shards up to stage {q.largest_zero_stage}"
         ),
     ),
-    Rule(
-        "dp_replicate",
-        lambda q, t: t.data_parallel % t.dp_replicate != 0,
-        lambda q, p: (
-            f"dp_replicate = {p.dp_replicate} does not divide data_parallel = {p.data_parallel}; "
-            f"legal values: {_divisors([p.data_parallel])}"
-        ),
-    ),
-    Rule(
-        "dp_replicate_alone",
-        lambda q, t: (t.dp_replicate > 1) & ((t.zero_stage == 0) | (t.shard_ranks == 1)),
-        lambda q, p: (
-            f"dp_replicate = {p.dp_replicate} makes replicas of shards: it needs zero_stage >= 1 "
-            f"(got {p.zero_stage}) and data_parallel / dp_replicate x context_parallel >= 2 "
-            f"(got {p.shard_ranks})"
-        ),
-    ),
+    *SHARING_RULES,
     Rule(
         "without_experts",
         lambda q, t: (
@@ -288,10 +232,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "expert_parallel",
-        lambda q, t: _indivisible(_num_experts(q.model), t.expert_parallel),
+        lambda q, t: indivisible(_num_experts(q.model), t.expert_parallel),
         lambda q, p: (
             f"expert_parallel = {p.expert_parallel} does not divide num_experts = "
-            f"{min(_num_experts(q.model))}; legal values: {_divisors(_num_experts(q.model))}"
+            f"{min(_num_experts(q.model))}; legal values: {divisors_text(_num_experts(q.model))}"
         ),
     ),
     Rule(
@@ -301,7 +245,7 @@ RULES: tuple[Rule, ...] = (
             f"expert_parallel = {p.expert_parallel} does not divide the {p.expert_ranks} ranks "
             "that may share experts: data_parallel / dp_replicate x context_parallel"
             + ("" if p.expert_tensor_parallel else " x tensor_parallel")
-            + f"; legal values: {_divisors([p.expert_ranks])}"
+            + f"; legal values: {divisors_text([p.expert_ranks])}"
         ),
     ),
     Rule(
@@ -309,7 +253,7 @@ RULES: tuple[Rule, ...] = (
         lambda q, t: (
             np.logical_not(t.expert_tensor_parallel)
             & np.logical_not(t.sequence_parallel)
-            & (q.workload.seq_len % t.tensor_parallel != 0)
+            & (q.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
         ),
         lambda q, p: (
             f"expert_tensor_parallel off: {p.tensor_parallel} tensor-parallel ranks share the "
@@ -317,11 +261,6 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     # what has a name but no formulas yet, each refused until its tests prove it
-    Rule(
-        "context_parallel",
-        lambda q, t: t.context_parallel > 1,
-        lambda q, p: f"context_parallel = {p.context_parallel} is not supported yet (must be 1)",
-    ),
     Rule(
         "offload",
         lambda q, t: t.offload > 0,

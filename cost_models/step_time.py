@@ -1,7 +1,7 @@
 """Seconds of one training step, in parts that add up.
 
-    step = ideal compute + recompute + tensor-parallel + experts + pipeline sends + host
-           + bubble + exposed data-parallel + optimizer
+    step = ideal compute + recompute + tensor-parallel + experts + context-parallel
+           + pipeline sends + host + bubble + exposed data-parallel + optimizer
 
 A pipeline of stages r = 1..p that need tau_r seconds a micro-batch takes, for m micro-batches and v
 virtual stages,
@@ -30,7 +30,8 @@ from cost_models.collectives import (
     send,
 )
 from cost_models.communication import AXES, KINDS, rank_traffic
-from cost_models.compute import Rates, head_seconds, layer_seconds, optimizer_seconds
+from cost_models.compute import CORE_RATIO, Rates, head_seconds, layer_seconds, optimizer_seconds
+from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.host import host_wait, operator_seconds
 from cost_models.memory import table_parameters
 from cost_models.model import ModelSpec
@@ -52,6 +53,7 @@ class TimeParts:
     host: Real
     tensor_communication: Real
     expert_communication: Real
+    context_communication: Real
     pipeline_communication: Real
     bubble: Real
     data_communication: Real
@@ -76,6 +78,7 @@ class RankSeconds:
     data_communication: Real  # per step, before any overlap
     optimizer: Real  # per step
     expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
+    context_communication: Real = 0.0  # that attention does not hide
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
 
     @property
@@ -87,6 +90,7 @@ class RankSeconds:
             + self.host
             + self.tensor_communication
             + self.expert_communication
+            + self.context_communication
             + self.pipeline_communication
         )
 
@@ -145,6 +149,7 @@ def axis_seconds(
         "replicate": (replicas, tensor * data),
         "expert": (table.expert_parallel, between),
         "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
+        "context": (table.context_parallel, tensor),
         "world": (table.world_size, ones),
     }
     seconds: dict[str, Real] = {}
@@ -183,9 +188,10 @@ def rank_seconds(
 ) -> RankSeconds:
     """Price one pipeline rank; columns of the table's length."""
     compute_bytes = COMPUTE_BYTES[workload.precision]
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size
+    tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel
-    forward, backward, again = (np.zeros(len(table)) for _ in range(3))
+    work = core_work(workload.attention_kernel, table.context_parallel, is_blockwise(table))
+    forward, backward, again, core = (np.zeros(len(table)) for _ in range(4))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
         if not count:
             continue
@@ -204,7 +210,9 @@ def rank_seconds(
             compute_bytes=compute_bytes,
             rate=rate,
             software=software,
+            core_work=work,
         )
+        core = core + count * one.core
         forward = forward + count * one.forward
         backward = backward + count * one.backward
         again = again + count * one.recompute
@@ -219,6 +227,14 @@ def rank_seconds(
     host_backward = host_wait(starts_backward, backward + again, rate)
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
+    exposed = exposed_seconds(
+        by_axis["context"] / table.num_microbatches,
+        core,
+        CORE_RATIO[workload.attention_kernel] * core,
+        table,
+        compute_bytes,
+        overlaps=not rate.host_is_device,
+    )
     params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
     shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
     shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
@@ -229,6 +245,7 @@ def rank_seconds(
         tensor_communication=(1.0 - software.tensor_parallel_overlap)
         * by_axis["tensor"]
         / table.num_microbatches,
+        context_communication=exposed,
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
         backward=backward + again + host_backward,
         expert_communication=by_axis["expert"] / table.num_microbatches,
@@ -309,6 +326,7 @@ def step_seconds(
         host=of_slowest("host"),
         tensor_communication=of_slowest("tensor_communication"),
         expert_communication=of_slowest("expert_communication"),
+        context_communication=of_slowest("context_communication"),
         pipeline_communication=of_slowest("pipeline_communication"),
         bubble=bubble,
         data_communication=pick(exposed, ends_last),

@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.blockwise import Kernel
 from executor.capped import capped_attention
+from executor.context_parallel import ONE_RANK, ContextAxis, Sight
 from executor.recompute import recomputed
+from executor.ring import blockwise_attention
 from executor.tensor_parallel import TensorAxis, rank_randomness
+from executor.ulysses import ulysses
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Core:
     softmax_in_fp32: bool  # eager only: llama's kin do, GPT-2 does not
     recompute: bool  # Megatron's selective recomputation
     cap: float | None = None  # scores stay within it (Gemma 2)
+    context: ContextAxis = ONE_RANK
     documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
 
     def __call__(
@@ -34,7 +39,8 @@ class Core:
     ) -> Tensor:
         """Attend causally; (B, S, heads, head_dim) in, (B, S, heads x value_head_dim) out.
 
-        ``sinks`` (heads,): scores that take a share of each softmax and give no value.
+        ``sinks`` (heads,): scores that take a share of each softmax and give no value. With context
+        parallelism S are this rank's tokens.
         """
         # the layout of the kernels: (B, heads, S, head_dim)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
@@ -45,6 +51,22 @@ class Core:
         return output.transpose(1, 2).flatten(2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        if self.context.size == 1:
+            return self._attend_to_all(query, key, value, sinks)
+        if self.context.method == "ulysses":
+            return ulysses(self.context, self._attend_to_all, query, key, value, sinks)
+        assert not self.dropout  # legality: a rank would have to draw what another one draws
+        window = self.window
+        if window is not None and window >= query.size(-2) * self.context.size:
+            window = None
+        starts = None if self.documents is None else self.documents.starts
+        kernel = Kernel(self.kernel != "eager", self.scaling, self.cap)
+        sight = Sight(self.context, window, starts)
+        return blockwise_attention(sight, kernel, query, key, value, sinks)
+
+    def _attend_to_all(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         attend = _eager if self.kernel == "eager" else _fused if self.cap is None else _capped
         if not self.dropout:
             return attend(self, query, key, value, sinks)

@@ -34,6 +34,12 @@ __all__ = [
     "all_to_all",
     "apply_rotary_pos_emb",
     "causal_lm",
+    "cpu_attention",
+    "cpu_attention_backward",
+    "cuda_flash",
+    "cuda_flash_backward",
+    "cuda_masked",
+    "cuda_masked_backward",
     "end_backward",
     "grouped_mm",
     "hugging_face_config",
@@ -54,6 +60,16 @@ __all__ = [
 # torch 2.13 renamed them and warns of the old names
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_to_all = dist.all_to_all_single
+
+# attention kernels that also return, and take, the log-sum-exp of the scores
+_ATEN = torch.ops.aten
+cpu_attention = _ATEN._scaled_dot_product_flash_attention_for_cpu
+cpu_attention_backward = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+cuda_flash = _ATEN._scaled_dot_product_flash_attention
+cuda_flash_backward = _ATEN._scaled_dot_product_flash_attention_backward
+cuda_masked = _ATEN._scaled_dot_product_efficient_attention
+cuda_masked_backward = _ATEN._scaled_dot_product_efficient_attention_backward
 
 all_to_all = dist.all_to_all_single
 # one kernel for one matmul an expert; public since torch 2.10

@@ -21,6 +21,7 @@ from cost_models.workload import Precision
 from executor.attention import Core, Documents
 from executor.capped import capped
 from executor.compat import causal_lm
+from executor.context_parallel import ONE_RANK, ContextAxis
 from executor.data.batch import Batch
 from executor.expert_parallel import EVERY_EXPERT, ExpertAxis
 from executor.families import FAMILIES
@@ -71,6 +72,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         index: int,
         axis: TensorAxis,
         experts: ExpertAxis = EVERY_EXPERT,
+        context: ContextAxis = ONE_RANK,
     ) -> None:
         super().__init__()
         spec, workload = file.model, file.workload
@@ -96,7 +98,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
-            layer = _layer(file, self.family, kind, module, axis, experts)
+            layer = _layer(file, self.family, kind, module, axis, experts, context)
             prepare_experts(getattr(module, self.family.feed_forward_block.name), layer)
             module.forward = partial(run_layer, layer, module)
             table = self.family.rotary_table(module) if self.family.rotary else None
@@ -220,10 +222,14 @@ class Stage(nn.Module):  # type: ignore[misc]
         The last stage returns the loss summed over its tokens.
         """
         documents = None if batch.starts is None else Documents(batch.starts)
-        if documents is None:
-            positions = torch.arange(batch.inputs.size(1), device=batch.inputs.device)[None]
-        else:
+        if documents is not None:
             positions = documents.positions
+        elif batch.places is not None:
+            positions = batch.places[None]
+        else:
+            positions = torch.arange(batch.inputs.size(1), device=batch.inputs.device)[None]
+        if documents is not None and batch.places is not None:
+            positions = positions[:, batch.places]
         if received is None:
             hidden = self.get_submodule(self.family.tokens)(batch.inputs, positions)
         else:
@@ -277,6 +283,7 @@ def _layer(
     module: nn.Module,
     axis: TensorAxis,
     experts: ExpertAxis,
+    context: ContextAxis,
 ) -> Layer:
     spec, plan = file.model, file.plan
     attention: Any = getattr(module, family.attention_block.name)
@@ -289,6 +296,7 @@ def _layer(
         softmax_in_fp32=family.softmax_in_fp32,
         cap=getattr(attention, "attn_logit_softcapping", None),
         recompute=plan.recompute == "selective",
+        context=context,
     )
     return Layer(
         family=family,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cost_models.legality import Question, require_legal
+from cost_models.legality import require_legal
 from cost_models.plan_file import PlanFile
+from cost_models.rule import Question
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (

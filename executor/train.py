@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cost_models.plan_file import PlanFile
 from cost_models.schedules import SPLIT, stages_of_rank
+from executor.context_parallel import ContextAxis
 from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
 from executor.expert_parallel import ExpertAxis
@@ -113,13 +114,19 @@ class Trainer:
             rank=self.grid.rank("expert") if apart else 0,
             cut_over_tensor=self.plan.expert_tensor_parallel,
         )
+        self.context = ContextAxis(
+            group=self.grid.group("context"),
+            size=self.plan.context_parallel,
+            rank=self.grid.rank("context"),
+            method=self.plan.context_parallel_method,
+        )
         precision = file.workload.precision
         self.scaler = LossScaler() if precision == "fp16" else None
         self.stages: list[Stage] = []
         self.held: list[Held] = []
         self.buffers: list[Held] = []  # of the model's state, kept in checkpoints
         for index in stages_of_rank(self.plan, self.grid.rank("pipeline")):
-            stage = Stage(file, index, self.axis, self.experts)
+            stage = Stage(file, index, self.axis, self.experts, self.context)
             rows = distribute(stage, self.grid, precision)
             stage.materialise(self.device, start or fresh_start(seed), rows)
             self.stages.append(stage)
@@ -127,7 +134,7 @@ class Trainer:
             self.buffers += held_buffers(stage, self.grid)
         family = FAMILIES[file.model.family]
         self.tied_name = f"{family.tokens}.weight" if file.model.tie_embeddings else None
-        tokens = file.workload.seq_len
+        tokens = file.workload.seq_len // self.plan.context_parallel
         if self.plan.sequence_parallel:
             tokens //= self.plan.tensor_parallel
         message = (self.plan.micro_batch_size, tokens, file.model.hidden_size)
@@ -189,6 +196,8 @@ class Trainer:
             raise InputError(
                 f"rows of {sorted(shapes)} for a rank that trains on (rows, seq_len) = {expected}"
             )
+        if self.context.size > 1:
+            own = own.at(self.context.places(self.file.workload.seq_len))
         return own.to(self.device).split(self.plan.micro_batch_size)
 
     @property
@@ -274,7 +283,9 @@ class Trainer:
         resumed run draws them again.
         """
         tensor_rank = self.axis.rank if self.plan.sequence_parallel else 0
-        place = (self.grid.rank("pipeline"), self.grid.samples_rank, tensor_rank)
+        place = [self.grid.rank("pipeline"), self.grid.samples_rank, tensor_rank]
+        if self.context.size > 1:
+            place.append(self.context.rank)
         text = repr((self.seed, self.steps_done, *place))
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 

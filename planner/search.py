@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting, price
-from cost_models.legality import CODES, RULES, Question, legality_codes, question_of
+from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
+from cost_models.rule import Question
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
 

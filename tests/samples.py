@@ -12,10 +12,11 @@ import numpy as np
 
 from cost_models.estimate import Setting
 from cost_models.families import model_spec
-from cost_models.legality import Question, legality_codes
+from cost_models.legality import legality_codes
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.presets import load_preset
+from cost_models.rule import Question
 from cost_models.workload import Workload
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster

@@ -26,6 +26,8 @@ class Batch:
     tokens: int  # that count, in the whole global batch
     starts: Tensor | None = None  # (rows, seq_len), int64
     first_row: int = 0
+    # which tokens of each row ``inputs`` and ``labels`` hold (context parallelism); None: all
+    places: Tensor | None = None
 
     @classmethod
     def whole(cls, inputs: Tensor, labels: Tensor, starts: Tensor | None = None) -> Batch:
@@ -54,9 +56,20 @@ class Batch:
         first, end = self.first_row, self.first_row + len(self.inputs)
         return [self.rows(row, min(end, row + size)) for row in range(first, end, size)]
 
+    def at(self, places: Tensor) -> Batch:
+        """Return the batch with some tokens of each row only; ``starts`` are those of all."""
+        return replace(
+            self, inputs=self.inputs[:, places], labels=self.labels[:, places], places=places
+        )
+
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
         starts = None if self.starts is None else self.starts.to(device)
+        places = None if self.places is None else self.places.to(device)
         return replace(
-            self, inputs=self.inputs.to(device), labels=self.labels.to(device), starts=starts
+            self,
+            inputs=self.inputs.to(device),
+            labels=self.labels.to(device),
+            starts=starts,
+            places=places,
         )

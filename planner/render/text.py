@@ -43,6 +43,7 @@ TIME_WORDS: Final = {
     "host": "waiting for the host to start kernels",
     "tensor_communication": "tensor-parallel communication",
     "expert_communication": "tokens to experts and back",
+    "context_communication": "context-parallel communication that is not hidden",
     "pipeline_communication": "pipeline sends",
     "bubble": "pipeline bubble",
     "data_communication": "data-parallel communication that is not hidden",

@@ -8,9 +8,10 @@ import pytest
 from samples import CONFIGS, llama, make_setting, sample_model
 
 from cost_models.families import model_spec
-from cost_models.legality import CODES, RULES, Question, legality_codes, require_legal
+from cost_models.legality import CODES, RULES, legality_codes, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.rule import Question
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 
@@ -24,6 +25,7 @@ LEGAL = Plan(
     num_microbatches=4,
 )
 GPT2 = {"model_type": "gpt2", "n_positions": 512, "n_embd": 64, "n_head": 8, "n_layer": 6}
+SIX_KEY_HEADS = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 6}
 NARROW_MLP = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 132}
 
 # rule: (changes of the legal plan, changes of the question, words that must be said)
@@ -88,6 +90,34 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["zero_stage = 1", "data_parallel >= 2"],
     ),
     "zero_stage": ({"zero_stage": 2}, {"largest_zero_stage": 1}, ["zero_stage = 2", "stage 1"]),
+    "context_attention": (
+        {"context_parallel": 2, "pipeline_parallel": 1, "context_parallel_method": "ulysses"},
+        {"model": sample_model("t5")},
+        ["context_parallel = 2", "causal", "t5"],
+    ),
+    "context_length": (
+        {"context_parallel": 2, "sequence_parallel": False},
+        {"num_gpus": 16, "seq_len": 250},
+        ["ring", "into 4 equal chunks", "seq_len = 250"],
+    ),
+    "context_heads": (
+        {"context_parallel": 3, "context_parallel_method": "ulysses"},
+        {"num_gpus": 24, "seq_len": 252, "model": llama(num_key_value_heads=2)},
+        ["context_parallel 3", "num_heads = 8", "1, 2, 4, 8"],
+    ),
+    "context_kv_heads": (
+        {"context_parallel": 2, "context_parallel_method": "ulysses", "tensor_parallel": 2},
+        {
+            "num_gpus": 16,
+            "model": llama(**SIX_KEY_HEADS),
+        },
+        ["num_kv_heads / tensor_parallel = 3", "context_parallel = 2"],
+    ),
+    "context_dropout": (
+        {"context_parallel": 2},
+        {"num_gpus": 16, "model": model_spec(GPT2, name="g")},
+        ["ring", "0.1", "ulysses"],
+    ),
     "dp_replicate": (
         {"dp_replicate": 3},
         {},
@@ -114,7 +144,6 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("mixtral"), "seq_len": 255},
         ["expert_tensor_parallel off", "seq_len = 255"],
     ),
-    "context_parallel": ({"context_parallel": 2}, {"num_gpus": 16}, ["context_parallel = 2"]),
     "offload": ({"offload": "optimizer"}, {}, ["offload = optimizer", "must be none"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }

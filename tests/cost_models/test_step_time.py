@@ -236,6 +236,7 @@ def test_names_of_the_parts() -> None:
         "host",
         "tensor_communication",
         "expert_communication",
+        "context_communication",
         "pipeline_communication",
         "bubble",
         "data_communication",

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from tiny import tiny, verified
 
-from cost_models.legality import Question, legality_codes
+from cost_models.legality import legality_codes
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
+from cost_models.rule import Question
 from executor import data_parallel, optimizer, train
 from executor.verify import TOLERANCE, Verification
 

@@ -1,0 +1,66 @@
+"""A rule that says which plans cannot exist, and what rules ask of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cost_models.model import Attention, ModelSpec
+from cost_models.plan import Plan, PlanTable
+from cost_models.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the rules need beside the plan."""
+
+    model: ModelSpec
+    workload: Workload
+    num_gpus: int
+    largest_zero_stage: int = 3  # of the trainer
+    splits_backward: bool = True  # the trainer does
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: its code, when a row breaks it, and the words with the values of one plan."""
+
+    code: str
+    broken: Callable[[Question, PlanTable], Any]
+    words: Callable[[Question, Plan], str]
+
+
+def attentions(model: ModelSpec) -> list[Attention]:
+    """Return every kind of attention of a model."""
+    found = [kind.attention for kind in model.kinds]
+    return found + [kind.cross_attention for kind in model.kinds if kind.cross_attention]
+
+
+def indivisible(sizes: list[int], ranks: Any) -> Any:
+    """Return where some size does not divide evenly; without sizes: nowhere."""
+    broken = [size % ranks != 0 for size in sizes]
+    return np.logical_or.reduce([np.zeros(len(ranks), dtype=bool), *broken])
+
+
+def query_heads(model: ModelSpec) -> list[int]:
+    """Return num_heads of every kind of attention."""
+    return [a.num_heads for a in attentions(model)]
+
+
+def key_heads(model: ModelSpec) -> list[int]:
+    """Return num_kv_heads of every kind of attention; of latent attention those of its keys."""
+    return [a.num_kv_heads for a in attentions(model)]
+
+
+def divisors_text(sizes: list[int]) -> str:
+    """Return the common divisors of some sizes, as words of an error.
+
+    >>> divisors_text([12, 8])
+    '1, 2, 4'
+    """
+    common = int(np.gcd.reduce(sizes))
+    legal = [d for d in range(1, min(common, 1024) + 1) if common % d == 0]
+    return ", ".join(str(d) for d in legal)
