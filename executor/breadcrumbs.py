@@ -7,10 +7,13 @@ seems to hang: see ``watchdog``.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from executor.compat import watching_collectives
+
+BESIDE: Final = "checkpoint"  # the name of a thread whose collectives are not those of a step
 
 
 class Crumb(NamedTuple):
@@ -30,6 +33,7 @@ class Trail:
         self.crumbs: list[Crumb] = []
         self.before: tuple[list[Crumb], list[Crumb]] = ([], [])  # of the last step, and before it
         self.waits = 0  # calls that wait for a collective to end
+        self.beats = 0  # signs of life where no collective runs
 
     def begin(self, step: int) -> None:
         """Start the trail of a step."""
@@ -38,11 +42,16 @@ class Trail:
 
     def mark(self) -> tuple[Any, ...]:
         """Return what changes whenever the rank gets on."""
-        return self.step, self.action, len(self.crumbs), self.waits
+        return self.step, self.action, len(self.crumbs), self.waits, self.beats
+
+    def beat(self) -> None:
+        """Note that this rank waits for something that is no collective, and knows for what."""
+        self.beats += 1
 
     def enter(self, group: str, kind: str, peer: int | None) -> None:
-        """Note that a collective is entered."""
-        self.crumbs.append(Crumb(group, kind, peer))
+        """Note that a collective is entered, unless training does not wait for it."""
+        if threading.current_thread().name != BESIDE:
+            self.crumbs.append(Crumb(group, kind, peer))
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:

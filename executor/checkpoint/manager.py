@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost_models.workload import Optimizer
+from executor.breadcrumbs import BESIDE, TRAIL
 from executor.checkpoint.errors import CheckpointError
 from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.share import own_share
@@ -21,6 +22,7 @@ from executor.checkpoint.writer import Writer
 from executor.models import MASTER_DTYPE
 from executor.train import Trainer
 
+BEAT_SECONDS: Final = 1.0
 MOMENTS: Final[dict[Optimizer, int]] = {"adamw": 2, "sgd": 0}  # tensors beside each weight
 
 
@@ -83,9 +85,11 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Wait for the checkpoint under way; raise a CheckpointError if it failed."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
+        while self.thread is not None:
+            self.thread.join(timeout=BEAT_SECONDS)
+            TRAIL.beat()  # a slow disk is no hang
+            if not self.thread.is_alive():
+                self.thread = None
         self._raise_failure()
 
     def settle(self, seconds: float) -> None:
@@ -100,9 +104,7 @@ class CheckpointManager:
         files = self.snapshot.take()
         self.saved_step = step
         arguments = (step, state, files)
-        self.thread = threading.Thread(
-            target=self._write, args=arguments, name="checkpoint", daemon=True
-        )
+        self.thread = threading.Thread(target=self._write, args=arguments, name=BESIDE, daemon=True)
         self.thread.start()
 
     def _write(self, step: int, state: Mapping[str, Any], files: Files) -> None:

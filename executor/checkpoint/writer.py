@@ -32,7 +32,7 @@ from executor.mesh import gather_json
 from executor.optimizer import Held
 from hardware_profiles.errors import InputError
 
-TIMEOUT: Final = datetime.timedelta(hours=4)  # of the slowest rank's disk
+TIMEOUT: Final = datetime.timedelta(hours=1)  # of the slowest rank's disk
 
 
 class Writer:

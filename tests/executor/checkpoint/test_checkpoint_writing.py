@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
+from executor.breadcrumbs import TRAIL
 from executor.checkpoint import tensor_file, writer
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.share import Copy, writers
@@ -114,10 +115,12 @@ def _beside(rank: int, file: PlanFile, folder: str) -> list[Any]:
         step(trainer)
         saved.append(manager.maybe_save())
     before = manager.latest()
-    disk.set()
+    threading.Timer(2.5, disk.set).start()
     step(trainer)
+    mark = TRAIL.mark()
     saved.append(manager.maybe_save())  # waits for the first one
     first = manager.latest()
+    assert TRAIL.mark() != mark  # for the watchdog
     last = manager.save_now()
     assert manager.save_now() == last  # nothing new
     return [saved, before, str(first), str(last)]
