@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.checkpoint.folder import is_complete_name, step_of
-from executor.checkpoint.settings import AUTO, find
+from executor.checkpoint.settings import find, resume_again
 from executor.command_line import STOPPED_CODE, data, evaluation_data, steps, training
 from executor.failure_options import supervision
 from executor.launch import (
@@ -42,8 +42,8 @@ Start = Callable[[Emit, Path | None], Any]
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     place = Torchrun.here()
-    if attempt() > 0 and options.resume is None:  # torchrun has started the ranks again
-        options.resume = AUTO
+    if attempt() > 0:  # torchrun has started the ranks again
+        options.resume = resume_again(options.resume, options.output)
     if place is not None and REPORT_TO in os.environ:
         task: Task = lambda tell: _task(options, _prepare(options), options.output)(tell)  # noqa: E731
         return as_reporting_rank(place, task, supervision(options))

@@ -51,6 +51,16 @@ def find(resume: str, output: Path | None) -> Place:
     return Place((*_complete(output / SUBFOLDER), *place.candidates), output)
 
 
+def resume_again(resume: str | None, output: Path | None) -> str:
+    """Return what ranks resume from that are started again: what this run saved itself, if it did.
+
+    What was newer than the checkpoint that the run was told to resume from was set aside when it
+    began.
+    """
+    own = output is not None and bool(_complete(output / SUBFOLDER))
+    return AUTO if own or resume is None else resume
+
+
 def named_place(named: Path, option: str = "") -> Place:
     """Return the checkpoint that is named, or those of a run; InputError if there are none."""
     if is_complete_name(named.name) or (named / NAME).exists():

@@ -32,7 +32,7 @@ from executor.__main__ import main
 from executor.checkpoint.begin import Beginning
 from executor.checkpoint.folder import CheckpointFolder, step_of
 from executor.checkpoint.hook import saving_hook
-from executor.checkpoint.settings import Saving
+from executor.checkpoint.settings import Saving, resume_again
 from executor.data import MarkovCorpus
 from executor.forked import run_forked
 from executor.loop import Hook, Loop
@@ -260,3 +260,11 @@ def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_
     assert len(found) in (1, 2, 3)
     whole, _ = run(plan(DP2), "--steps", steps, "--output", "whole")
     assert found == {step: _losses(whole)[step] for step in found}
+
+
+def test_ranks_that_are_started_again_go_on_with_what_they_saved(tmp_path: Path):
+    assert resume_again(None, None) == "auto"
+    assert resume_again("elsewhere", None) == "elsewhere"
+    assert resume_again("elsewhere", tmp_path) == "elsewhere"
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    assert resume_again("elsewhere", tmp_path) == "auto"
