@@ -82,12 +82,19 @@ def plans() -> Iterator[Plan]:
     )
 
 
-def case(family: str, precision: str, plan: Plan, seq_len: int = 256) -> PlanFile:
+def case(
+    family: str, precision: str, plan: Plan, seq_len: int = 256, *, documents: bool = False
+) -> PlanFile:
     """A plan file for one traced case; the cluster's figures do not matter for live tensors."""
     setting = Setting(
         model=model_spec(CONFIGS[family], name=family),
         cluster=parse_cluster("8xA100-SXM-80GB"),
-        workload=Workload(seq_len, plan.global_batch_size, precision=precision),  # type: ignore[arg-type]
+        workload=Workload(
+            seq_len,
+            plan.global_batch_size,
+            precision=precision,  # type: ignore[arg-type]
+            document_mask=documents,
+        ),
         software=software_profile("shardplan"),
     )
     return plan_file(setting, plan, "benchmarks.traced_memory")
@@ -95,22 +102,18 @@ def case(family: str, precision: str, plan: Plan, seq_len: int = 256) -> PlanFil
 
 def traced(rank: int, file: PlanFile, steps: int = 3) -> dict[str, Any]:
     """Train a few steps on one rank and return what the tracker saw in the last one."""
-    import torch
-
-    from executor.data.batch import Batch
     from executor.step_measurement import measured_step
     from executor.train import Trainer
+    from executor.verify import random_batch
 
     trainer = Trainer(file, seed=0)
-    shape = (file.plan.global_batch_size, file.workload.seq_len)
     watched: dict[str, Any] = {}
     for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, file.model.vocab_size, shape, generator=generator)
+        batch = random_batch(file, step, documents=file.workload.document_mask)
         if step == steps - 1:
-            _, watched = measured_step(trainer, Batch.whole(tokens, tokens))
+            _, watched = measured_step(trainer, batch)
         else:
-            trainer.step(Batch.whole(tokens, tokens))
+            trainer.step(batch)
     return watched
 
 

@@ -30,6 +30,7 @@ from cost_models.context_parallel import (
     rank_tokens,
     repeated_key_bytes,
 )
+from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.stages import (
@@ -124,8 +125,10 @@ def held_activations(
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
-    tables = _rotary_tables(model, workload) / table.context_parallel
-    tables = tables * in_flight * table.virtual_stages
+    rows = np.where(workload.document_mask, table.micro_batch_size, 1.0)
+    tables = _rotary_tables(model, workload) * rows / table.context_parallel
+    masks = mask_bytes(model, workload, software, table, rank)
+    tables = (tables + np.where(is_blockwise(table), 0.0, masks)) * in_flight * table.virtual_stages
     masks = _window_masks(model, workload, software)
     tables = tables + np.where(is_blockwise(table), 0.0, masks)  # blocks make their own, one by one
     saved = layers * in_flight + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
@@ -159,7 +162,7 @@ def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
 
 def _window_masks(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
     """Bytes of the masks that all layers and micro-batches share: c s^2 for every window."""
-    if workload.attention_kernel != "flash":
+    if workload.attention_kernel != "flash" or workload.document_mask:
         return 0.0
     attentions = [kind.attention for kind in model.kinds]
     windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
@@ -229,7 +232,14 @@ def _regions(
         blockwise=is_blockwise(table),
     )
     copies = repeated_key_bytes(kind.attention, COMPUTE_BYTES[workload.precision], table)
-    return replace(regions, split=regions.split + copies * table.tensor_parallel)
+    masked = np.where(
+        is_blockwise(table), 0.0, masked_key_bytes(kind.attention, workload, software)
+    )
+    return replace(
+        regions,
+        split=regions.split + copies * table.tensor_parallel + masked,
+        core=regions.core + masked,
+    )
 
 
 def _saved(

@@ -32,6 +32,7 @@ from cost_models.collectives import (
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.compute import CORE_RATIO, Rates, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
+from cost_models.document_masks import as_computed
 from cost_models.host import host_wait, operator_seconds
 from cost_models.memory import table_parameters
 from cost_models.model import ModelSpec
@@ -196,7 +197,7 @@ def rank_seconds(
         if not count:
             continue
         one = layer_seconds(
-            kind,
+            as_computed(kind, workload, software),
             model.hidden_size,
             workload.seq_len,
             tokens,

@@ -43,6 +43,7 @@ class Workload:
     adapter_rank: int = 0
     adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
     adapter_targets: AdapterTargets = "all"  # linear layers of attention and MLP
+    document_mask: bool = False  # documents of one sequence do not see each other
 
     @property
     def tokens_per_step(self) -> int:
@@ -67,6 +68,7 @@ class Workload:
             attention_kernel=fields.text(
                 "attention_kernel", "flash", choices=get_args(AttentionKernel)
             ),
+            document_mask=fields.flag("document_mask", False),
             **_adapter(fields),
         )
 

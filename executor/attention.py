@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -85,12 +85,16 @@ class Core:
         return seen[None, None] if starts is None else seen[:, None]
 
 
-@dataclass(frozen=True, slots=True)
 class Documents:
-    """Where the documents of a micro-batch begin; all layers with the same window share a mask."""
+    """Where the documents of a micro-batch begin; all layers with the same window share a mask.
 
-    starts: Tensor  # (B, S), see data.batch.Batch
-    masks: dict[Any, Tensor] = field(default_factory=dict)
+    ``starts``: (B, S), see ``data.batch.Batch``. No dataclass: FSDP2 hands each layer a copy of
+    those, and with it a mask of its own.
+    """
+
+    def __init__(self, starts: Tensor) -> None:
+        self.starts = starts
+        self.masks: dict[Any, Tensor] = {}
 
     @property
     def positions(self) -> Tensor:
@@ -99,10 +103,8 @@ class Documents:
 
     def visible(self, window: int | None) -> Tensor:
         """Return who may see whom, (B, 1, S, S)."""
-        if window not in self.masks:
-            index = torch.arange(self.starts.size(1), device=self.starts.device)
-            self.masks[window] = visible(index, window, self.starts)[:, None]
-        return self.masks[window]
+        index = torch.arange(self.starts.size(1), device=self.starts.device)
+        return visible(index, window, self.starts)[:, None]
 
     def added(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Return what is added to the scores, (B, 1, S, S): torch would make it for every layer."""
@@ -110,7 +112,6 @@ class Documents:
             hidden = ~self.visible(window)
             added = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
             self.masks[window, dtype] = added
-            self.masks.pop(window, None)
         return self.masks[window, dtype]
 
 
@@ -125,10 +126,9 @@ def visible(
     ``index``: places of the tokens in their sequence, (S,); ``starts``: where their documents
     begin, (B, S), which puts B in front of the result; ``rows``: of some queries only.
     """
-    distance = index[rows, None] - index[None, :]
-    seen = distance >= 0
+    seen = index[rows, None] >= index[None, :]
     if window is not None:
-        seen &= distance < window
+        seen &= index[rows, None] - window < index[None, :]
     return seen if starts is None else seen & (starts[:, rows, None] == starts[:, None, :])
 
 

@@ -53,7 +53,7 @@ def prepare(
         check_supported(file)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    file, notes = predicted_anew(file)
+    file, notes = predicted_anew(file, documents=data.packing == "documents")
     sizes = {"vocab_size": file.model.vocab_size, "seq_len": file.workload.seq_len, "seed": seed}
     corpus = open_corpus(data, **sizes)
     held_out = None if evaluation is None else open_corpus(evaluation, **sizes)
@@ -62,13 +62,20 @@ def prepare(
     return Prepared(path, sha256, file, corpus, held_out, notes)
 
 
-def predicted_anew(file: PlanFile) -> tuple[PlanFile, tuple[str, ...]]:
+def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile, tuple[str, ...]]:
     """Return the plan with the prediction for this trainer, and a note where the file's differs.
 
     A plan.json that was edited still carries what was predicted before.
     """
     own = replace(file, software=OWN_PROFILE)
     fresh = predict(setting_of(own), file.plan, file.layer_ranges)
+    if documents != file.workload.document_mask:
+        own = replace(own, workload=replace(own.workload, document_mask=documents))
+        fresh = predict(setting_of(own), own.plan, own.layer_ranges)
+        why = (
+            f"has {'no ' * documents}document masks, this run has {'some' if documents else 'none'}"
+        )
+        return replace(own, prediction=fresh), (f"the file's prediction {why}: predicted anew",)
     if still_holds(file, fresh):
         return file, ()
     if file.software != OWN_PROFILE:

@@ -1,0 +1,76 @@
+"""What it costs that documents of one sequence do not see each other.
+
+Symbols  b micro_batch_size   s seq_len   c compute_bytes   a, k query and key/value heads
+         d head_dim   e value_head_dim
+Units    bytes.
+
+torch's fused kernels take any mask as numbers that are added to the scores, (b, 1, s, s), and then
+know no grouped queries: keys and values are repeated for every query head and saved so. All layers
+of a stage with the same window share a mask; each micro-batch has its own. Capped scores are
+computed without one, and so are kernels that know documents (software.window_needs_mask = 0).
+Leaves out the masks of eager attention, beside its scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cost_models.activations import needs_window_mask
+from cost_models.arrays import Real
+from cost_models.model import Attention, LayerKind, ModelSpec
+from cost_models.plan import PlanTable
+from cost_models.stages import PipelineRank
+from cost_models.workload import COMPUTE_BYTES, Workload
+from hardware_profiles.software import SoftwareProfile
+
+
+def mask_bytes(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """Bytes of one micro-batch's masks on a stage: c b s^2 for every window."""
+    windows = {
+        _narrower(kind.attention, workload)
+        for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
+        if count and _masked(kind.attention, workload, software)
+    }
+    one = COMPUTE_BYTES[workload.precision] * workload.seq_len**2
+    return one * len(windows) * np.multiply(1.0, table.micro_batch_size)
+
+
+def masked_key_bytes(attention: Attention, workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes a token by which saved keys and values grow: c (a - k) (d + e).
+
+    Where a window needs a mask they have grown already, see ``activations.score_bytes``.
+    """
+    needed = _masked(attention, workload, software)
+    if not needed or needs_window_mask(attention, workload.seq_len, software):
+        return 0.0
+    heads = attention.num_heads - attention.num_kv_heads
+    width = attention.head_dim + attention.value_head_dim
+    return COMPUTE_BYTES[workload.precision] * heads * width
+
+
+def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) -> LayerKind:
+    """Return the layer as the kernels compute it: with a mask they leave no scores out."""
+    attention = kind.attention
+    if attention.window is not None or not _masked(attention, workload, software):
+        return kind
+    return replace(kind, attention=replace(attention, window=workload.seq_len))
+
+
+def _masked(attention: Attention, workload: Workload, software: SoftwareProfile) -> bool:
+    """Whether the core takes a document mask."""
+    fused = workload.attention_kernel == "flash" and not attention.capped
+    return bool(workload.document_mask and fused and software.window_needs_mask)
+
+
+def _narrower(attention: Attention, workload: Workload) -> int | None:
+    """Return the window, or None where it hides nothing."""
+    window = attention.window
+    return None if window is None or window >= workload.seq_len else window

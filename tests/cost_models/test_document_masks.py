@@ -1,0 +1,78 @@
+"""Document masks cost what the executor is seen to hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samples import make_setting
+
+from benchmarks.traced_memory import case, compare
+from cost_models.document_masks import as_computed, mask_bytes, masked_key_bytes
+from cost_models.estimate import price
+from cost_models.plan import Plan, PlanTable
+from cost_models.stages import even_rank_contents
+from cost_models.workload import Workload
+from hardware_profiles.software import software_profile
+
+PLANS = {
+    "grouped queries": ("llama", "fp32", Plan(micro_batch_size=2)),
+    "16 bits": ("llama", "bf16", Plan(micro_batch_size=2)),
+    "core recomputed": ("llama", "fp32", Plan(micro_batch_size=2, recompute="selective")),
+    "pipeline": ("llama", "fp32", Plan(pipeline_parallel=2, num_microbatches=4)),
+}
+
+
+def test_one_mask_a_window_by_hand():
+    """Gemma 3 has full layers and windows of 512; 4 sequences of 8192 tokens in bf16."""
+    setting = make_setting("gemma-3-1b", seq_len=8192, global_batch_size=32)
+    work = replace(setting.workload, document_mask=True, precision="bf16")
+    table = PlanTable.from_plans([Plan(micro_batch_size=4), Plan(micro_batch_size=1)])
+    (rank,) = even_rank_contents(setting.model, 1, 1)
+
+    def found(workload: Workload, software: str = "shardplan") -> list[float]:
+        profile = software_profile(software)
+        return list(mask_bytes(setting.model, workload, profile, table, rank))
+
+    assert found(work) == [2 * 2.0 * 4 * 8192**2, 2 * 2.0 * 8192**2]
+    assert found(replace(work, seq_len=512))[1] == 2.0 * 512**2  # no window is narrower
+    assert found(replace(work, document_mask=False)) == [0.0, 0.0]
+    assert found(replace(work, attention_kernel="eager")) == [0.0, 0.0]
+    assert found(work, "megatron") == [0.0, 0.0]
+
+
+def test_keys_are_repeated_for_every_query_head():
+    attention = make_setting("llama-3-8b").model.kinds[0].attention
+    work, software = Workload(128, 1, document_mask=True), software_profile("shardplan")
+    assert masked_key_bytes(attention, work, software) == 2 * (32 - 8) * 2 * 128
+    assert masked_key_bytes(attention, Workload(128, 1), software) == 0
+    windowed = replace(attention, window=64)  # they are repeated for the window
+    assert masked_key_bytes(windowed, work, software) == 0
+
+
+def test_masks_are_never_free():
+    setting = make_setting("llama-3-8b", seq_len=4096, global_batch_size=8)
+    masked = replace(setting, workload=replace(setting.workload, document_mask=True))
+    table = PlanTable.from_plans(
+        [Plan(data_parallel=8), Plan(data_parallel=4, tensor_parallel=2, recompute="full")]
+    )
+    plain, dear = price(setting, table), price(masked, table)
+    assert dear.peak[0] > plain.peak[0]
+    assert dear.peak[1] == plain.peak[1]  # in the optimizer step no mask is left
+    assert (dear.step > plain.step).all()
+    kind = setting.model.kinds[0]
+    assert as_computed(kind, setting.workload, setting.software) is kind
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", PLANS)
+def test_the_memory_is_what_is_traced(name: str):
+    family, precision, plan = PLANS[name]
+    plain = {row["stage"]: row for row in compare(case(family, precision, plan))}
+    for row in compare(case(family, precision, plan, documents=True)):
+        before = plain[row["stage"]]
+        assert abs(row["error_percent"]) < 2.0
+        # of what the masks add, nothing is missing
+        added = row["traced"] - before["traced"]
+        assert row["predicted"] - before["predicted"] == pytest.approx(added, rel=0.05)
