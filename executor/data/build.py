@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import cache_folder
 
 MAX_BYTES: Final = 2**32  # of documents that a run tokenizes by itself
+KEPT_SECONDS: Final = 30 * 24 * 3600.0  # in the cache after their last use
 QUIET_SECONDS: Final = 3.0  # until progress is told, and between
 PIECES: Final = 1024  # that are tokenized together, at most
 _NO_TOKENS: Final = np.empty(0, dtype=np.int64)
@@ -80,7 +82,10 @@ def cached(files: Sequence[Path], reading: Reading) -> TokenFile:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
                 with contextlib.suppress(InputError):  # damaged: made anew
-                    return open_token_file(path)
+                    found = open_token_file(path)
+                    os.utime(path)
+                    return found
+            _drop_unused(path.parent)
             build(files, reading, path, force=True)
     except OSError as error:
         raise InputError(
@@ -88,6 +93,15 @@ def cached(files: Sequence[Path], reading: Reading) -> TokenFile:
             "Set SHARDPLAN_CACHE to a folder that can be written"
         ) from None
     return open_token_file(path)
+
+
+def _drop_unused(folder: Path) -> None:
+    """Delete what no run has opened for long; runs that have it mapped keep it."""
+    for file in folder.glob("*.bin"):
+        with contextlib.suppress(OSError):
+            if time.time() - file.stat().st_mtime > KEPT_SECONDS:
+                file.unlink()
+                file.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _key(files: Sequence[Path], reading: Reading) -> str:

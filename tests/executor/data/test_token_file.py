@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from executor.__main__ import main
-from executor.data.build import MAX_BYTES, Reading, build, cached
+from executor.data.build import KEPT_SECONDS, MAX_BYTES, Reading, build, cached
 from executor.data.token_file import HEADER_BYTES, new_token_file, open_token_file, smallest_dtype
 from executor.data.vocabulary import ByteVocabulary, open_vocabulary
 from hardware_profiles.errors import InputError, RunError
@@ -138,18 +139,31 @@ def test_a_full_disk_is_one_clear_error(text: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_cache_is_made_once_and_again_when_a_file_changes(text: Path, cache: Path):
     reading = Reading(ByteVocabulary(), 256)
-    first = cached([text], reading)
-    made = first.path.stat().st_mtime_ns
-    assert cached([text], reading).path.stat().st_mtime_ns == made
-    assert first.path.parent == cache / "tokens"
+    first = cached([text], reading).path
+    made = first.stat().st_ino
+    assert cached([text], reading).path.stat().st_ino == made
+    assert first.parent == cache / "tokens"
     text.write_text("other")
+    second = cached([text], reading)
+    assert bytes(second.tokens) == b"other\0"
+    assert second.path != first
+    second.path.write_bytes(b"damaged")
     assert bytes(cached([text], reading).tokens) == b"other\0"
-    first.path.write_bytes(b"damaged")
-    text.write_text("Für alle Fälle")
-    os.utime(text, ns=(made, made))
-    for file in (cache / "tokens").glob("*.bin"):
-        file.write_bytes(b"damaged")
-    assert len(cached([text], reading).tokens) == 17
+
+
+def test_what_no_run_opened_for_a_month_is_deleted(text: Path):
+    reading = Reading(ByteVocabulary(), 256)
+    first = cached([text], reading).path
+    text.write_text("other")
+    second = cached([text], reading).path
+    old = time.time() - KEPT_SECONDS - 60
+    os.utime(first, (old, old))
+    os.utime(second, (old, old))
+    cached([text], reading)  # used again
+    text.write_text("a third one")
+    cached([text], reading)
+    assert not first.exists()
+    assert second.exists()
 
 
 def test_a_huge_source_is_refused_by_a_run(tmp_path: Path):
