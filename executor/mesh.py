@@ -90,7 +90,8 @@ def gather_json(
     value: Any, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[Any]:
     """Return the values of all ranks of a group, on every one; they travel as JSON text."""
-    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
+    data = bytearray(json.dumps(value).encode())
+    text = torch.frombuffer(data, dtype=torch.uint8).to(device)
     length = torch.tensor([len(text)], device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, length, group=group)
@@ -99,7 +100,8 @@ def gather_json(
     texts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(texts, padded, group=group)
     return [
-        json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(texts, lengths, strict=True)
+        json.loads(part[: int(n)].cpu().numpy().tobytes())
+        for part, n in zip(texts, lengths, strict=True)
     ]
 
 

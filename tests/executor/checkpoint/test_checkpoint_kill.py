@@ -174,7 +174,7 @@ def _moments(file: PlanFile, folder: Path, victim: int, stride: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "stride", [pytest.param(9, id="some"), pytest.param(1, marks=pytest.mark.slow, id="all")]
+    "stride", [pytest.param(9, id="some"), pytest.param(2, marks=pytest.mark.slow, id="many")]
 )
 def test_killed_at_every_step_of_writing(stride: int, tmp_path: Path):
     file = tiny(Plan(micro_batch_size=2), num_layers=1, optimizer="adamw")

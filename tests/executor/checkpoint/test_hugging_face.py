@@ -65,7 +65,6 @@ def _loss(model: Any, file: PlanFile, seed: int) -> float:
         ("llama", False, PLAN),
         ("gpt2", True, PIPELINE),
         pytest.param("gpt_neox", False, PIPELINE, marks=pytest.mark.slow),
-        pytest.param("phi3", False, PLAN, marks=pytest.mark.slow),
         pytest.param("deepseek_v3", False, EXPERTS, marks=pytest.mark.slow),
         pytest.param("mixtral", False, EXPERTS, marks=pytest.mark.slow),
     ],
