@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
-from executor.failure_options import add_failures
+from executor.failure_options import add_failures, add_nodes
 from executor.learning_rate import SCHEDULES, LearningRate
 from executor.saving_options import add_saving
 from executor.training import Training
@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _add_watching(run.add_argument_group("watching"))
     _add_run(run.add_argument_group("the run"))
     add_failures(run.add_argument_group("failures"))
+    add_nodes(run.add_argument_group("several machines"))
     measure = commands.add_parser(
         "measure",
         prog="python -m executor measure",

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.plan_file import PlanFile
@@ -27,6 +28,7 @@ from hardware_profiles.errors import RunError, ShardplanError
 
 MARK: Final = "\x1eshardplan "
 REPORT_TO: Final = "SHARDPLAN_REPORT_TO"  # in a rank's environment: the pid of torchrun's starter
+ATTEMPT: Final = "SHARDPLAN_ATTEMPT"  # how often the ranks of all nodes were started before
 STOP_SECONDS: Final = 15.0
 KEPT_LINES: Final = 300
 # how torchrun's table of failures, and its line before a restart, name a rank that a signal ended
@@ -61,24 +63,50 @@ def _forked_task(rank: int, task: Task) -> Any:
     return task(Reporter(emit, fail, stop_signals()))
 
 
+@dataclass(slots=True)
+class LocalRanks:
+    """The ranks that torchrun starts on this machine."""
+
+    count: int
+    torchrun: tuple[str, ...]  # its options: which part of the run this is
+    environment: Mapping[str, str]
+    has_rank_0: bool = True
+    alone: bool = True  # no other machine takes part
+    started: subprocess.Popen[str] | None = None
+    relay: Relay | None = None
+
+    def end(self) -> None:
+        """End them at once, from any thread."""
+        if self.started is not None and self.relay is not None and self.started.poll() is None:
+            self.started.send_signal(signal.SIGTERM)
+            self.relay.kill()
+
+
+def all_here(file: PlanFile, supervision: Supervision) -> LocalRanks:
+    """Return the ranks of a run on this machine alone, which torchrun itself starts again."""
+    options = ("--standalone", "--max-restarts", str(supervision.max_restarts))
+    return LocalRanks(file.plan.world_size, options, {})
+
+
 def by_torchrun(
-    file: PlanFile,
     arguments: Sequence[str],
     emit: Emit,
     supervision: Supervision,
+    local: LocalRanks,
     *,
-    gpus: int,
+    gpus: bool,
 ) -> Any:
-    """Run ``python -m executor`` with the same arguments under torchrun; return rank 0's answer."""
-    processes = file.plan.world_size
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--max-restarts", str(supervision.max_restarts)]
-    command += ["--nproc-per-node", str(processes), "-m", "executor", *arguments]
-    threads = {"OMP_NUM_THREADS": str(threads_per_process(processes))}
-    environment = {**threads, **os.environ, REPORT_TO: str(os.getpid())}
+    """Run ``python -m executor`` with the same arguments under torchrun.
+
+    Returns the answer of rank 0, None where that is on another machine.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", *local.torchrun]
+    command += ["--nproc-per-node", str(local.count), "-m", "executor", *arguments]
+    threads = {"OMP_NUM_THREADS": str(threads_per_process(local.count))}
+    environment = {**threads, **os.environ, **local.environment, REPORT_TO: str(os.getpid())}
     if not gpus:
         environment |= threads  # with so many the machine was measured
-        if sys.platform == "linux":
+        if local.alone and sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     parent = os.getpid()
 
@@ -86,8 +114,8 @@ def by_torchrun(
         end_with(parent)
         signal.signal(supervision.preemption_signal, signal.SIG_IGN)  # it is for the ranks
 
-    with supervision.relay(processes) as relay:
-        started = subprocess.Popen(
+    with supervision.relay(local.count) as local.relay:
+        local.started = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -99,16 +127,16 @@ def by_torchrun(
             preexec_fn=prepare,
         )
         try:
-            return _Following(emit, relay).follow(started)
+            return _Following(emit, local.relay, local.has_rank_0).follow(local.started)
         finally:
-            _stop(started, relay)
+            _stop(local.started, local.relay)
 
 
 class _Following:
     """Reads what the ranks report, and what torchrun says, until torchrun ends."""
 
-    def __init__(self, emit: Emit, relay: Relay) -> None:
-        self.emit, self.relay = emit, relay
+    def __init__(self, emit: Emit, relay: Relay, has_rank_0: bool) -> None:
+        self.emit, self.relay, self.has_rank_0 = emit, relay, has_rank_0
         self.attempt = 0
         self.answers: list[Any] = []
         self.failures: list[tuple[int, dict[str, Any]]] = []
@@ -124,6 +152,8 @@ class _Following:
             else:
                 self.others.append(line)
         code = started.wait()
+        if not self.has_rank_0 and code == 0:
+            return None
         if self.answers and (code == 0 or self.relay.heard is not None):
             return self.answers[0]
         raise self._failure() or self._unknown(code)
@@ -189,16 +219,21 @@ def _stop(started: subprocess.Popen[str], relay: Relay) -> None:
         started.stderr.close()
 
 
-def attempt() -> int:
+def restarts() -> int:
     """Return how often torchrun has started the ranks of this node again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def is_begun_again() -> bool:
+    """Return whether this rank goes on with a run of which others were a part before."""
+    return restarts() > 0 or int(os.environ.get(ATTEMPT, "0")) > 0
 
 
 def as_reporting_rank(place: Torchrun, task: Task, supervision: Supervision) -> int:
     """Run a task in a rank that ``by_torchrun`` started; report to it and return the exit code."""
     end_with(os.getppid())
     stop = StopSignals([supervision.preemption_signal])
-    _report({"local_rank": place.local_rank, "process": os.getpid(), "attempt": attempt()})
+    _report({"local_rank": place.local_rank, "process": os.getpid(), "attempt": restarts()})
 
     def fail(error: BaseException) -> dict[str, Any]:
         described = failure(error)

@@ -123,22 +123,30 @@ def check_world(file: PlanFile, place: Torchrun) -> None:
         )
 
 
-def check_machine(file: PlanFile) -> int:
-    """Check that this machine alone can run a plan; return its GPUs (0: it runs on the CPU)."""
+def check_machine(file: PlanFile, nodes: int = 1) -> int:
+    """Check that this machine, one of several, can run its part of a plan; return its GPUs.
+
+    0: it runs on the CPU.
+    """
     needed, gpus = file.plan.world_size, count_gpus()
+    if needed % nodes:
+        raise InputError(f"--nodes = {nodes} does not divide the {needed} ranks of the plan")
+    needed //= nodes
     if gpus >= needed:
         return gpus
     if gpus > 0:
         raise InputError(
-            f"the plan needs {needed} GPUs, this machine has {gpus}; start it on all nodes with "
-            f"torchrun --nnodes N --nproc-per-node {gpus} … -m executor run PLAN"
+            f"the plan needs {needed} GPUs, this machine has {gpus}; start it on all machines with "
+            "--nodes N --node-rank R --rendezvous HOST:PORT"
+            if nodes == 1
+            else f"{needed} GPUs are needed, {gpus} are here"
         )
     if needed > MAX_PROCESSES:
         raise InputError(
             f"the plan needs {needed} ranks (at most {MAX_PROCESSES} processes on one machine "
             "without GPUs)"
         )
-    wanted, free = total_bytes(file), free_memory_bytes()
+    wanted, free = total_bytes(file) / nodes, free_memory_bytes()
     if wanted > free:
         raise InputError(
             f"the plan's {needed} ranks need about {format_bytes(wanted)} of memory together, "
@@ -152,6 +160,14 @@ def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that torch sees, with their memory."""
+    import torch
+
+    found = [torch.cuda.get_device_properties(index) for index in range(count_gpus())]
+    return [f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in found]
 
 
 def total_bytes(file: PlanFile) -> float:

@@ -11,21 +11,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from executor.announcement import About
 from executor.checkpoint.folder import is_complete_name, step_of
 from executor.checkpoint.settings import find, resume_again
 from executor.command_line import STOPPED_CODE, data, evaluation_data, steps, training
-from executor.failure_options import supervision
+from executor.failure_options import nodes, supervision
 from executor.launch import (
     REPORT_TO,
     Emit,
     Task,
+    all_here,
     as_own_rank,
     as_reporting_rank,
-    attempt,
     by_fork,
     by_torchrun,
+    is_begun_again,
 )
-from executor.preflight import Prepared, Torchrun, check_machine, check_world, notes, prepare
+from executor.many_nodes import Job, by_nodes
+from executor.nodes import Nodes
+from executor.preflight import (
+    Prepared,
+    Torchrun,
+    check_machine,
+    check_world,
+    gpu_names,
+    notes,
+    prepare,
+)
 from executor.progress import Progress
 from executor.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.report import SCHEMA_VERSION, as_text
@@ -42,7 +54,7 @@ Start = Callable[[Emit, Path | None], Any]
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     place = Torchrun.here()
-    if attempt() > 0:  # torchrun has started the ranks again
+    if is_begun_again():  # torchrun, or all nodes together, have started the ranks again
         options.resume = resume_again(options.resume, options.output)
     if place is not None and REPORT_TO in os.environ:
         task: Task = lambda tell: _task(options, _prepare(options), options.output)(tell)  # noqa: E731
@@ -53,6 +65,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     if place is not None:
         check_world(prepared.file, place)
         return _join(options, prepared, place)
+    if (many := nodes(options)) is not None:
+        return _run_on_nodes(options, prepared, arguments, many)
     gpus = check_machine(prepared.file)
     if gpus and options.launcher == "fork":
         raise InputError("--launcher fork: a process that uses a GPU cannot be forked off")
@@ -67,7 +81,35 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
         output = [] if folder is None else ["--output", str(folder)]
         given = [*arguments, *output]
-        return by_torchrun(prepared.file, given, emit, supervision(options), gpus=gpus)
+        local = all_here(prepared.file, supervision(options))
+        return by_torchrun(given, emit, supervision(options), local, gpus=gpus > 0)
+
+    return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
+
+
+def _run_on_nodes(
+    options: argparse.Namespace, prepared: Prepared, arguments: list[str], many: Nodes
+) -> int:
+    """Be one of several machines; the first one shows and keeps the run."""
+    problem, gpus = None, 0
+    try:
+        gpus = check_machine(prepared.file, many.count)
+    except InputError as error:
+        problem = str(error)
+    about = About(prepared.sha256, arguments, gpu_names() if gpus else (), problem)
+    job = Job(many, supervision(options), options.plan, prepared.file, about)
+    if many.rank != 0:
+        print(f"node {many.rank} of {many.count}: meets at {many.place}", file=sys.stderr)
+        status = by_nodes(job, _nothing)
+        return STOPPED_CODE if status == STOPPED else 0
+
+    def start(recorder: Any, folder: Path | None) -> Any:
+        def renew(plan: Path) -> None:
+            other = argparse.Namespace(**{**vars(options), "plan": plan})
+            recorder.prepared = prepared if plan == options.plan else _prepare(other)
+
+        job.folder, job.renew = folder, renew
+        return by_nodes(job, recorder)
 
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
