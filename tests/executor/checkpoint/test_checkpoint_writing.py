@@ -9,6 +9,7 @@ import re
 import resource
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from executor.checkpoint.share import Copy, writers
 from executor.forked import run_forked
 from executor.train import Trainer
 from hardware_profiles.errors import InputError, RunError
-from tests.executor.checkpoint.saving import step, trained
+from tests.executor.checkpoint.saving import begin, step, trained
 from tests.executor.tiny import tiny
 
 TWO = Plan(data_parallel=2, micro_batch_size=2)
@@ -233,3 +234,25 @@ def test_a_folder_that_cannot_be_used_is_refused_before_training(tmp_path: Path)
     refused(r"full: a checkpoint takes about .*, 1000 B are free on", tmp_path / "full", free=1000)
     refused(r"rank 1: \S+/other: rank 0 wrote there, and this", tmp_path / "other", hidden=True)
     assert not list((tmp_path / "other").iterdir())
+
+
+def _scaled(rank: int, file: PlanFile, folder: str) -> list[float | None]:
+    """Save with a scale that is not the first one; return those of resumed trainers."""
+    trainer = Trainer(file)
+    assert trainer.scaler is not None
+    trainer.scaler.scale, trainer.scaler.skipped = 256.0, 3
+    step(trainer)
+    CheckpointManager(trainer, Path(folder), every=None).save_now()
+    found = []
+    for precision in ("fp16", "bf16"):
+        other = replace(file, workload=replace(file.workload, precision=precision))
+        resumed, _ = begin(other, Path(folder))
+        assert resumed.steps_done == 1
+        found.append(None if resumed.scaler is None else resumed.scaler.scale)
+    return found
+
+
+@pytest.mark.distributed
+def test_the_scale_of_fp16_is_kept(tmp_path: Path):
+    file = tiny(Plan(), num_layers=1, precision="fp16")
+    assert run_forked(_scaled, 1, file, str(tmp_path)) == [[256.0, None]]

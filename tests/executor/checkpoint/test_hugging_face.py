@@ -22,7 +22,7 @@ from executor.forked import run_forked
 from executor.layout import layouts
 from executor.models import reference_model
 from executor.support import FAMILIES
-from executor.tensor_parallel import WHOLE
+from executor.tensor_parallel import WHOLE, TensorAxis
 from executor.train import Trainer
 from hardware_profiles.errors import InputError
 from tests.executor.checkpoint.saving import trained
@@ -229,3 +229,42 @@ def test_stored_names_are_those_of_save_pretrained(family: str, tmp_path: Path):
     assert found == set(folder.file_of) - {n for n, _ in model.named_buffers()}
     with (tmp_path / "config.json").open() as handle:
         assert json.load(handle)["model_type"] == family
+
+
+class _Counted:
+    """A tensor of a file that counts what is read of it."""
+
+    def __init__(self, tensor: Any, read: list[int]) -> None:
+        self.tensor, self.read = tensor, read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    def __getitem__(self, where: Any) -> torch.Tensor:
+        found: torch.Tensor = self.tensor[where]
+        self.read.append(found.numel())
+        return found
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_rank_reads_no_more_than_it_holds(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tiny(Plan(), family, num_layers=1)
+    model: Any = causal_lm(
+        file.model.config, device="cpu", dtype=torch.float32, attention_kernel="flash"
+    )
+    model.save_pretrained(tmp_path)
+    folder, read = HuggingFaceFolder(tmp_path), list[int]()
+    real = folder.files.tensor
+    monkeypatch.setattr(folder.files, "tensor", lambda *where: _Counted(real(*where), read))
+    axis, held = TensorAxis(size=4, rank=1), 0
+    for name, layout in layouts(file.model, axis).items():
+        pieces = layout.ranges(axis)
+        found = folder.start(layout, pieces)
+        held += found.numel()
+        expected = model.get_parameter(name).detach()
+        for dim, ranges in enumerate(pieces):
+            expected = torch.cat([expected.narrow(dim, a, b - a) for a, b in ranges], dim)
+        assert torch.equal(found, expected), name
+    assert sum(read) == held < file.model.num_parameters / 3
