@@ -27,6 +27,8 @@ def open_corpus(options: DataOptions, *, vocab_size: int, seq_len: int, seed: in
             raise InputError(
                 f"tokenizer = {options.tokenizer}: synthetic data has no text to tokenize"
             )
+        if options.packing != PACKINGS[0]:
+            raise InputError(f"packing = {options.packing}: {SYNTHETIC} data has no documents")
         return MarkovCorpus(vocab_size, seq_len, seed)
     named = [_weighted(source) for source in options.sources]
     weights = [weight for _, weight in named if weight is not None]

@@ -78,8 +78,15 @@ def test_a_batch_depends_on_seed_and_step_alone(kind: str, text_file: Path):
     assert not torch.equal(first.inputs, _open(source, seed=8).batch(2, 8).inputs)
 
 
-@pytest.mark.parametrize("packing", ["concat", "documents", "none"])
-@pytest.mark.parametrize("kind", ["documents", SYNTHETIC])
+@pytest.mark.parametrize(
+    ("kind", "packing"),
+    [
+        ("documents", "concat"),
+        ("documents", "documents"),
+        ("documents", "none"),
+        (SYNTHETIC, "concat"),
+    ],
+)
 def test_ranks_that_read_their_own_rows_see_the_same_batch(
     kind: str, packing: str, documents: Path
 ):
@@ -288,6 +295,8 @@ def test_other_bad_input(tmp_path: Path, text_file: Path):
         _open(text_file, tokenizer=str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="synthetic data has no text"):
         _open(SYNTHETIC, tokenizer=str(tmp_path))
+    with pytest.raises(InputError, match="packing = none: synthetic data has no documents"):
+        _open(SYNTHETIC, packing="none")
     with pytest.raises(InputError, match="synthetic data stands alone"):
         _open(SYNTHETIC, text_file)
     with pytest.raises(InputError, match=r"a weight .* for every source or for none"):
