@@ -117,11 +117,12 @@ def before_backward(stage: Stage, zero_stage: int, *, last: bool, complete: bool
     stage.set_reshard_after_backward((last and complete) or zero_stage == 3)
     reduces = last or zero_stage >= 2
     stage.set_requires_gradient_sync(reduces and complete)
-    stage.set_requires_all_reduce(last)  # replicas add up what their shards have accumulated
     if not complete:
         for group in stage.groups():
             if group[0] not in stage.layers():
                 _fsdp(group).set_requires_gradient_sync(reduces)
+    # replicas add up what their shards have accumulated; the setting before decides it too
+    stage.set_requires_all_reduce(last)
 
 
 def keep_apart(stage: Stage, zero_stage: int, due: Store) -> None:

@@ -165,6 +165,11 @@ SPECIAL: dict[str, tuple[Plan, dict[str, Any], bool]] = {
         True,
     ),
     "ring, narrow values": (QUICK, {"family": "deepseek_v3", "num_layers": 2}, False),
+    "ring, weight gradients later": (
+        Plan(1, 1, 2, 2, "zbv", 3, num_microbatches=4, context_parallel=2),
+        {"family": "mistral"},
+        False,
+    ),
     "allgather, all axes, interleaved": (
         Plan(
             1,

@@ -29,6 +29,10 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
         Plan(4, 1, 2, 2, "interleaved_1f1b", 3, False, "full", 1, 4, dp_replicate=2),
         {"family": "mistral"},
     ),
+    "zero 3, weight gradients later, tied": (
+        Plan(4, 1, 2, 2, "zbv", 3, num_microbatches=4, dp_replicate=2),
+        {"family": "llama", "tied": True},
+    ),
     "zero 2, three shards, uneven rows, tied over stages": (
         Plan(6, 1, 1, zero_stage=2, num_microbatches=2, dp_replicate=2),
         {"family": "gpt2", "tied": True, "vocab_size": 131},
