@@ -51,12 +51,17 @@ def key_value_bytes(attention: Attention, width: float, table: PlanTable) -> Rea
     return width * heads * (attention.head_dim + attention.value_head_dim)
 
 
-def repeated_key_bytes(attention: Attention, compute_bytes: float, table: PlanTable) -> Real:
-    """Keys and values of a token that ulysses holds more than there are: c (k' - k / t) (d + e)."""
+def exchanged_bytes(attention: Attention, compute_bytes: float, table: PlanTable) -> Real:
+    """What ulysses saves of a token beside queries, keys, values and output.
+
+    Repeated keys and values, and the output by heads beside the one by tokens, which the next
+    matrix saves:  c (k' - k / t) (d + e) + c a e / t
+    """
     ulysses = (table.context_parallel > 1) & (table.context_parallel_method == ULYSSES)
     more = sent_key_heads(attention, table) - attention.num_kv_heads / table.tensor_parallel
     both = attention.head_dim + attention.value_head_dim
-    return np.where(ulysses, compute_bytes * more * both, 0.0)
+    output = attention.num_heads * attention.value_head_dim / (1.0 * table.tensor_parallel)
+    return np.where(ulysses, compute_bytes * (more * both + output), 0.0)
 
 
 def context_traffic(

@@ -26,9 +26,9 @@ from cost_models.activations import (
 from cost_models.arrays import Count, Real, pick
 from cost_models.context_parallel import (
     buffer_bytes_per_token,
+    exchanged_bytes,
     is_blockwise,
     rank_tokens,
-    repeated_key_bytes,
 )
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.model import LayerKind, ModelSpec
@@ -231,15 +231,11 @@ def _regions(
         software=software,
         blockwise=is_blockwise(table),
     )
-    copies = repeated_key_bytes(kind.attention, COMPUTE_BYTES[workload.precision], table)
-    masked = np.where(
-        is_blockwise(table), 0.0, masked_key_bytes(kind.attention, workload, software)
-    )
-    return replace(
-        regions,
-        split=regions.split + copies * table.tensor_parallel + masked,
-        core=regions.core + masked,
-    )
+    more = exchanged_bytes(kind.attention, COMPUTE_BYTES[workload.precision], table)
+    masked = masked_key_bytes(kind.attention, workload, software)
+    # of all tensor-parallel ranks, as the others
+    more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)
+    return replace(regions, split=regions.split + more, core=regions.core + more)
 
 
 def _saved(

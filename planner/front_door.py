@@ -22,7 +22,7 @@ from planner.model_source import resolve_model
 from planner.question import Question, build_question
 from planner.refusal import no_plan
 from planner.search import search
-from planner.space import UNVARIED, check_fixed, parse_fixed
+from planner.space import check_fixed, parse_fixed
 from planner.ways_out import reach, ways_out
 
 MOST_PLANS: Final = 1000  # in an answer
@@ -129,7 +129,8 @@ def _default_plan(
     virtual = fixed.get("virtual_stages")
     if virtual is None:
         virtual = default_virtual_stages(schedule)
-    plan = Plan(
+    plan = replace(
+        Plan(**fixed),
         data_parallel=data,
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
@@ -137,7 +138,7 @@ def _default_plan(
         pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
             "zero_stage",
-            int(question.setting.software.largest_zero_stage) if data > 1 else 0,
+            int(question.setting.software.largest_zero_stage) if data * context > 1 else 0,
             "shard all that the trainer can over data-parallel ranks",
         ),
         sequence_parallel=(
@@ -145,11 +146,8 @@ def _default_plan(
             if tensor > 1
             else fixed.get("sequence_parallel", False)
         ),
-        recompute=fixed.get("recompute", "none"),
         micro_batch_size=micro,
         num_microbatches=count,
-        dp_replicate=fixed.get("dp_replicate", 1),
-        **{name: fixed[name] for name in UNVARIED if name in fixed},
     )
     return question, plan, assumptions
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import fields
 from math import gcd
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from cost_models.model import ModelSpec
-from cost_models.plan import FLAGS, RECOMPUTE, SCHEDULES, WORDS, Plan, PlanTable
+from cost_models.plan import CONTEXT_METHODS, FLAGS, RECOMPUTE, SCHEDULES, WORDS, Plan, PlanTable
 from cost_models.schedules import LOOPED, SPLIT, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import Fields
 
 MAX_VIRTUAL_STAGES: Final = 8
+LONG: Final = 32_768  # tokens of a sequence from which on ranks may share it unasked
+MIN_TOKENS: Final = 8_192  # that a rank then has at least
 SHORT_NAMES: Final = {
     "dp": "data_parallel",
     "tp": "tensor_parallel",
@@ -33,11 +36,7 @@ SHORT_NAMES: Final = {
     "etp": "expert_tensor_parallel",
 }
 # fields that the search leaves at their default unless they are pinned
-UNVARIED: Final = (
-    "context_parallel",
-    "context_parallel_method",
-    "offload",
-)
+UNVARIED: Final = ("offload",)
 ON: Final = {"on": True, "true": True, "1": True, "yes": True}
 OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 
@@ -115,24 +114,49 @@ def enumerate_plans(
 
     ``node_size``: accelerators of the innermost tier of the network. ZeRO shards over all data
     ranks, or over those of one node with replicas on the others (HSDP); other splits lie between.
+
+    Sequences of LONG tokens are also shared out (context parallelism), as long as MIN_TOKENS are
+    left for each rank: shorter ones fit with less communication in other ways.
     """
+    grids = itertools.product(
+        _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
+        _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
+        _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
+    )
     blocks: list[dict[str, Any]] = []
-    context = fixed.get("context_parallel", 1)
-    for tensor in _wanted(fixed, "tensor_parallel", divisors(num_gpus)):
-        for pipeline in _wanted(fixed, "pipeline_parallel", divisors(num_gpus)):
-            data, left = divmod(num_gpus, tensor * pipeline * context)
-            if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
-                continue
-            for copies in _wanted(
-                fixed, "dp_replicate", _replicas(data, tensor * context, context, node_size)
-            ):
-                blocks += _blocks(model, workload, tensor, pipeline, data, copies, fixed)
+    for tensor, pipeline, context in grids:
+        data, left = divmod(num_gpus, tensor * pipeline * context)
+        if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
+            continue
+        for copies in _wanted(
+            fixed, "dp_replicate", _replicas(data, tensor * context, context, node_size)
+        ):
+            grid = Grid(tensor, pipeline, context, data, copies)
+            blocks += _blocks(model, workload, grid, fixed)
     if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
+        context = fixed.get("context_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
-        copies = fixed.get("dp_replicate", 1)
-        blocks = _blocks(model, workload, tensor, pipeline, data, copies, fixed)
+        grid = Grid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
+        blocks = _blocks(model, workload, grid, fixed)
     return _expand(blocks)
+
+
+class Grid(NamedTuple):
+    """How many ranks there are along each axis."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+    copies: int  # of the shards
+
+
+def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
+    """Return how many ranks may share a sequence: where each still has MIN_TOKENS of it."""
+    causal = all(kind.attention.causal and kind.cross_attention is None for kind in model.kinds)
+    most = workload.seq_len // MIN_TOKENS if causal and workload.seq_len >= LONG else 1
+    return [n for n in divisors(num_gpus) if n <= most] or [1]
 
 
 def _replicas(data: int, neighbours: int, context: int, node_size: int | None) -> list[int]:
@@ -154,22 +178,23 @@ def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]
 def _blocks(
     model: ModelSpec,
     workload: Workload,
-    tensor: int,
-    pipeline: int,
-    data: int,
-    copies: int,
+    grid: Grid,
     fixed: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Return the batches and schedules of one grid, with the lists still to be multiplied."""
-    stages = [0, 1, 2, 3] if data > 1 else [0]
+    tensor, pipeline, context, data, copies = grid
+    stages = [0, 1, 2, 3] if data * context > 1 else [0]
+    known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
+    methods = _wanted(fixed, "context_parallel_method", known)
     zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
-    context = fixed.get("context_parallel", 1)
     recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(RECOMPUTE))]
     return [
         {
             "data_parallel": data,
             "dp_replicate": copies,
+            "context_parallel": context,
+            "context_parallel_method": CONTEXT_METHODS.index(method),
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
             "virtual_stages": virtual,
@@ -183,6 +208,7 @@ def _blocks(
             "recompute": recompute,
             **_pinned(fixed),
         }
+        for method in methods
         for experts, cut in _experts(model, tensor, data // copies * context, fixed)
         for schedule, virtual in _schedules(model, pipeline, fixed)
         for micro, count in _batches(workload, data, fixed)

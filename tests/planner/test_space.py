@@ -216,3 +216,37 @@ def test_brute_force_holds_plans_with_a_larger_batch_too() -> None:
     setting = make_setting(global_batch_size=16)
     larger = replace(setting, workload=replace(setting.workload, global_batch_size=48))
     assert len(enumerated(larger)) > len(enumerated(setting))
+
+
+def test_long_sequences_are_shared_out() -> None:
+    setting = make_setting("llama", "2x8xA100-80GB", seq_len=65_536, global_batch_size=4)
+    plans = list(enumerated(setting))
+    assert {p.context_parallel for p in plans} == {1, 2, 4, 8}
+    assert {p.context_parallel_method for p in plans if p.context_parallel > 1} == {
+        "ring",
+        "ulysses",
+        "allgather",
+    }
+    assert {p.context_parallel_method for p in plans if p.context_parallel == 1} == {"ring"}
+    assert all(p.world_size == 16 for p in plans)
+    assert len(plans) == len(set(plans))
+    # ZeRO shards over the ranks of one sequence too
+    assert any(p.data_parallel == 1 and p.zero_stage == 3 for p in plans)
+
+
+def test_short_sequences_are_shared_out_only_where_that_is_pinned() -> None:
+    setting = make_setting("llama", "8xA100-80GB", seq_len=4_096, global_batch_size=8)
+    assert {p.context_parallel for p in enumerated(setting)} == {1}
+    pinned = list(enumerated(setting, parse_fixed("cp=2,cp_method=ulysses")))
+    assert {(p.context_parallel, p.context_parallel_method) for p in pinned} == {(2, "ulysses")}
+
+
+def test_replicas_fill_a_node() -> None:
+    setting = make_setting("llama", "4x8xA100-80GB", global_batch_size=32)
+    found = {(p.data_parallel, p.tensor_parallel, p.dp_replicate) for p in enumerated(setting)}
+    assert (32, 1, 4) in found
+    assert (16, 2, 4) in found
+    assert (8, 4, 4) in found
+    replicated = [p for p in enumerated(setting) if p.dp_replicate > 1]
+    assert all(p.dp_shard * p.tensor_parallel == 8 for p in replicated)
+    assert all(p.zero_stage > 0 for p in replicated)
