@@ -25,6 +25,8 @@ PLANS = {
     "virtual": Plan(
         2, 1, 2, virtual_stages=2, pipeline_schedule="interleaved_1f1b", num_microbatches=4
     ),
+    "v": Plan(1, 1, 2, virtual_stages=2, pipeline_schedule="zbv", num_microbatches=4),
+    "context": Plan(1, 1, 1, context_parallel=2, context_parallel_method="ring"),
 }
 
 

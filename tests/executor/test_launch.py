@@ -281,7 +281,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
     arguments = ("--learning-rate", 1e30, "--steps", 50, "--launcher", launcher)
     done = _run("run", write(TWO), *arguments, cwd=tmp_path)
     assert done.returncode == 5
-    assert re.search(r"^shardplan: step \d+: the loss is (nan|inf)", done.stderr, re.MULTILINE)
+    words = r"^shardplan: step \d+: the loss is (nan|inf); it arises on rank \d in the forward pass"
+    assert re.search(words, done.stderr, re.MULTILINE), done.stderr
     assert "Traceback" not in done.stderr
     (kept,) = tmp_path.glob("runs/*/run.json")
     document = json.loads(kept.read_text())

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.distributed
 TENSOR = Plan(1, 2, 1, sequence_parallel=True, num_microbatches=2)
 PIPELINE = Plan(1, 1, 2, num_microbatches=2)
 DATA = Plan(2, 1, 1, zero_stage=3, num_microbatches=2)
+ZERO_BUBBLE = Plan(1, 1, 2, pipeline_schedule="zero_bubble", num_microbatches=4)
 NAN = float("nan")
 
 
@@ -131,7 +132,9 @@ def test_the_forward_pass_is_named(plan: Plan, recompute: str):
     assert "div gives" in found["words"]
 
 
-@pytest.mark.parametrize("plan", [TENSOR, PIPELINE, DATA], ids=["tensor", "pipeline", "data"])
+@pytest.mark.parametrize(
+    "plan", [TENSOR, PIPELINE, DATA, ZERO_BUBBLE], ids=["tensor", "pipeline", "data", "zero bubble"]
+)
 def test_the_backward_pass_is_named(plan: Plan):
     found = _named(plan, _gradient, 1)
     assert found["ranks"] == [1]

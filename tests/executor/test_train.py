@@ -16,9 +16,10 @@ from executor.forked import run_forked
 from executor.gather import gathered
 from executor.learning_rate import LearningRate
 from executor.models import local_tensor, reference_model
+from executor.session import as_predicted
 from executor.traffic import counted_traffic
 from executor.train import Trainer
-from executor.verify import Verification, exact
+from executor.verify import exact
 from hardware_profiles.errors import InputError, ShardplanError
 
 pytestmark = pytest.mark.distributed
@@ -51,13 +52,20 @@ def _traffic(rank: int, file: PlanFile) -> list[dict[str, Any]]:
     return counted_traffic(trainer, batch)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
-@pytest.mark.parametrize("plan", [MIXED, PIPELINED], ids=["tensor", "pipeline"])
-def test_the_traffic_of_mixed_precision_is_predicted(plan: Plan, family: str):
-    file = tiny(plan, family, tied=True, precision="bf16", optimizer="adamw", num_layers=2)
+@pytest.mark.parametrize(
+    ("plan", "family", "precision"),
+    [
+        pytest.param(MIXED, "gpt2", "bf16", id="tensor-gpt2"),
+        pytest.param(MIXED, "qwen3", "fp16", id="tensor-qwen3-fp16"),
+        pytest.param(PIPELINED, "gpt2", "fp16", id="pipeline-gpt2-fp16"),
+        pytest.param(PIPELINED, "qwen3", "bf16", id="pipeline-qwen3"),
+    ],
+)
+def test_the_traffic_of_mixed_precision_is_predicted(plan: Plan, family: str, precision: str):
+    file = tiny(plan, family, tied=True, precision=precision, optimizer="adamw", num_layers=2)
     rows = run_forked(_traffic, plan.world_size, file)[0]
-    nothing = Verification(0.0, 0.0, 0.0, "", 0.0, "", rows)
-    assert nothing.traffic_is_predicted, [r for r in rows if r["fullest"]]
+    assert rows
+    assert all(map(as_predicted, rows)), [r for r in rows if r["fullest"]]
 
 
 def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | None:
