@@ -19,6 +19,12 @@ from executor.step_measurement import measured_step
 from executor.train import Trainer
 from hardware_profiles.errors import InputError
 
+# torch's tracer and compilers warn of their own code
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::{kind}")
+    for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")
+]
+
 ZERO3 = Plan(2, zero_stage=3, num_microbatches=2)
 TENSOR = Plan(1, 2, sequence_parallel=True, recompute="full", num_microbatches=2)
 
