@@ -111,7 +111,8 @@ class LayerKind:
     weights: tuple[Weight, ...]
     cross_attention: Attention | None = None
     parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX, Falcon)
-    norms_after: bool = False  # of what attention and MLP add to the hidden state (OLMo 2, Gemma 2)
+    # norms of what attention and MLP add to the hidden state (OLMo 2, Gemma 2) or of the sum (BERT)
+    norms_after: bool = False
 
 
 @dataclass(frozen=True, slots=True)

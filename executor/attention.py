@@ -30,6 +30,7 @@ class Core:
     dropout: float
     softmax_in_fp32: bool  # eager only: llama's kin do, GPT-2 does not
     recompute: bool  # Megatron's selective recomputation
+    causal: bool = True  # else every token sees every other (BERT)
     cap: float | None = None  # scores stay within it (Gemma 2)
     context: ContextAxis = ONE_RANK
     documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
@@ -81,7 +82,7 @@ class Core:
         """Return whom some queries may see, (B or 1, 1, queries, S)."""
         places = torch.arange(query.size(-2), device=query.device)
         starts = None if self.documents is None else self.documents.starts
-        seen = visible(places, self.narrower(query), starts, rows)
+        seen = visible(places, self.narrower(query), starts, rows, self.causal)
         return seen[None, None] if starts is None else seen[:, None]
 
 
@@ -92,8 +93,8 @@ class Documents:
     those, and with it a mask of its own.
     """
 
-    def __init__(self, starts: Tensor) -> None:
-        self.starts = starts
+    def __init__(self, starts: Tensor, causal: bool = True) -> None:
+        self.starts, self.causal = starts, causal
         self.masks: dict[Any, Tensor] = {}
 
     @property
@@ -104,7 +105,7 @@ class Documents:
     def visible(self, window: int | None) -> Tensor:
         """Return who may see whom, (B, 1, S, S)."""
         index = torch.arange(self.starts.size(1), device=self.starts.device)
-        return visible(index, window, self.starts)[:, None]
+        return visible(index, window, self.starts, causal=self.causal)[:, None]
 
     def added(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Return what is added to the scores, (B, 1, S, S): torch would make it for every layer."""
@@ -120,6 +121,7 @@ def visible(
     window: int | None,
     starts: Tensor | None = None,
     rows: slice = slice(None),
+    causal: bool = True,
 ) -> Tensor:
     """Return whether a query (rows) may see a key (columns), (S, S).
 
@@ -127,6 +129,8 @@ def visible(
     begin, (B, S), which puts B in front of the result; ``rows``: of some queries only.
     """
     seen = index[rows, None] >= index[None, :]
+    if not causal:
+        seen = torch.ones_like(seen)
     if window is not None:
         seen &= index[rows, None] - window < index[None, :]
     return seen if starts is None else seen & (starts[:, rows, None] == starts[:, None, :])
@@ -168,7 +172,7 @@ def _fused(
         value,
         attn_mask=mask,
         dropout_p=core.dropout,
-        is_causal=mask is None,
+        is_causal=mask is None and core.causal,
         scale=core.scaling,
         enable_gqa=grouped,
     )

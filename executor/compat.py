@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as turn_in_fp32
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as turn_neighbours
@@ -195,6 +195,7 @@ def store_of_the_world() -> Any:
 
 
 # families whose attention transformers writes out: fused kernels know neither caps nor sinks
+_MASKED = ("bert",)  # trained to predict hidden tokens
 _EAGER_ONLY = ("gemma2", "gpt_oss")
 # what a config of transformers says about files, generation or tools, not about the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
@@ -217,9 +218,8 @@ def causal_lm(
         eager = attention_kernel == "eager" or config.model_type in _EAGER_ONLY
         implementation = "eager" if eager else "sdpa"
         with _quiet(), torch.device(device):
-            model = AutoModelForCausalLM.from_config(
-                config, attn_implementation=implementation, dtype=dtype
-            )
+            auto = AutoModelForMaskedLM if config.model_type in _MASKED else AutoModelForCausalLM
+            model = auto.from_config(config, attn_implementation=implementation, dtype=dtype)
     except Exception as error:  # whatever the module's own checks raise
         words = " ".join(str(error).split())
         raise InputError(f"model config: transformers refuses it: {words[:300]}") from error

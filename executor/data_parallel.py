@@ -30,7 +30,7 @@ from cost_models.sharding import shards_inside
 from cost_models.workload import Precision
 from executor.compat import end_backward, parameter_groups, replicate
 from executor.mesh import Grid, data_axis
-from executor.models import COMPUTE_DTYPE, HEAD, MASTER_DTYPE, Kept, Stage
+from executor.models import COMPUTE_DTYPE, MASTER_DTYPE, Kept, Stage
 from executor.weight_gradients import Due, Store, compute, leaf_of
 
 
@@ -52,7 +52,7 @@ def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept
         return {}
     kept = {} if plan.zero_stage == 0 else dict(_kept(stage, grid, left_alone))
     groups = list(stage.groups())
-    head = stage.get_submodule(HEAD) if stage.last else None
+    head = stage.get_submodule(stage.family.head) if stage.last else None
 
     def share(modules: list[nn.Module] | nn.Module, mesh: DeviceMesh, frees: bool) -> None:
         if plan.zero_stage == 0 and mesh.size() > 1:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cost_models.schedules import rank_of_stage
 from executor.checkpoint.pieces import overlaps, whole
+from executor.families import FAMILIES
 from executor.layout import Layout, layouts
-from executor.models import HEAD
 from executor.optimizer import Held
 from executor.tensor_parallel import WHOLE
 from executor.train import Trainer
@@ -60,7 +60,7 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
         yield name, layout, rank_of_stage(file.plan, stage)
     if trainer.tied_name is not None and stages > 1:
         last = rank_of_stage(file.plan, stages - 1)
-        yield f"{HEAD}.weight", table[trainer.tied_name], last
+        yield f"{FAMILIES[file.model.family].projection}.weight", table[trainer.tied_name], last
 
 
 def _whole(trainer: Trainer, held: Held, local: Tensor) -> Tensor:

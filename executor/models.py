@@ -51,7 +51,6 @@ COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
 }
 
 
-HEAD: Final = "lm_head"
 EXPERTS: Final = "experts"
 
 
@@ -99,7 +98,7 @@ class Stage(nn.Module):  # type: ignore[misc]
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
             layer = _layer(file, self.family, kind, module, axis, experts, context)
-            prepare_experts(getattr(module, self.family.feed_forward_block.name), layer)
+            prepare_experts(module.get_submodule(self.family.feed_forward_block.name), layer)
             module.forward = partial(run_layer, layer, module)
             table = self.family.rotary_table(module) if self.family.rotary else None
             self.rotary_tables[name] = table
@@ -109,13 +108,18 @@ class Stage(nn.Module):  # type: ignore[misc]
         family = self.family
         names = list(self.layer_names)
         if self.first:
-            names = [n for n in (family.tokens, family.positions) if n] + names
-            tokens: Any = whole.get_submodule(family.tokens)
-            tokens.forward = partial(self._embed, tokens)
+            names = family.embedding_modules + names
+            embedding: Any = whole.get_submodule(family.embedding_modules[0])
+            embedding.forward = self._embed
+            if family.positions:
+                table: Any = whole.get_submodule(family.positions)
+                table.forward = partial(_look_up, table, family.position_offset)
         if self.last:
-            names += [family.norm, HEAD]
-            head: Any = whole.get_submodule(HEAD)
-            head.forward = partial(self._loss, head)
+            names += family.head_modules
+            head: Any = whole.get_submodule(family.head)
+            head.forward = self._loss
+            if family.head_bias:  # the same tensor under a second name
+                whole.get_submodule(family.projection).bias = None
         for name in names:
             self._graft(name, whole.get_submodule(name))
         if family.rotary:
@@ -141,7 +145,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         self.pieces: dict[str, Pieces] = {}  # of every parameter that this rank holds
         self.is_second_copy: set[str] = set()  # of a tied tensor whose first copy is elsewhere
         self.start, self.stop = self.axis.slice_of(spec.vocab_size)
-        head, tokens = f"{HEAD}.weight", f"{self.family.tokens}.weight"
+        head, tokens = f"{self.family.projection}.weight", f"{self.family.tokens}.weight"
         for name, old in list(self.named_parameters(remove_duplicate=False)):
             tied = spec.tie_embeddings and name == head
             if tied and self.first:
@@ -168,12 +172,12 @@ class Stage(nn.Module):  # type: ignore[misc]
     def groups(self) -> Iterator[list[nn.Module]]:
         """Yield the modules that are gathered and reduced together, in forward order."""
         family = self.family
-        outer = [n for n in (family.tokens, family.positions) if n] if self.first else []
-        head = [family.norm, HEAD] if self.last else []
+        outer = family.embedding_modules if self.first else []
+        head = family.head_modules if self.last else []
         tied = (
             outer
             and head
-            and self.get_parameter(f"{HEAD}.weight")
+            and self.get_parameter(f"{family.projection}.weight")
             is self.get_parameter(f"{family.tokens}.weight")
         )
         names = [outer + head if tied else outer]
@@ -221,7 +225,8 @@ class Stage(nn.Module):  # type: ignore[misc]
 
         The last stage returns the loss summed over its tokens.
         """
-        documents = None if batch.starts is None else Documents(batch.starts)
+        causal = not self.family.masked
+        documents = None if batch.starts is None else Documents(batch.starts, causal)
         if documents is not None:
             positions = documents.positions
         elif batch.places is not None:
@@ -231,7 +236,8 @@ class Stage(nn.Module):  # type: ignore[misc]
         if documents is not None and batch.places is not None:
             positions = positions[:, batch.places]
         if received is None:
-            hidden = self.get_submodule(self.family.tokens)(batch.inputs, positions)
+            entry = self.get_submodule(self.family.embedding_modules[0])
+            hidden = entry(batch.inputs, positions)
         else:
             hidden = received
         rotary = self._rotary(hidden, positions)
@@ -240,8 +246,9 @@ class Stage(nn.Module):  # type: ignore[misc]
             hidden = self.get_submodule(name)(hidden, table, documents)
         if not self.last:
             return hidden
-        hidden = self.get_submodule(self.family.norm)(hidden)
-        loss: Tensor = self.get_submodule(HEAD)(hidden, batch.labels)
+        if self.family.norm:
+            hidden = self.get_submodule(self.family.norm)(hidden)
+        loss: Tensor = self.get_submodule(self.family.head)(hidden, batch.labels)
         return loss
 
     def _rotary(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Rotary | None]:
@@ -252,25 +259,34 @@ class Stage(nn.Module):  # type: ignore[misc]
                 tables[name] = self.rotary(hidden, positions, *([name] if name else []))
         return tables
 
-    def _embed(self, module: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        family, table = self.family, self.get_submodule(self.family.tokens)
         hidden = vocabulary_embedding(
-            self.axis, tokens, module.weight, self.start, module.padding_idx
+            self.axis, tokens, table.weight, self.start, table.padding_idx
         )
+        if family.token_types:
+            hidden = hidden + self.get_submodule(family.token_types).weight[0]
         if self.family.positions:
             start, stop = self.axis.sequence_slice(tokens.size(1))
             hidden = hidden + self.get_submodule(self.family.positions)(positions[:, start:stop])
         if self.embedding_multiplier != 1.0:  # rounded to the precision of the hidden state
             hidden = hidden * hidden.new_tensor(self.embedding_multiplier)
+        if family.embedding_norm:
+            hidden = self.get_submodule(family.embedding_norm)(hidden)
         if not self.embedding_dropout:
             return hidden
         return F.dropout(hidden, self.embedding_dropout, self.training)
 
-    def _loss(self, module: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        family, projection = self.family, self.get_submodule(self.family.projection)
+        bias = self.get_parameter(family.head_bias) if family.head_bias else projection.bias
+        if family.head_transform:
+            hidden = self.get_submodule(family.head_transform)(hidden)
         if self.logits_multiplier != 1.0:  # in front of the matrix, where it is cheap
             hidden = hidden * self.logits_multiplier
         # never later: input and gradient of the projection are the largest tensors of all
         axis = replace(self.axis, weights_later=False)
-        (logits,) = column_linear(axis, hidden, [module.weight], [module.bias])
+        (logits,) = column_linear(axis, hidden, [projection.weight], [bias])
         if self.logits_cap is not None:
             logits = capped(logits, self.logits_cap)
         return summed_cross_entropy(self.axis, logits.flatten(0, 1), labels.flatten(), self.start)
@@ -286,17 +302,19 @@ def _layer(
     context: ContextAxis,
 ) -> Layer:
     spec, plan = file.model, file.plan
-    attention: Any = getattr(module, family.attention_block.name)
+    attention: Any = module.get_submodule(family.attention_block.name)
+    width = kind.attention.head_dim
     core = Core(
         axis=axis,
         kernel=file.workload.attention_kernel,
-        scaling=attention.scaling,
+        scaling=getattr(attention, "scaling", width**-0.5),
         window=kind.attention.window,
         dropout=spec.attention_dropout,
         softmax_in_fp32=family.softmax_in_fp32,
         cap=getattr(attention, "attn_logit_softcapping", None),
         recompute=plan.recompute == "selective",
         context=context,
+        causal=kind.attention.causal,
     )
     return Layer(
         family=family,
@@ -309,6 +327,10 @@ def _layer(
         recompute=plan.recompute == "full",
         random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
     )
+
+
+def _look_up(table: Any, offset: int, positions: Tensor) -> Tensor:
+    return F.embedding(positions + offset, table.weight)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from cost_models.rule import Question
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (
+    "bert",
     "cohere",
     "deepseek_v3",
     "gemma",
@@ -29,6 +30,7 @@ FAMILIES: Final = (
     "mixtral",
     "olmo2",
     "olmoe",
+    "opt",
     "phi",
     "phi3",
     "qwen2",
@@ -38,6 +40,8 @@ FAMILIES: Final = (
     "smollm3",
     "starcoder2",
 )
+
+_OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layerdrop": 0.0}
 
 
 def check_supported(file: PlanFile) -> None:
@@ -72,6 +76,15 @@ def _problems(file: PlanFile) -> Iterator[str]:
             "output_router_logits = true asks for the routers' auxiliary loss, which needs the "
             "routing of the whole batch at once (only false)"
         )
+    if model.family == "bert" and not model.tie_embeddings:
+        yield "tie_word_embeddings = false for bert (only true)"
+    if model.family == "opt":
+        for key, allowed in _OPT.items():
+            if model.config.get(key, allowed) != allowed:
+                yield f"{key} = {model.config[key]} for opt (only {allowed})"
+        width = model.config.get("word_embed_proj_dim") or model.hidden_size
+        if width != model.hidden_size:
+            yield f"word_embed_proj_dim = {width} for opt (only hidden_size)"
     for kind in model.kinds:
         attention = kind.attention
         if not attention.causal and model.config.get("use_bidirectional_attention"):

@@ -87,6 +87,15 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "qk_rope_head_dim": 4,
         "v_head_dim": 8,
     },
+    "bert": {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"},
+    "opt": {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "word_embed_proj_dim": 64,
+        "ffn_dim": 96,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 64,
+    },
     "gpt2": {"vocab_size": 128, "n_embd": 64, "n_head": 8, "n_positions": 32},
 }
 
@@ -105,6 +114,7 @@ def tiny(
 ) -> PlanFile:
     """Return a plan file for a tiny model."""
     layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    tied = tied or family == "bert"  # which is trained no other way
     values = {"model_type": family, **CONFIGS[family], "tie_word_embeddings": tied}
     values |= {layers: num_layers, **config}
     workload = Workload(

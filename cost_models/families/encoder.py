@@ -112,6 +112,7 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
         feed_forward=FeedForward(inner, gated=False, activation=config.text("hidden_act")),
         norm="layer",
         num_norms=2,
+        norms_after=True,
         weights=(
             *part(
                 "attention",

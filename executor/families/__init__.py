@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from executor.families.bert import BERT
 from executor.families.description import Family
 from executor.families.gemma import GEMMA, GEMMA2, GEMMA3
-from executor.families.gpt_like import GPT2, GPT_NEOX
+from executor.families.gpt_like import GPT2, GPT_NEOX, OPT
 from executor.families.llama_like import (
     COHERE,
     GLM4,
@@ -27,6 +28,7 @@ from executor.families.llama_like import (
 from executor.families.moe import DEEPSEEK, GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 
 FAMILIES: Final[dict[str, Family]] = {
+    "bert": BERT,
     "cohere": COHERE,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
@@ -42,6 +44,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "olmoe": OLMOE,
+    "opt": OPT,
     "phi": PHI,
     "phi3": PHI3,
     "qwen2": LLAMA,

@@ -26,9 +26,10 @@ ExpertsForward = Callable[[Any, "Layer", Tensor, list[int]], Tensor]
 class Block:
     """Attention or MLP with the norms around it: names of modules in the layer, None: no norm."""
 
-    name: str
+    name: str  # "": the layer itself holds its parts
     norm_before: str | None
-    norm_after: str | None = None
+    norm_after: str | None = None  # of what it adds to the hidden state
+    norm_sum: str | None = None  # of the hidden state, once that is added (BERT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Family:
 
     tokens: str
     layers: str
-    norm: str
+    norm: str | None  # in front of the head
     attention: AttentionForward
     feed_forward: FeedForward
     attention_block: Block = Block("self_attn", "input_layernorm")
@@ -46,6 +47,17 @@ class Family:
     # a buffer of every mixture that is part of the model's state, one number an expert
     expert_buffer: str | None = None
     positions: str | None = None  # learned
+    position_offset: int = 0  # rows of that table before the first position's
+    token_types: str | None = None  # a table of which every token reads the first row (BERT)
+    embedding_norm: str | None = None
+    # modules that hold all parts of the embedding and of the head; None: the parts stand alone
+    embedding: str | None = None
+    head: str = "lm_head"
+    projection: str = "lm_head"  # to the vocabulary
+    head_bias: str | None = None  # where it is no part of the projection
+    head_transform: str | None = None  # a module in front of the projection
+    # predicts tokens that were hidden instead of the next one
+    masked: bool = False
     rotary: str | None = None
     # which of its rotary tables a layer (its module) reads, None: no positions
     rotary_table: Callable[[Any], str | None] = lambda _: ""
@@ -55,6 +67,17 @@ class Family:
     softmax_in_fp32: bool = True
     norm_start: float = 1.0  # of the weights of norms
     small_starts: tuple[str, ...] = ()  # projections that start 1 / sqrt(2 layers) smaller
+
+    @property
+    def embedding_modules(self) -> list[str]:
+        """Modules of the embedding; the first one's forward pass is the whole of it."""
+        alone = (self.tokens, self.positions, self.token_types, self.embedding_norm)
+        return [self.embedding] if self.embedding else [name for name in alone if name]
+
+    @property
+    def head_modules(self) -> list[str]:
+        """Modules of the head."""
+        return [name for name in (self.norm, self.head) if name]
 
 
 @dataclass(frozen=True, slots=True)

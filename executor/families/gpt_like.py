@@ -6,7 +6,7 @@ from typing import Final
 
 from executor.families.description import Block, Family
 from executor.families.mlp import plain
-from executor.families.self_attention import SelfAttention, fused, fused_by_head
+from executor.families.self_attention import SelfAttention, fused, fused_by_head, separate
 
 GPT2: Final = Family(
     tokens="transformer.wte",
@@ -28,4 +28,16 @@ GPT_NEOX: Final = Family(
     feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"),
     attention_block=Block("attention", "input_layernorm"),
     rotary="gpt_neox.rotary_emb",
+)
+OPT: Final = Family(
+    tokens="model.decoder.embed_tokens",
+    layers="model.decoder.layers",
+    norm="model.decoder.final_layer_norm",
+    attention=SelfAttention(separate("q_proj", "k_proj", "v_proj"), "out_proj"),
+    feed_forward=plain("fc1", "fc2", "activation_fn"),
+    attention_block=Block("self_attn", "self_attn_layer_norm"),
+    feed_forward_block=Block("", "final_layer_norm"),
+    positions="model.decoder.embed_positions",
+    position_offset=2,
+    softmax_in_fp32=False,
 )

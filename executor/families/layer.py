@@ -39,24 +39,25 @@ def decoder_layer(module: Any, layer: Layer, hidden: Tensor, rotary: Rotary | No
     """
     family = layer.family
     block = family.attention_block
-    attention = getattr(module, block.name)
+    attention = module.get_submodule(block.name)
     read = _normed(module, block.norm_before, hidden)
     output = _finished(module, layer, block, family.attention(attention, layer, read, rotary))
-    after = hidden + output
+    after = _normed(module, block.norm_sum, hidden + output)
 
     block = family.feed_forward_block
     if not layer.kind.parallel_residual:
         read = _normed(module, block.norm_before, after)
     elif block.norm_before is not None:  # else it shares the norm of the attention
         read = _normed(module, block.norm_before, hidden)
-    output = family.feed_forward(getattr(module, block.name), layer, read)
-    return after + _finished(module, layer, block, output)
+    output = family.feed_forward(module.get_submodule(block.name), layer, read)
+    after = after + _finished(module, layer, block, output)
+    return _normed(module, block.norm_sum, after)
 
 
 def _normed(module: Any, name: str | None, x: Tensor) -> Tensor:
     if name is None:
         return x
-    normed: Tensor = getattr(module, name)(x)
+    normed: Tensor = module.get_submodule(name)(x)
     return normed
 
 

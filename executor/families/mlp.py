@@ -14,9 +14,11 @@ def gated(gate: str, up: str, down: str, activation: str = "act_fn") -> FeedForw
     """Activation of the gate times up projection (Shazeer, arXiv:2002.05202)."""
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
-        opened, lifted = columns(layer.axis, x, getattr(module, gate), getattr(module, up))
-        inner = getattr(module, activation)(opened) * lifted
-        return row(layer.axis, inner, getattr(module, down))
+        opened, lifted = columns(
+            layer.axis, x, module.get_submodule(gate), module.get_submodule(up)
+        )
+        inner = module.get_submodule(activation)(opened) * lifted
+        return row(layer.axis, inner, module.get_submodule(down))
 
     return forward
 
@@ -25,8 +27,8 @@ def plain(up: str, down: str, activation: str = "act") -> FeedForward:
     """Two matrices around an activation."""
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
-        (inner,) = columns(layer.axis, x, getattr(module, up))
-        return row(layer.axis, getattr(module, activation)(inner), getattr(module, down))
+        (inner,) = columns(layer.axis, x, module.get_submodule(up))
+        return row(layer.axis, module.get_submodule(activation)(inner), module.get_submodule(down))
 
     return forward
 
@@ -35,8 +37,12 @@ def fused_gated(gate_up: str, down: str, activation: str = "activation_fn") -> F
     """The gated feed-forward with one matrix for gate and up projection."""
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
-        (both,) = columns(layer.axis, x, getattr(module, gate_up))
+        (both,) = columns(layer.axis, x, module.get_submodule(gate_up))
         opened, lifted = both.chunk(2, -1)
-        return row(layer.axis, lifted * getattr(module, activation)(opened), getattr(module, down))
+        return row(
+            layer.axis,
+            lifted * module.get_submodule(activation)(opened),
+            module.get_submodule(down),
+        )
 
     return forward

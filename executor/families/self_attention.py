@@ -79,14 +79,14 @@ class SelfAttention:
             value = value.contiguous()
         sinks = None if self.sinks is None else getattr(module, self.sinks)
         output = layer.core(query, key, value, sinks)
-        return row(layer.axis, output, getattr(module, self.output))
+        return row(layer.axis, output, module.get_submodule(self.output))
 
 
 def separate(query: str, key: str, value: str) -> Projection:
     """Project with three matrices."""
 
     def project(module: Any, layer: Layer, x: Tensor) -> Heads:
-        linears = [getattr(module, name) for name in (query, key, value)]
+        linears = [module.get_submodule(name) for name in (query, key, value)]
         q, k, v = columns(layer.axis, x, *linears)
         width = layer.kind.attention.head_dim
         return _heads(q, width), _heads(k, width), _heads(v, width)
@@ -99,7 +99,7 @@ def fused(name: str) -> Projection:
 
     def project(module: Any, layer: Layer, x: Tensor) -> Heads:
         attention = layer.kind.attention
-        (qkv,) = columns(layer.axis, x, getattr(module, name))
+        (qkv,) = columns(layer.axis, x, module.get_submodule(name))
         parts = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
         sizes = [n // layer.axis.size * attention.head_dim for n in parts]
         q, k, v = qkv.split(sizes, -1)
@@ -113,7 +113,7 @@ def fused_by_head(name: str) -> Projection:
     """Project with one matrix: query, key and value of each head in turn (GPT-NeoX)."""
 
     def project(module: Any, layer: Layer, x: Tensor) -> Heads:
-        (qkv,) = columns(layer.axis, x, getattr(module, name))
+        (qkv,) = columns(layer.axis, x, module.get_submodule(name))
         q, k, v = _heads(qkv, 3 * layer.kind.attention.head_dim).chunk(3, -1)
         return q, k, v
 
@@ -126,7 +126,7 @@ def norm_each_head(query: str = "q_norm", key: str = "k_norm") -> HeadNorm:
     def norms(module: Any, layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if not layer.kind.attention.qk_norm:
             return q, k
-        return getattr(module, query)(q), getattr(module, key)(k)
+        return module.get_submodule(query)(q), module.get_submodule(key)(k)
 
     return norms
 
