@@ -13,7 +13,7 @@ from cost_models.prediction import predict, setting_of, still_holds
 from cost_models.units import format_bytes
 from executor.data import Corpus, DataOptions, open_corpus
 from executor.machine import free_memory_bytes
-from executor.support import check_supported
+from executor.support import MASKED_FAMILIES, check_supported
 from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import MAX_PROCESSES
 
@@ -55,8 +55,9 @@ def prepare(
         raise InputError(f"{path}: {error}") from None
     file, notes = predicted_anew(file, documents=data.packing == "documents")
     sizes = {"vocab_size": file.model.vocab_size, "seq_len": file.workload.seq_len, "seed": seed}
-    corpus = open_corpus(data, **sizes)
-    held_out = None if evaluation is None else open_corpus(evaluation, **sizes)
+    masked = file.model.family in MASKED_FAMILIES
+    corpus = open_corpus(data, **sizes, masked=masked)
+    held_out = None if evaluation is None else open_corpus(evaluation, **sizes, masked=masked)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     notes += (*corpus.notes, *(held_out.notes if held_out is not None else ()))
     return Prepared(path, sha256, file, corpus, held_out, notes)

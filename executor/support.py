@@ -42,6 +42,7 @@ FAMILIES: Final = (
 )
 
 _OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layerdrop": 0.0}
+MASKED_FAMILIES: Final = ("bert",)  # predict tokens that were hidden
 
 
 def check_supported(file: PlanFile) -> None:

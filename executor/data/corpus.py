@@ -65,7 +65,8 @@ class Corpus(ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return what the batches depend on, as JSON; paths are not among it."""
-        return {**self._identity(), "seq_len": self.seq_len, "seed": self.seed}
+        found = {**self._identity(), "seq_len": self.seq_len, "seed": self.seed}
+        return found if self.objective is None else {**found, "objective": str(self.objective)}
 
     def fingerprint(self) -> str:
         """Return a short name of the identity."""

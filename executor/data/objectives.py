@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,24 +16,34 @@ HIDDEN: Final = 0.8  # become the mask token
 RANDOM: Final = 0.1  # become any token; the others stay as they are
 
 
-def masked_tokens(vocab_size: int, mask_token: int) -> Objective:
-    """Hide some tokens of a sample, which are to be predicted; at least one where there are any."""
+@dataclass(frozen=True, slots=True)
+class MaskedTokens:
+    """Hides some tokens of a sample, which are to be predicted; at least one."""
 
-    def hide(row: Row, random: np.random.Generator) -> Row:
-        counts = np.ones(len(row.inputs), dtype=bool)
-        # what fills a sequence up follows its last label that counts (the last token's own label
-        # is the first token behind the sequence)
-        counted = np.flatnonzero(row.labels != IGNORED)
-        if len(counted):
-            counts[counted[-1] + 2 :] = False
-        chosen = counts & (random.random(len(counts)) < CHOSEN)
-        if counts.any() and not chosen.any():
-            chosen[random.choice(np.flatnonzero(counts))] = True
-        fate = random.random(len(counts))
-        inputs = np.where(chosen & (fate < HIDDEN), mask_token, row.inputs)
-        others = random.integers(0, vocab_size, len(counts))
+    vocab_size: int
+    mask_token: int
+
+    def __call__(self, row: Row, random: np.random.Generator) -> Row:
+        """Return the row with hidden tokens."""
+        real = _real(row)
+        chosen = real & (random.random(len(real)) < CHOSEN)
+        if real.any() and not chosen.any():
+            chosen[random.choice(np.flatnonzero(real))] = True
+        fate = random.random(len(real))
+        any_token = random.integers(0, self.vocab_size, len(real))
+        inputs = np.where(chosen & (fate < HIDDEN), self.mask_token, row.inputs)
         replaced = chosen & (fate >= HIDDEN) & (fate < HIDDEN + RANDOM)
-        inputs = np.where(replaced, others, inputs)
+        inputs = np.where(replaced, any_token, inputs)
         return Row(inputs, np.where(chosen, row.inputs, IGNORED), row.starts)
 
-    return hide
+
+def masked_tokens(vocab_size: int, mask_token: int) -> Objective:
+    """Return the objective of masked language models."""
+    return MaskedTokens(vocab_size, mask_token)
+
+
+def _real(row: Row) -> np.ndarray:
+    """Return which tokens belong to a document: what fills a sequence up follows them all."""
+    counted = np.flatnonzero(row.labels != IGNORED)
+    end = counted[-1] + 2 if len(counted) else 0  # the last label is the token behind it
+    return np.arange(len(row.inputs)) < end

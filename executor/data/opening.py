@@ -7,6 +7,7 @@ from pathlib import Path
 
 from executor.data.build import Reading, cached
 from executor.data.corpus import Corpus, MarkovCorpus, TokenCorpus
+from executor.data.objectives import masked_tokens
 from executor.data.packing import Samples
 from executor.data.sources import TEXT_SUFFIXES, TOKEN_SUFFIXES, files_of
 from executor.data.token_file import TokenFile, open_token_file
@@ -15,8 +16,24 @@ from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
 from hardware_profiles.errors import InputError, did_you_mean
 
 
-def open_corpus(options: DataOptions, *, vocab_size: int, seq_len: int, seed: int) -> Corpus:
-    """Open the data of a run; raises an InputError for what cannot be used."""
+def open_corpus(
+    options: DataOptions, *, vocab_size: int, seq_len: int, seed: int, masked: bool = False
+) -> Corpus:
+    """Open the data of a run; raises an InputError for what cannot be used.
+
+    ``masked``: samples ask for tokens that were hidden (BERT). The tokenizer says which token hides
+    them; without one it is the last token of the vocabulary.
+    """
+    corpus = _open(options, vocab_size, seq_len, seed)
+    if masked:
+        mask = open_vocabulary(options.tokenizer).mask if options.tokenizer else None
+        if options.tokenizer and mask is None:
+            raise InputError(f"{options.tokenizer}: has no mask token (masked samples need one)")
+        corpus.objective = masked_tokens(vocab_size, vocab_size - 1 if mask is None else mask)
+    return corpus
+
+
+def _open(options: DataOptions, vocab_size: int, seq_len: int, seed: int) -> Corpus:
     if options.packing not in PACKINGS:
         hint = did_you_mean(options.packing, PACKINGS)
         raise InputError(f"packing = {options.packing} (allowed: {', '.join(PACKINGS)}). {hint}")

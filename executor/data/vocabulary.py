@@ -25,6 +25,7 @@ class Vocabulary(ABC):
     name: str
     size: int  # its tokens are 0 to size - 1
     end: int | None  # the token behind every document
+    mask: int | None = None  # the token that hides another one
     fingerprint: str
 
     @abstractmethod
@@ -54,6 +55,7 @@ class TokenizerVocabulary(Vocabulary):
             raise InputError(f"{folder}: no fast tokenizer (a folder with a tokenizer.json)")
         self.size = len(self._tokenizer)
         self.end = self._tokenizer.eos_token_id
+        self.mask = self._tokenizer.mask_token_id
         text = f"{self.end} {self._tokenizer.backend_tokenizer.to_str()}"
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 

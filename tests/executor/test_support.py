@@ -23,6 +23,17 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
+    "untied bert": (Plan(), {"family": "bert", "tie_word_embeddings": False}, "for bert"),
+    "norms behind": (
+        Plan(),
+        {"family": "opt", "do_layer_norm_before": False},
+        "do_layer_norm_before = False for opt",
+    ),
+    "narrow embedding": (
+        Plan(),
+        {"family": "opt", "word_embed_proj_dim": 32},
+        "word_embed_proj_dim = 32 for opt",
+    ),
     "bidirectional": (
         Plan(),
         {"family": "gemma3_text", "use_bidirectional_attention": True},
