@@ -23,6 +23,11 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
+    "both ways over ranks": (
+        Plan(context_parallel=2),
+        {"family": "bert"},
+        "context_parallel 2 for bert",
+    ),
     "untied bert": (Plan(), {"family": "bert", "tie_word_embeddings": False}, "for bert"),
     "norms behind": (
         Plan(),
