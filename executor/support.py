@@ -86,8 +86,6 @@ def _problems(file: PlanFile) -> Iterator[str]:
         width = model.config.get("word_embed_proj_dim") or model.hidden_size
         if width != model.hidden_size:
             yield f"word_embed_proj_dim = {width} for opt (only hidden_size)"
-    if plan.context_parallel > 1 and model.family in MASKED_FAMILIES:
-        yield f"context_parallel {plan.context_parallel} for {model.family} (only 1)"
     for kind in model.kinds:
         attention = kind.attention
         if not attention.causal and model.config.get("use_bidirectional_attention"):
