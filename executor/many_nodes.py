@@ -138,6 +138,7 @@ def _decide(job: Job, meeting: Meeting, emit: Emit) -> dict[str, Any]:
     return {
         "members": job.members,
         "plan": str(plan),
+        "folder": None if job.folder is None else str(job.folder),
         "ranks": job.file.plan.world_size // nodes.count,
         "other_data": any("global_batch_size" in note for note in notes),
         "port": nodes.port + 1 + job.attempt % 2,
@@ -222,8 +223,8 @@ def _attempt(
     arguments = [start["plan"] if Path(a) == job.plan else a for a in job.about.arguments]
     if start["other_data"]:
         arguments.append("--allow-other-data")
-    if job.folder is not None:
-        arguments += ["--output", str(job.folder)]
+    if start["folder"] is not None:
+        arguments += ["--output", start["folder"]]
     with Pulse(meeting, job.attempt, members, local.end) as pulse:
         try:
             answer = by_torchrun(arguments, emit, job.supervision, local, gpus=bool(job.about.gpus))
