@@ -72,6 +72,24 @@ def plans() -> Iterator[Plan]:
     yield Plan(**pipeline, pipeline_schedule="gpipe")  # type: ignore[arg-type]
     yield Plan(**pipeline, pipeline_schedule="1f1b")  # type: ignore[arg-type]
     yield Plan(**pipeline, pipeline_schedule="interleaved_1f1b", virtual_stages=2)  # type: ignore[arg-type]
+    yield Plan(**pipeline, pipeline_schedule="interleaved_zero_bubble", virtual_stages=2)  # type: ignore[arg-type]
+    for recompute in ("none", "full"):
+        yield Plan(**pipeline, pipeline_schedule="zero_bubble", recompute=recompute)  # type: ignore[arg-type]
+        for schedule in ("zbv", "dualpipev"):
+            yield Plan(
+                **pipeline,
+                pipeline_schedule=schedule,
+                virtual_stages=2,
+                recompute=recompute,  # type: ignore[arg-type]
+            )
+    yield Plan(
+        data_parallel=2,
+        pipeline_parallel=2,
+        pipeline_schedule="zero_bubble",
+        zero_stage=2,
+        micro_batch_size=2,
+        num_microbatches=4,
+    )
     yield Plan(
         data_parallel=2,
         pipeline_parallel=2,
