@@ -222,6 +222,7 @@ class PassSeconds:
     forward: Real
     backward: Real
     recompute: Real
+    weights: Real = 0.0  # of ``backward``, gradients of matrices
     core: Real = 0.0  # of ``forward``, the attention cores
 
 
@@ -249,7 +250,8 @@ def layer_seconds(
     them that it does meet, where the core skips some.
 
     Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
-    Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice.
+    Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice. One of the two matmuls gives the
+    gradient of the weight; experts' matrices are not split so.
     """
     matrices = matrices_seconds(
         kind.weights,
@@ -277,7 +279,9 @@ def layer_seconds(
     forward = matrices + core + moved
     backward = 2.0 * matrices + CORE_RATIO[kernel] * core + software.backward_access_ratio * moved
     again = np.where(recompute_full, forward, np.where(recompute_core, core, 0.0))
-    return PassSeconds(forward, backward, again, core)
+    experts = sum(w.numel for w in kind.weights if w.role == "expert")
+    later = np.zeros_like(matrices) if experts else matrices
+    return PassSeconds(forward, backward, again, later, core)
 
 
 def head_seconds(
@@ -289,7 +293,7 @@ def head_seconds(
     """
     if not model.head_multiply:
         zero = np.zeros_like(np.multiply(1.0, tokens))
-        return PassSeconds(zero, zero, zero)
+        return PassSeconds(zero, zero, zero, zero)
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
     inputs = model.head_multiply / model.vocab_size
     matmul = matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)
@@ -298,7 +302,8 @@ def head_seconds(
     # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
     # twice, write
     passes = 4.0 * tokens * outputs / rate.memory
-    return PassSeconds(matmul + 5.0 * passes, 2.0 * matmul + 5.0 * passes, np.zeros_like(matmul))
+    zero = np.zeros_like(matmul)
+    return PassSeconds(matmul + 5.0 * passes, 2.0 * matmul + 5.0 * passes, zero, zero)
 
 
 def optimizer_seconds(parameters: Real, rate: Rates, software: SoftwareProfile) -> Real:

@@ -133,7 +133,7 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
     ]
     time, slowest = step_seconds(
         seconds,
-        [rank.multiplicity for rank in ranks],
+        [rank.positions for rank in ranks],
         table,
         software.data_parallel_overlap,
         on_gpu=on_gpu,

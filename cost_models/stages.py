@@ -23,15 +23,24 @@ from cost_models.schedules import owned_stages
 class PipelineRank:
     """The contents of one pipeline rank, and how many ranks hold just that."""
 
-    index: int  # the first rank with these contents
-    last_index: int  # the last one; what ranks keep in flight grows or shrinks between the two
+    index: int  # the rank that is meant: the first one with these contents
+    positions: tuple[int, ...]  # all ranks with these contents
     kind_counts: tuple[int, ...]  # layers of each kind
     largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
     first: bool  # holds the embedding
     last: bool  # holds the head and computes the loss
     num_stages: int
     adjoining: bool  # two of its stages follow each other: the turn of a V
-    multiplicity: int
+
+    @property
+    def multiplicity(self) -> int:
+        """How many ranks have these contents."""
+        return len(self.positions)
+
+    @property
+    def last_index(self) -> int:
+        """The last of them; what ranks keep in flight grows or shrinks from the first to it."""
+        return self.positions[-1]
 
     @property
     def alone(self) -> bool:
@@ -46,14 +55,13 @@ def contents_of(
     mine = [_kind_counts(model, *layer_ranges[stage]) for stage in owned]
     return PipelineRank(
         index=rank,
-        last_index=rank,
+        positions=(rank,),
         kind_counts=tuple(int(n) for n in np.sum(mine, axis=0)),
         largest_stage=max(mine, key=sum),
         first=owned[0] == 0,
         last=owned[-1] == len(layer_ranges) - 1,
         num_stages=len(owned),
         adjoining=any(b == a + 1 for a, b in pairwise(owned)),
-        multiplicity=1,
     )
 
 
@@ -70,9 +78,9 @@ def rank_contents(
     for rank in range(pipeline_parallel):
         owned = owned_stages(rank, pipeline_parallel, virtual, v_shaped=v_shaped)
         found = contents_of(model, layer_ranges, owned, rank)
-        key = replace(found, index=0, last_index=0)
-        old = seen.get(key, replace(found, multiplicity=0))
-        seen[key] = replace(old, last_index=rank, multiplicity=old.multiplicity + 1)
+        key = replace(found, index=0, positions=())
+        old = seen.get(key, replace(found, positions=()))
+        seen[key] = replace(old, positions=(*old.positions, rank))
     return list(seen.values())
 
 

@@ -36,6 +36,7 @@ from cost_models.document_masks import as_computed
 from cost_models.host import host_wait, operator_seconds
 from cost_models.memory import table_parameters
 from cost_models.model import ModelSpec
+from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
@@ -76,6 +77,7 @@ class RankSeconds:
     tensor_communication: Real
     pipeline_communication: Real
     backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
+    weights: Real  # of ``backward``, what a split backward pass leaves for later
     data_communication: Real  # per step, before any overlap
     optimizer: Real  # per step
     expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
@@ -94,6 +96,17 @@ class RankSeconds:
             + self.context_communication
             + self.pipeline_communication
         )
+
+    @property
+    def backward_pass(self) -> Real:
+        """The backward half of a micro-batch, with half of its communication."""
+        passes = self.compute + self.recompute + self.host
+        return self.backward + 0.5 * (self.microbatch - passes)
+
+    @property
+    def forward_pass(self) -> Real:
+        """The forward half."""
+        return self.microbatch - self.backward_pass
 
 
 def traffic_seconds(
@@ -192,7 +205,7 @@ def rank_seconds(
     tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel
     work = core_work(workload.attention_kernel, table.context_parallel, is_blockwise(table))
-    forward, backward, again, core = (np.zeros(len(table)) for _ in range(4))
+    forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
         if not count:
             continue
@@ -217,6 +230,7 @@ def rank_seconds(
         forward = forward + count * one.forward
         backward = backward + count * one.backward
         again = again + count * one.recompute
+        later = later + count * one.weights
     if rank.last:
         head = head_seconds(model, tokens, tensor, compute_bytes, rate)
         forward, backward = forward + head.forward, backward + head.backward
@@ -249,6 +263,8 @@ def rank_seconds(
         context_communication=exposed,
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
         backward=backward + again + host_backward,
+        # a pass that waits for its host waits in both of its halves
+        weights=later * (backward + again + host_backward) / (backward + again),
         expert_communication=by_axis["expert"] / table.num_microbatches,
         data_communication=by_axis["data"] + by_axis["expert_data"],
         replica_communication=by_axis["replicate"],
@@ -281,7 +297,7 @@ def exposed_data_seconds(
 
 def step_seconds(
     ranks: Sequence[RankSeconds],
-    multiplicities: Sequence[int],
+    places: Sequence[Sequence[int]],
     table: PlanTable,
     overlap: float,
     *,
@@ -290,18 +306,27 @@ def step_seconds(
 ) -> tuple[TimeParts, Real]:
     """Put the ranks of a pipeline together; return the parts and which rank is the slowest.
 
+    ``places``: the pipeline ranks that each of ``ranks`` stands for. The bubble is what the
+    schedule takes (``pipeline_time``, a lower bound) over the time of the slowest rank.
     ``core_share`` below one: processes share cores, and what one leaves while it waits the others
     use. With s of a core each, of p stages c = s p work at a time, and nothing idles but at the
     start and the end, while fewer than c have work (mean(tau), with tau at s of a core):
 
-        m max(mean(tau), s max(tau)) + s (c - 1)/(p - 1) (sum(tau) - max(tau)) / v
+        m max(mean(tau), s max(tau)) + s (c - 1)/(p - 1) bubble
     """
     each = np.stack([rank.microbatch for rank in ranks])
     slowest = np.argmax(each, axis=0)
     microbatches = 1.0 * table.num_microbatches
-    summed = sum(n * rank.microbatch for n, rank in zip(multiplicities, ranks, strict=True))
+    owner = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
+    owner = np.repeat(np.arange(len(ranks)), [len(ranks_of) for ranks_of in places])[owner]
+    summed = np.sum(each[owner], axis=0)
     longest = np.max(each, axis=0)
-    bubble = (summed - longest) / table.virtual_stages
+    forward, backward, weights = (
+        np.stack([getattr(rank, name) for rank in ranks])[owner]
+        for name in ("forward_pass", "backward_pass", "weights")
+    )
+    bubble = pipeline_bound(table, forward, backward, weights) - microbatches * longest
+    bubble = np.maximum(0.0, bubble)  # rounding
     if core_share < 1.0:
         stages = 1.0 * table.pipeline_parallel
         at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
@@ -313,8 +338,8 @@ def step_seconds(
         columns = [getattr(rank, name) for rank in ranks]
         if core_share < 1.0:  # all ranks' work, one after another
             weighed: Real = np.zeros(len(table))
-            for n, column in zip(multiplicities, columns, strict=True):
-                weighed = weighed + n * column
+            for ranks_of, column in zip(places, columns, strict=True):
+                weighed = weighed + len(ranks_of) * column
             return microbatches * weighed / table.pipeline_parallel
         return microbatches * pick(columns, slowest)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from math import gcd
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.model import ModelSpec
 from cost_models.plan import CONTEXT_METHODS, FLAGS, RECOMPUTE, SCHEDULES, WORDS, Plan, PlanTable
-from cost_models.schedules import LOOPED, SPLIT, V_SHAPED, default_virtual_stages
+from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import Fields
@@ -248,7 +250,6 @@ def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> lis
         pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
         pairs += [(name, v) for name in LOOPED for v in even]
         pairs += [(name, 2) for name in V_SHAPED if 2 in even]
-        pairs = [pair for pair in pairs if pair[0] not in SPLIT or "pipeline_schedule" in fixed]
     schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
     kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
     if kept:
@@ -282,10 +283,12 @@ def _expand(blocks: list[dict[str, Any]]) -> PlanTable:
         kind = np.bool_ if f.name in FLAGS else np.int64
         columns[f.name] = np.repeat(np.array([b[f.name] for b in blocks], dtype=kind), sizes)
     position = {name: i for i, name in enumerate(lists)}
-    grids = [
-        np.stack([g.ravel() for g in np.meshgrid(*(block[n] for n in lists), indexing="ij")])
-        for block in blocks
-    ]
+
+    @cache  # few lists are different
+    def grid(*values: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.stack([g.ravel() for g in np.meshgrid(*values, indexing="ij")])
+
+    grids = [grid(*(tuple(block[name]) for name in lists)) for block in blocks]
     joined = np.concatenate(grids, axis=1) if grids else np.zeros((len(lists), 0), dtype=np.int64)
     for name in lists:
         kind = np.bool_ if name in FLAGS else np.int64

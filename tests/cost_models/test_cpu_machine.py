@@ -57,13 +57,15 @@ def predicted(plan: Plan, seconds: list[float], cores: float) -> float:
             tensor_communication=zero,
             pipeline_communication=zero,
             backward=np.array([2 * s / 3 / share]),
+            weights=zero,
             data_communication=zero,
             optimizer=zero,
         )
         for s in seconds
     ]
     table = PlanTable.from_plans([plan])
-    parts, _ = step_seconds(ranks, [1] * len(ranks), table, 1.0, on_gpu=False, core_share=share)
+    places = [(place,) for place in range(len(ranks))]
+    parts, _ = step_seconds(ranks, places, table, 1.0, on_gpu=False, core_share=share)
     return float(parts.step[0])
 
 

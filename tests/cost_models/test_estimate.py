@@ -214,7 +214,9 @@ def test_longer_sequences_need_more(key: Any) -> None:
     assert (after.peak >= before.peak).all()  # equal where the optimizer step is the peak
     assert (after.peak > before.peak).any()
     assert (after.step > before.step).any()
-    assert (after.step * SLACK >= before.step).all()
+    # where the host sets the pace, more work in the weights' half may fill the pipeline better
+    slack = np.where(np.isin(table.pipeline_schedule, SPLIT_CODES), 1.05, SLACK)
+    assert (after.step * slack >= before.step).all()
 
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])

@@ -36,6 +36,7 @@ def rank_of(microbatch: float, *, data: float = 0.0, optimizer: float = 0.0) -> 
         tensor_communication=zero,
         pipeline_communication=zero,
         backward=np.array([2 * microbatch / 3]),
+        weights=np.array([microbatch / 3]),
         data_communication=np.array([data]),
         optimizer=np.array([optimizer]),
     )
@@ -44,7 +45,7 @@ def rank_of(microbatch: float, *, data: float = 0.0, optimizer: float = 0.0) -> 
 def closed_form(seconds: list[float], plan: Plan) -> float:
     parts, slowest = step_seconds(
         [rank_of(s) for s in seconds],
-        [1] * len(seconds),
+        [(place,) for place in range(len(seconds))],
         PlanTable.from_plans([plan]),
         1.0,
         on_gpu=True,
@@ -109,8 +110,8 @@ def test_interleaving_with_the_slowest_rank_last_takes_what_the_simulation_takes
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
 @given(sizes=SIZES, data=st.data())
-def test_a_slow_stage_elsewhere_is_never_underestimated(schedule, sizes, data) -> None:
-    """Other stages may work in its shadow: the closed form can be too slow, but not too fast."""
+def test_a_slow_stage_elsewhere_is_never_overestimated(schedule, sizes, data) -> None:
+    """The closed form may miss a wait, but invents none: see test_pipeline_time."""
     p, rounds = sizes
     virtual = 2 if schedule == "interleaved_1f1b" else 1
     seconds = data.draw(st.lists(SECONDS, min_size=p, max_size=p))
@@ -123,17 +124,24 @@ def test_a_slow_stage_elsewhere_is_never_underestimated(schedule, sizes, data) -
     closed, exact = closed_form(seconds, plan), simulated(seconds, plan)
     busy = plan.num_microbatches * max(seconds)
     assert busy <= exact * (1 + 1e-12)
-    assert exact <= closed * (1 + 1e-12)
-    assert closed - busy <= sum(seconds) - max(seconds) + 1e-9
+    assert closed <= exact * (1 + 1e-12)
+    assert busy <= closed * (1 + 1e-12)
 
 
 def test_merged_ranks_count_as_often_as_they_occur() -> None:
     plan = PlanTable.from_plans([Plan(pipeline_parallel=4, num_microbatches=8)])
-    merged, _ = step_seconds([rank_of(1.0), rank_of(2.0)], [3, 1], plan, 1.0, on_gpu=True)
-    apart, _ = step_seconds(
-        [rank_of(1.0), rank_of(1.0), rank_of(1.0), rank_of(2.0)], [1] * 4, plan, 1.0, on_gpu=True
+    merged, _ = step_seconds(
+        [rank_of(1.0), rank_of(2.0)], [(0, 1, 2), (3,)], plan, 1.0, on_gpu=True
     )
-    assert merged.step == apart.step == 8 * 2 + 3
+    apart, _ = step_seconds(
+        [rank_of(1.0), rank_of(1.0), rank_of(1.0), rank_of(2.0)],
+        [(place,) for place in range(4)],
+        plan,
+        1.0,
+        on_gpu=True,
+    )
+    assert merged.step == pytest.approx(8 * 2 + 3)
+    assert apart.step == pytest.approx(8 * 2 + 3)
 
 
 def exposed(rank: RankSeconds, plan: Plan, *, overlap: float = 1.0, on_gpu: bool = True) -> float:

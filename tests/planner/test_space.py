@@ -11,7 +11,6 @@ from samples import all_plans, make_setting, question
 
 from cost_models.legality import legality_codes
 from cost_models.plan import Plan, PlanTable
-from cost_models.schedules import SPLIT
 from hardware_profiles.errors import InputError
 from planner.space import MAX_VIRTUAL_STAGES, check_fixed, divisors, enumerate_plans, parse_fixed
 
@@ -53,8 +52,6 @@ def in_the_space(plan: Plan, num_layers: int, node_size: int) -> bool:
     if plan.dp_replicate > 1 and plan.dp_shard * plan.tensor_parallel != node_size:
         return False
     even = num_layers % plan.num_stages == 0 and plan.virtual_stages <= MAX_VIRTUAL_STAGES
-    if plan.pipeline_schedule in SPLIT:
-        return False
     no_schedule = plan.pipeline_parallel > 1 or plan.pipeline_schedule == "1f1b"
     return no_schedule and (plan.virtual_stages == 1 or even)
 
