@@ -156,6 +156,8 @@ def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[W
                 yield Writer(data, ends, dtype)
                 data.flush()
                 os.fsync(data.fileno())
+                os.umask(umask := os.umask(0))
+                os.chmod(data.name, 0o666 & ~umask)  # a temporary file is its maker's alone
                 os.replace(data.name, path)
             finally:
                 with contextlib.suppress(FileNotFoundError):

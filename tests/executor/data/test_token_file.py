@@ -46,6 +46,10 @@ def test_the_smallest_dtype_is_taken(text: Path, vocab_size: int, dtype: str):
     assert isinstance(file.tokens, np.memmap)
 
 
+def test_a_token_file_can_be_read_by_whom_other_files_can(text: Path):
+    assert _built(text).stat().st_mode == text.stat().st_mode
+
+
 def test_the_same_documents_give_the_same_hash(text: Path):
     first = open_token_file(_built(text)).header
     assert open_token_file(_built(text)).header == first
