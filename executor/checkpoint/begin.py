@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cost_models.plan_file import PlanFile
+from executor.checkpoint.adapters import is_adapter
 from executor.checkpoint.agree import on_rank_0
 from executor.checkpoint.folder import SUBFOLDER, CheckpointFolder
 from executor.checkpoint.hugging_face import HuggingFaceFolder
@@ -18,7 +20,7 @@ from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.resume import choose, restore, set_newer_aside
 from executor.checkpoint.settings import Saving, find
 from executor.data import Corpus
-from executor.layout import Start, buffer_layouts, layouts
+from executor.layout import Layout, Pieces, Start, buffer_layouts, fresh_start, layouts
 from executor.tensor_parallel import WHOLE
 from executor.train import Trainer
 from hardware_profiles.errors import InputError
@@ -58,10 +60,15 @@ def beginning(
     if saving.init_from is None:
         return Beginning(None, None, tuple(notes))
     folder = HuggingFaceFolder(saving.init_from)
-    notes += folder.check(
-        file.model.config, {**layouts(file.model, WHOLE), **buffer_layouts(file.model)}
-    )
-    return Beginning(folder.start, None, (*notes, f"weights of {saving.init_from}"))
+    table = {**layouts(file.model, WHOLE), **buffer_layouts(file.model)}
+    table = {name: layout for name, layout in table.items() if not is_adapter(name)}
+    notes += folder.check(file.model.config, table)
+    fresh = fresh_start(corpus.seed)
+
+    def start(layout: Layout, pieces: Pieces) -> Tensor:
+        return (fresh if is_adapter(layout.name) else folder.start)(layout, pieces)
+
+    return Beginning(start, None, (*notes, f"weights of {saving.init_from}"))
 
 
 def _resumed(

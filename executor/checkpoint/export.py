@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from executor.checkpoint.adapters import is_adapter, merged
 from executor.checkpoint.errors import cannot_be_written
 from executor.checkpoint.folder import cleaned_up, sync_folder, write_and_sync
 from executor.checkpoint.hugging_face import INDEX, SINGLE
@@ -126,6 +127,7 @@ def _write_weights(
     planned = [
         (name, part)
         for name, entry in checkpoint.index.tensors.items()
+        if not is_adapter(name)
         for part in stored(family, name, entry.shape)
     ]
     dtype_of = _dtypes(checkpoint, dtype)
@@ -140,8 +142,10 @@ def _write_weights(
         declared = {part.key: (dtype_of(name), part.shape) for name, part in shard}
         with TensorFile(folder / file, declared, {"format": "pt"}) as opened:
             for name, part in shard:
-                values = checkpoint.weights(name, part.pieces).to(dtype_of(name))
-                opened.add(part.key, values.view(part.shape))
+                values = merged(checkpoint, family, name)
+                if values is None:
+                    values = checkpoint.weights(name, part.pieces)
+                opened.add(part.key, values.to(dtype_of(name)).view(part.shape))
                 weight_map[part.key] = file
             opened.close()
     if len(shards) > 1:

@@ -48,6 +48,7 @@ _OF_A_STEP: Final = (
     "epsilon",
     "max_grad_norm",
 )
+_OF_ADAPTERS: Final = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets")
 _OF_A_DECAY: Final = ("linear", "cosine", "wsd")  # where the learning rate knows the last step
 _ABSENT: Final = "absent"
 
@@ -78,6 +79,10 @@ def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 def require_same_model(index: Index, file: PlanFile, where: str) -> None:
     """Raise an InputError where a checkpoint is of another model than the plan's."""
     difference = first_difference(index.about["model"]["config"], file.model.config)
+    saved, now = index.about["workload"], file.workload.to_dict()
+    for key in _OF_ADAPTERS:
+        if difference is None and saved.get(key) != now.get(key):
+            difference = _words(key, saved.get(key), now.get(key))
     if difference is not None:
         raise InputError(f"{where}: a checkpoint of another model: {difference}")
 

@@ -15,8 +15,11 @@ from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.checkpoint.export import newest_whole, write_hugging_face
 from executor.checkpoint.hugging_face import HuggingFaceFolder
+from executor.checkpoint.index import WEIGHTS, FileEntry, Index, Part, TensorEntry, file_name
+from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.stored import stored
+from executor.checkpoint.tensor_file import write_tensors
 from executor.compat import causal_lm, hugging_face_config
 from executor.forked import run_forked
 from executor.layout import layouts
@@ -268,3 +271,35 @@ def test_a_rank_reads_no_more_than_it_holds(
             expected = torch.cat([expected.narrow(dim, a, b - a) for a, b in ranges], dim)
         assert torch.equal(found, expected), name
     assert sum(read) == held < file.model.num_parameters / 3
+
+
+@pytest.mark.parametrize(("family", "adapted"), [("llama", "q_proj"), ("gpt2", "c_proj")])
+def test_adapters_are_added_to_their_matrices(family: str, adapted: str, tmp_path: Path):
+    file = tiny(Plan(), family, num_layers=1)
+    reference: Any = reference_model(file, 0)
+    tensors = {name: p.detach() for name, p in reference.named_parameters()}
+    name = next(n for n in tensors if n.endswith(f"attn.{adapted}.weight"))
+    path = name.removesuffix(".weight")
+    first, second = torch.randn(2, 64, dtype=torch.float64), torch.randn(64, 2, dtype=torch.float64)
+    saved = {**tensors, f"{path}.lora_A.weight": first, f"{path}.lora_B.weight": second}
+    written = write_tensors(tmp_path / file_name(WEIGHTS, 0, 1), saved)
+    workload = file.workload.to_dict() | {"adapter_rank": 2, "adapter_alpha": 3.0}
+    index = Index(
+        step=1,
+        world_size=1,
+        state=(),
+        trainer={},
+        files={file_name(WEIGHTS, 0, 1): FileEntry(written.size, written.sha256)},
+        tensors={
+            n: TensorEntry(tuple(t.shape), "F64", (Part(0, whole(t.shape)),))
+            for n, t in saved.items()
+        },
+        about={"model": {"config": dict(file.model.config)}, "workload": workload},
+    )
+    write_hugging_face(Checkpoint(tmp_path, index), tmp_path / "out")
+    model = _loaded(tmp_path / "out", torch.float64)
+    product = 1.5 * second @ first
+    expected = tensors[name] + (product.t() if family == "gpt2" else product)
+    assert torch.allclose(model.get_parameter(name), expected, rtol=1e-14)
+    others = {n: p for n, p in model.named_parameters() if n != name}
+    assert all(torch.equal(p, tensors[n]) for n, p in others.items())
