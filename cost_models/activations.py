@@ -23,6 +23,7 @@ from cost_models.plan import RECOMPUTE
 from hardware_profiles.software import SoftwareProfile
 
 FP32 = 4.0
+SINK_FEATURES = 8  # that queries and keys get for their product with a sink, in our executor
 CAPPED_BLOCK = 128.0  # queries whose capped scores are alive at once: executor.capped.BLOCK
 NONE, SELECTIVE, FULL = (RECOMPUTE.index(name) for name in ("none", "selective", "full"))
 
@@ -31,6 +32,8 @@ NONE, SELECTIVE, FULL = (RECOMPUTE.index(name) for name in ("none", "selective",
 class Regions:
     """Saved bytes a token by region, before any division."""
 
+    # of routed experts: inputs and outputs, whole on every tensor-parallel rank that cuts them
+    routed: float
     replicated: float  # norms, dropout masks
     inputs: float  # inputs of column-parallel matrices
     split: Real  # between the matrices
@@ -58,16 +61,13 @@ def norm_bytes(
 def attention_bytes(attention: Attention, compute_bytes: float) -> float:
     """Queries, keys, values and the output, saved by the attention core and the output matrix.
 
-        c (a d + k d + k e + a e)
-
-    With latent attention (MLA) also the latents in front of the up-projections.
+    c (a d + k d + k e + a e)
     """
     query = attention.num_heads * attention.head_dim
     key = attention.num_kv_heads * attention.head_dim
     value = attention.num_kv_heads * attention.value_head_dim
     output = attention.num_heads * attention.value_head_dim
-    latents = attention.q_lora_rank + attention.kv_lora_rank
-    return compute_bytes * (query + key + value + output + latents)
+    return compute_bytes * (query + key + value + output)
 
 
 def score_bytes(
@@ -84,12 +84,22 @@ def score_bytes(
     flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head);
            c (a - k) (d + e) where a window needs a mask, which a kernel with grouped queries
            does not take: keys and values of every query head
+           2 c a (d - e) + c a e where values are narrower than keys (MLA): padded values and
+           outputs, and the output as the next matrix reads it
+           sinks: keys and values of every query head, 4 times 8 features more, and that output
     """
     if kernel == "flash":
         repeated = attention.num_heads - attention.num_kv_heads
         width = attention.head_dim + attention.value_head_dim
         masked = needs_window_mask(attention, seq_len, software)
-        return FP32 * attention.num_heads + np.where(masked, compute_bytes * repeated * width, 0.0)
+        padded = attention.head_dim - attention.value_head_dim
+        more = 0.0
+        if software.window_needs_mask and (padded or attention.sinks):
+            sinks = SINK_FEATURES * attention.sinks
+            more = attention.num_heads * (2.0 * padded + 4.0 * sinks + attention.value_head_dim)
+        every = compute_bytes * repeated * width
+        kept = FP32 * attention.num_heads + compute_bytes * more
+        return kept + np.where(masked, every, 0.0)
     per_pair = software.eager_scores_bytes + (software.attention_dropout_bytes if dropout else 0.0)
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
 
@@ -100,17 +110,18 @@ def needs_window_mask(
     """Whether a flash kernel needs a mask for the window."""
     window = attention.window
     needed = window is not None and software.window_needs_mask and not attention.capped
-    return needed & np.greater(seq_len, window or 0)
+    sinks = attention.sinks and software.window_needs_mask
+    return (needed & np.greater(seq_len, window or 0)) | sinks
 
 
 def feed_forward_bytes(
-    feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+    feed_forward: FeedForward, compute_bytes: float, software: SoftwareProfile
 ) -> float:
     """Between the matrices of the MLP, of all experts that a token visits.
 
     plain   c (saved by the activation + 1) F     its output feeds the second matrix
     gated   c (saved by the activation + 3) F     activation, up projection, product
-    experts k times that, the k copies of the token and its k outputs, and the router
+    experts k times that, and the shared expert's
     """
     saved = software.activation_saved.get(
         feed_forward.activation, software.activation_saved["default"]
@@ -119,9 +130,24 @@ def feed_forward_bytes(
     one = copies * compute_bytes * feed_forward.ffn_hidden_size
     if not feed_forward.num_experts:
         return one
-    routed = feed_forward.experts_per_token * (one + 2.0 * compute_bytes * hidden_size)
     shared = copies * compute_bytes * feed_forward.shared_ffn_hidden_size
-    return routed + shared + software.router_saved_bytes * feed_forward.num_experts
+    return feed_forward.experts_per_token * one + shared
+
+
+def routed_bytes(
+    feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Around the experts: the router's input, the k copies of the token and its k outputs.
+
+        c h (2 k + 1) + what the router saves for each of E experts
+
+    On average over ranks, also where experts lie on other ranks (balanced routing).
+    """
+    if not feed_forward.num_experts:
+        return 0.0
+    rows = 2.0 * feed_forward.experts_per_token + 1.0
+    router = software.router_saved_bytes * feed_forward.num_experts
+    return rows * compute_bytes * hidden_size + router
 
 
 def layer_regions(
@@ -145,7 +171,9 @@ def layer_regions(
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
     shares_input = kind.parallel_residual and kind.num_norms == 1
-    blocks = 1 if shares_input else 1 + len(attentions)
+    mlp = kind.feed_forward
+    reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
+    blocks = 1 if shares_input else len(attentions) + int(reads)
     masks = (1 + len(attentions)) * software.dropout_mask_bytes * (hidden_dropout > 0)
     core = sum(
         (
@@ -157,18 +185,21 @@ def layer_regions(
     log_sums = FP32 * sum(attention.num_heads for attention in attentions)
     core = np.where(blockwise, log_sums, core)
     split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
-    split = split + feed_forward_bytes(kind.feed_forward, hidden_size, compute_bytes, software)
+    split = split + feed_forward_bytes(kind.feed_forward, compute_bytes, software)
+    latents = [rank for rank in (kind.attention.q_lora_rank, kind.attention.kv_lora_rank) if rank]
     if kind.attention.qk_norm:
         heads = kind.attention.num_heads + kind.attention.num_kv_heads
         norms = heads if kind.attention.qk_norm == "head" else 2.0
         width = kind.attention.head_dim * heads / norms
         split = split + norms * norm_bytes(kind, width, compute_bytes, software)
     norms = kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
+    norms += sum(norm_bytes(kind, rank, compute_bytes, software) for rank in latents)
     if kind.parallel_residual and kind.num_norms == 2 and kind.norm == "layer":
         norms -= software.layer_norm_saved * compute_bytes * hidden_size  # of the same input
     return Regions(
+        routed=routed_bytes(mlp, hidden_size, compute_bytes, software),
         replicated=norms + masks * hidden_size,
-        inputs=blocks * compute_bytes * hidden_size,
+        inputs=compute_bytes * (blocks * hidden_size + sum(latents)),
         split=split,
         core=core,
     )
@@ -183,10 +214,12 @@ def saved_bytes_per_token(
     sequence_parallel: Flag,
     recompute: Count,
     keeps_gathered_inputs: bool,
+    expert_tensor: Count | None = None,
 ) -> Real:
     """Bytes that one layer keeps for one token from its forward to its backward pass.
 
         none       replicated / (t if sp) + inputs / (t if sp and re-gathered) + split / t
+                   + routed (/ t where tensor-parallel ranks hold experts whole)
         selective  without the attention core's own tensors
         full       the layer's input: c h / (t if sp)
 
@@ -202,6 +235,7 @@ def saved_bytes_per_token(
         regions.replicated / along_sequence
         + regions.inputs / inputs_over
         + regions.split / tensor_parallel
+        + regions.routed * (1.0 if expert_tensor is None else expert_tensor / tensor_parallel)
     )
     selective = everything - regions.core / tensor_parallel
     full = compute_bytes * hidden_size / along_sequence
@@ -240,6 +274,7 @@ def backward_working_bytes_per_token(
 def due_bytes_per_token(
     kind: LayerKind,
     regions: Regions,
+    hidden_size: int,
     compute_bytes: float,
     tensor_parallel: Count,
     sequence_parallel: Flag,
@@ -247,10 +282,11 @@ def due_bytes_per_token(
     """Bytes that a layer keeps for one token from its input gradients to its weight gradients.
 
         inputs / (t if sp) + c (sum of column-cut (out) / t + sum of row-cut ((in) / t + out))
+        experts: k times c (sum of (out) / t and (in) / t, h of their inputs and outputs)
 
     Operands of the matmuls that are still to come: inputs and output gradients of every matrix. A
     column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
-    its input's gradient needed it so. Experts' matrices are not put off.
+    its input's gradient needed it so.
     """
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     shares, whole = 0.0, 0.0
@@ -259,6 +295,11 @@ def due_bytes_per_token(
             outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
             shares += outputs if weight.cut == "column" else inputs
             whole += 0.0 if weight.cut == "column" else outputs
+    experts = kind.feed_forward
+    if experts.num_experts:
+        inner = 3.0 if experts.gated else 2.0
+        shares += experts.experts_per_token * inner * experts.ffn_hidden_size
+        whole += 2.0 * experts.experts_per_token * hidden_size
     return (
         regions.inputs / along
         + compute_bytes * shares / np.multiply(1.0, tensor_parallel)

@@ -192,7 +192,12 @@ def _layers(
         regions = _regions(model, workload, software, table, kind)
         saved = saved + count * _saved(model, compute, software, table, regions, table.recompute)
         due = due + count * due_bytes_per_token(
-            kind, regions, compute, table.tensor_parallel, table.sequence_parallel
+            kind,
+            regions,
+            model.hidden_size,
+            compute,
+            table.tensor_parallel,
+            table.sequence_parallel,
         )
         whole = _saved(model, compute, software, table, regions, NONE)
         if kind.norms_after:  # walked before the MLP is
@@ -254,6 +259,7 @@ def _saved(
         sequence_parallel=table.sequence_parallel,
         recompute=recompute,
         keeps_gathered_inputs=software.keeps_gathered_inputs,
+        expert_tensor=table.expert_tensor,
     )
 
 

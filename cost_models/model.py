@@ -79,6 +79,7 @@ class Attention:
     rotary_table: str = ""  # layers with other frequencies (Gemma 3) read other tables
     capped: bool = False  # scores are capped (Gemma 2): torch's fused kernels cannot do that
     rotary_dim: int = 0  # elements of a head that positions turn; 0: all
+    sinks: bool = False  # a learned score a head to which no value belongs (gpt-oss)
     qk_norm: str = ""  # norms of q and k over each "head" or over "all" of them; "": none
     # multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1); 0: ordinary attention
     q_lora_rank: int = 0

@@ -137,10 +137,16 @@ def visible(
 
 
 @lru_cache(maxsize=4)
-def _window(seq_len: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what is added to the scores, (S, S): one for all layers, micro-batches and steps."""
+def _window(
+    seq_len: int, window: int | None, dtype: torch.dtype, device: torch.device, sinks: bool
+) -> Tensor:
+    """Return what is added to the scores, (S, S): one for all layers, micro-batches and steps.
+
+    ``sinks``: of one key more, which all see.
+    """
     seen = visible(torch.arange(seq_len, device=device), window)
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    added = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    return F.pad(added, (0, 1)) if sinks else added
 
 
 def _fused(
@@ -149,15 +155,13 @@ def _fused(
     window, mask = core.narrower(query), None
     if core.documents is not None:
         mask = core.documents.added(window, query.dtype)
-    elif window is not None:
-        mask = _window(query.size(-2), window, query.dtype, query.device)
-    elif sinks is not None:
-        mask = visible(torch.arange(query.size(-2), device=query.device), None)
+        mask = mask if sinks is None else F.pad(mask, (0, 1))
+    elif window is not None or sinks is not None:
+        mask = _window(query.size(-2), window, query.dtype, query.device, sinks is not None)
     width = value.size(-1)
     if sinks is not None:
-        assert mask is not None
         key, value = _repeated(query, key), _repeated(query, value)
-        query, key, value, mask = _with_sinks(query, key, value, mask, sinks / core.scaling)
+        query, key, value = _with_sinks(query, key, value, sinks / core.scaling)
     # the kernels want values as wide as keys: latent attention's are narrower
     value = F.pad(value, (0, key.size(-1) - value.size(-1)))
     grouped = key.size(1) != query.size(1)
@@ -192,8 +196,8 @@ def _capped(
 
 
 def _with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Add a key that all see, whose product with every query is its head's sink, and a zero value.
 
     Features are added eight at a time, as the kernels want it: one holds 1 in the queries and the
@@ -204,8 +208,7 @@ def _with_sinks(
     query = F.pad(torch.cat([query, ones], -1), (0, 7))
     sink = F.pad(sinks[:, None].to(key.dtype), (width, 7)).expand(batch, -1, -1).unsqueeze(2)
     key = torch.cat([F.pad(key, (0, 8)), sink], 2)
-    shown = 1 if mask.dtype == torch.bool else 0
-    return query, key, F.pad(value, (0, 0, 0, 1)), F.pad(mask, (0, 1), value=shown)
+    return query, key, F.pad(value, (0, 0, 0, 1))
 
 
 def _eager(

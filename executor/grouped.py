@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.compat import grouped_mm
+from executor.weight_gradients import Due, store
 
 
 def grouped_linear(
@@ -43,6 +44,7 @@ class _GroupedLinear(Function):  # type: ignore[misc]
         adds_bias: bool,
     ) -> Tensor:
         ctx.save_for_backward(rows, weight)
+        ctx.sources = (weight,)
         ctx.counts, ctx.transposed = counts, transposed
         ctx.bias, ctx.adds_bias = bias is not None, adds_bias
         result = _multiply(rows, counts, weight if transposed else weight.transpose(1, 2))
@@ -57,8 +59,15 @@ class _GroupedLinear(Function):  # type: ignore[misc]
         counts, transposed = ctx.counts, ctx.transposed
         of_rows = _multiply(gradient, counts, weight.transpose(1, 2) if transposed else weight)
         first, second = (rows, gradient) if transposed else (gradient, rows)
-        of_weight = _outer(first, second, counts)
-        of_bias = None
+
+        def weight_gradients() -> list[Tensor]:
+            return [_outer(first, second, counts)]
+
+        later, of_weight, of_bias = store(), None, None
+        if later is None:
+            (of_weight,) = weight_gradients()
+        else:
+            later.append(Due(ctx.sources, weight_gradients))
         if ctx.bias:
             of_bias = gradient.new_zeros(len(counts), gradient.size(1))
             if ctx.adds_bias:

@@ -112,6 +112,7 @@ def ordinary_attention(
     causal: bool = True,
     qk_norm: str = "",
     capped: bool = False,
+    sinks: bool = False,
     rotary_dim: int = 0,
     rotary_table: str = "",
 ) -> Attention:
@@ -126,6 +127,7 @@ def ordinary_attention(
         rotary=rotary,
         rotary_dim=rotary_dim,
         rotary_table=rotary_table,
+        sinks=sinks,
         qk_norm=qk_norm,
         capped=capped,
     )

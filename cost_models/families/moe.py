@@ -170,10 +170,10 @@ def moe_layer(
     mlp: Weights,
     style: Style,
     window: int | None,
-    extra: Weights = (),
+    sinks: bool = False,
 ) -> LayerKind:
     """Build one layer of ordinary attention and the tensors ``mlp`` of a mixture of experts."""
-    attention = ordinary_attention(sizes, window=window, qk_norm=style.qk_norm)
+    attention = ordinary_attention(sizes, window=window, qk_norm=style.qk_norm, sinks=sinks)
     return LayerKind(
         name="moe" if window is None else f"moe_{SLIDING}",
         attention=attention,
@@ -185,11 +185,15 @@ def moe_layer(
                 sizes.hidden_size, attention, bias=style.bias, output_bias=style.output_bias
             ),
             *(qk_norms(attention, style.qk_norm) if style.qk_norm else ()),
-            *extra,
+            *(_sinks(sizes.num_heads) if sinks else ()),
             *mlp,
             *rms_norms(sizes.hidden_size, *PRE_NORMS),
         ),
     )
+
+
+def _sinks(num_heads: int) -> Weights:
+    return part("attention", Weight("self_attn.sinks", (num_heads,), "vector", "column"))
 
 
 def mixtral(config: Config) -> ModelSpec:
@@ -231,12 +235,12 @@ def gpt_oss(config: Config) -> ModelSpec:
         *router("mlp.router", sizes.hidden_size, feed_forward.num_experts, bias=True),
         *routed_experts(sizes.hidden_size, feed_forward, transposed=True, bias=True),
     )
-    sinks = part("attention", Weight("self_attn.sinks", (sizes.num_heads,), "vector", "column"))
     style = Style(bias=bias, output_bias=bias)
     types = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
     window = config.optional_size("sliding_window", MAX_POSITIONS)
+    feed_forward = replace(feed_forward, activation="clamped_swiglu")
     kinds, pattern = stack(
         windows_by_type(config, types, window=window),
-        lambda layer_window: moe_layer(sizes, feed_forward, mlp, style, layer_window, sinks),
+        lambda layer_window: moe_layer(sizes, feed_forward, mlp, style, layer_window, sinks=True),
     )
     return causal_lm(config, sizes, kinds, pattern)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from executor.expert_parallel import mixture
 from executor.families.description import FeedForward, Layer
@@ -31,13 +32,39 @@ def clamped_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) 
     both = grouped_linear(
         rows, counts, module.gate_up_proj, module.gate_up_proj_bias, transposed=True
     )
-    gate = both[..., ::2].clamp(max=module.limit)
-    up = both[..., 1::2].clamp(-module.limit, module.limit)
-    inner = (up + 1) * (gate * torch.sigmoid(gate * module.alpha))
+    inner = _Clamped.apply(both, module.limit, module.alpha)
     first = not layer.experts.cut_over_tensor or layer.axis.rank == 0
     return grouped_linear(
         inner, counts, module.down_proj, module.down_proj_bias, transposed=True, adds_bias=first
     )
+
+
+class _Clamped(Function):  # type: ignore[misc]
+    """The activation of gpt-oss's experts; keeps its input only."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, limit: float, alpha: float) -> Tensor:
+        ctx.save_for_backward(both)
+        ctx.limit, ctx.alpha = limit, alpha
+        gate, up = _clamped(both, limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        (both,) = ctx.saved_tensors
+        limit, alpha = ctx.limit, ctx.alpha
+        gate, up = _clamped(both, limit)
+        share = torch.sigmoid(gate * alpha)
+        of_both = torch.empty_like(both)
+        slope = share * (1 + alpha * gate * (1 - share))
+        of_both[..., ::2] = gradient * (up + 1) * slope * (both[..., ::2] <= limit)
+        inside = both[..., 1::2].abs() <= limit
+        of_both[..., 1::2] = gradient * gate * share * inside
+        return of_both, None, None
+
+
+def _clamped(both: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    return both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
 
 
 def sparse(

@@ -444,7 +444,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "moments_zbv": lambda t: stages.moments_zbv(t.pipeline_parallel, 1)[2][1],
         "moments_dualpipev": lambda t: stages.moments_dualpipev(t.pipeline_parallel, 1)[1][0],
         "due_bytes_per_token": lambda t: activations.due_bytes_per_token(
-            kind, regions, 2.0, t.tensor_parallel, t.sequence_parallel
+            kind, regions, 64, 2.0, t.tensor_parallel, t.sequence_parallel
         ),
         "bubble_fraction": lambda t: stages.bubble_fraction(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages

@@ -13,6 +13,21 @@ CASES = {
     "gemma2": {"sliding_window": 64, "head_dim": 32},  # caps, norms in fp32 on both sides
     "olmo2": {},
     "cohere": {},
+    "mixtral": {"num_local_experts": 4},
+    "deepseek_v3": {  # latents, values narrower than keys, a shared expert
+        "num_key_value_heads": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 2,
+        "moe_intermediate_size": 256,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 96,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+    },
 }
 
 
