@@ -108,7 +108,8 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # until there are ranks that can hear them
+        signal.signal(number, _interrupt)
     code = main()
     if "RANK" in os.environ:  # a rank does not take its process groups apart: mesh.leave
         sys.stdout.flush()

@@ -88,10 +88,10 @@ def _lead(job: Job, meeting: Meeting, emit: Emit) -> Any:
 
 
 def _follow(job: Job, meeting: Meeting, emit: Emit) -> Any:
-    running = meeting.hear("attempt")
-    if running is not None and meeting.hear(f"{running}/start") is not None:
-        meeting.say(f"back/{job.nodes.rank}", running)  # this node takes part from the next one on
-        job.attempt = running + 1
+    job.attempt = meeting.hear("attempt") or 0  # not 0 where this node was lost and is back
+    if meeting.hear(f"{job.attempt}/start") is not None:
+        meeting.say(f"back/{job.nodes.rank}", job.attempt)  # it takes part from the next one on
+        job.attempt += 1
     while True:
         with Announced(meeting, job.attempt, job.about):
             start = wait_for(meeting, f"{job.attempt}/start")
@@ -114,6 +114,7 @@ def _decide(job: Job, meeting: Meeting, emit: Emit) -> dict[str, Any]:
     expected = range(nodes.count)
     with Announced(meeting, job.attempt, job.about):
         found = meeting.gather(f"{job.attempt}/node", expected, nodes.timeout)
+        job.members = sorted(found)
         missing = [rank for rank in expected if rank not in found]
         if missing and (first or not nodes.elastic):
             names = ", ".join(str(rank) for rank in missing)
@@ -131,7 +132,6 @@ def _decide(job: Job, meeting: Meeting, emit: Emit) -> dict[str, Any]:
             raise RunError(job.last_reason)
     elif job.attempt > OPTIMISTIC * nodes.count + job.supervision.max_restarts:
         raise RunError(f"too many attempts: {job.last_reason}")
-    job.members = sorted(found)
     plan, notes = _plan_for(job, len(found))
     for note in notes:
         emit({"kind": "note", "text": note})

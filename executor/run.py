@@ -91,6 +91,7 @@ def _run_on_nodes(
     options: argparse.Namespace, prepared: Prepared, arguments: list[str], many: Nodes
 ) -> int:
     """Be one of several machines; the first one shows and keeps the run."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every lost connection
     problem, gpus = None, 0
     try:
         gpus = check_machine(prepared.file, many.count)
