@@ -334,6 +334,17 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
     while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(_is_alive, ranks))
+    (kept,) = tmp_path.glob("runs/*/run.json")
+    document = json.loads(kept.read_text())
+    lines = kept.with_name("metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    assert steps == list(range(1, len(steps) + 1))
+    if code == 130:
+        assert document["status"] == "interrupted"
+        assert document["steps_done"] == steps[-1]
+        assert document["options"]["steps"] == 100000
+    else:  # nothing could be written any more
+        assert document["status"] == "running"
 
 
 @pytest.mark.distributed
