@@ -17,6 +17,7 @@ from cost_models.activations import (
     Regions,
     backward_working_bytes_per_token,
     due_bytes_per_token,
+    feed_forward_bytes,
     layer_regions,
     logits_bytes_per_token,
     needs_window_mask,
@@ -206,8 +207,10 @@ def _layers(
         walk = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel
         )
-        # the walk through the attention holds what travels between the ranks, the MLP's does not
+        # the walk through the attention holds what travels between the ranks; the MLP is done then
+        done = feed_forward_bytes(kind.feed_forward, model.hidden_size, compute, software)
         exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
+        exchange = exchange - done / table.tensor_parallel
         walk = np.maximum(walk, exchange + compute * 3.0 * model.hidden_size)
         # what was dropped is there again while its layer is walked backward
         kept = _saved(model, compute, software, table, regions, SELECTIVE)

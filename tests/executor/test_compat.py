@@ -24,6 +24,40 @@ def test_collectives_take_what_we_give_them():
         assert {"group", "async_op"} <= set(parameters)
 
 
+def test_all_to_all_takes_what_we_give_it():
+    assert list(inspect.signature(compat.all_to_all).parameters)[:2] == ["output", "input"]
+
+
+# arguments of the attention kernels in the order in which we give them, the named ones last
+KERNELS = {
+    "cpu_attention": "query key value dropout_p is_causal attn_mask scale",
+    "cpu_attention_backward": (
+        "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale"
+    ),
+    "cuda_flash": "query key value dropout_p is_causal return_debug_mask scale",
+    "cuda_flash_backward": (
+        "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p "
+        "is_causal philox_seed philox_offset scale"
+    ),
+    "cuda_masked": "query key value attn_bias compute_log_sumexp dropout_p is_causal scale",
+    "cuda_masked_backward": (
+        "grad_out_ query key value attn_bias out logsumexp philox_seed philox_offset dropout_p "
+        "grad_input_mask is_causal scale"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_attention_kernels_take_what_we_give_them(name: str):
+    schema = getattr(compat, name).default._schema
+    assert [argument.name for argument in schema.arguments] == KERNELS[name].split()
+    if not name.endswith("backward"):
+        assert [result.name.replace("_", "") for result in schema.returns][:2] == [
+            "output",
+            "logsumexp",
+        ]
+
+
 def test_many_tensors_are_multiplied_in_place():
     tensors = [torch.ones(2), torch.ones(3, 1), torch.ones(0)]
     compat.multiply_each_(tensors, torch.tensor(0.5))
@@ -67,6 +101,7 @@ def test_fsdp_has_the_switches_that_we_set():
         "set_force_sum_reduction_for_comms",
         "set_is_last_backward",
         "set_modules_to_backward_prefetch",
+        "set_requires_all_reduce",
         "set_requires_gradient_sync",
         "set_reshard_after_backward",
         "set_unshard_in_backward",

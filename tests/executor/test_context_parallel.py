@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import tiny, verified
 
+from benchmarks import traced_memory
 from cost_models.plan import CONTEXT_METHODS, Plan
 from executor import mesh, ring
 from executor.context_parallel import ContextAxis, Sight
@@ -214,6 +215,36 @@ def test_special_parity(name: str):
         file = replace(file, workload=replace(file.workload, seq_len=seq_len))
     found = verified(file, documents=documents)
     assert found.passed, found
+
+
+MEMORY = {
+    "ring": Plan(context_parallel=2, zero_stage=3, micro_batch_size=4, num_microbatches=2),
+    "ulysses": Plan(
+        context_parallel=2,
+        context_parallel_method="ulysses",
+        zero_stage=3,
+        micro_batch_size=4,
+        num_microbatches=2,
+    ),
+    "allgather": Plan(
+        context_parallel=4,
+        context_parallel_method="allgather",
+        zero_stage=3,
+        micro_batch_size=4,
+        num_microbatches=2,
+    ),
+    "replicas": Plan(
+        data_parallel=4, dp_replicate=2, zero_stage=2, micro_batch_size=2, num_microbatches=2
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", MEMORY)
+def test_the_peak_is_predicted(name: str):
+    (row,) = traced_memory.compare(traced_memory.case("llama", "bf16", MEMORY[name]))
+    assert abs(row["error_percent"]) < 1.5, row
 
 
 # --- the comparison sees it when a guard is gone -------------------------------------------------
