@@ -173,3 +173,15 @@ def _groups_after_a_backward_pass(rank: int) -> list[bool]:
 @pytest.mark.distributed
 def test_groups_of_parameters_are_reduced_on_demand():
     assert all(map(all, run_forked(_groups_after_a_backward_pass, 2)))
+
+
+def test_collectives_and_waits_can_be_watched():
+    methods = set(vars(torch.distributed.ProcessGroup)) & set(compat.COLLECTIVE_METHODS)
+    kinds = {compat.COLLECTIVE_METHODS[name] for name in methods}
+    assert kinds == set(compat.COLLECTIVE_METHODS.values())  # by one name or another
+    before = {name: vars(torch.distributed.ProcessGroup)[name] for name in methods}
+    wait = vars(torch.distributed.Work)["wait"]
+    with compat.watching_collectives(lambda *_: None, lambda _: None):
+        assert vars(torch.distributed.Work)["wait"] is not wait
+    assert vars(torch.distributed.Work)["wait"] is wait
+    assert before == {name: vars(torch.distributed.ProcessGroup)[name] for name in methods}
