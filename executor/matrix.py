@@ -1,0 +1,159 @@
+"""The plans that prove what the executor can run: families, layouts, schedules, and all together.
+
+``python -m executor.verify --matrix`` runs each of them against a single process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cost_models.legality import Question, require_legal
+from cost_models.plan import SCHEDULES, Plan
+from cost_models.plan_file import PlanFile
+from executor.tiny_models import CONFIGS, tiny
+
+MAX_RANKS: Final = 8
+MIXTURES: Final = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+V_SHAPED: Final = ("zbv", "dualpipev")  # two stages a rank, there and back
+INTERLEAVED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One plan and the tiny model that it trains."""
+
+    name: str
+    plan: Plan
+    family: str = "llama"
+    options: dict[str, Any] = field(default_factory=dict)  # of ``tiny``
+
+    def file(self) -> PlanFile:
+        """Return the plan file."""
+        layers = max(4, self.plan.num_stages)
+        return tiny(self.plan, self.family, **{"num_layers": layers, **self.options})
+
+
+def cases() -> list[Case]:
+    """Return all cases, few ranks first; each is legal."""
+    found = [
+        *_families(),
+        *_schedules(),
+        *_replicas(),
+        *_context(),
+        *_experts(),
+        *_together(),
+    ]
+    found = list({case.name: case for case in found}.values())
+    for case in found:
+        assert case.plan.world_size <= MAX_RANKS, case.name
+        file = case.file()
+        require_legal(Question(file.model, file.workload, case.plan.world_size), case.plan)
+    return sorted(found, key=lambda case: case.plan.world_size)
+
+
+def describe(plan: Plan) -> str:
+    """Return a plan in short words."""
+    sizes = {
+        "dp": plan.data_parallel,
+        "rep": plan.dp_replicate,
+        "cp": plan.context_parallel,
+        "tp": plan.tensor_parallel,
+        "pp": plan.pipeline_parallel,
+        "ep": plan.expert_parallel,
+    }
+    words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    words += [f"zero{plan.zero_stage}"] if plan.data_parallel > 1 else []
+    words += ["sp"] if plan.sequence_parallel else []
+    words += [plan.pipeline_schedule] if plan.pipeline_parallel > 1 else []
+    words += [plan.context_parallel_method] if plan.context_parallel > 1 else []
+    words += [] if plan.expert_tensor_parallel else ["whole-experts"]
+    words += [plan.recompute] if plan.recompute != "none" else []
+    return "·".join(words) or "one process"
+
+
+def _case(plan: Plan, family: str = "llama", **options: Any) -> Case:
+    tied = ["tied"] if options.get("tied") else []
+    return Case(" ".join([family, describe(plan), *tied]), plan, family, options)
+
+
+def _families() -> Iterator[Case]:
+    """Every family under data, tensor and pipeline parallelism, alone and together."""
+    for number, family in enumerate(sorted(CONFIGS)):
+        tied = bool(number % 2)
+        yield _case(Plan(2, 1, 2, zero_stage=1, num_microbatches=2), family, tied=tied)
+        sequence = Plan(1, 2, 1, sequence_parallel=True, recompute="full", num_microbatches=2)
+        yield _case(sequence, family)
+        yield _case(Plan(4, zero_stage=3, num_microbatches=2), family, tied=not tied)
+        everything = Plan(
+            2, 2, 2, zero_stage=2, sequence_parallel=True, recompute="selective", num_microbatches=2
+        )
+        yield _case(everything, family, tied=tied)
+
+
+def _schedules() -> Iterator[Case]:
+    """Every schedule under every ZeRO stage, and with tensor parallelism and recomputation."""
+    for schedule in SCHEDULES:
+        virtual = 2 if schedule in (*V_SHAPED, *INTERLEAVED) else 1
+        for zero in range(4):
+            plan = Plan(2, 1, 2, virtual, schedule, zero, num_microbatches=4)  # type: ignore[arg-type]
+            yield _case(plan, "qwen2", tied=True)
+        plan = Plan(1, 2, 4, virtual, schedule, 0, True, "full", 1, 8)  # type: ignore[arg-type]
+        yield _case(plan, "qwen3")
+
+
+def _replicas() -> Iterator[Case]:
+    for zero in (1, 2, 3):
+        yield _case(Plan(4, dp_replicate=2, zero_stage=zero, num_microbatches=2), "qwen3")
+    yield _case(Plan(4, 2, dp_replicate=2, zero_stage=3, sequence_parallel=True), tied=True)
+    yield _case(Plan(4, 1, 2, dp_replicate=2, zero_stage=2, num_microbatches=2), tied=True)
+
+
+def _context() -> Iterator[Case]:
+    for method in ("ring", "ulysses", "allgather"):
+        along: dict[str, Any] = {"context_parallel_method": method, "num_microbatches": 2}
+        yield _case(Plan(context_parallel=2, **along), "qwen3")
+        yield _case(Plan(context_parallel=4, **along), tied=True)
+        yield _case(Plan(2, context_parallel=2, zero_stage=3, **along), "mistral")
+        yield _case(Plan(1, 2, context_parallel=2, sequence_parallel=True, **along))
+        yield _case(Plan(2, 1, 2, context_parallel=2, zero_stage=1, **along), tied=True)
+        whole = Plan(1, 2, 2, context_parallel=2, sequence_parallel=True, recompute="full", **along)
+        yield _case(whole, "qwen3")
+
+
+def _experts() -> Iterator[Case]:
+    for family in sorted(set(MIXTURES) & set(CONFIGS)):
+        yield _case(Plan(2, expert_parallel=2, zero_stage=0, num_microbatches=2), family)
+        yield _case(Plan(4, expert_parallel=2, zero_stage=3, num_microbatches=2), family)
+        yield _case(Plan(2, 2, expert_parallel=2, zero_stage=1, num_microbatches=2), family)
+        whole: dict[str, Any] = {"expert_parallel": 4, "expert_tensor_parallel": False}
+        yield _case(Plan(2, 2, zero_stage=2, sequence_parallel=True, **whole), family)
+        yield _case(Plan(4, 1, 2, expert_parallel=4, zero_stage=1, num_microbatches=2), family)
+
+
+def _together() -> Iterator[Case]:
+    """What the others leave out: uneven stages, odd sizes, eager attention."""
+    uneven = ((0, 1), (1, 4), (4, 6))
+    yield Case(
+        "llama uneven stages",
+        Plan(1, 1, 3, num_microbatches=4),
+        options={"layer_ranges": uneven, "num_layers": 6},
+    )
+    yield Case(
+        "gpt2 odd vocabulary over three data ranks, tied over stages",
+        Plan(3, 1, 2, zero_stage=2, num_microbatches=2),
+        "gpt2",
+        {"tied": True, "vocab_size": 131},
+    )
+    yield Case(
+        "mistral eager attention",
+        Plan(1, 2, recompute="selective"),
+        "mistral",
+        {"attention_kernel": "eager"},
+    )
+    yield Case(
+        "llama multi-query and a padding token",
+        Plan(2, zero_stage=2, num_microbatches=3),
+        options={"num_key_value_heads": 1, "pad_token_id": 3},
+    )

@@ -1,0 +1,202 @@
+"""``python -m executor.verify --matrix``: every case of ``matrix`` against a single process.
+
+For each: loss and all gradients, with gradient accumulation, and the weights after three updates;
+bytes of every collective; floating-point operations; peak memory of every rank. ``--write`` keeps
+what was proven in ``cost_models/supported.json``, which the planner and ``run`` read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import date
+from typing import Any, Final
+
+import torch
+
+from cost_models.supported import SUPPORTED_FILE
+from executor.forked import run_forked
+from executor.matrix import Case, cases
+from executor.verify import TOLERANCE, Verification, verify
+from hardware_profiles.errors import InputError, ShardplanError
+from hardware_profiles.reading import write_text_atomically
+
+BATCHES: Final = 3
+TIMEOUT_SECONDS: Final = 300.0
+# of the peak, at these sizes, where small temporary tensors weigh; how far predictions are off on
+# larger models: python -m benchmarks.traced_memory
+MEMORY_TOLERANCE: Final = 0.35
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m executor.verify", description=__doc__)
+    parser.add_argument("--matrix", action="store_true", required=True, help="run the cases")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="only every N-th case")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in the name")
+    parser.add_argument("--write", action="store_true", help="keep what was proven")
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except ShardplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    chosen = _chosen(options.part, options.only)
+    if options.write and len(chosen) < len(cases()):
+        raise InputError("--write keeps the result of all cases: leave --part and --only out")
+    started, failed, worst = time.monotonic(), [], Worst()
+    for number, case in enumerate(chosen, start=1):
+        begun = time.monotonic()
+        try:
+            found = verified(case)
+            problem = worst.take(case, found)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            traceback.print_exc(file=sys.stderr)
+        words = problem or "ok"
+        seconds = time.monotonic() - begun
+        print(f"{number:>3}/{len(chosen)}  {case.name:<60} {seconds:5.1f} s  {words}", flush=True)
+        if problem:
+            failed.append(case.name)
+    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} cases hold, {_minutes(started)}")
+    print(worst)
+    for name in failed:
+        print(f"failed: {name}")
+    if failed:
+        return 5
+    if options.write:
+        write_text_atomically(SUPPORTED_FILE, supported_text(chosen), force=True)
+        print(f"written: {SUPPORTED_FILE}")
+    return 0
+
+
+def _minutes(started: float) -> str:
+    seconds = time.monotonic() - started
+    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def _chosen(part: str, only: str) -> list[Case]:
+    first, _, every = part.partition("/")
+    if not (first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)):
+        raise InputError(f"--part {part} (must be K/N with 1 <= K <= N)")
+    found = [case for case in cases() if only in case.name]
+    if not found:
+        raise InputError(f"--only {only}: no case has that in its name")
+    return found[int(first) - 1 :: int(every)]
+
+
+def verified(case: Case) -> Verification:
+    """Run one case on its ranks."""
+    ranks = case.plan.world_size
+    answer = run_forked(_on_rank, ranks, case.file(), timeout=TIMEOUT_SECONDS)[0]
+    return Verification(**answer)
+
+
+def _on_rank(rank: int, file: Any) -> dict[str, Any] | None:
+    found = verify(file, seed=1, batches=BATCHES)
+    return None if found is None else asdict(found)
+
+
+class Worst:
+    """The largest differences so far, and in which case."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[float, str]] = {}
+
+    def take(self, case: Case, found: Verification) -> str | None:
+        """Remember a case; return what is wrong with it, or None."""
+        problems = []
+        for what in ("loss", "gradient", "weight", "norm"):
+            difference = getattr(found, f"{what}_difference")
+            self._note(what, difference, case)
+            if not difference <= TOLERANCE:
+                named = getattr(found, f"worst_{what}", "")
+                problems.append(f"{what} {difference:.1e} {named}".rstrip())
+        if not found.traffic_is_predicted:
+            row = next(row for row in found.traffic if not _as_predicted(row))
+            problems.append(
+                f"rank {row['rank']} {row['kind']} ({row['axis']}): {row['counted_count']:.0f} "
+                f"of {row['counted_bytes']:,.0f} bytes, predicted {row['predicted_count']:.0f} "
+                f"of {row['predicted_bytes']:,.0f}"
+            )
+        predicted, counted = found.flops["predicted"], found.flops["counted"]
+        if predicted is not None and predicted != counted:
+            problems.append(f"FLOP {counted:,.0f}, predicted {predicted:,.0f}")
+        off = max(
+            (row["predicted_bytes"] / row["counted_bytes"] - 1.0 for row in found.memory), key=abs
+        )
+        self._note("memory", abs(off), case)
+        if abs(off) > MEMORY_TOLERANCE:
+            problems.append(f"memory {100 * off:+.0f} %")
+        return "; ".join(problems) or None
+
+    def _note(self, what: str, difference: float, case: Case) -> None:
+        self.found[what] = max(self.found.get(what, (0.0, "")), (difference, case.name))
+
+    def __str__(self) -> str:
+        lines = []
+        for what, (value, name) in self.found.items():
+            shown = f"{100 * value:.1f} %" if what == "memory" else f"{value:.1e}"
+            lines.append(f"largest difference of {what}: {shown} ({name})")
+        return "\n".join(lines)
+
+
+def _as_predicted(row: dict[str, Any]) -> bool:
+    same = row["counted_count"] == row["predicted_count"]
+    short = row["predicted_bytes"] - row["counted_bytes"]
+    return bool(same and (short == 0 or (short > 0 and not row["fullest"])))
+
+
+def supported_text(proven: Sequence[Case]) -> str:
+    """Return the contents of supported.json."""
+    import transformers
+
+    plans = [case.plan for case in proven]
+    families: dict[str, set[str]] = {}
+    for case in proven:
+        families.setdefault(case.family, set()).update(axes(case))
+    document = {
+        "schema_version": 1,
+        "written_by": "python -m executor.verify --matrix --write",
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "families": {name: sorted(found) for name, found in sorted(families.items())},
+        "pipeline_schedule": sorted(
+            {plan.pipeline_schedule for plan in plans if plan.pipeline_parallel > 1}
+        ),
+        "context_parallel_method": sorted(
+            {plan.context_parallel_method for plan in plans if plan.context_parallel > 1}
+        ),
+        "recompute": sorted({plan.recompute for plan in plans}),
+        "offload": sorted({plan.offload for plan in plans}),
+        "zero_stage": sorted({plan.zero_stage for plan in plans}),
+        "cases": sorted(case.name for case in proven),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def axes(case: Case) -> set[str]:
+    """Return the kinds of parallelism that a case uses."""
+    plan = case.plan
+    sizes = {
+        "data_parallel": plan.data_parallel,
+        "dp_replicate": plan.dp_replicate,
+        "context_parallel": plan.context_parallel,
+        "tensor_parallel": plan.tensor_parallel,
+        "pipeline_parallel": plan.pipeline_parallel,
+        "expert_parallel": plan.expert_parallel,
+    }
+    return {name for name, size in sizes.items() if size > 1}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
