@@ -57,6 +57,34 @@ def adapted(model: ModelSpec, workload: Workload) -> ModelSpec:
     )
 
 
+def trainable_part(model: ModelSpec) -> ModelSpec:
+    """Return the model with only the tensors that are trained; itself where all are."""
+    return _part(model, frozen=False) if has_frozen(model) else model
+
+
+def frozen_part(model: ModelSpec, *, quantised: bool) -> ModelSpec:
+    """Return the model with only its frozen tensors, in 4 bits or not."""
+    return _part(model, frozen=True, quantised=quantised)
+
+
+def has_frozen(model: ModelSpec) -> bool:
+    """Return whether a part of the model is not trained."""
+    return any(w.frozen for w in model.embedding)
+
+
+def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSpec:
+    def kept(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        return tuple(w for w in weights if w.frozen == frozen and w.quantised == quantised)
+
+    return replace(
+        model,
+        kinds=tuple(replace(kind, weights=kept(kind.weights)) for kind in model.kinds),
+        embedding=kept(model.embedding),
+        head=kept(model.head),
+        tie_embeddings=model.tie_embeddings and frozen and not quantised,
+    )
+
+
 def _adapted_kind(kind: LayerKind, workload: Workload) -> LayerKind:
     found = []
     for weight in kind.weights:

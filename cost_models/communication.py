@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from cost_models.adapters import has_frozen
 from cost_models.arrays import Count, Real
 from cost_models.context_parallel import context_traffic, rank_tokens
 from cost_models.expert_traffic import expert_traffic
@@ -129,6 +130,8 @@ def _shared_out(
     for block in parts:
         numel, shards = zero, zero
         for weight in block.weights:
+            if weight.frozen:
+                continue
             here = 1.0 - apart if weight.is_routed_expert else 1.0
             if of_experts:
                 here = apart if weight.is_routed_expert else 0.0
@@ -198,8 +201,10 @@ def tensor_traffic(
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
     inputs = columns + wholes
     plain = rows + inputs + needed.times(again) + outer.times(first + last)
-    gathers = columns.times(2.0) + wholes + rows + inputs.times(again)
-    gathers += outer.times(first + 2.0 * last)
+    idle = sum((float(n * _untrained(kind)) for n, kind in layers), start=0.0)
+    gathers = columns.times(2.0) + outer.times(-idle) + wholes + rows + inputs.times(again)
+    # nothing before the first layer asks for a gradient where the embedding is frozen
+    gathers += outer.times(last if has_frozen(model) else first + 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
@@ -238,7 +243,7 @@ def pipeline_traffic(
     stages = stages - 2.0 * float(rank.adjoining)
     count = stages * table.num_microbatches
     sent = Traffic(count, count * message)
-    if model.tie_embeddings and rank.first != rank.last:
+    if model.tie_embeddings and not has_frozen(model) and rank.first != rank.last:
         (tied,) = _tied(model)
         sent += Traffic(np.ones(len(table)), master * _kept(tied, table))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
@@ -288,12 +293,21 @@ def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSte
     )
 
 
+def _untrained(kind: LayerKind) -> int:
+    """Column-cut steps whose input no weight gradient asks for again: frozen, not adapted."""
+    found = 0
+    for part in ("attention", "mlp"):
+        weights = [w for w in kind.weights if w.part == part and w.role == "linear"]
+        found += bool(weights) and all(w.frozen for w in weights)
+    return found
+
+
 def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: float) -> Traffic:
     numel: Real = np.zeros(len(table))
     for block in blocks(model, rank):
         for weight in block.weights:
-            if weight.cut == "replicate":
-                always = weight.is_head_norm or weight.part == "router"
+            if weight.cut == "replicate" and not weight.frozen:
+                always = weight.gradient_is_summand or weight.part == "router"
                 summed = np.where(table.sequence_parallel | always, 1.0, 0.0)
                 if weight.is_routed_expert:
                     summed = np.where(table.expert_tensor_parallel, 1.0, 0.0)

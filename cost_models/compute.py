@@ -277,7 +277,19 @@ def layer_seconds(
         / rate.memory
     )
     forward = matrices + core + moved
-    backward = 2.0 * matrices + CORE_RATIO[kernel] * core + software.backward_access_ratio * moved
+    trained = matrices
+    if any(w.frozen for w in kind.weights):  # no gradients of their own
+        trained = matrices_seconds(
+            tuple(w for w in kind.weights if not w.frozen),
+            tokens,
+            tensor_parallel,
+            compute_bytes,
+            rate,
+            experts_per_token=kind.feed_forward.experts_per_token,
+        )
+    backward = (
+        matrices + trained + CORE_RATIO[kernel] * core + software.backward_access_ratio * moved
+    )
     again = np.where(recompute_full, forward, np.where(recompute_core, core, 0.0))
     experts = sum(w.numel for w in kind.weights if w.role == "expert")
     later = np.zeros_like(matrices) if experts else matrices

@@ -12,12 +12,15 @@ adds what is computed twice (recomputation).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.model import Attention, LayerKind, ModelSpec
+from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.parameters import active_parameters
 from cost_models.plan import RECOMPUTE, PlanTable
+from cost_models.schedules import SPLIT_CODES
 from cost_models.workload import Workload
 
 
@@ -90,9 +93,22 @@ def forward_flops_per_token(model: ModelSpec, seq_len: Count) -> Real:
 
 
 def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Count) -> Real:
-    """Model FLOP of one training step: forward once, backward twice (two matmuls for each one)."""
+    """Model FLOP of one training step: forward once, backward two matmuls for each one.
+
+    One, where a matrix is frozen.
+    """
     tokens = np.multiply(1.0, seq_len) * global_batch_size
-    return 3.0 * forward_flops_per_token(model, seq_len) * tokens
+    forward = forward_flops_per_token(model, seq_len)
+    return (3.0 * forward - frozen_flops_per_token(model)) * tokens
+
+
+def frozen_flops_per_token(model: ModelSpec) -> float:
+    """Backward FLOP for one token that frozen matrices save: no gradient of their own."""
+    outer = head_flops_per_token(model) + embedding_flops_per_token(model)
+    saved = outer - trained_outer_flops_per_token(model)
+    for kind in (model.kinds[index] for index in model.pattern):
+        saved += sum(2.0 * w.numel for w in kind.weights if w.role == "linear" and w.frozen)
+    return saved
 
 
 def hardware_flops_per_step(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
@@ -111,18 +127,71 @@ def hardware_flops_per_step(model: ModelSpec, workload: Workload, table: PlanTab
     linear = sum(linear_flops_per_token(kind) for kind in layers)
     core = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
     outer = head_flops_per_token(model) + embedding_flops_per_token(model)
-    once = 3.0 * (linear + outer) + (1.0 + core_backward) * core
+    trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
+    trained += trained_outer_flops_per_token(model)
+    once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
     unneeded = sum(_last_matrix(model, kind) for kind in layers)
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
-    return tokens * (once + full * (linear + core - unneeded) + selective * core)
+    adapters = _adapter_extras(model, table, full)
+    # an eager core ends with its second matmul, whose result the backward pass does not need
+    values = sum(value_flops_per_token(kind, workload.seq_len) for kind in layers)
+    of_core = core - (values if workload.attention_kernel == "eager" else 0.0)
+    again = full * (linear + core - unneeded) + selective * of_core
+    return tokens * (once + again + adapters)
+
+
+def _adapter_extras(model: ModelSpec, table: PlanTable, full: Real) -> Real:
+    """FLOP for one token that adapters add to what each matrix does once, and what is left out.
+
+    A small matrix that is whole on every tensor-parallel rank is multiplied on each. What reads the
+    frozen embedding gives no gradient of its input, unless a function of ours computes it anyway.
+    """
+    kinds = [model.kinds[kind] for kind in model.pattern]
+    whole = sum(
+        2.0 * w.numel
+        for kind in kinds
+        for w in kind.weights
+        if w.is_adapter and w.cut == "replicate"
+    )
+    first = kinds[0]
+    parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
+    reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
+    reads = [w for w in reads if w.cut == "column" or (w.is_adapter and w.cut == "replicate")]
+    reads = [w for w in reads if not (w.is_adapter and w.name.endswith("lora_B.weight"))]
+    idle = sum(2.0 * w.numel for w in reads) if any(w.frozen for w in reads) else 0.0
+    plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
+    return (table.tensor_parallel - 1.0) * (3.0 + full) * whole - np.where(plain, idle, 0.0)
+
+
+def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
+    """Forward FLOP of the second matmul of a layer's attention cores for one token."""
+    cores = [kind.attention] + ([kind.cross_attention] if kind.cross_attention else [])
+    return float(
+        sum(2.0 * a.num_heads * a.value_head_dim * np.multiply(1.0, seq_len) for a in cores)
+    )
+
+
+def trained_flops_per_token(weights: Iterable[Weight]) -> float:
+    """Backward FLOP for one token that gives the gradients of weights; frozen ones have none."""
+    return sum(2.0 * w.numel for w in weights if w.role == "linear" and not w.frozen)
+
+
+def trained_outer_flops_per_token(model: ModelSpec) -> float:
+    """The same for the embedding block and the head."""
+    frozen = any(w.frozen for w in (*model.embedding, *model.head))
+    return 0.0 if frozen else head_flops_per_token(model) + embedding_flops_per_token(model)
 
 
 def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
     """Forward FLOP of the last matrix of a layer, where recomputation stops in front of it."""
     if kind.norms_after or model.hidden_dropout > 0:
         return 0.0
-    rows = [w for w in kind.weights if w.role == "linear" and w.cut == "row" and w.part == "mlp"]
+    rows = [
+        w
+        for w in kind.weights
+        if w.role == "linear" and w.cut == "row" and w.part == "mlp" and not w.is_adapter
+    ]
     return 2.0 * rows[-1].numel if rows else 0.0
 
 

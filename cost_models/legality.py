@@ -32,6 +32,10 @@ FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
+def _has_experts(model: ModelSpec) -> bool:
+    return any(kind.feed_forward.num_experts for kind in model.kinds)
+
+
 def question_of(setting: Setting) -> Question:
     """Return what the rules ask of a setting."""
     software = setting.software
@@ -258,6 +262,14 @@ RULES: tuple[Rule, ...] = (
         lambda q, p: (
             f"expert_tensor_parallel off: {p.tensor_parallel} tensor-parallel ranks share the "
             f"tokens of a sequence, but do not divide seq_len = {q.workload.seq_len}"
+        ),
+    ),
+    Rule(
+        "adapter_experts",
+        lambda q, t: np.full(len(t), q.workload.adapter != "none" and _has_experts(q.model)),
+        lambda q, p: (
+            f"adapter {q.workload.adapter}: the matrices of routed experts cannot be adapted; the "
+            "model must be a dense one"
         ),
     ),
     # what has a name but no formulas yet, each refused until its tests prove it

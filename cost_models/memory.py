@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from cost_models.adapters import QUANTISED_BYTES, frozen_part, has_frozen, trainable_part
 from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.held_activations import held_activations
 from cost_models.model import LayerKind, ModelSpec, Weight
@@ -84,6 +85,7 @@ class RankParameters:
 
     total: Real
     apart: Real  # of these, routed experts that are shared out among other ranks than the rest
+    apart_layer: Real  # the same of one layer
     largest_layer: Real
     largest_pair: Real  # its two largest matrices
     embedding: Real
@@ -134,7 +136,26 @@ def rank_parameters(
         start=zero,
     )
     apart = np.where(experts_apart, experts, 0.0)
-    return RankParameters(layers + embedding + head, apart, largest, pair, embedding, head)
+    routed = [routed_numel(kind, cut, expert_parallel) for kind in model.kinds]
+    most = np.max(np.stack([np.broadcast_to(r, np.shape(zero)) for r in routed]), axis=0)
+    apart_layer = np.where(experts_apart, most, 0.0)
+    total = layers + embedding + head
+    return RankParameters(total, apart, apart_layer, largest, pair, embedding, head)
+
+
+def frozen_bytes(
+    model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
+) -> Real:
+    """Bytes of frozen weights, whole on every data rank: c P, or 4 bits and scales.
+
+    In use, the largest of the matrices in 4 bits is there once more, in the compute precision.
+    """
+    if not has_frozen(model):
+        return np.zeros(len(table))
+    plain = table_parameters(frozen_part(model, quantised=False), rank, table)
+    small = table_parameters(frozen_part(model, quantised=True), rank, table)
+    used = compute_bytes * small.largest_pair * (1.0 if float(np.max(small.total)) > 0 else 0.0)
+    return compute_bytes * plain.total + QUANTISED_BYTES * small.total + used
 
 
 def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:
@@ -173,14 +194,17 @@ def rank_memory(
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    params = table_parameters(model, rank, table)
+    params = table_parameters(trainable_part(model), rank, table)
     states = OPTIMIZER_STATES[workload.optimizer]
     weights, optimizer = np.zeros(len(table)), np.zeros(len(table))
     for numel, ranks in _shares(params, table):
-        shared = (numel, ranks, table.zero_stage, compute, master)
+        # a tensor that one rank holds alone, in one precision, is left as it is: no shard beside it
+        zero = np.where((ranks > 1) | (compute != master), table.zero_stage, 0)
+        shared = (numel, ranks, zero, compute, master)
         apart = software.replicas_apart & (ranks > 1)
         weights = weights + weight_bytes(*shared)
         optimizer = optimizer + optimizer_bytes(*shared, states, replicas_apart=apart)
+    weights = weights + frozen_bytes(model, rank, table, compute)
 
     held = held_activations(model, workload, software, table, rank)
     gradients = _gradients(workload, software, table, params, held.in_flight + held.due)
@@ -308,14 +332,15 @@ def _buffers(
     every = zero >= 2
     last_block = params.embedding if rank.first else params.largest_layer
     left_over = np.where(every & (table.num_microbatches > 1), master * last_block, 0.0)
-    head, layer = params.head, params.largest_layer
+    head, mixed = params.head, compute != master
+    alone = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: nothing to gather or reduce
+    layer = params.largest_layer - np.where(alone, params.apart_layer, 0.0)
     gathering = np.where(
         zero >= 3,
         2.0 * head,
         np.where(sharded & (table.num_microbatches == 1), head, 0.0),
     )
     gathered = np.where(zero >= 3, compute, 0.0)
-    mixed = compute != master
     reducing = np.where(sharded, compute + master, compute if mixed else 0.0)
     now = every | (in_flight <= 1.0)
     # before it is added up: a layer's gradient in compute precision (FSDP), or those of the two

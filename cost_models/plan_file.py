@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.adapters import adapted
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
@@ -96,6 +97,7 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         where=f"{path}: model: config",
     )
     workload = Workload.from_fields(fields.sub("workload"))
+    model = adapted(model, workload)
     plan = Plan.from_fields(fields.sub("plan"))
     if plan.global_batch_size != workload.global_batch_size:
         raise InputError(

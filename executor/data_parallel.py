@@ -44,10 +44,12 @@ def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept
     mixed = master != compute
     policy = MixedPrecisionPolicy(compute, master) if mixed else MixedPrecisionPolicy()
     experts = stage.experts_modules() if plan.experts_apart else []
-    left_alone = set()  # experts of which no other rank holds a copy
-    if experts and grid.sharding_mesh("expert_data").size() == 1 and not mixed:
-        left_alone = {p for module in experts for p in module.parameters()}
-    alone = not experts or bool(left_alone)
+    # frozen weights, which are whole on every data rank, and experts that no other rank holds
+    left_alone = {p for p in stage.parameters() if not p.requires_grad}
+    unshared = experts and grid.sharding_mesh("expert_data").size() == 1 and not mixed
+    if unshared:
+        left_alone |= {p for module in experts for p in module.parameters()}
+    alone = not experts or bool(unshared)
     if grid.sharding_mesh().size() == 1 and not mixed and alone:
         return {}
     kept = {} if plan.zero_stage == 0 else dict(_kept(stage, grid, left_alone))
@@ -73,7 +75,7 @@ def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept
     def placement(parameter: nn.Parameter) -> Shard | None:
         return Shard(1) if parameter in inside else None
 
-    for module in [] if left_alone else experts:
+    for module in [] if unshared else experts:
         share(module, grid.sharding_mesh("expert_data"), plan.zero_stage == 3)
     for group in groups:
         # the head is used again at once: it stays whole from its forward to its backward pass

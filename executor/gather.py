@@ -54,6 +54,8 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
     outer = {w.name: 0 for w in file.model.embedding}
     outer |= {w.name: stages - 1 for w in file.model.head}
     for name, layout in table.items():
+        if layout.frozen:
+            continue
         stage = outer.get(name)
         if stage is None:
             stage = next(s for prefix, s in of_layer.items() if name.startswith(prefix))

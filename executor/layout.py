@@ -40,6 +40,8 @@ class Layout:
     parts: tuple[int, ...]  # along it, each cut for itself: q, k and v of one matrix
     partial_gradient: bool  # a whole tensor of which each rank's gradient is only a summand
     of_experts: bool = False  # its first dimension counts experts, which ranks may share
+    frozen: bool = False  # no gradient, no update
+    is_adapter: bool = False  # beside a frozen matrix
 
     @property
     def is_matrix(self) -> bool:
@@ -105,19 +107,25 @@ def _layout(
     if family.small_starts and name.endswith(family.small_starts):
         std /= math.sqrt(2 * model.num_layers)
     # where a tensor-parallel rank reads a part of the tokens, of the heads, or of each expert
-    summand = axis.sequence_parallel or weight.is_head_norm or weight.part == "router"
+    summand = axis.sequence_parallel or weight.gradient_is_summand or weight.part == "router"
     if weight.is_routed_expert:
         summand = experts.cut_over_tensor
     is_norm = weight.part == "norm" and name.endswith("weight")
+    starts_at_zero = weight.role not in ("linear", "lookup", "expert")
+    if weight.is_adapter:  # Hu et al. (arXiv:2106.09685), sec. 4.1: A at random, B zero
+        starts_at_zero = ".lora_B." in name
+        std = weight.shape[1] ** -0.5
     return Layout(
         name=name,
         shape=weight.shape,
-        std=std if weight.role in ("linear", "lookup", "expert") else None,
+        std=None if starts_at_zero else std,
         constant=family.norm_start if is_norm else 0.0,
         cut_dim=cut,
         parts=weight.parts or (() if cut is None else (weight.shape[cut],)),
         partial_gradient=whole and axis.size > 1 and summand,
         of_experts=weight.is_routed_expert,
+        frozen=weight.frozen,
+        is_adapter=weight.is_adapter,
     )
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cost_models.legality import Question, require_legal
+from cost_models.legality import require_legal
 from cost_models.plan import SCHEDULES, Plan
 from cost_models.plan_file import PlanFile
+from cost_models.rule import Question
 from executor.tiny_models import CONFIGS, tiny
 
 MAX_RANKS: Final = 8
@@ -43,6 +44,7 @@ def cases() -> list[Case]:
         *_replicas(),
         *_context(),
         *_experts(),
+        *_adapters(),
         *_together(),
     ]
     found = list({case.name: case for case in found}.values())
@@ -130,6 +132,25 @@ def _experts() -> Iterator[Case]:
         whole: dict[str, Any] = {"expert_parallel": 4, "expert_tensor_parallel": False}
         yield _case(Plan(2, 2, zero_stage=2, sequence_parallel=True, **whole), family)
         yield _case(Plan(4, 1, 2, expert_parallel=4, zero_stage=1, num_microbatches=2), family)
+
+
+def _adapters() -> Iterator[Case]:
+    """A frozen base with LoRA: what is trained is small, what is cut is not."""
+    plans: tuple[tuple[str, Plan, dict[str, Any]], ...] = (
+        ("llama", Plan(num_microbatches=2), {}),
+        ("qwen3", Plan(1, 2, sequence_parallel=True, num_microbatches=2), {}),
+        ("gpt2", Plan(2, 2, zero_stage=3), {"tied": True}),
+        ("phi3", Plan(2, 2, 2, zero_stage=1, num_microbatches=2, recompute="full"), {}),
+        ("qwen2", Plan(2, 1, 2, 1, "zero_bubble", 2, num_microbatches=4), {"tied": True}),
+        (
+            "llama",
+            Plan(1, 2, sequence_parallel=True, recompute="full", num_microbatches=2),
+            {"adapter_targets": "attention"},
+        ),
+    )
+    for family, plan, options in plans:
+        targets = " of attention" if "adapter_targets" in options else ""
+        yield Case(f"{family} {describe(plan)} lora{targets}", plan, family, {"lora": 4, **options})
 
 
 def _together() -> Iterator[Case]:

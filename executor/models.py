@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan_file import PlanFile
-from cost_models.workload import Precision
+from cost_models.workload import Precision, Workload
 from executor.attention import Core, Documents
 from executor.capped import capped
 from executor.compat import causal_lm
@@ -102,7 +102,9 @@ class Stage(nn.Module):  # type: ignore[misc]
             module.forward = partial(run_layer, layer, module)
             table = self.family.rotary_table(module) if self.family.rotary else None
             self.rotary_tables[name] = table
-        self._cut_parameters(layouts(spec, axis, experts), spec)
+        placed = layouts(spec, axis, experts)
+        self._add_adapters(placed, workload)
+        self._cut_parameters(placed, spec, COMPUTE_DTYPE[workload.precision])
 
     def _take_parts(self, whole: nn.Module) -> None:
         family = self.family
@@ -135,7 +137,20 @@ class Stage(nn.Module):  # type: ignore[misc]
             parent = getattr(parent, step)
         parent.add_module(last, module)
 
-    def _cut_parameters(self, table: dict[str, Layout], spec: ModelSpec) -> None:
+    def _add_adapters(self, table: dict[str, Layout], workload: Workload) -> None:
+        """Put the small matrices beside those of this stage's layers that are adapted."""
+        prefixes = tuple(f"{name}." for name in self.layer_names)
+        dtype = MASTER_DTYPE[workload.precision]
+        for name, layout in table.items():
+            if layout.is_adapter and name.startswith(prefixes):
+                path, small, _ = name.rsplit(".", 2)
+                add_adapter(
+                    self.get_submodule(path), small, layout, workload, device="meta", dtype=dtype
+                )
+
+    def _cut_parameters(
+        self, table: dict[str, Layout], spec: ModelSpec, compute: torch.dtype
+    ) -> None:
         """Replace every parameter by this rank's slice of it, and remember the layouts."""
         self.layouts: dict[str, Layout] = {}
         present = dict(self.named_buffers())  # every rank of the stage holds them
@@ -156,7 +171,9 @@ class Stage(nn.Module):  # type: ignore[misc]
             if tied:
                 self.is_second_copy.add(name)
             shape = layout.local_shape(self.axis, self.experts)
-            self._set(name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
+            dtype = compute if layout.frozen else old.dtype
+            empty = torch.empty(shape, dtype=dtype, device="meta")
+            self._set(name, nn.Parameter(empty, requires_grad=not layout.frozen))
         if spec.tie_embeddings and self.first and self.last:
             self._set(head, self.get_parameter(tokens))
 
@@ -350,6 +367,13 @@ def _within(ranges: Ranges, start: int, stop: int) -> Ranges:
     return tuple(found) or ((ranges[0][0], ranges[0][0]),)
 
 
+def add_adapter(linear: Any, small: str, layout: Layout, workload: Workload, **place: Any) -> None:
+    """Put one small matrix, lora_A or lora_B, beside a matrix."""
+    outputs, inputs = layout.shape
+    linear.add_module(small, nn.Linear(inputs, outputs, bias=False, **place))
+    linear.lora_scale = workload.adapter_alpha / workload.adapter_rank
+
+
 def reference_model(file: PlanFile, seed: int) -> nn.Module:
     """Return the whole Hugging Face module on the CPU with the same start values."""
     model = causal_lm(
@@ -358,7 +382,24 @@ def reference_model(file: PlanFile, seed: int) -> nn.Module:
         dtype=MASTER_DTYPE[file.workload.precision],
         attention_kernel=file.workload.attention_kernel,
     )
+    table = layouts(file.model, WHOLE)
+    dtype = MASTER_DTYPE[file.workload.precision]
+    for name, layout in table.items():
+        if layout.is_adapter:
+            path, small, _ = name.rsplit(".", 2)
+            linear = model.get_submodule(path)
+            add_adapter(linear, small, layout, file.workload, dtype=dtype)
+            linear.forward = partial(_adapted_forward, linear)
     with torch.no_grad():
-        for name, layout in layouts(file.model, WHOLE).items():
+        for name, layout in table.items():
+            model.get_parameter(name).requires_grad_(not layout.frozen)
             model.get_parameter(name).copy_(fresh_tensor(layout, seed, layout.ranges(WHOLE)))
     return model
+
+
+def _adapted_forward(linear: Any, x: Tensor) -> Tensor:
+    """What an adapted matrix of the reference gives, written out."""
+    inner = F.linear(x, linear.lora_A.weight)
+    return type(linear).forward(linear, x) + linear.lora_scale * F.linear(
+        inner, linear.lora_B.weight
+    )

@@ -48,6 +48,8 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
     ranks = plan.world_size // plan.pipeline_parallel
     found = []
     for name, layout in stage.layouts.items():
+        if layout.frozen:
+            continue
         parameter = stage.get_parameter(name)
         apart = plan.experts_apart and layout.of_experts
         whole_experts = layout.of_experts and not plan.expert_tensor_parallel
@@ -63,9 +65,16 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
 
 
 def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
-    """Return the buffers that are part of a stage's state; no gradient changes them."""
+    """Return the frozen weights and buffers of a stage's state; no gradient changes them."""
     ranks = grid.plan.world_size // grid.plan.pipeline_parallel
     found = []
+    for name, layout in stage.layouts.items():
+        if layout.frozen:
+            axes = ("tensor",) if layout.cut_dim is not None else ()
+            copies = ranks // math.prod(grid.size(axis) for axis in axes)
+            parameter, second = stage.get_parameter(name), name in stage.is_second_copy
+            pieces = stage.pieces[name]
+            found.append(Held(name, layout, parameter, parameter, pieces, axes, copies, second))
     for name, layout in stage.buffer_layouts.items():
         local = torch.nn.Parameter(stage.get_buffer(name), requires_grad=False)
         found.append(Held(name, layout, local, local, layout.ranges(WHOLE), (), ranks, False))

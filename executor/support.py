@@ -66,8 +66,8 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"tensor_parallel {plan.tensor_parallel} leaves a rank without any of the "
             f"{model.vocab_size} words of the vocabulary (vocab_size)"
         )
-    if file.workload.adapter != "none":
-        yield f"adapter {file.workload.adapter} (only none)"
+    if file.workload.adapter == "qlora":
+        yield "adapter qlora: a base in 4 bits is priced, not run (none, lora)"
     if model.config.get("clip_qkv") is not None:
         yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
     if model.config.get("router_jitter_noise"):

@@ -152,6 +152,7 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         weights, biases = parameters[:count], parameters[count:]
         ctx.axis, ctx.has_bias = axis, [bias is not None for bias in biases]
         ctx.sources = weights  # as they came: a gradient goes through a view to its parameter
+        ctx.trained = [number for number in range(count) if ctx.needs_input_grad[3 + number]]
         ctx.save_for_backward(x, *weights)
         whole = _gather(axis, x)() if axis.sequence_parallel else x
         return tuple(F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
@@ -161,7 +162,8 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         x, *weights = ctx.saved_tensors
         axis: TensorAxis = ctx.axis
         later = store() if axis.weights_later else None
-        gathered = _gather(axis, x) if axis.sequence_parallel and later is None else None
+        now = later is None and bool(ctx.trained)
+        gathered = _gather(axis, x) if axis.sequence_parallel and now else None
         flat = [gradient.flatten(0, -2) for gradient in gradients]
         input_gradient = flat[0] @ weights[0]
         for gradient, weight in zip(flat[1:], weights[1:], strict=True):
@@ -171,16 +173,20 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         def weight_gradients() -> list[Tensor]:
             pending = gathered or (_gather(axis, x) if axis.sequence_parallel else None)
             whole = (x if pending is None else pending()).flatten(0, -2)
-            return [gradient.t() @ whole for gradient in flat]
+            return [flat[number].t() @ whole for number in ctx.trained]
 
         of_weights: list[Tensor | None] = [None] * len(weights)
-        if later is None:
-            of_weights = [*weight_gradients()]  # overlaps the reduction
-        else:
-            later.append(Due(ctx.sources, weight_gradients))
+        if later is not None and ctx.trained:
+            sources = tuple(ctx.sources[number] for number in ctx.trained)
+            later.append(Due(sources, weight_gradients))
+        elif ctx.trained:  # overlaps the reduction
+            for number, of_weight in zip(ctx.trained, weight_gradients(), strict=True):
+                of_weights[number] = of_weight
         bias_gradients = [
-            gradient.sum(0) if has_bias else None
-            for gradient, has_bias in zip(flat, ctx.has_bias, strict=True)
+            gradient.sum(0) if has_bias and trained else None
+            for gradient, has_bias, trained in zip(
+                flat, ctx.has_bias, ctx.needs_input_grad[3 + len(weights) :], strict=True
+            )
         ]
         return None, None, reduced(), *of_weights, *bias_gradients
 
@@ -191,7 +197,7 @@ def _row_linear(axis: TensorAxis, x: Tensor, weight: Tensor) -> Tensor:
     The input is kept before the matmul runs, so that a recomputation, which ends with the last kept
     tensor, leaves the matmul out; a hook catches the gradient of the output.
     """
-    if not axis.weights_later:
+    if not axis.weights_later or not weight.requires_grad:
         return F.linear(x, weight)
     caught: list[Tensor] = []
     y = F.linear(_KeepInput.apply(caught, x, weight), weight.detach())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from cost_models.adapters import adapted
 from cost_models.families import model_spec
 from cost_models.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile
@@ -110,6 +111,8 @@ def tiny(
     precision: str = "fp64",
     optimizer: str = "sgd",
     attention_kernel: str = "flash",
+    lora: int = 0,
+    adapter_targets: str = "all",
     **config: Any,
 ) -> PlanFile:
     """Return a plan file for a tiny model."""
@@ -123,9 +126,13 @@ def tiny(
         precision=cast(Any, precision),
         optimizer=cast(Any, optimizer),
         attention_kernel=cast(Any, attention_kernel),
+        adapter="lora" if lora else "none",
+        adapter_rank=lora,
+        adapter_alpha=2.0 * lora,
+        adapter_targets=cast(Any, adapter_targets),
     )
     return PlanFile(
-        model=model_spec(values, name=f"tiny {family}", where="test"),
+        model=adapted(model_spec(values, name=f"tiny {family}", where="test"), workload),
         cluster=parse_cluster("8xA100-80GB"),  # any: the executor takes the machine as it is
         workload=workload,
         plan=plan,

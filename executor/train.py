@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cost_models.adapters import has_frozen
 from cost_models.plan_file import PlanFile
 from cost_models.schedules import SPLIT, stages_of_rank
 from executor.context_parallel import ContextAxis
@@ -133,7 +134,8 @@ class Trainer:
             self.held += held_parameters(stage, self.grid)
             self.buffers += held_buffers(stage, self.grid)
         family = FAMILIES[file.model.family]
-        self.tied_name = f"{family.tokens}.weight" if file.model.tie_embeddings else None
+        tied = file.model.tie_embeddings and not has_frozen(file.model)
+        self.tied_name = f"{family.tokens}.weight" if tied else None  # its gradients are summed
         tokens = file.workload.seq_len // self.plan.context_parallel
         if self.plan.sequence_parallel:
             tokens //= self.plan.tensor_parallel

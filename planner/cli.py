@@ -41,6 +41,10 @@ Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp64")]
 OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="adamw, sgd")]
 Kernel = Annotated[str | None, typer.Option("--attention", help="flash, eager")]
 Software = Annotated[str | None, typer.Option(help="whose memory and time: shardplan, megatron")]
+Lora = Annotated[int | None, typer.Option(help="train adapters of this rank on a frozen base")]
+Qlora = Annotated[int | None, typer.Option(help="the same, the frozen base in 4 bits")]
+LoraAlpha = Annotated[float | None, typer.Option(help="default: twice the rank")]
+LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: all, attention")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
@@ -62,6 +66,10 @@ def fit(
     optimizer: OptimizerName = None,
     attention: Kernel = None,
     software: Software = None,
+    lora: Lora = None,
+    qlora: Qlora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     dp: Annotated[int | None, typer.Option(help="data parallel")] = None,
     tp: Annotated[int | None, typer.Option(help="tensor parallel")] = None,
     pp: Annotated[int | None, typer.Option(help="pipeline parallel")] = None,
@@ -98,6 +106,10 @@ def fit(
         optimizer=optimizer,
         attention_kernel=attention,
         software=software,
+        lora=lora,
+        qlora=qlora,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets,
         data_parallel=dp,
         tensor_parallel=tp,
         pipeline_parallel=pp,
@@ -128,6 +140,10 @@ def plan(
     optimizer: OptimizerName = None,
     attention: Kernel = None,
     software: Software = None,
+    lora: Lora = None,
+    qlora: Qlora = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     fix: Annotated[str, typer.Option(help="pin parts of the plan: tp=2,pp=2,zero=1")] = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="plans to show")] = 10,
     output: Annotated[
@@ -156,6 +172,10 @@ def plan(
             optimizer=optimizer,
             attention_kernel=attention,
             software=software,
+            lora=lora,
+            qlora=qlora,
+            lora_alpha=lora_alpha,
+            lora_targets=lora_targets,
             fix=fix,
             top=top,
         )

@@ -19,7 +19,7 @@ from hardware_profiles.spec import parse_cluster
 from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.document import plan_document
 from planner.model_source import resolve_model
-from planner.question import Question, build_question
+from planner.question import Question, adapting, build_question
 from planner.refusal import no_plan
 from planner.search import search
 from planner.space import check_fixed, parse_fixed
@@ -40,6 +40,10 @@ def fit(
     optimizer: str | None = None,
     attention_kernel: str | None = None,
     software: str | None = None,
+    lora: int | None = None,
+    qlora: int | None = None,
+    lora_alpha: float | None = None,
+    lora_targets: str | None = None,
     **plan_options: Any,
 ) -> FitAnswer:
     """Say whether a model trains on a cluster with a plan, and with which margin.
@@ -62,6 +66,7 @@ def fit(
         optimizer=optimizer,
         attention_kernel=attention_kernel,
         software=software,
+        adapter=adapting(lora, qlora, lora_alpha, lora_targets),
     )
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=global_batch_size is not None
@@ -180,6 +185,10 @@ def plan(
     optimizer: str | None = None,
     attention_kernel: str | None = None,
     software: str | None = None,
+    lora: int | None = None,
+    qlora: int | None = None,
+    lora_alpha: float | None = None,
+    lora_targets: str | None = None,
     fix: str | Mapping[str, Any] | None = None,
     top: int = 10,
 ) -> PlanAnswer:
@@ -196,6 +205,7 @@ def plan(
         optimizer=optimizer,
         attention_kernel=attention_kernel,
         software=software,
+        adapter=adapting(lora, qlora, lora_alpha, lora_targets),
     )
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
         raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
+from cost_models.adapters import adapted
 from cost_models.estimate import Setting
 from cost_models.model import ModelSpec
-from cost_models.workload import FP8_REFUSED, AttentionKernel, Optimizer, Precision, Workload
+from cost_models.workload import (
+    FP8_REFUSED,
+    MAX_ADAPTER_RANK,
+    AdapterTargets,
+    AttentionKernel,
+    Optimizer,
+    Precision,
+    Workload,
+)
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.schema import Accelerator, Cluster
 from hardware_profiles.software import software_profile
@@ -27,6 +36,45 @@ class Question:
     assumptions: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Adapting:
+    """What is trained of a frozen model; None: the default."""
+
+    kind: str  # lora or qlora
+    rank: int
+    alpha: float | None = None
+    targets: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a workload."""
+        rank = _count(self.kind, self.rank, MAX_ADAPTER_RANK)
+        alpha = 2.0 * rank if self.alpha is None else float(self.alpha)
+        if not 0.0 <= alpha <= 1e6:
+            raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
+        targets = _choice("lora_targets", self.targets or "all", get_args(AdapterTargets))
+        return {
+            "adapter": self.kind,
+            "adapter_rank": rank,
+            "adapter_alpha": alpha,
+            "adapter_targets": targets,
+        }
+
+
+def adapting(
+    lora: int | None, qlora: int | None, alpha: float | None, targets: str | None
+) -> Adapting | None:
+    """Return what ``--lora`` and its kin ask for; None without one of them."""
+    if lora is not None and qlora is not None:
+        raise InputError("--lora and --qlora: choose one of them")
+    if lora is None and qlora is None:
+        if alpha is not None or targets is not None:
+            raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
+        return None
+    kind, rank = ("lora", lora) if lora is not None else ("qlora", qlora)
+    assert rank is not None
+    return Adapting(kind, rank, alpha, targets)
+
+
 def build_question(
     model: ModelSpec,
     cluster: Cluster,
@@ -38,6 +86,7 @@ def build_question(
     optimizer: str | None = None,
     attention_kernel: str | None = None,
     software: str | None = None,
+    adapter: Adapting | None = None,
 ) -> Question:
     """Check what was given and fill in what was not."""
     assumptions = [*model.assumptions, *cluster.notes]
@@ -78,7 +127,13 @@ def build_question(
         precision=_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
         optimizer=_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
         attention_kernel=_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
+        **({} if adapter is None else adapter.fields()),
     )
+    model = adapted(model, workload)
+    if adapter is not None:
+        assumptions.append(
+            "the frozen base is whole on every data rank: ZeRO shards the adapters alone"
+        )
     if model.max_seq_len is not None and workload.seq_len > model.max_seq_len:
         if model.max_seq_len_is_hard:
             raise InputError(

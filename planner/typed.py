@@ -66,4 +66,8 @@ def plan_command(setting: Setting, default_precision: str) -> str:
         words.append(f"--attention {workload.attention_kernel}")
     if setting.software.name != DEFAULT_SOFTWARE:
         words.append(f"--software {setting.software.name}")
+    if workload.adapter != "none":
+        words.append(f"--{workload.adapter} {workload.adapter_rank}")
+        words.append(f"--lora-alpha {workload.adapter_alpha:g}")
+        words.append(f"--lora-targets {workload.adapter_targets}")
     return " ".join([*words, "-o plan.json"])

@@ -60,6 +60,9 @@ def head(setting: Setting) -> list[str]:
         size += f" parameters ({format_count(active)} active)"
     else:
         size += " parameters"
+    if workload.adapter != "none":
+        trained = format_count(model.num_trainable_parameters)
+        size += f", {trained} trained ({workload.adapter}, rank {workload.adapter_rank})"
     return [
         f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
         f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",

@@ -144,6 +144,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("mixtral"), "seq_len": 255},
         ["expert_tensor_parallel off", "seq_len = 255"],
     ),
+    "adapter_experts": (
+        {},
+        {"model": sample_model("mixtral"), "adapter": "lora"},
+        ["adapter lora", "dense"],
+    ),
     "offload": ({"offload": "optimizer"}, {}, ["offload = optimizer", "must be none"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }
@@ -156,8 +161,10 @@ def asked(
     batch: int = 16,
     largest_zero_stage: int = 3,
     splits_backward: bool = True,
+    adapter: Any = "none",
 ) -> Question:
-    workload = Workload(seq_len, batch)
+    rank = 0 if adapter == "none" else 4
+    workload = Workload(seq_len, batch, adapter=adapter, adapter_rank=rank)
     return Question(model or llama(), workload, num_gpus, largest_zero_stage, splits_backward)
 
 

@@ -12,6 +12,7 @@ from samples import llama, make_setting
 
 import planner
 from cost_models.plan import Plan
+from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.spec import parse_cluster
 from planner.verdict import budget_bytes
@@ -224,3 +225,39 @@ def test_a_path_and_the_values_of_a_config_are_models() -> None:
         by_path.document == by_values.document == planner.fit(str(folder), "8xA100-80GB").document
     )
     assert planner.plan("gpt2", "8xA100-80GB", fix={"tensor_parallel": None}, top=1).result.plans
+
+
+def test_adapters_are_priced_and_said() -> None:
+    """A frozen base: 2 bytes a parameter and no optimizer, or 4 bits and scales."""
+    whole = planner.fit("llama-3-8b", "1xA100-80GB", zero_stage=0)
+    small = planner.fit("llama-3-8b", "1xA100-80GB", lora=16, recompute="full")
+    four = planner.fit("llama-3-8b", "1xA100-80GB", qlora=16, recompute="full")
+    parameters = whole.setting.model.num_parameters
+    trained = small.setting.model.num_trainable_parameters
+    assert whole.verdict == "does_not_fit"
+    assert small.verdict == four.verdict == "fits"
+    states = [a.document["memory"]["parts"] for a in (small, four)]
+    assert states[0]["weights"] == pytest.approx(2 * parameters + 2 * trained)
+    assert states[0]["optimizer"] == pytest.approx(12 * trained)
+    assert states[1]["weights"] < 0.45 * states[0]["weights"]
+    assert (
+        small.document["time"]["step_seconds"]
+        < 0.9
+        * (
+            planner.fit("llama-3-8b", "1xA100-80GB", zero_stage=0, recompute="full").document[
+                "time"
+            ]["step_seconds"]
+        )
+    )
+    assert "trained (lora, rank 16)" in str(small)
+    assert any("frozen base" in line for line in small.assumptions)
+
+
+def test_the_plan_of_an_adapter_comes_back_from_its_file(tmp_path: Path) -> None:
+    answer = planner.plan("llama-3.2-1b", "2xA100-80GB", lora=8, seq_len=512, top=1)
+    write_plan_file(tmp_path / "plan.json", answer.plan_file())
+    file = read_plan_file(tmp_path / "plan.json")
+    assert file.workload.adapter_rank == 8
+    assert file.model == answer.setting.model
+    with pytest.raises(InputError, match="choose one of them"):
+        planner.fit("llama-3.2-1b", "2xA100-80GB", lora=8, qlora=8)
