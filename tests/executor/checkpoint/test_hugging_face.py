@@ -90,6 +90,18 @@ def test_an_export_computes_what_was_trained(family: str, tied: bool, plan: Plan
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("family", "plan"), [("qwen3", Plan(1, 2, micro_batch_size=2)), ("gpt2", Plan(1, 2))]
+)
+def test_an_export_has_its_adapters_multiplied_in(family: str, plan: Plan, tmp_path: Path):
+    dropout = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if family == "gpt2" else {}
+    file = tiny(plan, family, lora=4, num_layers=2, optimizer="adamw", **dropout)
+    model, next_loss = _exported(file, tmp_path)
+    assert _loss(model, file, 2) == pytest.approx(next_loss, rel=1e-12)
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.distributed
 def test_the_dtype_of_an_export(tmp_path: Path):
     file = tiny(Plan(), num_layers=1, precision="bf16")
     trained(file, tmp_path / "checkpoints", 1, every=1)
