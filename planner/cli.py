@@ -74,7 +74,7 @@ def fit(
     tp: Annotated[int | None, typer.Option(help="tensor parallel")] = None,
     pp: Annotated[int | None, typer.Option(help="pipeline parallel")] = None,
     virtual_stages: Annotated[int | None, typer.Option(help="stages on each pipeline rank")] = None,
-    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, interleaved_1f1b, …")] = None,
+    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, zero_bubble, zbv, …")] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage 0 to 3")] = None,
     sp: Annotated[bool | None, typer.Option("--sp/--no-sp", help="sequence parallel")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective, full")] = None,
