@@ -34,6 +34,7 @@ from cost_models.context_parallel import (
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
+from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import (
     Moment,
     PipelineRank,
@@ -143,12 +144,22 @@ def held_activations(
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
         working=working * tokens,
-        last_layer=last_layer * tokens,
+        last_layer=np.maximum(last_layer, due * _due_at_the_end(table, rank)) * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
         messages=_messages(model, workload, table, rank, in_flight) * tokens,
     )
+
+
+def _due_at_the_end(table: PlanTable, rank: PipelineRank) -> Real:
+    """Micro-batches whose weight gradients are due when a stage's last ones are computed.
+
+    One stage with one stage a rank; with several the others' are due as well, at most r + 1.
+    """
+    split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+    stages = 1.0 if rank.num_stages == 1 else rank.index + 1.0
+    return np.where(split, stages / rank.num_stages, 0.0)
 
 
 def _rotary_tables(model: ModelSpec, workload: Workload) -> float:

@@ -33,6 +33,7 @@ from cost_models.model_states import (
 )
 from cost_models.parameters import kind_numel, routed_numel, shard_numel
 from cost_models.plan import PlanTable
+from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, OPTIMIZER_STATES, Workload
 from hardware_profiles.software import SoftwareProfile
@@ -349,12 +350,17 @@ def _buffers(
     added = np.where(table.num_microbatches > 1, compute * params.largest_pair, 0.0)
     fresh = np.where(apart, compute * layer if mixed else 0.0, added)
     flying = np.where(now, (gathered + reducing) * layer, 0.0)
+    # weight gradients that come last are reduced while others are still due: the copy in the
+    # precision of the reduction, and what comes out of it beside what was accumulated
+    shares = np.where(sharded, np.multiply(1.0, table.shard_ranks), 1.0)
+    split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+    at_end = np.where(split & apart, master * (1.0 + 1.0 / shares) + compute * mixed, 0.0)
     return Buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,
         head=np.where(now, (gathered + reducing) * head, 0.0),
         backward=np.maximum(flying, fresh),
-        last_layer=np.maximum((gathered + reducing) * layer, fresh),
+        last_layer=np.maximum(np.maximum(gathered + reducing, at_end) * layer, fresh),
         embedding=reducing * params.embedding,
     )
 
