@@ -219,7 +219,7 @@ def _layers(
             kind, model.hidden_size, compute, table.tensor_parallel
         )
         # the walk through the attention holds what travels between the ranks; the MLP is done then
-        done = feed_forward_bytes(kind.feed_forward, model.hidden_size, compute, software)
+        done = feed_forward_bytes(kind.feed_forward, compute, software)
         exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
         exchange = exchange - done / table.tensor_parallel
         walk = np.maximum(walk, exchange + compute * 3.0 * model.hidden_size)
