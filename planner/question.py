@@ -145,6 +145,8 @@ def build_question(
             "that the model was made for"
         )
     setting = Setting(model, cluster, workload, software_profile(trainer))
+    if any(kind.feed_forward.num_experts for kind in model.kinds):
+        assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return Question(setting, tuple(assumptions))
 
 

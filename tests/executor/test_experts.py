@@ -11,7 +11,7 @@ from tiny import tiny, verified
 from torch import Tensor
 
 from cost_models.plan import Plan
-from executor import data_parallel, expert_parallel, models, train
+from executor import data_parallel, expert_parallel, grouped, models, train
 from executor.attention import Core
 from executor.expert_parallel import EVERY_EXPERT, mixture
 from executor.grouped import grouped_linear
@@ -89,6 +89,23 @@ def test_grouped_matmuls_and_their_gradients(transposed: bool, adds_bias: bool):
     got = torch.autograd.grad((found * scale).sum(), inputs)
     for a, b in zip(got, torch.autograd.grad((expected * scale).sum(), inputs), strict=True):
         assert torch.allclose(a, b)
+
+
+def test_the_grouped_kernel_gives_what_the_loop_gives(monkeypatch: pytest.MonkeyPatch):
+    """torch's kernel runs on GPUs; its CPU version takes the same arguments."""
+    torch.manual_seed(0)
+    counts = [0, 16, 8, 40]
+    rows = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(4, 24, 32, dtype=torch.bfloat16, requires_grad=True)
+    scale = torch.randn(64, 24, dtype=torch.bfloat16)
+    results = []
+    for kernel in (False, True):
+        monkeypatch.setattr(grouped, "_has_kernel", lambda *_, use=kernel: use)
+        found = grouped.grouped_linear(rows, counts, weight)
+        results.append((found, *torch.autograd.grad(found, (rows, weight), scale)))
+    for loop, kernel_result in zip(*results, strict=True):
+        assert torch.allclose(loop, kernel_result, rtol=2e-2, atol=2e-2)
+    assert (results[1][2][0] == 0).all()
 
 
 def test_sinks_in_the_fused_kernel_are_those_of_the_written_out_attention():
@@ -230,6 +247,18 @@ CASES: dict[str, tuple[str, Plan]] = {
     "interleaved pipeline": (
         "qwen3_moe",
         Plan(2, 1, 2, 2, "interleaved_1f1b", 3, num_microbatches=4, expert_parallel=2),
+    ),
+    "weight gradients later, zero 2": (
+        "mixtral",
+        Plan(4, 1, 2, 1, "zero_bubble", 2, num_microbatches=4, expert_parallel=2),
+    ),
+    "weight gradients later, whole experts, zero 3": (
+        "gpt_oss",
+        Plan(2, 2, 2, 2, "zbv", 3, num_microbatches=4, expert_parallel=2, **SP, **WHOLE_EXPERTS),
+    ),
+    "tokens of a sequence shared, zero 3": (
+        "deepseek_v3",
+        Plan(2, context_parallel=2, zero_stage=3, num_microbatches=2, expert_parallel=4),
     ),
     "all axes": (
         "mixtral",

@@ -58,6 +58,17 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         {},
         "num_microbatches",
     ),
+    "a routers' loss": (
+        Plan(),
+        {"family": "mixtral", "output_router_logits": True},
+        "output_router_logits = true",
+    ),
+    "noise of routers": (
+        Plan(),
+        {"family": "mixtral", "router_jitter_noise": 0.1},
+        r"router_jitter_noise = 0\.1 \(only 0\)",
+    ),
+    "clipped queries": (Plan(), {"family": "olmoe", "clip_qkv": 8.0}, r"clip_qkv = 8\.0"),
 }
 
 

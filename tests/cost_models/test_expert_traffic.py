@@ -1,0 +1,79 @@
+"""Traffic of experts: sums worked out by hand, and tables that price as their rows do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from samples import sample_model
+
+from cost_models.communication import rank_traffic
+from cost_models.expert_traffic import routed_tokens
+from cost_models.memory import table_parameters
+from cost_models.plan import Plan, PlanTable
+from cost_models.stages import even_rank_contents
+from cost_models.workload import Workload
+
+WORKLOAD = Workload(seq_len=64, global_batch_size=8)
+MODEL = sample_model("mixtral")  # 4 experts, 2 for each token, 4 layers
+PLANS = [
+    Plan(
+        4,
+        2,
+        zero_stage=zero,
+        num_microbatches=2,
+        expert_parallel=experts,
+        expert_tensor_parallel=cut,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    for zero in range(4)
+    for experts in (1, 2, 4)
+    for cut in (True, False)
+    for recompute in ("none", "full")
+]
+
+
+def traffic_of(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
+    (rank,) = even_rank_contents(MODEL, 1, 1)
+    found = rank_traffic(MODEL, WORKLOAD, PlanTable.from_plans([plan]), rank)
+    return {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
+
+
+@pytest.mark.parametrize(("cut", "share"), [(True, 1.0), (False, 0.5)])
+def test_tokens_go_to_their_experts_and_back(cut: bool, share: float) -> None:
+    plan = Plan(2, 2, num_microbatches=4, expert_parallel=2, expert_tensor_parallel=cut)
+    count, size = traffic_of(plan)["expert", "all_to_all"]
+    # 4 layers, 4 micro-batches: counts of 4 experts once, rows there and back, forward and backward
+    assert count == 4 * 4 * (1 + 4)
+    rows = 2.0 * MODEL.hidden_size * 2 * 64 * share
+    assert size == 4 * 4 * (4 * 8 + 4 * rows)
+
+
+def test_experts_that_nobody_else_holds_are_not_reduced() -> None:
+    together, apart = (traffic_of(Plan(4, expert_parallel=n)) for n in (1, 4))
+    experts = sum(w.numel for w in MODEL.kinds[0].weights if w.is_routed_expert)
+    reduced = [t["data", "all_reduce"][1] for t in (together, apart)]
+    assert reduced[0] - reduced[1] == 4 * 4.0 * experts
+    assert apart["expert_data", "all_reduce"] == (0.0, 0.0)
+    between = traffic_of(Plan(4, expert_parallel=2))["expert_data", "all_reduce"]
+    assert between == (4.0, 4 * 4.0 * experts / 2)
+
+
+def test_a_table_is_priced_as_its_rows() -> None:
+    (rank,) = even_rank_contents(MODEL, 1, 1)
+    table = PlanTable.from_plans(PLANS)
+    whole = rank_traffic(MODEL, WORKLOAD, table, rank)
+    params = table_parameters(MODEL, rank, table)
+    for row, plan in enumerate(PLANS):
+        alone = traffic_of(plan)
+        for key, traffic in whole.items():
+            assert (traffic.count[row], traffic.size[row]) == alone[key]
+        one = table_parameters(MODEL, rank, PlanTable.from_plans([plan]))
+        assert params.total[row] == one.total[0]
+        assert params.apart[row] == one.apart[0]
+
+
+def test_more_ranks_for_the_experts_never_hold_more_of_them() -> None:
+    (rank,) = even_rank_contents(MODEL, 1, 1)
+    table = PlanTable.from_plans([Plan(4, 2, expert_parallel=n) for n in (1, 2, 4)])
+    assert (np.diff(table_parameters(MODEL, rank, table).total) < 0).all()
+    assert (routed_tokens(WORKLOAD, table) == 64).all()
