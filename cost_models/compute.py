@@ -251,7 +251,7 @@ def layer_seconds(
 
     Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
     Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice. One of the two matmuls gives the
-    gradient of the weight; experts' matrices are not split so.
+    gradient of the weight.
     """
     matrices = matrices_seconds(
         kind.weights,
@@ -291,9 +291,7 @@ def layer_seconds(
         matrices + trained + CORE_RATIO[kernel] * core + software.backward_access_ratio * moved
     )
     again = np.where(recompute_full, forward, np.where(recompute_core, core, 0.0))
-    experts = sum(w.numel for w in kind.weights if w.role == "expert")
-    later = np.zeros_like(matrices) if experts else matrices
-    return PassSeconds(forward, backward, again, later, core)
+    return PassSeconds(forward, backward, again, matrices, core)
 
 
 def head_seconds(
