@@ -14,6 +14,21 @@ from typing import Annotated, Any
 import typer
 
 from hardware_profiles.errors import ShardplanError
+from planner.cli_options import (
+    ClusterText,
+    GlobalBatch,
+    Json,
+    Kernel,
+    Lora,
+    LoraAlpha,
+    LoraTargets,
+    Model,
+    OptimizerName,
+    Precision,
+    Qlora,
+    SeqLen,
+    Software,
+)
 
 app = typer.Typer(
     name="shardplan",
@@ -28,24 +43,6 @@ app = typer.Typer(
 ClickError: Any = typer.BadParameter.__mro__[2]  # click's, or the copy of it inside newer typer
 INTERRUPTED = 130
 EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
-
-Model = Annotated[
-    str, typer.Argument(help="preset, config.json, folder, hub id, or a size such as 7b")
-]
-ClusterText = Annotated[
-    str, typer.Argument(metavar="CLUSTER", help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8")
-]
-SeqLen = Annotated[int | None, typer.Option(help="tokens of a sequence")]
-GlobalBatch = Annotated[int | None, typer.Option(help="sequences of one optimizer step")]
-Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp64")]
-OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="adamw, sgd")]
-Kernel = Annotated[str | None, typer.Option("--attention", help="flash, eager")]
-Software = Annotated[str | None, typer.Option(help="whose memory and time: shardplan, megatron")]
-Lora = Annotated[int | None, typer.Option(help="train adapters of this rank on a frozen base")]
-Qlora = Annotated[int | None, typer.Option(help="the same, the frozen base in 4 bits")]
-LoraAlpha = Annotated[float | None, typer.Option(help="default: twice the rank")]
-LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: all, attention")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
 def say(text: str) -> None:
