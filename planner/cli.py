@@ -6,7 +6,6 @@ TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hardware_profiles.errors import ShardplanError
+from planner.cli_executor import add_executor_commands
 from planner.cli_options import (
     ClusterText,
     GlobalBatch,
@@ -187,45 +187,7 @@ def plan(
         say(f"{'':<11}wrote {output}; next: shardplan run {output} --data FILE")
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-def run(context: typer.Context) -> None:
-    """Run it: train with a plan.json, then hold the prediction against the measurement."""
-    _execute("run", context.args)
-
-
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-def export(context: typer.Context) -> None:
-    """Write what a run trained as a Hugging Face folder."""
-    _execute("export", context.args)
-
-
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-def tokenize(context: typer.Context) -> None:
-    """Make a token file of text, JSONL or Parquet, once for many runs."""
-    _execute("tokenize", context.args)
-
-
-def _execute(command: str, arguments: list[str]) -> None:
-    """Become the executor, in the place of this process.
-
-    So signals reach it, and whoever waits sees how it ended.
-    """
-    import importlib.util
-
-    from hardware_profiles.errors import InputError
-
-    if command != "tokenize" and importlib.util.find_spec("torch") is None:
-        raise InputError(f"{command} needs torch: pip install 'shardplan[run]'")
-    os.execv(sys.executable, [sys.executable, "-m", "executor", command, *arguments])
+add_executor_commands(app)
 
 
 @app.command()
