@@ -4,7 +4,8 @@ Narayanan et al. 2021 (arXiv:2104.04473), table 1, and Korthikanti et al. 2022
 (arXiv:2205.05198), table 5: GPT models of 1.7 to 1008 billion parameters on 8 to 3072 A100,
 Megatron-LM. fms-fsdp: Llama models of 34 and 70 billion parameters under eager FSDP with full
 sharding and full recomputation on 128 A100 and 96 H100, priced as our own executor, which is FSDP
-too. The rows carry their source (benchmarks/data/published_step_times.csv). No constant was fitted
+too; models of 7 and 13 billion parameters without recomputation under HSDP (shards inside a node).
+The rows carry their source (benchmarks/data/published_step_times.csv). No constant was fitted
 on them.
 """
 
@@ -81,6 +82,7 @@ def predict(row: pd.Series) -> float:
     virtual = int(row.virtual_stages)
     plan = Plan(
         data_parallel=int(row.data_parallel),
+        dp_replicate=int(row.dp_replicate),
         tensor_parallel=int(row.tensor_parallel),
         pipeline_parallel=int(row.pipeline_parallel),
         virtual_stages=virtual,

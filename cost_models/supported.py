@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
+from cost_models.workload import Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "supported.json"
 OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -25,7 +26,7 @@ def supported() -> dict[str, Any]:
     return found
 
 
-def unproven(model: ModelSpec, plan: Plan | None = None) -> str | None:
+def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """Return what of a model and a plan no proof covers, in words; None where all is covered.
 
     Replicas, context parallelism and schedules do not depend on the family; the other axes do.
@@ -34,14 +35,16 @@ def unproven(model: ModelSpec, plan: Plan | None = None) -> str | None:
     families = proven["families"]
     if model.family not in families:
         return f"model_type {model.family} (it trains {', '.join(families)})"
-    if plan is None:
-        return None
     everywhere = {axis for axes in families.values() for axis in axes}
     for axis in AXES:
         known = families[model.family] if axis in OF_FAMILY else everywhere
         if getattr(plan, axis) > 1 and axis not in known:
             return f"{axis} = {getattr(plan, axis)} with model_type {model.family} (only 1)"
-    words: dict[str, str] = {"recompute": plan.recompute, "offload": plan.offload}
+    words: dict[str, str] = {
+        "recompute": plan.recompute,
+        "offload": plan.offload,
+        "adapter": workload.adapter,
+    }
     if plan.pipeline_parallel > 1:
         words["pipeline_schedule"] = plan.pipeline_schedule
     if plan.context_parallel > 1:

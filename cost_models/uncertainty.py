@@ -25,7 +25,7 @@ _COMMAND: Final = "python -m benchmarks.published_step_times"
 # by software profile and architecture: errors on published runs of that kind, outer ones rounded up
 TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(0.10, 0.10, f"{_COMMAND}: 18 runs of Megatron-LM on A100"),
-    ("shardplan", "Ampere"): Spread(0.20, 0.30, f"{_COMMAND}: 7 runs of eager FSDP on A100"),
+    ("shardplan", "Ampere"): Spread(0.25, 0.15, f"{_COMMAND}: 7 runs of eager FSDP on A100"),
     ("shardplan", "Hopper"): Spread(0.30, 0.40, f"{_COMMAND}: 7 runs of eager FSDP on H100"),
 }
 # nobody's run was compared: the widest of the others

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.prediction import predict, setting_of, still_holds
+from cost_models.supported import unproven
 from cost_models.units import format_bytes
 from executor.data import Corpus, DataOptions, open_corpus
 from executor.machine import free_memory_bytes
@@ -53,6 +54,8 @@ def prepare(
         check_supported(file)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    if (unknown := unproven(file.model, file.workload, file.plan)) is not None:
+        raise InputError(f"{path}: the executor is not proven to run this plan: {unknown}")
     file, notes = predicted_anew(file, documents=data.packing == "documents")
     sizes = {"vocab_size": file.model.vocab_size, "seq_len": file.workload.seq_len, "seed": seed}
     masked = file.model.family in MASKED_FAMILIES

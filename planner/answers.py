@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from cost_models.estimate import Setting
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
+from cost_models.supported import unproven
 from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_document, plan_file
+from planner.question import DEFAULT_SOFTWARE
 from planner.refusal import search_document
 from planner.render.text import fit_text, plan_text
 from planner.search import SearchResult
@@ -60,6 +62,7 @@ class FitAnswer:
             "plan": self.document["plan"],
             "memory": memory,
             "time": self.document["time"],
+            "not_run": not_run(self.setting, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.setting),
             "ways_out": [dict(way) for way in self.ways_out],
@@ -131,6 +134,7 @@ class PlanAnswer:
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
             "search": search_document(self.result.counts),
+            "not_run": not_run(self.setting, self.best),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.setting),
         }
@@ -144,6 +148,14 @@ class PlanAnswer:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def not_run(setting: Setting, plan: Plan) -> str | None:
+    """Return why the bundled executor does not run a plan, in words; None where it does."""
+    if setting.software.name != DEFAULT_SOFTWARE:
+        return f"priced for {setting.software.name}"
+    why = unproven(setting.model, setting.workload, plan)
+    return None if why is None else f"the bundled executor is not proven to run it: {why}"
 
 
 def to_json(document: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -152,7 +153,7 @@ def plan(
     """What is the best plan? A search over DP x TP x PP x ZeRO, recompute and micro-batch size."""
     from cost_models.plan_file import write_plan_file
     from hardware_profiles.errors import NoLegalPlanError
-    from planner.answers import to_json
+    from planner.answers import not_run, to_json
     from planner.front_door import plan as ask
     from planner.here import cluster_or_measure
     from planner.outputs import refuse_existing
@@ -184,7 +185,9 @@ def plan(
         write_plan_file(output, answer.plan_file(), force=force)
     print(to_json(answer.to_dict()) if json else answer)
     if output is not None:
-        say(f"{'':<11}wrote {output}; next: shardplan run {output} --data FILE")
+        why = not_run(answer.setting, answer.best)
+        following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
+        say(f"{'':<11}wrote {output}; {following if why is None else why}")
 
 
 add_executor_commands(app)
