@@ -21,8 +21,8 @@ import torch
 
 from cost_models.supported import SUPPORTED_FILE
 from executor.forked import run_forked
-from executor.matrix import Case, cases
 from executor.verify import TOLERANCE, Verification, verify
+from executor.verify.matrix import Case, cases
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.reading import write_text_atomically
 
@@ -197,7 +197,3 @@ def axes(case: Case) -> set[str]:
         "expert_parallel": plan.expert_parallel,
     }
     return {name for name, size in sizes.items() if size > 1}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,7 @@
+"""``python -m executor.verify --matrix``: see ``prove``."""
+
+import sys
+
+from executor.verify.prove import main
+
+sys.exit(main())
