@@ -124,7 +124,7 @@ def by_hand(file: PlanFile, folder: Path, *, accelerated: bool = False) -> Itera
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from executor.models import reference_model
+    from executor.reference import reference_model
 
     model: Any = reference_model(file, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
@@ -165,7 +165,7 @@ def trainer_turn(file: PlanFile, folder: Path) -> Turn:
     """Return what trains so many steps with transformers.Trainer; two more are not timed."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from executor.models import reference_model
+    from executor.reference import reference_model
 
     model: Any = reference_model(file, 0)
     batches = made_batches(file)

@@ -166,7 +166,7 @@ def tensor_traffic(
         row-cut matrix      all_reduce forward               reduce_scatter forward, all_gather back
         experts cut         both of the above, but for the second gathering of their input
         experts whole       all_gather forward, backward     nothing
-        full recomputation  the forward collectives again
+        full recomputation  the forward collectives again, of the layers that are recomputed
         embedding           all_reduce forward               reduce_scatter forward, all_gather back
         head                all_reduce backward              all_gather forward;
                                                              backward all_gather, reduce_scatter
@@ -196,20 +196,28 @@ def tensor_traffic(
     wholes = sum((step.wholes.times(n) for n, step in steps), start=zero)
     rows = sum((step.rows.times(n) for n, step in steps), start=zero)
     splits = sum((step.splits.times(n) for n, step in steps), start=zero)
-    needed = sum((step.rows_again.times(n) for n, step in steps), start=zero)
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
+    counts = zip(rank.recomputed, rank.kind_counts, strict=True)
+    repeats = zip([n * again for n, count in counts if count], steps, strict=True)
+    twice = [(n, step) for n, (_, step) in repeats]
+    rows_again = sum((step.rows_again.times(n) for n, step in twice), start=zero)
+    inputs_again = sum(((step.columns + step.wholes).times(n) for n, step in twice), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
     inputs = columns + wholes
-    plain = rows + inputs + needed.times(again) + outer.times(first + last)
+    plain = rows + inputs + rows_again + outer.times(first + last)
     idle = sum((float(n * _untrained(kind)) for n, kind in layers), start=0.0)
-    gathers = columns.times(2.0) + outer.times(-idle) + wholes + rows + inputs.times(again)
+    gathers = columns.times(2.0) + outer.times(-idle) + wholes + rows + inputs_again
     # nothing before the first layer asks for a gradient where the embedding is frozen
     gathers += outer.times(last if has_frozen(model) else first + 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
-    whole_norms = float(sum(n for n, kind in layers if kind.attention.qk_norm == "all"))
-    statistics = m * whole_norms * (2.0 + again)
+    whole_norms = sum(
+        2.0 * n + r * again
+        for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
+        if kind.attention.qk_norm == "all"
+    )
+    statistics = m * whole_norms
     loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
     summands = _summands(model, table, rank, master)
 

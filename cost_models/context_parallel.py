@@ -82,11 +82,16 @@ def context_traffic(
     compute = COMPUTE_BYTES[workload.precision]
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
     tokens = rank_tokens(workload, table)
-    twice = np.where(table.recompute == FULL, 2.0, np.where(table.recompute == SELECTIVE, 2.0, 1.0))
+    core = np.where((table.recompute == FULL) | (table.recompute == SELECTIVE), 1.0, 0.0)
+    full = np.where(table.recompute == FULL, 1.0, 0.0)
     zero: Real = np.zeros(len(table))
     sends = gathers = scatters = exchanges = Traffic(zero, zero)
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+    layers = list(zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True))
+    parts = [(recomputed, 1.0, kind) for _, recomputed, kind in layers]
+    parts += [(count - recomputed, 0.0, kind) for count, recomputed, kind in layers]
+    for count, again, kind in parts:
         attention, repeats = kind.attention, count * (1.0 * table.num_microbatches)
+        twice = 1.0 + again * core  # forward passes
         narrow = tokens * key_value_bytes(attention, compute, table)
         wide = tokens * key_value_bytes(attention, max(FP32, compute), table)
         hops = (n - 1.0) * (twice + 1.0)
@@ -97,7 +102,7 @@ def context_traffic(
         keys = sent_key_heads(attention, table) * (attention.head_dim + attention.value_head_dim)
         before = compute * tokens * (heads * attention.head_dim + keys)
         after = compute * tokens * heads * attention.value_head_dim
-        outputs = np.where(table.recompute == FULL, 2.0, 1.0) + 1.0
+        outputs = 2.0 + again * full
         exchanges += Traffic(twice + 1.0 + outputs, (twice + 1.0) * before + outputs * after).times(
             repeats
         )
@@ -122,6 +127,7 @@ def exposed_seconds(
     compute_bytes: float,
     *,
     overlaps: bool,
+    recomputed_share: float = 1.0,
 ) -> Real:
     """Seconds of a micro-batch's context traffic that no attention hides.
 
@@ -132,7 +138,7 @@ def exposed_seconds(
     """
     n = 1.0 * table.context_parallel
     wide = max(FP32, compute_bytes) / compute_bytes
-    again = np.where(table.recompute == 0, 0.0, 1.0)
+    again = np.where(table.recompute == 0, 0.0, recomputed_share)
     forward = (n - 1.0) * (1.0 + again)
     backward = (n - 1.0) + n * wide
     share = forward / np.maximum(1.0, forward + backward)

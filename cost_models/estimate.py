@@ -77,6 +77,7 @@ def price(
     """Price legal plans; with ``layer_ranges`` the stages of a single plan, else even stages."""
     v_shaped = np.isin(table.pipeline_schedule, V_CODES)
     keys = (table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages) * 2 + v_shaped
+    keys = keys * 2**20 + table.recompute_layers
     distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     blocks = []
     order = []
@@ -84,12 +85,15 @@ def price(
         rows = np.flatnonzero(group == position)
         pipeline = int(table.pipeline_parallel[first[position]])
         virtual = int(table.virtual_stages[first[position]])
-        in_v = bool(v_shaped[first[position]])
+        options: dict[str, Any] = {
+            "v_shaped": bool(v_shaped[first[position]]),
+            "recompute_layers": int(table.recompute_layers[first[position]]),
+        }
         ranks: Sequence[PipelineRank]
         if layer_ranges is not None:
-            ranks = rank_contents(setting.model, layer_ranges, pipeline, v_shaped=in_v)
+            ranks = rank_contents(setting.model, layer_ranges, pipeline, **options)
         else:
-            ranks = even_rank_contents(setting.model, pipeline, virtual, v_shaped=in_v)
+            ranks = even_rank_contents(setting.model, pipeline, virtual, **options)
         blocks.append(_price_block(setting, table.rows(rows), ranks))
         order.append(rows)
     back = np.argsort(np.concatenate(order), kind="stable")
@@ -115,7 +119,7 @@ def price(
 
 
 def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
-    """Price plans that share pipeline_parallel, virtual_stages and the places of stages."""
+    """Price plans of the same stages: their number, places and layers that are recomputed."""
     model, workload, software = setting.model, setting.workload, setting.software
     on_gpu = setting.on_gpu
     fullest = list(ranks)
@@ -151,7 +155,7 @@ def rank_memories(
     table = PlanTable.from_plans([plan])
     answers = []
     for rank in range(plan.pipeline_parallel):
-        contents = contents_of(setting.model, layer_ranges, stages_of_rank(plan, rank), rank)
+        contents = _contents(setting, plan, layer_ranges, rank)
         parts, moment = rank_memory(
             setting.model,
             setting.workload,
@@ -177,10 +181,22 @@ def rank_communication(
             setting.model,
             setting.workload,
             table,
-            contents_of(setting.model, layer_ranges, stages_of_rank(plan, rank), rank),
+            _contents(setting, plan, layer_ranges, rank),
         )
         for rank in range(plan.pipeline_parallel)
     ]
+
+
+def _contents(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]], rank: int
+) -> PipelineRank:
+    return contents_of(
+        setting.model,
+        layer_ranges,
+        stages_of_rank(plan, rank),
+        rank,
+        recompute_layers=plan.recompute_layers,
+    )
 
 
 def default_layer_ranges(setting: Setting, plan: Plan) -> tuple[tuple[int, int], ...]:

@@ -37,13 +37,15 @@ def expert_traffic(
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     tokens = routed_tokens(workload, table)
     total = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    for layers, kind in zip(rank.kind_counts, model.kinds, strict=True):
+    for layers, recomputed, kind in zip(
+        rank.kind_counts, rank.recomputed, model.kinds, strict=True
+    ):
         experts = kind.feed_forward
         if not layers or not experts.num_experts:
             continue
-        times = layers * (1.0 + again)
+        times = layers + recomputed * again
         total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
-        times = layers * (4.0 + 2.0 * again)
+        times = layers * 4.0 + recomputed * 2.0 * again
         rows = compute * model.hidden_size * experts.experts_per_token * tokens
         total += Traffic(times, times * rows)
     active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)

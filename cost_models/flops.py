@@ -12,15 +12,16 @@ adds what is computed twice (recomputation).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.parameters import active_parameters
-from cost_models.plan import RECOMPUTE, PlanTable
+from cost_models.plan import RECOMPUTE, PlanTable, split_layers
 from cost_models.schedules import SPLIT_CODES
+from cost_models.stages import recomputed_range
 from cost_models.workload import Workload
 
 
@@ -111,12 +112,19 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
     return saved
 
 
-def hardware_flops_per_step(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
+def hardware_flops_per_step(
+    model: ModelSpec,
+    workload: Workload,
+    table: PlanTable,
+    layer_ranges: Sequence[tuple[int, int]] | None = None,
+) -> Real:
     """FLOP of matmuls and attention that all ranks together do in one step, as a counter sees them.
 
     Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
     computes the scores again. Full recomputation repeats a layer up to the last tensor that is
     needed (its last matrix only where a norm or a dropout follows), selective the attention core.
+    ``layer_ranges``: the stages of a single plan, else even ones; where recomputation is for the
+    first layers of a stage, these matter.
     Dense models without context parallelism (which skips blocks that a causal mask hides).
 
     Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
@@ -130,30 +138,49 @@ def hardware_flops_per_step(model: ModelSpec, workload: Workload, table: PlanTab
     trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
     trained += trained_outer_flops_per_token(model)
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
-    unneeded = sum(_last_matrix(model, kind) for kind in layers)
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
-    adapters = _adapter_extras(model, table, full)
+    repeats = _recomputed_layers(model, table, layer_ranges)
+    adapters = _adapter_extras(model, table, [n * full for n in repeats])
     # an eager core ends with its second matmul, whose result the backward pass does not need
-    values = sum(value_flops_per_token(kind, workload.seq_len) for kind in layers)
-    of_core = core - (values if workload.attention_kernel == "eager" else 0.0)
-    again = full * (linear + core - unneeded) + selective * of_core
+    eager = 1.0 if workload.attention_kernel == "eager" else 0.0
+    again: Real = np.zeros(len(table))
+    for number, kind in zip(repeats, model.kinds, strict=True):
+        whole = layer_flops_per_token(kind, workload.seq_len) - _last_matrix(model, kind)
+        of_core = core_flops_per_token(kind, workload.seq_len)
+        of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
+        again = again + number * (full * whole + selective * of_core)
     return tokens * (once + again + adapters)
 
 
-def _adapter_extras(model: ModelSpec, table: PlanTable, full: Real) -> Real:
+def _recomputed_layers(
+    model: ModelSpec, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None
+) -> list[Real]:
+    """Return how many layers of each kind are recomputed, if the plan recomputes; columns."""
+    found: list[Real] = [np.zeros(len(table)) for _ in model.kinds]
+    num_stages = table.pipeline_parallel * table.virtual_stages
+    keys = np.stack([num_stages, table.recompute_layers])
+    for stages, first in np.unique(keys, axis=1).T.tolist():
+        ranges = layer_ranges or split_layers(model.num_layers, stages)
+        kinds = [model.pattern[i] for r in ranges for i in range(*recomputed_range(r, first))]
+        rows = (num_stages == stages) & (table.recompute_layers == first)
+        for number, column in enumerate(found):
+            column[rows] = kinds.count(number)  # type: ignore[index]
+    return found
+
+
+def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) -> Real:
     """FLOP for one token that adapters add to what each matrix does once, and what is left out.
 
     A small matrix that is whole on every tensor-parallel rank is multiplied on each. What reads the
     frozen embedding gives no gradient of its input, unless a function of ours computes it anyway.
     """
     kinds = [model.kinds[kind] for kind in model.pattern]
-    whole = sum(
-        2.0 * w.numel
-        for kind in kinds
-        for w in kind.weights
-        if w.is_adapter and w.cut == "replicate"
-    )
+    whole: Real = np.zeros(len(table))
+    for number, kind in enumerate(model.kinds):
+        each = [w.numel for w in kind.weights if w.is_adapter and w.cut == "replicate"]
+        times = 3.0 * model.pattern.count(number) + repeats[number]
+        whole = whole + 2.0 * sum(each) * times
     first = kinds[0]
     parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
@@ -161,7 +188,7 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, full: Real) -> Real:
     reads = [w for w in reads if not (w.is_adapter and w.name.endswith("lora_B.weight"))]
     idle = sum(2.0 * w.numel for w in reads) if any(w.frozen for w in reads) else 0.0
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
-    return (table.tensor_parallel - 1.0) * (3.0 + full) * whole - np.where(plain, idle, 0.0)
+    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0)
 
 
 def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:

@@ -1,6 +1,6 @@
 """Activations that a pipeline rank holds: its layers in flight, the head, the messages.
 
-Units: bytes. Columns of a plan table whose rows share pipeline_parallel and virtual_stages.
+Units: bytes. Columns of a plan table whose rows share the stages (``estimate``).
 """
 
 from __future__ import annotations
@@ -198,11 +198,18 @@ def _layers(
     due: Real = np.zeros(len(table))
     working: Real = np.zeros(len(table))
     alone: Real = np.zeros(len(table))
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+    repeated: Real = np.zeros(len(table))  # as ``working``, of layers that are recomputed
+    done_before: Real = np.zeros(len(table))
+    kinds = list(zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True))
+    for count, recomputed, kind in kinds:
         if not count:
             continue
         regions = _regions(model, workload, software, table, kind)
-        saved = saved + count * _saved(model, compute, software, table, regions, table.recompute)
+        everything = _saved(model, compute, software, table, regions, NONE)
+        left = _saved(model, compute, software, table, regions, table.recompute)
+        saved = saved + recomputed * left + (count - recomputed) * everything
+        # by the time a stage's first recomputed layer is reached those behind it are done
+        done_before = done_before + (count - recomputed) * everything / rank.num_stages
         due = due + count * due_bytes_per_token(
             kind,
             regions,
@@ -211,7 +218,7 @@ def _layers(
             table.tensor_parallel,
             table.sequence_parallel,
         )
-        whole = _saved(model, compute, software, table, regions, NONE)
+        whole = everything
         if kind.norms_after:  # walked before the MLP is
             along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
             whole = whole - norm_bytes(kind, model.hidden_size, compute, software) / along
@@ -227,9 +234,10 @@ def _layers(
         kept = _saved(model, compute, software, table, regions, SELECTIVE)
         dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)
         again = np.where(table.recompute == FULL, whole, dropped)
-        working = np.maximum(working, again + walk)
+        repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
+        working = np.maximum(working, walk * (recomputed < count))
         alone = np.maximum(alone, whole + walk)
-    return saved, due, working, alone
+    return saved, due, np.maximum(working, repeated - done_before), alone
 
 
 def _regions(

@@ -38,7 +38,7 @@ def operator_seconds(
     groups = np.where((table.shard_ranks > 1) | mixed, layers + rank.first + rank.last, 0.0)
     around = groups * software.group_operators
     starts_forward = layers * forward + outside * forward + around
-    starts_backward = layers * (backward + again) + outside * backward + around
+    starts_backward = layers * backward + sum(rank.recomputed) * again + outside * backward + around
     return operator * starts_forward, operator * starts_backward
 
 

@@ -154,6 +154,24 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "recompute_layers_alone",
+        lambda q, t: (t.recompute_layers > 0) & (t.recompute == 0),
+        lambda q, p: (
+            f"recompute_layers = {p.recompute_layers} says which layers recompute: it needs "
+            "recompute selective or full (got none)"
+        ),
+    ),
+    Rule(
+        "recompute_layers",
+        lambda q, t: (
+            t.recompute_layers > q.model.num_layers // (t.pipeline_parallel * t.virtual_stages)
+        ),
+        lambda q, p: (
+            f"recompute_layers = {p.recompute_layers}: the smallest of {p.num_stages} stages has "
+            f"{q.model.num_layers // p.num_stages} layers (must be 0, for all, to that)"
+        ),
+    ),
+    Rule(
         "encoder_decoder_pipeline",
         lambda q, t: (t.pipeline_parallel > 1) & any(k.cross_attention for k in q.model.kinds),
         lambda q, p: (

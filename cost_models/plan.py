@@ -63,6 +63,7 @@ class Plan:
     expert_parallel: int = 1  # ranks that share the experts of a layer
     expert_tensor_parallel: bool = True  # experts are cut over the tensor-parallel ranks too
     offload: Offload = "none"
+    recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
 
     @property
     def dp_shard(self) -> int:
@@ -134,6 +135,7 @@ class Plan:
             expert_parallel=source.integer("expert_parallel", 1, **count),
             expert_tensor_parallel=source.flag("expert_tensor_parallel", True),
             offload=source.text("offload", "none", choices=OFFLOADS),
+            recompute_layers=source.integer("recompute_layers", 0, low=0, high=10**6),
         )
 
 
@@ -181,6 +183,7 @@ class PlanTable:
     expert_parallel: Column
     expert_tensor_parallel: Column
     offload: Column
+    recompute_layers: Column
 
     @property
     def dp_shard(self) -> Column:

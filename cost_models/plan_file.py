@@ -106,12 +106,19 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
             f"{plan.global_batch_size}, but workload.global_batch_size = "
             f"{workload.global_batch_size} (must be equal)"
         )
+    layer_ranges = _layer_ranges(fields, model.num_layers, plan.num_stages)
+    smallest = min(last - first for first, last in layer_ranges)
+    if plan.recompute_layers > smallest:
+        raise InputError(
+            f"{path}: recompute_layers = {plan.recompute_layers}, but the smallest stage in "
+            f"layer_ranges has {smallest} layers (must be 0, for all, to that)"
+        )
     return PlanFile(
         model=model,
         cluster=cluster_from_fields(fields.sub("cluster")),
         workload=workload,
         plan=plan,
-        layer_ranges=_layer_ranges(fields, model.num_layers, plan.num_stages),
+        layer_ranges=layer_ranges,
         prediction=fields.sub("prediction", {}).values,
         created_by=fields.text("created_by", "unknown"),
         software=fields.text("software", "shardplan", choices=tuple(profile_names())),

@@ -26,6 +26,7 @@ class PipelineRank:
     index: int  # the rank that is meant: the first one with these contents
     positions: tuple[int, ...]  # all ranks with these contents
     kind_counts: tuple[int, ...]  # layers of each kind
+    recomputed: tuple[int, ...]  # of these, layers that are recomputed, if the plan recomputes
     largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
     first: bool  # holds the embedding
     last: bool  # holds the head and computes the loss
@@ -43,20 +44,35 @@ class PipelineRank:
         return self.positions[-1]
 
     @property
+    def recomputed_share(self) -> float:
+        """Share of the rank's layers that are recomputed, if the plan recomputes."""
+        return sum(self.recomputed) / max(1, sum(self.kind_counts))
+
+    @property
     def alone(self) -> bool:
         """Whether one stage is the whole model."""
         return self.first and self.last and self.num_stages == 1
 
 
 def contents_of(
-    model: ModelSpec, layer_ranges: Sequence[tuple[int, int]], owned: Sequence[int], rank: int
+    model: ModelSpec,
+    layer_ranges: Sequence[tuple[int, int]],
+    owned: Sequence[int],
+    rank: int,
+    *,
+    recompute_layers: int = 0,
 ) -> PipelineRank:
     """Return the contents of one pipeline rank that owns some of the stages."""
     mine = [_kind_counts(model, *layer_ranges[stage]) for stage in owned]
+    again = [
+        _kind_counts(model, *recomputed_range(layer_ranges[stage], recompute_layers))
+        for stage in owned
+    ]
     return PipelineRank(
         index=rank,
         positions=(rank,),
         kind_counts=tuple(int(n) for n in np.sum(mine, axis=0)),
+        recomputed=tuple(int(n) for n in np.sum(again, axis=0)),
         largest_stage=max(mine, key=sum),
         first=owned[0] == 0,
         last=owned[-1] == len(layer_ranges) - 1,
@@ -71,13 +87,14 @@ def rank_contents(
     pipeline_parallel: int,
     *,
     v_shaped: bool = False,
+    recompute_layers: int = 0,
 ) -> list[PipelineRank]:
     """Return the distinct contents of the pipeline ranks; places: ``schedules.owned_stages``."""
     virtual = len(layer_ranges) // pipeline_parallel
     seen: dict[PipelineRank, PipelineRank] = {}
     for rank in range(pipeline_parallel):
         owned = owned_stages(rank, pipeline_parallel, virtual, v_shaped=v_shaped)
-        found = contents_of(model, layer_ranges, owned, rank)
+        found = contents_of(model, layer_ranges, owned, rank, recompute_layers=recompute_layers)
         key = replace(found, index=0, positions=())
         old = seen.get(key, replace(found, positions=()))
         seen[key] = replace(old, positions=(*old.positions, rank))
@@ -86,11 +103,34 @@ def rank_contents(
 
 @lru_cache(maxsize=4096)
 def even_rank_contents(
-    model: ModelSpec, pipeline_parallel: int, virtual_stages: int, *, v_shaped: bool = False
+    model: ModelSpec,
+    pipeline_parallel: int,
+    virtual_stages: int,
+    *,
+    v_shaped: bool = False,
+    recompute_layers: int = 0,
 ) -> tuple[PipelineRank, ...]:
     """Return ``rank_contents`` for the even split that the search uses."""
     ranges = split_layers(model.num_layers, pipeline_parallel * virtual_stages)
-    return tuple(rank_contents(model, ranges, pipeline_parallel, v_shaped=v_shaped))
+    return tuple(
+        rank_contents(
+            model,
+            ranges,
+            pipeline_parallel,
+            v_shaped=v_shaped,
+            recompute_layers=recompute_layers,
+        )
+    )
+
+
+def recomputed_range(stage: tuple[int, int], recompute_layers: int) -> tuple[int, int]:
+    """Return the layers [first, last) of a stage that are recomputed: the first ones, or all (0).
+
+    >>> recomputed_range((4, 8), 3), recomputed_range((4, 8), 0)
+    ((4, 7), (4, 8))
+    """
+    first, last = stage
+    return first, min(last, first + recompute_layers) if recompute_layers else last
 
 
 def _kind_counts(model: ModelSpec, first: int, last: int) -> tuple[int, ...]:

@@ -206,7 +206,7 @@ def rank_seconds(
     tensor = table.tensor_parallel
     work = core_work(workload.attention_kernel, table.context_parallel, is_blockwise(table))
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+    for count, recomputed, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True):
         if not count:
             continue
         one = layer_seconds(
@@ -229,7 +229,7 @@ def rank_seconds(
         core = core + count * one.core
         forward = forward + count * one.forward
         backward = backward + count * one.backward
-        again = again + count * one.recompute
+        again = again + recomputed * one.recompute
         later = later + count * one.weights
     if rank.last:
         head = head_seconds(model, tokens, tensor, compute_bytes, rate)
@@ -249,6 +249,7 @@ def rank_seconds(
         table,
         compute_bytes,
         overlaps=not rate.host_is_device,
+        recomputed_share=rank.recomputed_share,
     )
     params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
     shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)

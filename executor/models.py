@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan_file import PlanFile
+from cost_models.stages import recomputed_range
 from cost_models.workload import Precision, Workload
+from executor.adapters import add_adapter
 from executor.attention import Core, Documents
 from executor.capped import capped
 from executor.compat import causal_lm
@@ -28,7 +30,7 @@ from executor.families import FAMILIES
 from executor.families.description import Family, Layer, Rotary
 from executor.families.experts import prepare_experts
 from executor.families.layer import run_layer
-from executor.layout import Layout, Pieces, Ranges, Start, buffer_layouts, fresh_tensor, layouts
+from executor.layout import Layout, Pieces, Ranges, Start, buffer_layouts, layouts
 from executor.loss import summed_cross_entropy
 from executor.tensor_parallel import (
     WHOLE,
@@ -94,10 +96,13 @@ class Stage(nn.Module):  # type: ignore[misc]
         self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self._take_parts(whole)
         self.rotary_tables: dict[str, str | None] = {}  # by layer
+        recomputed = range(*recomputed_range((first_layer, end_layer), file.plan.recompute_layers))
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
             layer = _layer(file, self.family, kind, module, axis, experts, context)
+            if number not in recomputed:
+                layer = kept(layer)
             prepare_experts(module.get_submodule(self.family.feed_forward_block.name), layer)
             module.forward = partial(run_layer, layer, module)
             table = self.family.rotary_table(module) if self.family.rotary else None
@@ -346,6 +351,11 @@ def _layer(
     )
 
 
+def kept(layer: Layer) -> Layer:
+    """Return the layer as one that keeps all its activations."""
+    return replace(layer, core=replace(layer.core, recompute=False), recompute=False)
+
+
 def _look_up(table: Any, offset: int, positions: Tensor) -> Tensor:
     return F.embedding(positions + offset, table.weight)
 
@@ -365,41 +375,3 @@ def _within(ranges: Ranges, start: int, stop: int) -> Ranges:
             found.append((a + low, a + high))
         offset += b - a
     return tuple(found) or ((ranges[0][0], ranges[0][0]),)
-
-
-def add_adapter(linear: Any, small: str, layout: Layout, workload: Workload, **place: Any) -> None:
-    """Put one small matrix, lora_A or lora_B, beside a matrix."""
-    outputs, inputs = layout.shape
-    linear.add_module(small, nn.Linear(inputs, outputs, bias=False, **place))
-    linear.lora_scale = workload.adapter_alpha / workload.adapter_rank
-
-
-def reference_model(file: PlanFile, seed: int) -> nn.Module:
-    """Return the whole Hugging Face module on the CPU with the same start values."""
-    model = causal_lm(
-        file.model.config,
-        device="cpu",
-        dtype=MASTER_DTYPE[file.workload.precision],
-        attention_kernel=file.workload.attention_kernel,
-    )
-    table = layouts(file.model, WHOLE)
-    dtype = MASTER_DTYPE[file.workload.precision]
-    for name, layout in table.items():
-        if layout.is_adapter:
-            path, small, _ = name.rsplit(".", 2)
-            linear = model.get_submodule(path)
-            add_adapter(linear, small, layout, file.workload, dtype=dtype)
-            linear.forward = partial(_adapted_forward, linear)
-    with torch.no_grad():
-        for name, layout in table.items():
-            model.get_parameter(name).requires_grad_(not layout.frozen)
-            model.get_parameter(name).copy_(fresh_tensor(layout, seed, layout.ranges(WHOLE)))
-    return model
-
-
-def _adapted_forward(linear: Any, x: Tensor) -> Tensor:
-    """What an adapted matrix of the reference gives, written out."""
-    inner = F.linear(x, linear.lora_A.weight)
-    return type(linear).forward(linear, x) + linear.lora_scale * F.linear(
-        inner, linear.lora_B.weight
-    )

@@ -82,7 +82,13 @@ def predicted_traffic(
     """Return count and bytes of a rank's collectives by axis and kind."""
     plan, model = file.plan, file.model
     owned = stages_of_rank(plan, pipeline_rank)
-    rank = contents_of(model, file.layer_ranges, owned, pipeline_rank)
+    rank = contents_of(
+        model,
+        file.layer_ranges,
+        owned,
+        pipeline_rank,
+        recompute_layers=file.plan.recompute_layers,
+    )
     found: dict[Key, tuple[float, float]] = {}
     table = PlanTable.from_plans([plan])
     for (axis, kind), traffic in rank_traffic(model, file.workload, table, rank).items():

@@ -76,6 +76,9 @@ def fit(
     zero: Annotated[int | None, typer.Option(help="ZeRO stage 0 to 3")] = None,
     sp: Annotated[bool | None, typer.Option("--sp/--no-sp", help="sequence parallel")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective, full")] = None,
+    recompute_layers: Annotated[
+        int | None, typer.Option(help="only the first layers of every stage recompute (0: all)")
+    ] = None,
     num_microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step")] = None,
     dp_replicate: Annotated[int | None, typer.Option(help="HSDP: replicas of the shards")] = None,
     cp: Annotated[int | None, typer.Option(help="context parallel")] = None,
@@ -116,6 +119,7 @@ def fit(
         zero_stage=zero,
         sequence_parallel=sp,
         recompute=recompute,
+        recompute_layers=recompute_layers,
         num_microbatches=num_microbatches,
         dp_replicate=dp_replicate,
         context_parallel=cp,

@@ -72,7 +72,10 @@ def fit(
         question, fixed, batch_given=global_batch_size is not None
     )
     setting = question.setting
-    require_legal(question_of(setting), plan)
+    asked = plan
+    if plan.recompute_layers and "recompute" not in fixed:
+        asked = replace(plan, recompute="selective")  # none is no choice then
+    require_legal(question_of(setting), asked)
     if "recompute" in fixed:
         document = plan_document(setting, plan)
     else:
@@ -91,7 +94,8 @@ def fit(
 
 def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
     """Return the plan with the least recomputation that fits, or else with the most."""
-    for recompute in get_args(Recompute):
+    choices = get_args(Recompute)
+    for recompute in choices[1:] if plan.recompute_layers else choices:
         candidate = replace(plan, recompute=recompute)
         document = plan_document(setting, candidate)
         if document["memory"]["verdict"] == "fits":

@@ -32,6 +32,8 @@ def describe_plan(plan: Plan) -> str:
     if not plan.expert_tensor_parallel:
         words.append("--no-etp")
     words.append(f"--zero {plan.zero_stage} --recompute {plan.recompute}")
+    if plan.recompute_layers:
+        words.append(f"--recompute-layers {plan.recompute_layers}")
     if plan.offload != "none":
         words.append(f"--offload {plan.offload}")
     words.append(f"--micro-batch-size {plan.micro_batch_size}")

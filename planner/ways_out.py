@@ -59,8 +59,10 @@ def ways_out(setting: Setting, plan: Plan) -> tuple[dict[str, Any], ...]:
 
 def _all_ways(setting: Setting, plan: Plan) -> Iterator[dict[str, Any] | None]:
     for recompute in ("selective", "full"):
-        if recompute != plan.recompute:
-            changed = replace(plan, recompute=recompute)
+        if recompute == "full":  # of as few layers as it takes, which costs less time
+            yield _fewest_recomputed(setting, plan)
+        if (recompute, 0) != (plan.recompute, plan.recompute_layers):
+            changed = replace(plan, recompute=recompute, recompute_layers=0)
             yield check(setting, changed, f"recompute {recompute}", f"--recompute {recompute}")
     for stage in range(plan.zero_stage + 1, 4):
         changed = replace(plan, zero_stage=stage)
@@ -76,6 +78,27 @@ def _all_ways(setting: Setting, plan: Plan) -> Iterator[dict[str, Any] | None]:
     yield _best_on(setting, "another plan on the same cluster")
     yield _shorter(setting, plan)
     yield from _more_nodes(setting)
+
+
+def _fewest_recomputed(setting: Setting, plan: Plan) -> dict[str, Any] | None:
+    """Recompute as few whole layers of every stage as it takes; more never need more memory."""
+    smallest = setting.model.num_layers // plan.num_stages
+
+    def fits(spared: int) -> bool:
+        return _recomputing(setting, plan, smallest - spared) is not None
+
+    spared = _largest(fits, smallest - 1)
+    return _recomputing(setting, plan, smallest - spared) if spared else None
+
+
+def _recomputing(setting: Setting, plan: Plan, count: int) -> dict[str, Any] | None:
+    changed = replace(plan, recompute="full", recompute_layers=count)
+    return check(
+        setting,
+        changed,
+        f"recompute {count} layers of every stage",
+        f"--recompute full --recompute-layers {count}",
+    )
 
 
 def _best_on(setting: Setting, change: str) -> dict[str, Any] | None:

@@ -27,7 +27,8 @@ from executor.gather import gathered
 from executor.measure import FlopCounter
 from executor.memory import MemoryTracker
 from executor.mesh import gather_json, local_device
-from executor.models import local_tensor, reference_model
+from executor.models import local_tensor
+from executor.reference import reference_model
 from executor.traffic import counted_traffic
 from executor.train import Trainer
 from hardware_profiles.software import software_profile
@@ -181,7 +182,8 @@ def predicted_flops(file: PlanFile) -> float | None:
     if file.plan.context_parallel > 1:
         return None
     table = PlanTable.from_plans([file.plan])
-    return float(hardware_flops_per_step(file.model, file.workload, table)[0])  # type: ignore[index]
+    flops = hardware_flops_per_step(file.model, file.workload, table, file.layer_ranges)
+    return float(flops[0])  # type: ignore[index]
 
 
 def predicted_memory(file: PlanFile, counted: list[float]) -> list[dict[str, float]]:

@@ -72,6 +72,7 @@ def describe(plan: Plan) -> str:
     words += [plan.context_parallel_method] if plan.context_parallel > 1 else []
     words += [] if plan.expert_tensor_parallel else ["whole-experts"]
     words += [plan.recompute] if plan.recompute != "none" else []
+    words += [f"first{plan.recompute_layers}"] if plan.recompute_layers else []
     return "·".join(words) or "one process"
 
 
@@ -159,6 +160,11 @@ def _together() -> Iterator[Case]:
     yield Case(
         "llama uneven stages",
         Plan(1, 1, 3, num_microbatches=4),
+        options={"layer_ranges": uneven, "num_layers": 6},
+    )
+    yield Case(
+        "llama uneven stages, the first layer of each recomputed",
+        Plan(1, 2, 3, recompute="full", recompute_layers=1, num_microbatches=4),
         options={"layer_ranges": uneven, "num_layers": 6},
     )
     yield Case(

@@ -63,6 +63,16 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"num_gpus": 36, "batch": 36},
         ["pipeline_parallel 9", "9 stages", "8 layers"],
     ),
+    "recompute_layers_alone": (
+        {"recompute_layers": 2},
+        {},
+        ["recompute_layers = 2", "needs recompute selective or full"],
+    ),
+    "recompute_layers": (
+        {"recompute": "full", "recompute_layers": 5},
+        {},
+        ["recompute_layers = 5", "smallest of 2 stages has 4 layers"],
+    ),
     "encoder_decoder_pipeline": ({}, {"model": sample_model("t5")}, ["must be 1"]),
     "virtual_stages": ({"virtual_stages": 2}, {}, ["1f1b", "virtual_stages = 2"]),
     "schedule_microbatches": (

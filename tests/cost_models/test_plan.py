@@ -31,6 +31,7 @@ PLANS = st.builds(
     expert_parallel=COUNTS,
     expert_tensor_parallel=st.booleans(),
     offload=st.sampled_from(OFFLOADS),
+    recompute_layers=st.integers(0, 10**6),
 )
 
 

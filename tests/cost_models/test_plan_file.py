@@ -143,6 +143,14 @@ EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
     "text for a layer": (put(RANGES, value=[["0", 4], [4, 8]]), ["layer_ranges"]),
     "not even pairs": (put(RANGES, value=[0, 8]), ["layer_ranges"]),
     "not a list": (put(RANGES, value="0-8"), ["layer_ranges"]),
+    "more recomputed layers than a stage has": (
+        lambda document: (
+            put(RANGES, value=[[0, 2], [2, 8]])(document),
+            put("plan", "recompute", value="full")(document),
+            put("plan", "recompute_layers", value=3)(document),
+        )[0],
+        ["recompute_layers = 3", "smallest stage in layer_ranges has 2 layers"],
+    ),
     "another batch": (
         put("workload", "global_batch_size", value=17),
         ["micro_batch_size 1 x num_microbatches 4 x data_parallel 4 = 16", "17", "must be equal"],

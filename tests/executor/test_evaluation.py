@@ -13,7 +13,7 @@ from cost_models.plan_file import PlanFile
 from executor.data.corpus import MarkovCorpus
 from executor.evaluation import Evaluated, evaluate
 from executor.forked import run_forked
-from executor.models import reference_model
+from executor.reference import reference_model
 from executor.train import Trainer
 
 pytestmark = pytest.mark.distributed

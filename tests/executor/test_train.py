@@ -15,7 +15,8 @@ from executor.data.batch import IGNORED, Batch
 from executor.forked import run_forked
 from executor.gather import gathered
 from executor.learning_rate import LearningRate
-from executor.models import local_tensor, reference_model
+from executor.models import local_tensor
+from executor.reference import reference_model
 from executor.session import as_predicted
 from executor.traffic import counted_traffic
 from executor.train import Trainer

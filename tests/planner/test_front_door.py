@@ -139,6 +139,38 @@ def test_the_least_recomputation_that_fits_is_taken() -> None:
     assert fitted(longest + 16384, recompute="none").verdict != "fits"
 
 
+def test_recomputation_in_parts_lies_between_none_and_all() -> None:
+    def fitted(**options: Any) -> Any:
+        return planner.fit(
+            "llama-3-8b", "1x8xA100-80GB", seq_len=1024, micro_batch_size=1, **options
+        )
+
+    plans = [fitted(recompute="none")]
+    plans += [fitted(recompute="full", recompute_layers=n) for n in (8, 24)]
+    plans += [fitted(recompute="full")]
+    peaks = [answer.document["memory"]["peak_bytes"] for answer in plans]
+    steps = [answer.document["time"]["step_seconds"] for answer in plans]
+    assert peaks == sorted(peaks, reverse=True)
+    assert steps == sorted(steps)
+    assert len(set(steps)) == len(steps)
+    assert plans[1].document["time"]["parts"]["recompute"] == pytest.approx(
+        plans[3].document["time"]["parts"]["recompute"] / 4
+    )
+    # which layers recompute is no question without recomputation
+    assert fitted(recompute_layers=8).plan.recompute == "selective"
+
+
+def test_the_search_prices_recomputation_in_parts_where_it_is_pinned() -> None:
+    fix = "recompute=full,recompute_layers=2,dp=8,tp=1,pp=1"
+    found = planner.plan("llama-3-8b", "1x8xA100-80GB", seq_len=1024, fix=fix)
+    assert found.best.recompute_layers == 2
+    options = {**found.best.to_dict(), "micro_batch_size": found.best.micro_batch_size}
+    again = planner.fit("llama-3-8b", "1x8xA100-80GB", seq_len=1024, global_batch_size=8, **options)
+    assert again.document["time"] == found.documents[0]["time"]
+    with pytest.raises(InputError, match="recompute_layers = 33"):
+        planner.fit("llama-3-8b", "1x8xA100-80GB", recompute="full", recompute_layers=33)
+
+
 def test_one_sequence_too_long_does_not_fit_and_the_longest_does() -> None:
     answer = fit(recompute="none")
     longest = answer.reach["longest_seq_len"]

@@ -46,9 +46,26 @@ def test_only_a_cluster_of_the_grammar_has_a_name_to_type() -> None:
 
 
 def test_every_part_of_a_plan_is_an_option() -> None:
-    plan = Plan(8, 2, 2, 2, "interleaved_1f1b", 1, True, "full", 2, 4, 2, 2, "ulysses", 4, False)
+    plan = Plan(
+        8,
+        2,
+        2,
+        2,
+        "interleaved_1f1b",
+        1,
+        True,
+        "full",
+        2,
+        4,
+        2,
+        2,
+        "ulysses",
+        4,
+        False,
+        recompute_layers=3,
+    )
     assert describe_plan(plan) == (
         "--dp 8 --tp 2 --sp --pp 2 --schedule interleaved_1f1b --virtual-stages 2 "
         "--dp-replicate 2 --cp 2 --cp-method ulysses --ep 4 --no-etp --zero 1 --recompute full "
-        "--micro-batch-size 2"
+        "--recompute-layers 3 --micro-batch-size 2"
     )

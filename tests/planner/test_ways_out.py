@@ -58,6 +58,16 @@ def test_every_way_out_fits_when_priced_again(
     assert len({way["options"] for way in answer.ways_out}) == len(answer.ways_out)
 
 
+def test_no_more_layers_are_recomputed_than_it_takes() -> None:
+    options = {"seq_len": 24576, "recompute": "none", "zero_stage": 3}
+    answer = fit("llama-3-8b", "8xA100-80GB", **options)
+    (way,) = [w for w in answer.ways_out if "--recompute-layers" in w["options"]]
+    count = way["plan"]["recompute_layers"]
+    assert 1 < count < 32
+    options |= {"recompute": "full", "recompute_layers": count - 1}
+    assert fit("llama-3-8b", "8xA100-80GB", **options).verdict != "fits"
+
+
 @pytest.mark.parametrize(("model", "cluster", "options"), TOO_LARGE)
 def test_ways_out_can_be_typed(model: str, cluster: str, options: dict[str, Any]) -> None:
     """The options that are shown, added to the command, give a plan that fits."""

@@ -23,7 +23,7 @@ from executor.checkpoint.tensor_file import write_tensors
 from executor.compat import causal_lm, hugging_face_config
 from executor.forked import run_forked
 from executor.layout import layouts
-from executor.models import reference_model
+from executor.reference import reference_model
 from executor.support import FAMILIES
 from executor.tensor_parallel import WHOLE, TensorAxis
 from executor.train import Trainer

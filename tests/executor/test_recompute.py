@@ -1,0 +1,91 @@
+"""Recomputation of the first layers of every stage: parity, traffic, FLOP and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny import tiny, verified
+
+from benchmarks import traced_memory
+from cost_models.plan import Plan
+from executor import models
+from executor.verify import Verification
+
+pytestmark = pytest.mark.distributed
+FIRST: dict[str, Any] = {"recompute": "full", "recompute_layers": 1, "num_microbatches": 2}
+
+
+def assert_as_predicted(found: Verification) -> None:
+    assert found.passed, (found.worst_gradient, found.traffic)
+    if found.flops["predicted"] is not None:
+        assert found.flops["counted"] == found.flops["predicted"]
+
+
+def test_the_first_layer_of_every_stage():
+    """Five layers on two stages, each split over two ranks."""
+    plan = Plan(1, 2, 2, sequence_parallel=True, **FIRST)
+    assert_as_predicted(verified(tiny(plan, num_layers=5)))
+
+
+def keep_nothing() -> None:
+    """Switch off what spares a layer."""
+    models.kept = lambda layer: layer  # type: ignore[assignment]
+
+
+def test_a_layer_that_is_recomputed_against_the_plan_is_seen():
+    found = verified(tiny(Plan(1, 2, **FIRST), num_layers=3), keep_nothing)
+    assert not found.traffic_is_predicted
+    counted, predicted = found.flops["counted"], found.flops["predicted"]
+    assert counted is not None
+    assert predicted is not None
+    assert counted > predicted
+
+
+SLOW: dict[str, tuple[Plan, dict[str, Any]]] = {
+    "attention cores only": (
+        Plan(1, 2, recompute="selective", recompute_layers=3),
+        {"num_layers": 5, "attention_kernel": "eager"},
+    ),
+    "virtual stages": (
+        Plan(1, 1, 2, 2, "interleaved_1f1b", 0, **FIRST),
+        {"num_layers": 8, "family": "gpt2"},
+    ),
+    "uneven stages": (
+        Plan(1, 2, 2, recompute="full", recompute_layers=2, num_microbatches=2),
+        {"num_layers": 6, "layer_ranges": ((0, 2), (2, 6))},
+    ),
+    "norms over all heads, adapters": (
+        Plan(1, 2, sequence_parallel=True, **FIRST),
+        {"family": "olmo2", "num_layers": 3, "lora": 4},
+    ),
+    "context by ring": (Plan(context_parallel=2, zero_stage=2, **FIRST), {"num_layers": 3}),
+    "context by ulysses": (
+        Plan(
+            context_parallel=2,
+            context_parallel_method="ulysses",
+            recompute="selective",
+            recompute_layers=1,
+        ),
+        {"num_layers": 3},
+    ),
+    "experts": (
+        Plan(2, 2, expert_parallel=2, zero_stage=1, **FIRST),
+        {"family": "mixtral", "num_layers": 3},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_parity_of_recomputation_in_parts(name: str):
+    plan, options = SLOW[name]
+    assert_as_predicted(verified(tiny(plan, **options)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 6])
+def test_the_peak_is_predicted(count: int):
+    plan = Plan(recompute="full", recompute_layers=count, micro_batch_size=4)
+    (row,) = traced_memory.compare(traced_memory.case("qwen3", "bf16", plan))
+    assert abs(row["error_percent"]) < 2.5, row
