@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import tomli_w
 
-from hardware_profiles.cluster import cluster_to_dict
 from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import cache_folder, this_host
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
@@ -193,6 +192,8 @@ def _from_fields(source: Fields) -> Calibration:
 
 def write_cluster_toml(path: Path, cluster: Cluster, *, force: bool = False) -> None:
     """Write a cluster with every figure and its source, to be named as CLUSTER."""
+    from hardware_profiles.cluster import cluster_to_dict  # numpy: only where it is needed
+
     text = tomli_w.dumps({"cluster": _without_none(cluster_to_dict(cluster))})
     write_text_atomically(path, text, force=force)
 

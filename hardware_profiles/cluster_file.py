@@ -37,7 +37,6 @@ from hardware_profiles.catalogue import (
     match_accelerator,
     usual_node,
 )
-from hardware_profiles.cluster import cluster_from_fields
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_toml
 from hardware_profiles.schema import KINDS, MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
@@ -51,6 +50,8 @@ def read_cluster_file(path: Path) -> Cluster:
     """Return the cluster of a TOML file; see the head of this file for what it holds."""
     source = Fields(read_toml(path, "a cluster"), str(path))
     if "cluster" in source:
+        from hardware_profiles.cluster import cluster_from_fields  # numpy: only where it is needed
+
         source.refuse_unknown(("cluster",))
         return replace(cluster_from_fields(source.sub("cluster")), name=str(path))
     source.refuse_unknown(_KEYS)
