@@ -23,6 +23,7 @@ from executor.evaluation import Evaluation
 from executor.loop import Emit, Hook, Loop
 from executor.mesh import connect, leave, local_device
 from executor.step_measurement import environment
+from executor.traffic import as_predicted
 from executor.train import Trainer
 from executor.training import Training
 from executor.verify import TOLERANCE, verify
@@ -127,10 +128,3 @@ def proof(file: PlanFile, seed: int) -> dict[str, Any] | None:
         },
         "unexpected_traffic": [row for row in found.traffic if not as_predicted(row)],
     }
-
-
-def as_predicted(row: dict[str, Any]) -> bool:
-    """Return whether a rank moved what was predicted (of the fullest rank, where sizes differ)."""
-    short = row["predicted_bytes"] - row["counted_bytes"]
-    same_count = row["counted_count"] == row["predicted_count"]
-    return bool(same_count and (short == 0 or (short > 0 and not row["fullest"])))

@@ -67,6 +67,13 @@ def counted_traffic(
     return rows
 
 
+def as_predicted(row: dict[str, Any]) -> bool:
+    """Return whether a rank moved what was predicted (of the fullest rank, where sizes differ)."""
+    short = row["predicted_bytes"] - row["counted_bytes"]
+    same_count = row["counted_count"] == row["predicted_count"]
+    return bool(same_count and (short == 0 or (short > 0 and not row["fullest"])))
+
+
 def _balance(every: list[Tensor], keys: list[Key], plan: Plan) -> None:
     """Set the bytes of all_to_all to their mean over a stage: only their sum is foreseeable."""
     table = torch.stack(every).view(plan.pipeline_parallel, -1, len(keys), 2)

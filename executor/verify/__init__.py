@@ -29,7 +29,7 @@ from executor.memory import MemoryTracker
 from executor.mesh import gather_json, local_device
 from executor.models import local_tensor
 from executor.reference import reference_model
-from executor.traffic import counted_traffic
+from executor.traffic import as_predicted, counted_traffic
 from executor.train import Trainer
 from hardware_profiles.software import software_profile
 
@@ -79,14 +79,7 @@ class Verification:
 
         Where a size does not divide evenly, the prediction is that of the fullest rank.
         """
-        return all(
-            row["counted_count"] == row["predicted_count"]
-            and (
-                row["counted_bytes"] == row["predicted_bytes"]
-                or (not row["fullest"] and row["counted_bytes"] < row["predicted_bytes"])
-            )
-            for row in self.traffic
-        )
+        return all(map(as_predicted, self.traffic))
 
     @property
     def passed(self) -> bool:

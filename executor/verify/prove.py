@@ -21,6 +21,7 @@ import torch
 
 from cost_models.supported import SUPPORTED_FILE
 from executor.forked import run_forked
+from executor.traffic import as_predicted
 from executor.verify import TOLERANCE, Verification, verify
 from executor.verify.matrix import Case, cases
 from hardware_profiles.errors import InputError, ShardplanError
@@ -121,7 +122,7 @@ class Worst:
                 named = getattr(found, f"worst_{what}", "")
                 problems.append(f"{what} {difference:.1e} {named}".rstrip())
         if not found.traffic_is_predicted:
-            row = next(row for row in found.traffic if not _as_predicted(row))
+            row = next(row for row in found.traffic if not as_predicted(row))
             problems.append(
                 f"rank {row['rank']} {row['kind']} ({row['axis']}): {row['counted_count']:.0f} "
                 f"of {row['counted_bytes']:,.0f} bytes, predicted {row['predicted_count']:.0f} "
@@ -147,12 +148,6 @@ class Worst:
             shown = f"{100 * value:.1f} %" if what == "memory" else f"{value:.1e}"
             lines.append(f"largest difference of {what}: {shown} ({name})")
         return "\n".join(lines)
-
-
-def _as_predicted(row: dict[str, Any]) -> bool:
-    same = row["counted_count"] == row["predicted_count"]
-    short = row["predicted_bytes"] - row["counted_bytes"]
-    return bool(same and (short == 0 or (short > 0 and not row["fullest"])))
 
 
 def supported_text(proven: Sequence[Case]) -> str:

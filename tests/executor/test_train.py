@@ -17,8 +17,7 @@ from executor.gather import gathered
 from executor.learning_rate import LearningRate
 from executor.models import local_tensor
 from executor.reference import reference_model
-from executor.session import as_predicted
-from executor.traffic import counted_traffic
+from executor.traffic import as_predicted, counted_traffic
 from executor.train import Trainer
 from executor.verify import exact
 from hardware_profiles.errors import InputError, ShardplanError
