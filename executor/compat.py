@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as turn_in_fp32
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as turn_neighbours
@@ -196,6 +201,7 @@ def store_of_the_world() -> Any:
 
 # families whose attention transformers writes out: fused kernels know neither caps nor sinks
 _MASKED = ("bert",)  # trained to predict hidden tokens
+_ENCODER_DECODER = ("t5",)
 _EAGER_ONLY = ("gemma2", "gpt_oss")
 # what a config of transformers says about files, generation or tools, not about the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
@@ -215,17 +221,26 @@ def causal_lm(
     try:
         config = hugging_face_config(values)
         config.use_cache = False
+        if config.model_type in _ENCODER_DECODER and config.decoder_start_token_id is None:
+            config.decoder_start_token_id = config.pad_token_id
         eager = attention_kernel == "eager" or config.model_type in _EAGER_ONLY
         implementation = "eager" if eager else "sdpa"
         with _quiet(), torch.device(device):
-            auto = AutoModelForMaskedLM if config.model_type in _MASKED else AutoModelForCausalLM
-            model = auto.from_config(config, attn_implementation=implementation, dtype=dtype)
+            model = _auto_class(config.model_type).from_config(
+                config, attn_implementation=implementation, dtype=dtype
+            )
     except Exception as error:  # whatever the module's own checks raise
         words = " ".join(str(error).split())
         raise InputError(f"model config: transformers refuses it: {words[:300]}") from error
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others refuse float64
     return model.train()
+
+
+def _auto_class(model_type: str) -> Any:
+    if model_type in _ENCODER_DECODER:
+        return AutoModelForSeq2SeqLM
+    return AutoModelForMaskedLM if model_type in _MASKED else AutoModelForCausalLM
 
 
 Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # whole parameter and gradient

@@ -16,13 +16,16 @@ import torch
 from cost_models.plan import Plan
 from executor.mesh import gather_json
 from executor.models import Stage
+from executor.support import SPAN_FAMILIES
 from hardware_profiles.errors import InputError
 
 SHOWN: Final = 200  # characters of why there is no compiler
 
 
-def check_compilable(plan: Plan) -> None:
+def check_compilable(plan: Plan, family: str = "") -> None:
     """Raise an InputError for a plan whose layers were not compared with eager ones."""
+    if family in SPAN_FAMILIES:
+        raise InputError(f"--compile: for {family} it is not proven to give eager's values")
     for name in ("context_parallel", "expert_parallel"):
         if (value := getattr(plan, name)) > 1:
             raise InputError(

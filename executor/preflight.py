@@ -14,7 +14,7 @@ from cost_models.supported import unproven
 from cost_models.units import format_bytes
 from executor.data import Corpus, DataOptions, open_corpus
 from executor.machine import free_memory_bytes
-from executor.support import MASKED_FAMILIES, check_supported
+from executor.support import MASKED_FAMILIES, SPAN_FAMILIES, check_supported
 from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import MAX_PROCESSES
 
@@ -57,10 +57,15 @@ def prepare(
     if (unknown := unproven(file.model, file.workload, file.plan)) is not None:
         raise InputError(f"{path}: the executor is not proven to run this plan: {unknown}")
     file, notes = predicted_anew(file, documents=data.packing == "documents")
-    sizes = {"vocab_size": file.model.vocab_size, "seq_len": file.workload.seq_len, "seed": seed}
-    masked = file.model.family in MASKED_FAMILIES
-    corpus = open_corpus(data, **sizes, masked=masked)
-    held_out = None if evaluation is None else open_corpus(evaluation, **sizes, masked=masked)
+    sizes: dict[str, Any] = {
+        "vocab_size": file.model.vocab_size,
+        "seq_len": file.workload.seq_len,
+        "seed": seed,
+        "masked": file.model.family in MASKED_FAMILIES,
+        "spans": file.model.family in SPAN_FAMILIES,
+    }
+    corpus = open_corpus(data, **sizes)
+    held_out = None if evaluation is None else open_corpus(evaluation, **sizes)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     notes += (*corpus.notes, *(held_out.notes if held_out is not None else ()))
     return Prepared(path, sha256, file, corpus, held_out, notes)

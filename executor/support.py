@@ -39,10 +39,12 @@ FAMILIES: Final = (
     "qwen3_moe",
     "smollm3",
     "starcoder2",
+    "t5",
 )
 
 _OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layerdrop": 0.0}
 MASKED_FAMILIES: Final = ("bert",)  # predict tokens that were hidden
+SPAN_FAMILIES: Final = ("t5",)  # predict spans of tokens that were taken out
 
 
 def check_supported(file: PlanFile) -> None:
@@ -79,6 +81,8 @@ def _problems(file: PlanFile) -> Iterator[str]:
         )
     if model.family == "bert" and not model.tie_embeddings:
         yield "tie_word_embeddings = false for bert (only true)"
+    if model.family == "t5":
+        yield from _problems_of_t5(file)
     if model.family == "opt":
         for key, allowed in _OPT.items():
             if model.config.get(key, allowed) != allowed:
@@ -101,3 +105,20 @@ def _problems(file: PlanFile) -> Iterator[str]:
             )
     if model.config.get("reorder_and_upcast_attn"):
         yield "reorder_and_upcast_attn = true (only false)"
+
+
+def _problems_of_t5(file: PlanFile) -> Iterator[str]:
+    """Yield what stands against running the module of transformers as it is, over data ranks."""
+    plan, workload = file.plan, file.workload
+    as_it_is = "the layers of t5 are those of transformers, trained over data ranks only"
+    if plan.tensor_parallel > 1:
+        yield f"tensor_parallel {plan.tensor_parallel}: {as_it_is} (must be 1)"
+    if plan.recompute != "none":
+        yield f"recompute {plan.recompute}: {as_it_is}, without recomputation (must be none)"
+    if workload.precision == "fp16":
+        yield "precision fp16: t5 overflows in it (bf16, fp32, fp64)"
+    if workload.adapter != "none":
+        yield f"adapter {workload.adapter} for t5 (only none)"
+    for key in ("pad_token_id", "decoder_start_token_id"):
+        if file.model.config.get(key):
+            yield f"{key} = {file.model.config[key]} for t5 (only 0)"

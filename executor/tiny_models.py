@@ -98,7 +98,19 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "max_position_embeddings": 64,
     },
     "gpt2": {"vocab_size": 128, "n_embd": 64, "n_head": 8, "n_positions": 32},
+    "t5": {
+        "vocab_size": 128,
+        "d_model": 64,
+        "d_kv": 8,
+        "d_ff": 96,
+        "num_heads": 8,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 16,
+        "decoder_start_token_id": 0,
+    },
 }
+_LAYERS: Final = {"gpt2": "n_layer", "t5": "num_layers"}  # T5: of the encoder and of the decoder
+_TIED: Final = ("bert", "t5")  # which are trained no other way
 
 
 def tiny(
@@ -116,8 +128,8 @@ def tiny(
     **config: Any,
 ) -> PlanFile:
     """Return a plan file for a tiny model."""
-    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
-    tied = tied or family == "bert"  # which is trained no other way
+    layers = _LAYERS.get(family, "num_hidden_layers")
+    tied = tied or family in _TIED
     values = {"model_type": family, **CONFIGS[family], "tie_word_embeddings": tied}
     values |= {layers: num_layers, **config}
     workload = Workload(
@@ -131,10 +143,11 @@ def tiny(
         adapter_alpha=2.0 * lora,
         adapter_targets=cast(Any, adapter_targets),
     )
+    model = adapted(model_spec(values, name=f"tiny {family}", where="test"), workload)
     return PlanFile(
-        model=adapted(model_spec(values, name=f"tiny {family}", where="test"), workload),
+        model=model,
         cluster=parse_cluster("8xA100-80GB"),  # any: the executor takes the machine as it is
         workload=workload,
         plan=plan,
-        layer_ranges=layer_ranges or split_layers(num_layers, plan.num_stages),
+        layer_ranges=layer_ranges or split_layers(model.num_layers, plan.num_stages),
     )

@@ -20,6 +20,7 @@ from cost_models.schedules import SPLIT, stages_of_rank
 from executor.context_parallel import ContextAxis
 from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
+from executor.encoder_decoder import EncoderDecoderStage
 from executor.expert_parallel import ExpertAxis
 from executor.families import FAMILIES
 from executor.layout import Start, fresh_start
@@ -127,7 +128,10 @@ class Trainer:
         self.held: list[Held] = []
         self.buffers: list[Held] = []  # of the model's state, kept in checkpoints
         for index in stages_of_rank(self.plan, self.grid.rank("pipeline")):
-            stage = Stage(file, index, self.axis, self.experts, self.context)
+            if FAMILIES[file.model.family].encoder_decoder:
+                stage: Stage = EncoderDecoderStage(file, self.axis)
+            else:
+                stage = Stage(file, index, self.axis, self.experts, self.context)
             rows = distribute(stage, self.grid, precision)
             stage.materialise(self.device, start or fresh_start(seed), rows)
             self.stages.append(stage)

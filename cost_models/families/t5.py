@@ -43,6 +43,10 @@ T5 = Defaults(
 )
 ENCODER: Final = "encoder"
 DECODER: Final = "decoder"
+LENGTHS: Final = (
+    "seq_len counts the encoder's tokens and as many of the decoder: both run at that length, what "
+    "is shorter is filled up"
+)
 
 
 def t5(config: Config) -> ModelSpec:
@@ -65,6 +69,9 @@ def t5(config: Config) -> ModelSpec:
     )
     dropout = config.dropout("dropout_rate")
     untied = not config.fields.flag("tie_word_embeddings", True)
+    assumptions = [LENGTHS]
+    if untied:
+        assumptions.append("transformers ties T5's embeddings, whatever the config says")
     return assemble(
         config,
         sizes,
@@ -84,9 +91,7 @@ def t5(config: Config) -> ModelSpec:
         hidden_dropout=dropout,
         attention_dropout=dropout,
         embedding_dropout=dropout,
-        assumptions=("transformers ties T5's embeddings, whatever the config says",)
-        if untied
-        else (),
+        assumptions=tuple(assumptions),
     )
 
 

@@ -42,6 +42,74 @@ def masked_tokens(vocab_size: int, mask_token: int) -> Objective:
     return MaskedTokens(vocab_size, mask_token)
 
 
+# Raffel et al. (arXiv:1910.10683), sec. 3.1.4
+CORRUPTED: Final = 0.15  # of the tokens are taken out,
+MEAN_SPAN: Final = 3  # so many one after the other
+PAD: Final = 0  # fills the source up, and stands in front of what a decoder reads
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptedSpans:
+    """Takes spans out of a sample: the source without them, the target made of them alone.
+
+    Sentinels count down from ``sentinel``. One stands in the source for every span and in front of
+    it in the target, which a last one ends.
+    """
+
+    sentinel: int
+
+    def __call__(self, row: Row, random: np.random.Generator) -> Row:
+        """Return the source as inputs and the target as labels, each of the row's length."""
+        size = len(row.inputs)
+        tokens = row.inputs[: int(_real(row).sum())]
+        inputs, labels = np.full(size, PAD, np.int64), np.full(size, IGNORED, dtype=np.int64)
+        if len(tokens):
+            source, target = self._split(tokens, random)
+            target = target[:size]  # of two tokens at most it would be longer
+            inputs[: len(source)], labels[: len(target)] = source, target
+        return Row(inputs, labels)
+
+    def _split(
+        self, tokens: np.ndarray, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        removed, spans = span_sizes(len(tokens))
+        outs = _composition(removed, spans, random)
+        # what stays lies in front of each span and behind the last one, where it may be nothing
+        stays = _composition(len(tokens) - removed + 1, spans + 1, random)
+        stays[-1] -= 1
+        source, target, place = [], [], 0
+        for number, (stay, out) in enumerate(zip(stays[:-1], outs, strict=True)):
+            mark = np.array([self.sentinel - number])
+            source += [tokens[place : place + stay], mark]
+            target += [mark, tokens[place + stay : place + stay + out]]
+            place += int(stay + out)
+        end = np.array([self.sentinel - spans])
+        return np.concatenate([*source, tokens[place:]]), np.concatenate([*target, end])
+
+
+def corrupted_spans(sentinel: int) -> Objective:
+    """Return the objective of T5."""
+    return CorruptedSpans(sentinel)
+
+
+def span_sizes(length: int) -> tuple[int, int]:
+    """Return how many of so many tokens are taken out, and in how many spans.
+
+    >>> span_sizes(512), span_sizes(4), span_sizes(1)
+    ((77, 26), (1, 1), (1, 1))
+    """
+    removed = max(1, round(CORRUPTED * length))
+    return removed, max(1, round(removed / MEAN_SPAN))
+
+
+def _composition(total: int, parts: int, random: np.random.Generator) -> np.ndarray:
+    """Cut ``total`` into so many parts of at least 1; every way to do it is as likely."""
+    if parts > total:  # a sample of one token: its span has nothing in front
+        return np.array([0] * (parts - total) + [1] * total)
+    cuts = np.sort(random.choice(total - 1, size=parts - 1, replace=False)) + 1
+    return np.diff(np.concatenate([[0], cuts, [total]]))
+
+
 def _real(row: Row) -> np.ndarray:
     """Return which tokens belong to a document: what fills a sequence up follows them all."""
     counted = np.flatnonzero(row.labels != IGNORED)

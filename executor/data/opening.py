@@ -7,7 +7,7 @@ from pathlib import Path
 
 from executor.data.build import Reading, cached
 from executor.data.corpus import Corpus, MarkovCorpus, TokenCorpus
-from executor.data.objectives import masked_tokens
+from executor.data.objectives import corrupted_spans, masked_tokens, span_sizes
 from executor.data.packing import Samples
 from executor.data.sources import TEXT_SUFFIXES, TOKEN_SUFFIXES, files_of
 from executor.data.token_file import TokenFile, open_token_file
@@ -17,20 +17,50 @@ from hardware_profiles.errors import InputError, did_you_mean
 
 
 def open_corpus(
-    options: DataOptions, *, vocab_size: int, seq_len: int, seed: int, masked: bool = False
+    options: DataOptions,
+    *,
+    vocab_size: int,
+    seq_len: int,
+    seed: int,
+    masked: bool = False,
+    spans: bool = False,
 ) -> Corpus:
     """Open the data of a run; raises an InputError for what cannot be used.
 
     ``masked``: samples ask for tokens that were hidden (BERT). The tokenizer says which token hides
-    them; without one it is the last token of the vocabulary.
+    them; without one it is the last token of the vocabulary. ``spans``: samples ask for spans of
+    tokens that were taken out (T5). The tokenizer names the sentinels that stand for them; without
+    one they are the last tokens of the vocabulary.
     """
+    sentinel = _first_sentinel(options, vocab_size, seq_len) if spans else None
     corpus = _open(options, vocab_size, seq_len, seed)
     if masked:
         mask = open_vocabulary(options.tokenizer).mask if options.tokenizer else None
         if options.tokenizer and mask is None:
             raise InputError(f"{options.tokenizer}: has no mask token (masked samples need one)")
         corpus.objective = masked_tokens(vocab_size, vocab_size - 1 if mask is None else mask)
+    if sentinel is not None:
+        corpus.objective = corrupted_spans(sentinel)
     return corpus
+
+
+def _first_sentinel(options: DataOptions, vocab_size: int, seq_len: int) -> int:
+    if options.packing == "documents":
+        raise InputError(
+            "packing = documents: samples with spans taken out hold one document each (concat, "
+            "none)"
+        )
+    needed = span_sizes(seq_len)[1] + 1
+    first, found, where = vocab_size - 1, vocab_size, f"vocab_size = {vocab_size}"
+    if options.tokenizer:
+        sentinels = open_vocabulary(options.tokenizer).sentinels
+        first, found, where = (*sentinels, 0)[0], len(sentinels), options.tokenizer
+    if found < needed:
+        raise InputError(
+            f"{where}: {found} sentinels (seq_len = {seq_len:,} needs {needed}, <extra_id_0> and "
+            "so on)"
+        )
+    return first
 
 
 def _open(options: DataOptions, vocab_size: int, seq_len: int, seed: int) -> Corpus:

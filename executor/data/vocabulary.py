@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ class Vocabulary(ABC):
     size: int  # its tokens are 0 to size - 1
     end: int | None  # the token behind every document
     mask: int | None = None  # the token that hides another one
+    sentinels: tuple[int, ...] = ()  # that stand for spans, <extra_id_0> first
     fingerprint: str
 
     @abstractmethod
@@ -56,6 +57,7 @@ class TokenizerVocabulary(Vocabulary):
         self.size = len(self._tokenizer)
         self.end = self._tokenizer.eos_token_id
         self.mask = self._tokenizer.mask_token_id
+        self.sentinels = _sentinels(self._tokenizer.get_vocab())
         text = f"{self.end} {self._tokenizer.backend_tokenizer.to_str()}"
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 
@@ -74,6 +76,16 @@ class TokenizerVocabulary(Vocabulary):
 def open_vocabulary(tokenizer: str | None) -> Vocabulary:
     """Return the vocabulary of a local tokenizer, or of bytes."""
     return ByteVocabulary() if tokenizer is None else TokenizerVocabulary(tokenizer)
+
+
+def _sentinels(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    """Return T5's sentinels as far as each lies one below the one before."""
+    found: list[int] = []
+    while (token := vocabulary.get(f"<extra_id_{len(found)}>")) is not None:
+        if found and token != found[-1] - 1:
+            break
+        found.append(token)
+    return tuple(found)
 
 
 def _load(folder: str) -> Any:

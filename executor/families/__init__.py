@@ -26,6 +26,7 @@ from executor.families.llama_like import (
     STARCODER2,
 )
 from executor.families.moe import DEEPSEEK, GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from executor.families.t5 import T5
 
 FAMILIES: Final[dict[str, Family]] = {
     "bert": BERT,
@@ -53,4 +54,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
+    "t5": T5,
 }

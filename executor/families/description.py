@@ -58,6 +58,8 @@ class Family:
     head_transform: str | None = None  # a module in front of the projection
     # predicts tokens that were hidden instead of the next one
     masked: bool = False
+    # its layers are those of transformers, and its samples a source and a target
+    encoder_decoder: bool = False
     rotary: str | None = None
     # which of its rotary tables a layer (its module) reads, None: no positions
     rotary_table: Callable[[Any], str | None] = lambda _: ""

@@ -46,6 +46,7 @@ _NO_DROPOUT: Final = (
     "embd_pdrop",
     "attention_probs_dropout_prob",
     "dropout",
+    "dropout_rate",
     "embedding_dropout",
     "hidden_dropout",
     "hidden_dropout_prob",
@@ -56,6 +57,7 @@ _DROPOUT_BY_DEFAULT: Final = {
     "bert": ("attention_probs_dropout_prob", "hidden_dropout_prob"),
     "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
     "opt": ("dropout",),
+    "t5": ("dropout_rate",),
 }
 
 
@@ -215,11 +217,20 @@ def _reference_gradients(model: Any, batch: Batch) -> Tensor:
     model.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64)
     for inputs, labels in _alone(batch):
-        logits = model(input_ids=inputs).logits.flatten(0, 1)
+        logits = _logits(model, inputs, labels).flatten(0, 1)
         loss = F.cross_entropy(logits, labels.flatten(), reduction="sum") / max(1, batch.tokens)
         loss.backward()
         total += loss.detach()
     return total
+
+
+def _logits(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+    more: dict[str, Tensor] = {}
+    if model.config.is_encoder_decoder:
+        seen = [torch.arange(len(row)) <= int(row.nonzero().max()) for row in inputs]
+        more = {"attention_mask": torch.stack(seen).long(), "labels": labels}
+    logits: Tensor = model(input_ids=inputs, **more).logits
+    return logits
 
 
 def _alone(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
@@ -251,6 +262,10 @@ def random_batch(file: PlanFile, seed: int, *, documents: bool = False) -> Batch
         hidden = torch.rand(rows, seq_len, generator=generator) < HIDDEN_SHARE
         labels = torch.where(hidden, inputs, IGNORED)
         inputs = torch.where(hidden, 0, inputs)
+    if FAMILIES[file.model.family].encoder_decoder:  # sources and targets of different lengths
+        lengths = torch.randint(seq_len // 2, seq_len + 1, (2, rows, 1), generator=generator)
+        inputs = torch.where(torch.arange(seq_len) < lengths[0], inputs.clamp(min=1), 0)
+        labels = torch.where(torch.arange(seq_len) < lengths[1], labels, IGNORED)
     if not documents:
         return Batch.whole(inputs, labels)
     begins = torch.rand(rows, seq_len, generator=generator) < DOCUMENTS / seq_len

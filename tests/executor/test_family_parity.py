@@ -8,9 +8,10 @@ from tiny import CONFIGS, tiny, verified
 
 from cost_models.plan import Plan
 from executor import tensor_parallel
+from executor.support import SPAN_FAMILIES
 
 # the others are part of the matrix of all options
-FAMILIES = [family for family in CONFIGS if family not in OPTIONS["family"]]
+FAMILIES = [family for family in CONFIGS if family not in (*OPTIONS["family"], *SPAN_FAMILIES)]
 # all axes but the data ranks; whole layers again, ZeRO-3
 WIDE = Plan(
     tensor_parallel=2,
