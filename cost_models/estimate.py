@@ -37,6 +37,12 @@ class Setting:
     cluster: Cluster
     workload: Workload
     software: SoftwareProfile
+    layer_ranges: tuple[tuple[int, int], ...] | None = None  # pinned stages; None: even ones
+
+    def pinned_stages(self, num_stages: int) -> tuple[tuple[int, int], ...] | None:
+        """Return the pinned layers [first, last) of every stage, where there are so many."""
+        ranges = self.layer_ranges
+        return ranges if ranges is not None and len(ranges) == num_stages else None
 
     @property
     def on_gpu(self) -> bool:
@@ -74,7 +80,7 @@ class Priced:
 def price(
     setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> Priced:
-    """Price legal plans; with ``layer_ranges`` the stages of a single plan, else even stages."""
+    """Price legal plans; stages: ``layer_ranges``, else those of the setting, else even ones."""
     v_shaped = np.isin(table.pipeline_schedule, V_CODES)
     keys = (table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages) * 2 + v_shaped
     keys = keys * 2**20 + table.recompute_layers
@@ -90,8 +96,9 @@ def price(
             "recompute_layers": int(table.recompute_layers[first[position]]),
         }
         ranks: Sequence[PipelineRank]
-        if layer_ranges is not None:
-            ranks = rank_contents(setting.model, layer_ranges, pipeline, **options)
+        stages = layer_ranges or setting.pinned_stages(pipeline * virtual)
+        if stages is not None:
+            ranks = rank_contents(setting.model, stages, pipeline, **options)
         else:
             ranks = even_rank_contents(setting.model, pipeline, virtual, **options)
         blocks.append(_price_block(setting, table.rows(rows), ranks))
@@ -200,8 +207,9 @@ def _contents(
 
 
 def default_layer_ranges(setting: Setting, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Return the even split that the search prices."""
-    return split_layers(setting.model.num_layers, plan.num_stages)
+    """Return the stages that the search prices: those of the setting, else even ones."""
+    pinned = setting.pinned_stages(plan.num_stages)
+    return pinned or split_layers(setting.model.num_layers, plan.num_stages)
 
 
 def throughput(setting: Setting, plan: Plan, step: float) -> dict[str, float | None]:

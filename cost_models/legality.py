@@ -46,6 +46,7 @@ def question_of(setting: Setting) -> Question:
         setting.cluster.num_gpus,
         largest,
         software.splits_backward,
+        setting.layer_ranges,
     )
 
 
@@ -154,6 +155,18 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "stage_layers",
+        lambda q, t: (
+            t.pipeline_parallel * t.virtual_stages != len(q.layer_ranges)
+            if q.layer_ranges is not None
+            else np.zeros(len(t), dtype=bool)
+        ),
+        lambda q, p: (
+            f"layers are given for {len(q.layer_ranges or ())} stages, but pipeline_parallel "
+            f"{p.pipeline_parallel} x virtual_stages {p.virtual_stages} = {p.num_stages} stages"
+        ),
+    ),
+    Rule(
         "recompute_layers_alone",
         lambda q, t: (t.recompute_layers > 0) & (t.recompute == 0),
         lambda q, p: (
@@ -163,12 +176,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "recompute_layers",
-        lambda q, t: (
-            t.recompute_layers > q.model.num_layers // (t.pipeline_parallel * t.virtual_stages)
-        ),
+        lambda q, t: t.recompute_layers > q.smallest_stage(t.pipeline_parallel * t.virtual_stages),
         lambda q, p: (
             f"recompute_layers = {p.recompute_layers}: the smallest of {p.num_stages} stages has "
-            f"{q.model.num_layers // p.num_stages} layers (must be 0, for all, to that)"
+            f"{q.smallest_stage(p.num_stages)} layers (must be 0, for all, to that)"
         ),
     ),
     Rule(

@@ -11,8 +11,8 @@ A training step has few moments that can be the peak; all of them are priced and
     embedding       gradients of all layers, and the embedding's on its way
     optimizer       reduced gradients, no activations
 
-Units: bytes. Every argument may be a column of a plan table whose rows share pipeline_parallel and
-virtual_stages (what a rank holds is found once for them, see ``stages``).
+Units: bytes. Every argument may be a column of a plan table whose rows share the stages
+and the layers that are recomputed (what a rank holds is found once for them, see ``stages``).
 """
 
 from __future__ import annotations

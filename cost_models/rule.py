@@ -22,6 +22,13 @@ class Question:
     num_gpus: int
     largest_zero_stage: int = 3  # of the trainer
     splits_backward: bool = True  # the trainer does
+    layer_ranges: tuple[tuple[int, int], ...] | None = None  # stages that are pinned
+
+    def smallest_stage(self, num_stages: Any) -> Any:
+        """Layers of the smallest stage: of the pinned ones, else of even ones."""
+        if self.layer_ranges is not None:
+            return min(last - first for first, last in self.layer_ranges)
+        return self.model.num_layers // num_stages
 
 
 @dataclass(frozen=True, slots=True)

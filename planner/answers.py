@@ -27,12 +27,14 @@ SCHEMA_VERSION: Final = 1
 
 def header(setting: Setting) -> dict[str, Any]:
     """Return what every JSON answer begins with."""
+    pinned = setting.layer_ranges
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_document(setting),
         "cluster": cluster_document(setting),
         "workload": setting.workload.to_dict(),
         "software": setting.software.name,
+        **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
     }
 
 

@@ -22,4 +22,7 @@ Lora = Annotated[int | None, typer.Option(help="train adapters of this rank on a
 Qlora = Annotated[int | None, typer.Option(help="the same, the frozen base in 4 bits")]
 LoraAlpha = Annotated[float | None, typer.Option(help="default: twice the rank")]
 LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: all, attention")]
+Layers = Annotated[
+    str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -44,6 +44,7 @@ def fit(
     qlora: int | None = None,
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
+    layers: str | Sequence[int] | None = None,
     **plan_options: Any,
 ) -> FitAnswer:
     """Say whether a model trains on a cluster with a plan, and with which margin.
@@ -51,7 +52,8 @@ def fit(
     ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its
     documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
     ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
-    sequence a micro-batch, and the least recomputation that fits.
+    sequence a micro-batch, and the least recomputation that fits. ``layers``: those of every stage
+    in order (``"3,5,5,3"``), which are even ones otherwise.
     """
     if micro_batch_size is not None:
         plan_options["micro_batch_size"] = micro_batch_size
@@ -67,6 +69,7 @@ def fit(
         attention_kernel=attention_kernel,
         software=software,
         adapter=adapting(lora, qlora, lora_alpha, lora_targets),
+        layers=layers,
     )
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=global_batch_size is not None
@@ -117,7 +120,15 @@ def _default_plan(
         return default
 
     tensor = value("tensor_parallel", 1, "none")
-    pipeline = value("pipeline_parallel", 1, "none")
+    pinned = question.setting.layer_ranges
+    virtual = fixed.get("virtual_stages")
+    if virtual is None:
+        virtual = default_virtual_stages(fixed.get("pipeline_schedule"))
+    if pinned is None:
+        pipeline = value("pipeline_parallel", 1, "none")
+    else:
+        stages = max(1, len(pinned) // virtual)
+        pipeline = value("pipeline_parallel", stages, "a rank for the stages that are given")
     context = fixed.get("context_parallel", 1)
     ranks = tensor * pipeline * context
     if "data_parallel" not in fixed and num_gpus % ranks:
@@ -135,9 +146,6 @@ def _default_plan(
     share = question.setting.workload.global_batch_size // (micro * data)
     count = fixed.get("num_microbatches", max(1, share))
     schedule = fixed.get("pipeline_schedule")
-    virtual = fixed.get("virtual_stages")
-    if virtual is None:
-        virtual = default_virtual_stages(schedule)
     plan = replace(
         Plan(**fixed),
         data_parallel=data,
@@ -193,11 +201,13 @@ def plan(
     qlora: int | None = None,
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
+    layers: str | Sequence[int] | None = None,
     fix: str | Mapping[str, Any] | None = None,
     top: int = 10,
 ) -> PlanAnswer:
     """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
 
+    ``layers`` pins those of every stage in order (``"3,5,5,3"``).
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
     question = build_question(
@@ -210,6 +220,7 @@ def plan(
         attention_kernel=attention_kernel,
         software=software,
         adapter=adapting(lora, qlora, lora_alpha, lora_targets),
+        layers=layers,
     )
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
         raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")

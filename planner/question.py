@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -21,6 +21,7 @@ from cost_models.workload import (
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.schema import Accelerator, Cluster
 from hardware_profiles.software import software_profile
+from planner.stage_layers import stage_ranges
 
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_SOFTWARE = "shardplan"
@@ -87,6 +88,7 @@ def build_question(
     attention_kernel: str | None = None,
     software: str | None = None,
     adapter: Adapting | None = None,
+    layers: str | Sequence[int] | None = None,
 ) -> Question:
     """Check what was given and fill in what was not."""
     assumptions = [*model.assumptions, *cluster.notes]
@@ -144,7 +146,8 @@ def build_question(
             f"seq_len {workload.seq_len} is longer than the {model.max_seq_len} "
             "that the model was made for"
         )
-    setting = Setting(model, cluster, workload, software_profile(trainer))
+    stages = None if layers is None else stage_ranges(layers, model)
+    setting = Setting(model, cluster, workload, software_profile(trainer), stages)
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return Question(setting, tuple(assumptions))

@@ -11,6 +11,7 @@ from hardware_profiles.errors import ShardplanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
 from planner.question import DEFAULT_SOFTWARE
+from planner.stage_layers import typed_layers
 
 
 def describe_plan(plan: Plan) -> str:
@@ -72,4 +73,6 @@ def plan_command(setting: Setting, default_precision: str) -> str:
         words.append(f"--{workload.adapter} {workload.adapter_rank}")
         words.append(f"--lora-alpha {workload.adapter_alpha:g}")
         words.append(f"--lora-targets {workload.adapter_targets}")
+    if setting.layer_ranges is not None:
+        words.append(typed_layers(setting.layer_ranges))
     return " ".join([*words, "-o plan.json"])

@@ -16,6 +16,7 @@ from planner.confidence import confidence
 from planner.question import default_precision
 from planner.refusal import MOST_REASONS
 from planner.search import Counts
+from planner.stage_layers import typed_layers
 from planner.typed import describe_plan, plan_command
 from planner.verdict import WORDS
 
@@ -145,7 +146,8 @@ def fit_text(
         f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory['low_bytes'])} to "
         f"{format_gib(memory['high_bytes'])} GiB"
     )
-    lines += labelled("", describe_plan(plan))
+    stages = [] if setting.layer_ranges is None else [typed_layers(setting.layer_ranges)]
+    lines += labelled("", " ".join([describe_plan(plan), *stages]))
     where = f"{MOMENT_WORDS[memory['moment']]}"
     if plan.pipeline_parallel > 1:
         where = f"stage {memory['limiting_stage']} is the fullest, {where}"

@@ -63,6 +63,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"num_gpus": 36, "batch": 36},
         ["pipeline_parallel 9", "9 stages", "8 layers"],
     ),
+    "stage_layers": (
+        {},
+        {"layer_ranges": ((0, 2), (2, 4), (4, 8))},
+        ["given for 3 stages", "pipeline_parallel 2 x virtual_stages 1 = 2 stages"],
+    ),
     "recompute_layers_alone": (
         {"recompute_layers": 2},
         {},
@@ -172,10 +177,13 @@ def asked(
     largest_zero_stage: int = 3,
     splits_backward: bool = True,
     adapter: Any = "none",
+    layer_ranges: Any = None,
 ) -> Question:
     rank = 0 if adapter == "none" else 4
     workload = Workload(seq_len, batch, adapter=adapter, adapter_rank=rank)
-    return Question(model or llama(), workload, num_gpus, largest_zero_stage, splits_backward)
+    return Question(
+        model or llama(), workload, num_gpus, largest_zero_stage, splits_backward, layer_ranges
+    )
 
 
 def broken_rules(question: Question, plan: Plan) -> list[str]:
@@ -186,6 +194,14 @@ def broken_rules(question: Question, plan: Plan) -> list[str]:
 def test_the_legal_plan_is_legal() -> None:
     assert broken_rules(asked(), LEGAL) == []
     require_legal(asked(), LEGAL)
+
+
+def test_the_smallest_pinned_stage_bounds_what_is_recomputed() -> None:
+    plan = replace(LEGAL, recompute="full", recompute_layers=3)
+    assert broken_rules(asked(layer_ranges=((0, 3), (3, 8))), plan) == []
+    uneven = asked(layer_ranges=((0, 2), (2, 8)))
+    with pytest.raises(InputError, match="smallest of 2 stages has 2 layers"):
+        require_legal(uneven, plan)
 
 
 def test_every_rule_has_an_example() -> None:
