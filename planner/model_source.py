@@ -75,7 +75,10 @@ def resolve_model(text: str) -> ModelSpec:
     if not text or len(text) > MAX_NAME or not text.isprintable():
         raise InputError(f"model {text[:40]!r}: {_CHOICES}")
     if text.startswith("module:"):
-        raise InputError(f"model {text!r}: an nn.Module as input is not available in this version")
+        raise InputError(
+            f"model {text!r}: an nn.Module cannot be priced (its layers are not known); "
+            "it can be trained from Python, over data ranks: executor.any_module.ModuleTrainer"
+        )
     path = _config_path(text)
     if path is not None:
         return model_spec(read_json(path, "a model's config.json"), name=text, where=str(path))

@@ -241,7 +241,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "output is a folder": ([*PLAN, "-o", "/"], "is a folder"),
     "unknown preset": (["models", "lama-3-8b"], "llama-3-8b"),
     "unknown hardware": (["hardware", "H10O"], "H100"),
-    "a module": (["fit", "module:os:system", "8xA100-80GB"], "not available"),
+    "a module": (["fit", "module:os:system", "8xA100-80GB"], "cannot be priced"),
 }
 
 
