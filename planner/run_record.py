@@ -81,6 +81,7 @@ def read_run(path: Path) -> RunRecord:
     device = environment.text("device", "unknown")
     try:
         phases = {str(k): float(v) for k, v in measured.sub("phase_seconds", {}).values.items()}
+        waits = measured.values.get("exposed_communication_seconds")  # by operation
         record = RunRecord(
             folder=file.parent,
             status=fields.text("status", "unknown"),
@@ -89,7 +90,7 @@ def read_run(path: Path) -> RunRecord:
             plan_file=plan_file_from_fields(plan.sub("contents")),
             step_seconds=measured.number("step_seconds", None),
             phase_seconds=phases,
-            exposed_seconds=measured.number("exposed_communication_seconds", None),
+            exposed_seconds=None if waits is None else sum(map(float, waits.values())),
             timed_steps=measured.integer("timed_steps", 0),
             ranks=tuple(measured.items("ranks", ())),
         )
