@@ -111,7 +111,7 @@ def held_activations(
 ) -> Held:
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
     tokens = rank_tokens(workload, table)
-    layers, due, working, last_layer = _layers(model, workload, software, table, rank)
+    layers, due, working, last_layer, largest = _layers(model, workload, software, table, rank)
     # the last layer on its way backward still keeps all of its own
     behind = rank.num_stages / max(rank.num_stages, sum(rank.kind_counts))
     moments = []
@@ -133,11 +133,13 @@ def held_activations(
     tables = (tables + np.where(is_blockwise(table), 0.0, masks)) * in_flight * table.virtual_stages
     masks = _window_masks(model, workload, software)
     tables = tables + np.where(is_blockwise(table), 0.0, masks)  # blocks make their own, one by one
-    saved = layers * in_flight + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     one_less = np.maximum(in_flight - 1.0, 0.0)
-    saved_later = (
-        layers * one_less + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
-    )
+    flying, flying_later = layers * in_flight, layers * one_less
+    # offloaded: the layer that runs, and the one before on its way to the host
+    here = np.where(table.offloads_activations, 2.0 * largest, np.inf)
+    flying, flying_later = np.minimum(flying, here), np.minimum(flying_later, here)
+    saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
+    saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
     return Held(
         in_flight=in_flight,
         due=late,
@@ -187,11 +189,11 @@ def _layers(
     software: SoftwareProfile,
     table: PlanTable,
     rank: PipelineRank,
-) -> tuple[Real, Real, Real, Real]:
+) -> tuple[Real, Real, Real, Real, Real]:
     """Return bytes a token of a rank's layers.
 
     Saved for the backward pass; kept for their weight gradients; added by one on its way backward;
-    by that one alone.
+    by that one alone; saved by the largest.
     """
     compute = COMPUTE_BYTES[workload.precision]
     saved: Real = np.zeros(len(table))
@@ -200,6 +202,7 @@ def _layers(
     alone: Real = np.zeros(len(table))
     repeated: Real = np.zeros(len(table))  # as ``working``, of layers that are recomputed
     done_before: Real = np.zeros(len(table))
+    largest: Real = np.zeros(len(table))
     kinds = list(zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True))
     for count, recomputed, kind in kinds:
         if not count:
@@ -208,6 +211,8 @@ def _layers(
         everything = _saved(model, compute, software, table, regions, NONE)
         left = _saved(model, compute, software, table, regions, table.recompute)
         saved = saved + recomputed * left + (count - recomputed) * everything
+        largest = np.maximum(largest, left * (recomputed > 0))
+        largest = np.maximum(largest, everything * (recomputed < count))
         # by the time a stage's first recomputed layer is reached those behind it are done
         done_before = done_before + (count - recomputed) * everything / rank.num_stages
         due = due + count * due_bytes_per_token(
@@ -237,7 +242,20 @@ def _layers(
         repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
         working = np.maximum(working, walk * (recomputed < count))
         alone = np.maximum(alone, whole + walk)
-    return saved, due, np.maximum(working, repeated - done_before), alone
+    # offloaded, the layers behind it had left already
+    done_before = np.where(table.offloads_activations, 0.0, done_before)
+    return saved, due, np.maximum(working, repeated - done_before), alone, largest
+
+
+def layer_bytes(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """Bytes that all layers of a rank save for the backward pass of one micro-batch."""
+    return _layers(model, workload, software, table, rank)[0] * rank_tokens(workload, table)
 
 
 def _regions(
@@ -322,6 +340,8 @@ def _messages(
     saves_itself = kind.norm == "layer" or (compute >= 4.0 and kind.norm != "layer_in_fp32")
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         saves_itself = True
-    apart = np.where((table.recompute == FULL) | saves_itself, 0.0, 1.0)
+    # offloaded: the layer's copy leaves, the received tensor stays
+    alone = ((table.recompute == FULL) | saves_itself) & ~table.offloads_activations
+    apart = np.where(alone, 0.0, 1.0)
     received = (rank.num_stages - float(rank.first)) * apart * in_flight
     return np.where(table.pipeline_parallel > 1, (received + 2.0) * one, 0.0)

@@ -301,12 +301,6 @@ RULES: tuple[Rule, ...] = (
             "model must be a dense one"
         ),
     ),
-    # what has a name but no formulas yet, each refused until its tests prove it
-    Rule(
-        "offload",
-        lambda q, t: t.offload > 0,
-        lambda q, p: f"offload = {p.offload} is not supported yet (must be none)",
-    ),
     Rule(
         "positions",
         lambda q, t: np.full(len(t), _too_long(q)),

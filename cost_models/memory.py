@@ -31,6 +31,7 @@ from cost_models.model_states import (
     reduced_gradient_bytes,
     weight_bytes,
 )
+from cost_models.offload import without_offload
 from cost_models.parameters import kind_numel, routed_numel, shard_numel
 from cost_models.plan import PlanTable
 from cost_models.schedules import SPLIT_CODES
@@ -194,9 +195,12 @@ def rank_memory(
     ``activations``; what torch's FSDP holds while it gathers and reduces (compute-precision weights
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
+    if not on_gpu:
+        table = without_offload(table)
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
     params = table_parameters(trainable_part(model), rank, table)
-    states = OPTIMIZER_STATES[workload.optimizer]
+    # offloaded moments are off the device; master weights stay, gradients go straight to the host
+    states = np.where(table.offloads_optimizer, 0.0, OPTIMIZER_STATES[workload.optimizer])
     weights, optimizer = np.zeros(len(table)), np.zeros(len(table))
     for numel, ranks in _shares(params, table):
         # a tensor that one rank holds alone, in one precision, is left as it is: no shard beside it

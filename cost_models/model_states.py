@@ -77,7 +77,7 @@ def optimizer_bytes(
     zero_stage: Count,
     compute_bytes: float,
     master_bytes: float,
-    optimizer_states: float,
+    optimizer_states: Real,
     *,
     replicas_apart: Flag = False,
 ) -> Real:

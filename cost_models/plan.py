@@ -66,6 +66,16 @@ class Plan:
     recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
 
     @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's moments live in host memory."""
+        return "optimizer" in self.offload
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what layers save for the backward pass lives in host memory."""
+        return "activations" in self.offload
+
+    @property
     def dp_shard(self) -> int:
         """Data ranks over which ZeRO shards; data_parallel = dp_replicate x dp_shard."""
         return self.data_parallel // self.dp_replicate
@@ -160,6 +170,10 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...
 Column = NDArray[Any]
 
 
+def _offloads(offload: Column, what: str) -> Column:
+    return np.isin(offload, [code for code, name in enumerate(OFFLOADS) if what in name])
+
+
 @dataclass(frozen=True, slots=True)
 class PlanTable:
     """Many plans: the fields of Plan as columns.
@@ -184,6 +198,16 @@ class PlanTable:
     expert_tensor_parallel: Column
     offload: Column
     recompute_layers: Column
+
+    @property
+    def offloads_optimizer(self) -> Column:
+        """Whether the optimizer's moments live in host memory."""
+        return _offloads(self.offload, "optimizer")
+
+    @property
+    def offloads_activations(self) -> Column:
+        """Whether saved activations live in host memory."""
+        return _offloads(self.offload, "activations")
 
     @property
     def dp_shard(self) -> Column:

@@ -33,14 +33,16 @@ from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.compute import CORE_RATIO, Rates, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
+from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
 from cost_models.memory import table_parameters
 from cost_models.model import ModelSpec
+from cost_models.offload import activation_seconds, host_link, update_seconds, without_offload
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
-from cost_models.workload import COMPUTE_BYTES, Workload
+from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
 from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
@@ -201,6 +203,8 @@ def rank_seconds(
     rank: PipelineRank,
 ) -> RankSeconds:
     """Price one pipeline rank; columns of the table's length."""
+    if rate.host_is_device:
+        table = without_offload(table)
     compute_bytes = COMPUTE_BYTES[workload.precision]
     tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel
@@ -240,6 +244,12 @@ def rank_seconds(
     )
     host_forward = host_wait(starts_forward, forward, rate)
     host_backward = host_wait(starts_backward, backward + again, rate)
+    link = host_link(cluster.accelerator, table, software)
+    if np.any(table.offloads_activations):
+        saved = layer_bytes(model, workload, software, table, rank)
+        saved = np.where(table.offloads_activations, saved, 0.0)
+        down, up = activation_seconds(saved, forward + host_forward, link)
+        host_forward, host_backward = host_forward + down, host_backward + up
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
     exposed = exposed_seconds(
@@ -254,6 +264,10 @@ def rank_seconds(
     params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
     shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
     shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
+    on_host = update_seconds(
+        shard, MASTER_BYTES[workload.precision], link, cluster.gpus_per_node, software
+    )
+    on_device = optimizer_seconds(shard, rate, software)
     return RankSeconds(
         compute=forward + backward,
         recompute=again,
@@ -269,7 +283,7 @@ def rank_seconds(
         expert_communication=by_axis["expert"] / table.num_microbatches,
         data_communication=by_axis["data"] + by_axis["expert_data"],
         replica_communication=by_axis["replicate"],
-        optimizer=optimizer_seconds(shard, rate, software)
+        optimizer=np.where(table.offloads_optimizer, on_host, on_device)
         + software.step_operators * rate.operator
         + by_axis["world"],
     )

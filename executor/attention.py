@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from executor.recompute import recomputed
 from executor.ring import blockwise_attention
 from executor.tensor_parallel import TensorAxis, rank_randomness
 from executor.ulysses import ulysses
+
+# masks that layers share, by the address of their memory
+SHARED_MASKS: Final[WeakValueDictionary[int, Tensor]] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class Documents:
         if (window, dtype) not in self.masks:
             hidden = ~self.visible(window)
             added = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
-            self.masks[window, dtype] = added
+            self.masks[window, dtype] = _shared(added)
         return self.masks[window, dtype]
 
 
@@ -146,7 +150,12 @@ def _window(
     """
     seen = visible(torch.arange(seq_len, device=device), window)
     added = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
-    return F.pad(added, (0, 1)) if sinks else added
+    return _shared(F.pad(added, (0, 1)) if sinks else added)
+
+
+def _shared(mask: Tensor) -> Tensor:
+    SHARED_MASKS[mask.untyped_storage().data_ptr()] = mask
+    return mask
 
 
 def _fused(

@@ -26,6 +26,10 @@ def check_compilable(plan: Plan, family: str = "") -> None:
     """Raise an InputError for a plan whose layers were not compared with eager ones."""
     if family in SPAN_FAMILIES:
         raise InputError(f"--compile: for {family} it is not proven to give eager's values")
+    if plan.offloads_activations:
+        raise InputError(
+            f"--compile: with offload {plan.offload} it is not proven to give eager's values"
+        )
     for name in ("context_parallel", "expert_parallel"):
         if (value := getattr(plan, name)) > 1:
             raise InputError(

@@ -348,6 +348,7 @@ def _layer(
         residual_multiplier=getattr(module, "residual_multiplier", 1.0),
         recompute=plan.recompute == "full",
         random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
+        offload=plan.offloads_activations,
     )
 
 

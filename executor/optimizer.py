@@ -7,7 +7,7 @@ one fused kernel updates them all, however they are shared out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,11 +160,14 @@ class Optimizer:
         betas: tuple[float, float],
         epsilon: float,
         weight_decay: float,
+        updated: Callable[[Held], Tensor] = lambda held: held.local,
     ) -> None:
+        """``updated``: gives the tensor that is updated for a part, where it is not the part's."""
         self.held = [h for h in held if h.local.numel() > 0]  # an uneven split may leave nothing
+        self.updated = {id(h): updated(h) for h in self.held}
         groups = [
             {
-                "params": [h.local for h in self.held if h.layout.is_matrix == decays],
+                "params": [self.updated[id(h)] for h in self.held if h.layout.is_matrix == decays],
                 "weight_decay": weight_decay if decays else 0.0,
             }
             for decays in (True, False)
@@ -176,28 +179,37 @@ class Optimizer:
             else torch.optim.SGD(groups, fused=True)
         )
 
-    def step(self, learning_rate: float, spoiled: Tensor | None = None) -> None:
+    def step(
+        self,
+        learning_rate: float,
+        spoiled: Tensor | None = None,
+        *,
+        gradients: Mapping[int, Tensor] | None = None,
+    ) -> None:
         """Update the weights with the gradients of the step, and drop the gradients.
 
         ``spoiled``: whether the gradients are not finite; then the fused kernel leaves weights and
-        states as they are, without asking the host.
+        states as they are, without asking the host. ``gradients``: copies, by the id of a part.
         """
+        copies = gradients or {}
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for h in self.held:
-            h.local.grad = h.gradient
+            self.updated[id(h)].grad = copies.get(id(h), h.gradient)
         skip_where(self.inner, spoiled)
         self.inner.step()
         for h in self.held:
-            h.local.grad = None
+            self.updated[id(h)].grad = None
 
     def state(self, held: Held) -> dict[str, Tensor]:
         """Return what is remembered of one part: moments in its shape, and scalars."""
-        found = self.inner.state.get(held.local, {})
+        updated = self.updated.get(id(held))
+        found = {} if updated is None else self.inner.state.get(updated, {})
         return {name: value for name, value in found.items() if torch.is_tensor(value)}
 
     def restore(self, held: Held, state: Mapping[str, Tensor]) -> None:
         """Set what is remembered of one part; the values are copied to where it is."""
-        self.inner.state[held.local] = {
-            name: value.to(held.local.device, copy=True) for name, value in state.items()
+        updated = self.updated[id(held)]
+        self.inner.state[updated] = {
+            name: value.to(updated.device, copy=True) for name, value in state.items()
         }

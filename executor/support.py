@@ -68,6 +68,8 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"tensor_parallel {plan.tensor_parallel} leaves a rank without any of the "
             f"{model.vocab_size} words of the vocabulary (vocab_size)"
         )
+    if model.family in SPAN_FAMILIES and plan.offloads_activations:
+        yield f"offload {plan.offload} for {model.family} (only none, optimizer)"
     if file.workload.adapter == "qlora":
         yield "adapter qlora: a base in 4 bits is priced, not run (none, lora)"
     if model.config.get("clip_qkv") is not None:

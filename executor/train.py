@@ -27,6 +27,7 @@ from executor.layout import Start, fresh_start
 from executor.learning_rate import LearningRate
 from executor.mesh import Grid, connect, leave, local_device
 from executor.models import COMPUTE_DTYPE, Stage
+from executor.offloaded_optimizer import OffloadedOptimizer
 from executor.optimizer import (
     Held,
     Optimizer,
@@ -145,7 +146,8 @@ class Trainer:
             tokens //= self.plan.tensor_parallel
         message = (self.plan.micro_batch_size, tokens, file.model.hidden_size)
         self.pipeline = Pipeline(self.stages, self.grid, message, COMPUTE_DTYPE[precision])
-        self.optimizer = Optimizer(
+        kind = OffloadedOptimizer if self.plan.offloads_optimizer else Optimizer
+        self.optimizer = kind(
             self.held,
             file.workload.optimizer,
             betas=betas,

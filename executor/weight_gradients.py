@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 
 class Due(NamedTuple):
@@ -49,7 +50,9 @@ def leaf_of(weight: Tensor) -> Tensor:
     node = weight.grad_fn
     while node is not None and not hasattr(node, "variable"):
         node = node.next_functions[0][0]
-    return weight if node is None else node.variable
+    if node is None:  # saved through hooks it is another tensor, with the parameter's accumulator
+        node = get_gradient_edge(weight).node
+    return node.variable
 
 
 def compute(due: Store) -> None:

@@ -11,6 +11,7 @@ from cost_models.estimate import Setting
 from cost_models.families import model_spec
 from cost_models.legality import FEWEST, question_of, require_legal
 from cost_models.model import ModelSpec
+from cost_models.offload import HOST_MEMORY_BANDWIDTH
 from cost_models.plan import Plan, Recompute
 from cost_models.schedules import default_virtual_stages
 from hardware_profiles.errors import InputError, NoLegalPlanError
@@ -84,6 +85,7 @@ def fit(
     else:
         plan, document, why = _least_recompute(setting, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
+    assumptions += _about_offload(setting, plan)
     fits = document["memory"]["verdict"] == "fits"
     return FitAnswer(
         setting=setting,
@@ -93,6 +95,19 @@ def fit(
         ways_out=() if fits else ways_out(setting, plan),
         reach=reach(setting, plan) if fits else {},
     )
+
+
+def _about_offload(setting: Setting, plan: Plan) -> list[str]:
+    """Say what offload stands on."""
+    if plan.offload == "none":
+        return []
+    if not setting.on_gpu:
+        return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
+    said = f"offload {plan.offload}: the host has memory enough (its seconds were never measured)"
+    if plan.offloads_optimizer:
+        rate = HOST_MEMORY_BANDWIDTH / 1e9
+        said += f"; its cores update at {rate:.1f} GB/s, shared by a node's ranks (a convention)"
+    return [said]
 
 
 def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:

@@ -95,3 +95,4 @@ class Layer:
     residual_multiplier: float  # of the same
     recompute: bool  # the whole layer
     random: bool  # has dropout
+    offload: bool  # what it saves goes to the host

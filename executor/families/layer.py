@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from executor.attention import Documents
 from executor.families.description import Block, Layer, Rotary
+from executor.offload import offloaded
 from executor.recompute import recomputed
 
 
@@ -25,7 +27,15 @@ def run_layer(
         layer = replace(layer, core=replace(layer.core, documents=documents))
     if not module.training:  # evaluation: nothing is dropped, nothing is kept
         core = replace(layer.core, dropout=0.0, recompute=False)
-        layer = replace(layer, core=core, dropout=0.0, recompute=False)
+        layer = replace(layer, core=core, dropout=0.0, recompute=False, offload=False)
+    if layer.offload:
+        rest = partial(_run, layer, module, hidden, rotary)
+        staying = [*module.parameters(), *module.buffers(), *(rotary or ())]
+        return offloaded(rest, hidden.device, staying)
+    return _run(layer, module, hidden, rotary)
+
+
+def _run(layer: Layer, module: nn.Module, hidden: Tensor, rotary: Rotary | None) -> Tensor:
     if layer.recompute:
         return recomputed(decoder_layer, module, layer, hidden, rotary, random=layer.random)
     return decoder_layer(module, layer, hidden, rotary)

@@ -46,6 +46,7 @@ def cases() -> list[Case]:
         *_context(),
         *_experts(),
         *_adapters(),
+        *_offload(),
         *_together(),
     ]
     found = list({case.name: case for case in found}.values())
@@ -74,6 +75,7 @@ def describe(plan: Plan) -> str:
     words += [] if plan.expert_tensor_parallel else ["whole-experts"]
     words += [plan.recompute] if plan.recompute != "none" else []
     words += [f"first{plan.recompute_layers}"] if plan.recompute_layers else []
+    words += [f"offload {plan.offload}"] if plan.offload != "none" else []
     return "·".join(words) or "one process"
 
 
@@ -157,6 +159,17 @@ def _adapters() -> Iterator[Case]:
     for family, plan, options in plans:
         targets = " of attention" if "adapter_targets" in options else ""
         yield Case(f"{family} {describe(plan)} lora{targets}", plan, family, {"lora": 4, **options})
+
+
+def _offload() -> Iterator[Case]:
+    """What layers save leaves the device: with every way to keep less of it, whole and split."""
+    yield _case(Plan(2, zero_stage=3, num_microbatches=2, offload="optimizer"), tied=True)
+    parts = Plan(2, 2, zero_stage=2, sequence_parallel=True, offload="activations")
+    yield _case(parts, "qwen3")
+    whole = Plan(2, 1, 2, 2, "zbv", 3, recompute="full", num_microbatches=4, offload="activations")
+    yield _case(whole, tied=True)
+    both = Plan(1, 2, 2, recompute="selective", num_microbatches=2, offload="optimizer+activations")
+    yield _case(both, "gpt2", tied=True)
 
 
 def _together() -> Iterator[Case]:

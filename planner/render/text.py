@@ -41,7 +41,7 @@ MOMENT_WORDS: Final = {
 TIME_WORDS: Final = {
     "compute": "computation",
     "recompute": "recomputation",
-    "host": "waiting for the host to start kernels",
+    "host": "waiting for the host (starting kernels, offloaded activations)",
     "tensor_communication": "tensor-parallel communication",
     "expert_communication": "tokens to experts and back",
     "context_communication": "context-parallel communication that is not hidden",

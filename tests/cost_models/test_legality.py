@@ -164,7 +164,6 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("mixtral"), "adapter": "lora"},
         ["adapter lora", "dense"],
     ),
-    "offload": ({"offload": "optimizer"}, {}, ["offload = optimizer", "must be none"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }
 

@@ -22,6 +22,11 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         {"vocab_size": 9, "family": "gpt2"},
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
+    "saved spans": (
+        Plan(offload="activations"),
+        {"family": "t5"},
+        r"offload activations for t5 \(only none, optimizer\)",
+    ),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
     "both ways over ranks": (
         Plan(context_parallel=2),

@@ -293,3 +293,20 @@ def test_the_plan_of_an_adapter_comes_back_from_its_file(tmp_path: Path) -> None
     assert file.model == answer.setting.model
     with pytest.raises(InputError, match="choose one of them"):
         planner.fit("llama-3.2-1b", "2xA100-80GB", lora=8, qlora=8)
+
+
+@pytest.mark.parametrize(("device", "said"), [("gpu", "204.8 GB/s"), ("cpu", "saves nothing")])
+def test_offload_says_what_it_stands_on(device: Any, said: str) -> None:
+    cluster = parse_cluster(CLUSTER)
+    cluster = replace(cluster, accelerator=replace(cluster.accelerator, device=device))
+    answer = planner.fit(llama(), cluster, seq_len=256, offload="optimizer")
+    assert answer.plan.offload == "optimizer"
+    assert any(said in words for words in answer.assumptions)
+    assert not any("offload" in words for words in fit().assumptions)
+
+
+def test_pinned_offload_is_searched() -> None:
+    options: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8}
+    found = planner.plan(llama(), CLUSTER, fix={"offload": "optimizer"}, **options)
+    assert found.best.offload == "optimizer"
+    assert planner.plan(llama(), CLUSTER, **options).best.offload == "none"

@@ -1,0 +1,73 @@
+"""Seconds that host memory costs: transfers over the host's link, and the update on its cores.
+
+Units: seconds and bytes; every function broadcasts over plan columns. On a CPU host memory is the
+device's: offload changes nothing there, neither memory nor time.
+
+Leaves out: the memory of the host itself, and its copies of weights and gradients there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.plan import PlanTable
+from hardware_profiles.errors import InputError
+from hardware_profiles.schema import Accelerator
+from hardware_profiles.software import SoftwareProfile
+
+# Convention, not a measurement: eight channels of DDR4-3200 of 25.6 GB/s (JESD79-4), shared by all
+# ranks of a node
+HOST_MEMORY_BANDWIDTH: Final = 204.8e9
+
+
+def without_offload(table: PlanTable) -> PlanTable:
+    """Return the same plans with nothing in host memory: what offload comes to on a CPU."""
+    return replace(table, offload=np.zeros_like(table.offload))
+
+
+def host_link(accelerator: Accelerator, table: PlanTable, software: SoftwareProfile) -> float:
+    """Return bytes/s one way between accelerator and host; unknown is an error where it counts."""
+    figure = accelerator.host_bandwidth
+    if figure is not None:
+        return float(figure.value) * software.bus_efficiency
+    if np.any(table.offload > 0):
+        raise InputError(
+            f"{accelerator.name}: offload needs host_bandwidth, which is not known (it can be set "
+            "in the cluster's file)"
+        )
+    return float("inf")
+
+
+def activation_seconds(saved: Real, forward: Real, link: float) -> tuple[Real, Real]:
+    """Seconds that a micro-batch's saved activations add to its forward and its backward pass.
+
+        forward   max(0, bytes / link - forward)    they leave while the next layers compute
+        backward  bytes / link                      each layer waits for its own
+
+    >>> [float(x) for x in activation_seconds(8e9, 0.25, 16e9)]
+    [0.25, 0.5]
+    """
+    transfer = np.multiply(1.0, saved) / link
+    return np.maximum(0.0, transfer - forward), transfer
+
+
+def update_seconds(
+    parameters: Real,
+    master_bytes: float,
+    link: float,
+    ranks_of_host: int,
+    software: SoftwareProfile,
+) -> Real:
+    """Seconds of the optimizer on the host: gradients down, the update, new weights up.
+
+        2 w P / link + ranks of a host x (bytes that the update moves) P / host memory bandwidth
+
+    ``parameters``: that a rank updates. The three follow one another. Source: ZeRO-Offload
+    (arXiv:2101.06840), sec. 4.1, without its overlap and with fp32 both ways.
+    """
+    moved = software.optimizer_accesses_bytes * ranks_of_host / HOST_MEMORY_BANDWIDTH
+    return parameters * (2.0 * master_bytes / link + moved)
