@@ -23,6 +23,8 @@ ADAPTED_PARTS: Final = {
 # QLoRA, sec. 3: 4 bits an element, one fp32 scale for each block of 64
 BLOCK: Final = 64
 QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
+# elements, a multiple of the block: what is unpacked at once with the indices that this takes
+UNPACKED_AT_ONCE: Final = 1 << 22
 
 
 def is_adapted(weight: Weight, targets: str) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from cost_models.adapters import adapter_names
 from cost_models.arrays import Count, Real
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.parameters import active_parameters
@@ -177,10 +178,13 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
     """
     kinds = [model.kinds[kind] for kind in model.pattern]
     whole: Real = np.zeros(len(table))
+    left_out: Real = np.zeros(len(table))
     for number, kind in enumerate(model.kinds):
         each = [w.numel for w in kind.weights if w.is_adapter and w.cut == "replicate"]
         times = 3.0 * model.pattern.count(number) + repeats[number]
         whole = whole + 2.0 * sum(each) * times
+        unneeded = repeats[number] * _last_adapter(model, kind)
+        left_out = left_out + table.tensor_parallel * unneeded
     first = kinds[0]
     parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
@@ -188,7 +192,7 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
     reads = [w for w in reads if not (w.is_adapter and w.name.endswith("lora_B.weight"))]
     idle = sum(2.0 * w.numel for w in reads) if any(w.frozen for w in reads) else 0.0
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
-    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0)
+    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - left_out
 
 
 def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
@@ -214,12 +218,26 @@ def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
     """Forward FLOP of the last matrix of a layer, where recomputation stops in front of it."""
     if kind.norms_after or model.hidden_dropout > 0:
         return 0.0
-    rows = [
+    rows = _rows(kind)
+    return 2.0 * rows[-1].numel if rows else 0.0
+
+
+def _last_adapter(model: ModelSpec, kind: LayerKind) -> float:
+    """The same of the matrix B beside it: nothing is kept of a base in 4 bits, which comes last."""
+    rows = _rows(kind)
+    if not _last_matrix(model, kind) or not rows[-1].quantised:
+        return 0.0
+    (second,) = (w for w in kind.weights if w.name == adapter_names(rows[-1].name)[1])
+    return 2.0 * second.numel
+
+
+def _rows(kind: LayerKind) -> list[Weight]:
+    """The row-cut matrices of a dense feed-forward."""
+    return [
         w
         for w in kind.weights
         if w.role == "linear" and w.cut == "row" and w.part == "mlp" and not w.is_adapter
     ]
-    return 2.0 * rows[-1].numel if rows else 0.0
 
 
 def rule_of_thumb_ratio(model: ModelSpec, seq_len: Count) -> Real:

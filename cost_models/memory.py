@@ -21,7 +21,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from cost_models.adapters import QUANTISED_BYTES, frozen_part, has_frozen, trainable_part
+from cost_models.adapters import (
+    QUANTISED_BYTES,
+    UNPACKED_AT_ONCE,
+    frozen_part,
+    has_frozen,
+    trainable_part,
+)
 from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.held_activations import held_activations
 from cost_models.model import LayerKind, ModelSpec, Weight
@@ -148,16 +154,29 @@ def rank_parameters(
 def frozen_bytes(
     model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
 ) -> Real:
-    """Bytes of frozen weights, whole on every data rank: c P, or 4 bits and scales.
-
-    In use, the largest of the matrices in 4 bits is there once more, in the compute precision.
-    """
+    """Bytes of frozen weights, whole on every data rank: c P, or 4 bits and scales."""
     if not has_frozen(model):
         return np.zeros(len(table))
     plain = table_parameters(frozen_part(model, quantised=False), rank, table)
     small = table_parameters(frozen_part(model, quantised=True), rank, table)
-    used = compute_bytes * small.largest_pair * (1.0 if float(np.max(small.total)) > 0 else 0.0)
-    return compute_bytes * plain.total + QUANTISED_BYTES * small.total + used
+    return compute_bytes * plain.total + QUANTISED_BYTES * small.total
+
+
+def unpacked_bytes(
+    model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
+) -> Real:
+    """Bytes while a layer uses its largest matrix in 4 bits: c of an element.
+
+    Of the elements that are unpacked at once also half an int32 index each, and the value in fp32
+    where the compute precision is less.
+    """
+    largest = np.zeros(len(table))
+    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        for weight in kind.weights:
+            if count and weight.quantised:
+                largest = np.maximum(largest, shard_numel(weight, table.tensor_parallel))
+    beside = 2.0 + (4.0 if compute_bytes < 4.0 else 0.0)
+    return compute_bytes * largest + beside * np.minimum(largest, UNPACKED_AT_ONCE)
 
 
 def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:
@@ -214,14 +233,20 @@ def rank_memory(
     held = held_activations(model, workload, software, table, rank)
     gradients = _gradients(workload, software, table, params, held.in_flight + held.due)
     buffers = _buffers(software, table, params, rank, compute, master, held.in_flight + held.due)
+    used = unpacked_bytes(model, rank, table, compute)
     zeros = np.zeros_like(held.saved)
     moments = (
         (gradients.full_flight, held.saved, held.logits_forward, buffers.loss_forward),
         (gradients.full_flight, held.saved, held.logits_backward, buffers.loss_backward),
         (gradients.full_flight, held.saved, zeros, buffers.head),
-        (gradients.full_flight, held.saved + held.working, zeros, buffers.backward),
-        (gradients.later, held.saved_later + held.working, held.logits_later, buffers.backward),
-        (gradients.last_layer, held.last_layer, zeros, buffers.last_layer),
+        (gradients.full_flight, held.saved + held.working, zeros, buffers.backward + used),
+        (
+            gradients.later,
+            held.saved_later + held.working,
+            held.logits_later,
+            buffers.backward + used,
+        ),
+        (gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used),
         (gradients.embedding, zeros, zeros, buffers.embedding),
         (gradients.reduced, zeros, zeros, zeros),
     )

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from cost_models.plan import Plan
+from cost_models.workload import Adapter
 from executor.mesh import gather_json
 from executor.models import Stage
 from executor.support import SPAN_FAMILIES
@@ -22,7 +23,7 @@ from hardware_profiles.errors import InputError
 SHOWN: Final = 200  # characters of why there is no compiler
 
 
-def check_compilable(plan: Plan, family: str = "") -> None:
+def check_compilable(plan: Plan, family: str = "", adapter: Adapter = "none") -> None:
     """Raise an InputError for a plan whose layers were not compared with eager ones."""
     if family in SPAN_FAMILIES:
         raise InputError(f"--compile: for {family} it is not proven to give eager's values")
@@ -35,6 +36,8 @@ def check_compilable(plan: Plan, family: str = "") -> None:
             raise InputError(
                 f"--compile: with {name} {value} it is not proven to give eager's values"
             )
+    if adapter == "qlora":
+        raise InputError("--compile: with adapter qlora it is not proven to give eager's values")
 
 
 def compile_layers(stages: Sequence[Stage], device: torch.device) -> str | None:

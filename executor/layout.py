@@ -42,6 +42,8 @@ class Layout:
     of_experts: bool = False  # its first dimension counts experts, which ranks may share
     frozen: bool = False  # no gradient, no update
     is_adapter: bool = False  # beside a frozen matrix
+    quantised: bool = False  # kept in 4 bits, see ``executor.quantised``
+    transposed: bool = False  # a matrix stored (in, out)
 
     @property
     def is_matrix(self) -> bool:
@@ -126,6 +128,8 @@ def _layout(
         of_experts=weight.is_routed_expert,
         frozen=weight.frozen,
         is_adapter=weight.is_adapter,
+        quantised=weight.quantised,
+        transposed=weight.transposed,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cost_models.adapters import BLOCK
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan_file import PlanFile
 from cost_models.stages import recomputed_range
@@ -32,6 +33,7 @@ from executor.families.experts import prepare_experts
 from executor.families.layer import run_layer
 from executor.layout import Layout, Pieces, Ranges, Start, buffer_layouts, layouts
 from executor.loss import summed_cross_entropy
+from executor.quantised import Packed, num_blocks, packed
 from executor.tensor_parallel import (
     WHOLE,
     TensorAxis,
@@ -79,6 +81,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         spec, workload = file.model, file.workload
         self.index = index
         self.first, self.last = index == 0, index == file.plan.num_stages - 1
+        self.master = MASTER_DTYPE[workload.precision]
         self.axis, self.experts, self.family = axis, experts, FAMILIES[spec.family]
         whole = causal_lm(
             spec.config,
@@ -176,11 +179,29 @@ class Stage(nn.Module):  # type: ignore[misc]
             if tied:
                 self.is_second_copy.add(name)
             shape = layout.local_shape(self.axis, self.experts)
+            if layout.quantised:
+                self._pack(name, layout, shape)
+                continue
             dtype = compute if layout.frozen else old.dtype
             empty = torch.empty(shape, dtype=dtype, device="meta")
             self._set(name, nn.Parameter(empty, requires_grad=not layout.frozen))
         if spec.tie_embeddings and self.first and self.last:
             self._set(head, self.get_parameter(tokens))
+
+    def _pack(self, name: str, layout: Layout, shape: tuple[int, ...]) -> None:
+        """Replace a matrix by its codes and scales, which are never whole in more than 4 bits."""
+        linear: Any = self.get_submodule(name.rpartition(".")[0])
+        linear.packed_shape = shape[::-1] if layout.transposed else shape
+        count = num_blocks(shape)
+        codes = torch.empty(count * BLOCK // 2, dtype=torch.uint8, device="meta")
+        linear.weight = nn.Parameter(codes, requires_grad=False)
+        scales = torch.empty(count, dtype=torch.float32, device="meta")
+        linear.weight_scales = nn.Parameter(scales, requires_grad=False)
+
+    def packed(self, name: str) -> Packed:
+        """Return a matrix that is kept in 4 bits; (out, in)."""
+        linear: Any = self.get_submodule(name.rpartition(".")[0])
+        return Packed(linear.weight, linear.weight_scales, linear.packed_shape)
 
     def _set(self, name: str, parameter: nn.Parameter) -> None:
         path, _, last = name.rpartition(".")
@@ -239,8 +260,14 @@ class Stage(nn.Module):  # type: ignore[misc]
                     dim, first, last = data_slices[name]
                     within = _within(pieces[dim], first, last)
                     pieces = (*pieces[:dim], within, *pieces[dim + 1 :])
-                local.copy_(start(layout, pieces))
                 self.pieces[name] = pieces
+                if layout.quantised:
+                    values = start(layout, pieces).to(device)
+                    fresh = packed(values.t() if layout.transposed else values)
+                    self.packed(name).codes.copy_(fresh.codes)
+                    self.packed(name).scales.copy_(fresh.scales)
+                else:
+                    local.copy_(start(layout, pieces))
 
     def forward(self, batch: Batch, received: Tensor | None = None) -> Tensor:
         """Run the stage on a micro-batch; ``received``: the hidden state of the stage before.

@@ -19,6 +19,7 @@ from executor.compat import multiply_each_, skip_where
 from executor.layout import Layout, Pieces
 from executor.mesh import Grid, data_axis
 from executor.models import Stage, local_tensor
+from executor.quantised import Packed
 from executor.tensor_parallel import WHOLE, TensorAxis
 
 
@@ -34,6 +35,20 @@ class Held:
     axes: tuple[str, ...]  # of the grid, along which ranks hold different parts
     copies: int  # ranks of the stage that hold this very part
     second_copy: bool  # of a tied tensor
+    packed: Packed | None = None  # a matrix in 4 bits, of which ``local`` is the codes
+    unpacked: torch.dtype = torch.float32  # in which a checkpoint holds such a matrix
+
+    @property
+    def saved_dtype(self) -> torch.dtype:
+        """Precision in which a checkpoint holds it."""
+        return self.local.dtype if self.packed is None else self.unpacked
+
+    def saved(self) -> Tensor:
+        """Return what a checkpoint holds of it."""
+        if self.packed is None:
+            return self.local
+        values = self.packed.matrix(self.saved_dtype)
+        return values.t() if self.layout.transposed else values
 
     @property
     def gradient(self) -> Tensor:
@@ -74,7 +89,10 @@ def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
             copies = ranks // math.prod(grid.size(axis) for axis in axes)
             parameter, second = stage.get_parameter(name), name in stage.is_second_copy
             pieces = stage.pieces[name]
-            found.append(Held(name, layout, parameter, parameter, pieces, axes, copies, second))
+            held = Held(name, layout, parameter, parameter, pieces, axes, copies, second)
+            if layout.quantised:
+                held.packed, held.unpacked = stage.packed(name), stage.master
+            found.append(held)
     for name, layout in stage.buffer_layouts.items():
         local = torch.nn.Parameter(stage.get_buffer(name), requires_grad=False)
         found.append(Held(name, layout, local, local, layout.ranges(WHOLE), (), ranks, False))

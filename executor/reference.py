@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from cost_models.plan_file import PlanFile
 from executor.adapters import add_adapter
 from executor.compat import causal_lm
-from executor.layout import fresh_tensor, layouts
+from executor.layout import Layout, fresh_tensor, layouts
 from executor.models import MASTER_DTYPE
-from executor.tensor_parallel import WHOLE
+from executor.quantised import packed
+from executor.tensor_parallel import WHOLE, TensorAxis
 
 
 def reference_model(file: PlanFile, seed: int) -> nn.Module:
@@ -36,8 +37,24 @@ def reference_model(file: PlanFile, seed: int) -> nn.Module:
     with torch.no_grad():
         for name, layout in table.items():
             model.get_parameter(name).requires_grad_(not layout.frozen)
-            model.get_parameter(name).copy_(fresh_tensor(layout, seed, layout.ranges(WHOLE)))
+            model.get_parameter(name).copy_(_start(file, layout, seed))
     return model
+
+
+def _start(file: PlanFile, layout: Layout, seed: int) -> Tensor:
+    """Return a whole tensor's start values: of one in 4 bits, what its slices are unpacked to."""
+    if not layout.quantised:
+        return fresh_tensor(layout, seed, layout.ranges(WHOLE))
+    full = torch.empty(layout.shape, dtype=MASTER_DTYPE[file.workload.precision])
+    for rank in range(file.plan.tensor_parallel):
+        pieces = layout.ranges(TensorAxis(size=file.plan.tensor_parallel, rank=rank))
+        values = fresh_tensor(layout, seed, pieces)
+        slice_ = packed(values.t() if layout.transposed else values).matrix(full.dtype)
+        slice_ = slice_.t() if layout.transposed else slice_
+        dim = layout.cut_dim or 0
+        places = torch.cat([torch.arange(start, stop) for start, stop in pieces[dim]])
+        full.index_copy_(dim, places, slice_)
+    return full
 
 
 def _adapted_forward(linear: Any, x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def train(
     called with the trainer before the first step.
     """
     if training.compile:
-        check_compilable(file.plan, file.model.family)
+        check_compilable(file.plan, file.model.family, file.workload.adapter)
     device = local_device()
     connect(device)
     folder = _of_rank_0(folder, device)

@@ -70,8 +70,6 @@ def _problems(file: PlanFile) -> Iterator[str]:
         )
     if model.family in SPAN_FAMILIES and plan.offloads_activations:
         yield f"offload {plan.offload} for {model.family} (only none, optimizer)"
-    if file.workload.adapter == "qlora":
-        yield "adapter qlora: a base in 4 bits is priced, not run (none, lora)"
     if model.config.get("clip_qkv") is not None:
         yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
     if model.config.get("router_jitter_noise"):

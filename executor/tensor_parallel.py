@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.compat import all_gather, reduce_scatter
+from executor.quantised import Packed, linear, matrix_of
 from executor.weight_gradients import Due, store
 
 
@@ -52,7 +53,10 @@ WHOLE = TensorAxis()
 
 
 def column_linear(
-    axis: TensorAxis, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    axis: TensorAxis,
+    x: Tensor,
+    weights: Sequence[Tensor | Packed],
+    biases: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
     """Multiply one input with several column-cut matrices (out, in), with one collective for all.
 
@@ -60,7 +64,7 @@ def column_linear(
     backward  the same all_gather, reduce_scatter   or all_reduce of the input's gradient
     """
     if axis.size == 1 and not axis.weights_later:
-        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+        return tuple(linear(x, w, b) for w, b in zip(weights, biases, strict=True))
     outputs: tuple[Tensor, ...] = _ColumnLinear.apply(axis, len(weights), x, *weights, *biases)
     return outputs
 
@@ -147,27 +151,31 @@ def rank_randomness(axis: TensorAxis) -> Iterator[None]:
 class _ColumnLinear(Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, axis: TensorAxis, count: int, x: Tensor, *parameters: Tensor | None
+        ctx: Any, axis: TensorAxis, count: int, x: Tensor, *parameters: Any
     ) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
         ctx.axis, ctx.has_bias = axis, [bias is not None for bias in biases]
         ctx.sources = weights  # as they came: a gradient goes through a view to its parameter
         ctx.trained = [number for number in range(count) if ctx.needs_input_grad[3 + number]]
-        ctx.save_for_backward(x, *weights)
+        ctx.save_for_backward(x, *(None if isinstance(w, Packed) else w for w in weights))
         whole = _gather(axis, x)() if axis.sequence_parallel else x
-        return tuple(F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
+        return tuple(linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        x, *weights = ctx.saved_tensors
+        x, *kept = ctx.saved_tensors
+        weights = [
+            source if isinstance(source, Packed) else weight
+            for source, weight in zip(ctx.sources, kept, strict=True)
+        ]
         axis: TensorAxis = ctx.axis
         later = store() if axis.weights_later else None
         now = later is None and bool(ctx.trained)
         gathered = _gather(axis, x) if axis.sequence_parallel and now else None
         flat = [gradient.flatten(0, -2) for gradient in gradients]
-        input_gradient = flat[0] @ weights[0]
+        input_gradient = flat[0] @ matrix_of(weights[0], x.dtype)
         for gradient, weight in zip(flat[1:], weights[1:], strict=True):
-            input_gradient = torch.addmm(input_gradient, gradient, weight)
+            input_gradient = torch.addmm(input_gradient, gradient, matrix_of(weight, x.dtype))
         reduced = _reduce(axis, input_gradient.view(*gradients[0].shape[:-1], -1))
 
         def weight_gradients() -> list[Tensor]:

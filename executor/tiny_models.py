@@ -124,6 +124,7 @@ def tiny(
     optimizer: str = "sgd",
     attention_kernel: str = "flash",
     lora: int = 0,
+    qlora: int = 0,
     adapter_targets: str = "all",
     **config: Any,
 ) -> PlanFile:
@@ -138,9 +139,9 @@ def tiny(
         precision=cast(Any, precision),
         optimizer=cast(Any, optimizer),
         attention_kernel=cast(Any, attention_kernel),
-        adapter="lora" if lora else "none",
-        adapter_rank=lora,
-        adapter_alpha=2.0 * lora,
+        adapter="lora" if lora else "qlora" if qlora else "none",
+        adapter_rank=lora or qlora,
+        adapter_alpha=2.0 * (lora or qlora),
         adapter_targets=cast(Any, adapter_targets),
     )
     model = adapted(model_spec(values, name=f"tiny {family}", where="test"), workload)

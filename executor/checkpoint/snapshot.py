@@ -23,18 +23,20 @@ class Snapshot:
 
     def take(self) -> Files:
         """Return the copies: master weights, and what the optimizer remembers of them."""
-        weights = {h.layout.name: h.local for h in self.share}
         state = {
             state_name(key, h.layout.name): value
             for h in self.share
             for key, value in self.trainer.optimizer.state(h).items()
         }
-        files = {WEIGHTS: weights, STATE: state}
         copies = {
-            kind: {name: self._copy(f"{kind}/{name}", tensor) for name, tensor in tensors.items()}
-            for kind, tensors in files.items()
-            if tensors
+            # one after the other: a matrix in 4 bits is unpacked for it
+            WEIGHTS: {
+                h.layout.name: self._copy(f"{WEIGHTS}/{h.layout.name}", h.saved())
+                for h in self.share
+            },
+            STATE: {name: self._copy(f"{STATE}/{name}", value) for name, value in state.items()},
         }
+        copies = {kind: tensors for kind, tensors in copies.items() if tensors}
         if self.trainer.device.type == "cuda":
             torch.cuda.synchronize(self.trainer.device)
         return copies

@@ -127,7 +127,7 @@ class Writer:
 
 
 def _entry(held: Held) -> list[Any]:
-    return [held.layout.name, held.layout.shape, DTYPE_NAMES[held.local.dtype], held.pieces]
+    return [held.layout.name, held.layout.shape, DTYPE_NAMES[held.saved_dtype], held.pieces]
 
 
 def _tensors(entries: Sequence[Sequence[Any]]) -> dict[str, TensorEntry]:

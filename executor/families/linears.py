@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from executor.compat import Conv1D
+from executor.quantised import Packed
+from executor.quantised import linear as multiply
 from executor.tensor_parallel import WHOLE, TensorAxis, column_linear, row_linear, sum_over_ranks
 
 
@@ -41,7 +43,7 @@ def row(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
         return row_linear(axis, x, _out_in(linear), linear.bias)
     inner = F.linear(x, linear.lora_A.weight)
     y = linear.lora_scale * F.linear(inner, linear.lora_B.weight)
-    y = y + F.linear(x, _out_in(linear))  # last, where a recomputation may leave it out
+    y = y + multiply(x, _out_in(linear))  # last, where a recomputation may leave it out
     if axis.size > 1:
         y = sum_over_ranks(axis, y)
     return y if linear.bias is None else y + linear.bias
@@ -58,7 +60,9 @@ def is_adapted(linear: Any) -> bool:
     return hasattr(linear, "lora_A")
 
 
-def _out_in(linear: Any) -> Tensor:
+def _out_in(linear: Any) -> Tensor | Packed:
     """Return the weight as (out, in); GPT-2's Conv1D stores (in, out)."""
+    if hasattr(linear, "weight_scales"):
+        return Packed(linear.weight, linear.weight_scales, linear.packed_shape)
     weight: Tensor = linear.weight
     return weight.t() if isinstance(linear, Conv1D) else weight

@@ -148,7 +148,7 @@ def _experts() -> Iterator[Case]:
 
 
 def _adapters() -> Iterator[Case]:
-    """A frozen base with LoRA: what is trained is small, what is cut is not."""
+    """A frozen base with LoRA, in 4 bits or not: what is trained is small, what is cut is not."""
     plans: tuple[tuple[str, Plan, dict[str, Any]], ...] = (
         ("llama", Plan(num_microbatches=2), {}),
         ("qwen3", Plan(1, 2, sequence_parallel=True, num_microbatches=2), {}),
@@ -164,6 +164,11 @@ def _adapters() -> Iterator[Case]:
     for family, plan, options in plans:
         targets = " of attention" if "adapter_targets" in options else ""
         yield Case(f"{family} {describe(plan)} lora{targets}", plan, family, {"lora": 4, **options})
+    for family, plan in (
+        ("llama", Plan(1, 2, sequence_parallel=True, recompute="full", num_microbatches=2)),
+        ("gpt2", Plan(2, 1, 2, 1, "zero_bubble", 2, num_microbatches=4)),
+    ):
+        yield Case(f"{family} {describe(plan)} qlora", plan, family, {"qlora": 4})
 
 
 def _offload() -> Iterator[Case]:

@@ -10,9 +10,7 @@ from tiny import tiny, verified
 
 from cost_models.plan import Plan
 from executor import layout
-from executor.support import check_supported
 from executor.verify import TOLERANCE
-from hardware_profiles.errors import InputError
 
 pytestmark = pytest.mark.distributed
 
@@ -50,10 +48,3 @@ def test_a_summand_that_is_not_added_up_is_seen() -> None:
     found = verified(tiny(Plan(1, 2), lora=4, num_layers=2), _without_sums)
     assert found.gradient_difference > 1e-3
     assert not found.passed
-
-
-def test_four_bits_are_priced_but_refused() -> None:
-    file = tiny(Plan(), lora=4)
-    file = replace(file, workload=replace(file.workload, adapter="qlora"))
-    with pytest.raises(InputError, match="adapter qlora"):
-        check_supported(file)

@@ -103,3 +103,5 @@ def test_one_rank_without_a_compiler_is_enough_to_run_eagerly():
 def test_plans_that_were_not_compared_are_refused():
     with pytest.raises(InputError, match="--compile: with context_parallel 2 it is not proven"):
         check_compilable(Plan(context_parallel=2))
+    with pytest.raises(InputError, match="adapter qlora"):
+        check_compilable(Plan(), adapter="qlora")

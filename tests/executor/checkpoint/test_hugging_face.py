@@ -91,11 +91,19 @@ def test_an_export_computes_what_was_trained(family: str, tied: bool, plan: Plan
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("family", "plan"), [("qwen3", Plan(1, 2, micro_batch_size=2)), ("gpt2", Plan(1, 2))]
+    ("family", "plan", "adapter"),
+    [
+        ("qwen3", Plan(1, 2, micro_batch_size=2), "lora"),
+        ("gpt2", Plan(1, 2), "lora"),
+        ("gpt2", Plan(1, 2, micro_batch_size=2), "qlora"),
+    ],
 )
-def test_an_export_has_its_adapters_multiplied_in(family: str, plan: Plan, tmp_path: Path):
+def test_an_export_has_its_adapters_multiplied_in(
+    family: str, plan: Plan, adapter: str, tmp_path: Path
+):
     dropout = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0} if family == "gpt2" else {}
-    file = tiny(plan, family, lora=4, num_layers=2, optimizer="adamw", **dropout)
+    options: dict[str, Any] = {adapter: 4, **dropout}
+    file = tiny(plan, family, num_layers=2, optimizer="adamw", **options)
     model, next_loss = _exported(file, tmp_path)
     assert _loss(model, file, 2) == pytest.approx(next_loss, rel=1e-12)
     assert not any("lora" in name for name, _ in model.named_parameters())
