@@ -22,15 +22,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from cost_models.adapters import (
-    QUANTISED_BYTES,
-    UNPACKED_AT_ONCE,
-    frozen_part,
-    has_frozen,
     trainable_part,
 )
 from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.held_activations import held_activations
-from cost_models.model import LayerKind, ModelSpec, Weight
+from cost_models.model import ModelSpec
 from cost_models.model_states import (
     accumulated_gradient_bytes,
     optimizer_bytes,
@@ -38,8 +34,13 @@ from cost_models.model_states import (
     weight_bytes,
 )
 from cost_models.offload import without_offload
-from cost_models.parameters import kind_numel, routed_numel, shard_numel
 from cost_models.plan import PlanTable
+from cost_models.rank_parameters import (
+    RankParameters,
+    frozen_bytes,
+    table_parameters,
+    unpacked_bytes,
+)
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, OPTIMIZER_STATES, Workload
@@ -85,118 +86,6 @@ class MemoryParts:
     def peak(self) -> Real:
         """Bytes that the device shows as used."""
         return self.allocated + self.runtime
-
-
-@dataclass(frozen=True, slots=True)
-class RankParameters:
-    """Elements on one tensor-parallel rank of one pipeline rank (columns over plans)."""
-
-    total: Real
-    apart: Real  # of these, routed experts that are shared out among other ranks than the rest
-    apart_layer: Real  # the same of one layer
-    largest_layer: Real
-    largest_pair: Real  # its two largest matrices
-    embedding: Real
-    head: Real
-
-
-def block_numel(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
-    """Elements of some tensors on one tensor-parallel rank."""
-    return sum((shard_numel(w, tensor_parallel) for w in weights), start=np.asarray(0.0))
-
-
-def rank_parameters(
-    model: ModelSpec,
-    rank: PipelineRank,
-    tensor_parallel: Count,
-    pipeline_parallel: Count,
-    *,
-    expert_tensor: Count | None = None,
-    expert_parallel: Count = 1,
-    experts_apart: Flag = False,
-) -> RankParameters:
-    """Count what a pipeline rank holds; a tied projection is a second copy only on another rank."""
-    cut = tensor_parallel if expert_tensor is None else expert_tensor
-    kinds = [
-        kind_numel(kind, tensor_parallel, expert_tensor=cut, expert_parallel=expert_parallel)
-        for kind in model.kinds
-    ]
-    layers = sum(
-        (n * size for n, size in zip(rank.kind_counts, kinds, strict=True)), start=np.asarray(0.0)
-    )
-    present = [size for n, size in zip(rank.kind_counts, kinds, strict=True) if n]
-    zero = np.zeros_like(np.multiply(1.0, tensor_parallel))
-    embedding = block_numel(model.embedding, tensor_parallel) if rank.first else zero
-    head = block_numel(model.head, tensor_parallel) if rank.last else zero
-    if rank.last and model.tie_embeddings and model.head_multiply:
-        copy = np.multiply(1.0, model.head_multiply) / tensor_parallel
-        head = head + np.where(np.greater(pipeline_parallel, 1), copy, 0.0)
-    largest = present[0] if present else zero
-    for size in present[1:]:
-        largest = np.maximum(largest, size)
-    pairs = [pair_numel(kind, tensor_parallel) for kind in model.kinds]
-    pair = np.max(np.stack([np.broadcast_to(p, np.shape(zero)) for p in pairs]), axis=0)
-    experts = sum(
-        (
-            n * routed_numel(kind, cut, expert_parallel)
-            for n, kind in zip(rank.kind_counts, model.kinds, strict=True)
-        ),
-        start=zero,
-    )
-    apart = np.where(experts_apart, experts, 0.0)
-    routed = [routed_numel(kind, cut, expert_parallel) for kind in model.kinds]
-    most = np.max(np.stack([np.broadcast_to(r, np.shape(zero)) for r in routed]), axis=0)
-    apart_layer = np.where(experts_apart, most, 0.0)
-    total = layers + embedding + head
-    return RankParameters(total, apart, apart_layer, largest, pair, embedding, head)
-
-
-def frozen_bytes(
-    model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
-) -> Real:
-    """Bytes of frozen weights, whole on every data rank: c P, or 4 bits and scales."""
-    if not has_frozen(model):
-        return np.zeros(len(table))
-    plain = table_parameters(frozen_part(model, quantised=False), rank, table)
-    small = table_parameters(frozen_part(model, quantised=True), rank, table)
-    return compute_bytes * plain.total + QUANTISED_BYTES * small.total
-
-
-def unpacked_bytes(
-    model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
-) -> Real:
-    """Bytes while a layer uses its largest matrix in 4 bits: c of an element.
-
-    Of the elements that are unpacked at once also half an int32 index each, and the value in fp32
-    where the compute precision is less.
-    """
-    largest = np.zeros(len(table))
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
-        for weight in kind.weights:
-            if count and weight.quantised:
-                largest = np.maximum(largest, shard_numel(weight, table.tensor_parallel))
-    beside = 2.0 + (4.0 if compute_bytes < 4.0 else 0.0)
-    return compute_bytes * largest + beside * np.minimum(largest, UNPACKED_AT_ONCE)
-
-
-def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:
-    """Count what a pipeline rank holds under each plan."""
-    return rank_parameters(
-        model,
-        rank,
-        table.tensor_parallel,
-        table.pipeline_parallel,
-        expert_tensor=table.expert_tensor,
-        expert_parallel=table.expert_parallel,
-        experts_apart=table.experts_apart,
-    )
-
-
-def pair_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
-    """Elements of a layer's two largest matrices on one tensor-parallel rank."""
-    matrices = [w for w in kind.weights if w.role == "linear"]
-    largest = sorted(matrices, key=lambda w: -w.numel)[:2]
-    return block_numel(tuple(largest), tensor_parallel)
 
 
 def rank_memory(

@@ -35,11 +35,11 @@ from cost_models.context_parallel import core_work, exposed_seconds, is_blockwis
 from cost_models.document_masks import as_computed
 from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
-from cost_models.memory import table_parameters
 from cost_models.model import ModelSpec
 from cost_models.offload import activation_seconds, host_link, update_seconds, without_offload
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
+from cost_models.rank_parameters import table_parameters
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
 from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload

@@ -168,3 +168,14 @@ def _blocks(length: int, per_block: int, start: int, stop: int) -> Iterator[tupl
     """Yield the number and the rows of each block that [start, stop) touches."""
     for block in range(start // per_block, -(-stop // per_block)):
         yield block, min(per_block, length - block * per_block)
+
+
+def within(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """Return the part [start, stop) of pieces that lie one after the other."""
+    found, offset = [], 0
+    for a, b in ranges:
+        low, high = max(start - offset, 0), min(stop - offset, b - a)
+        if low < high:
+            found.append((a + low, a + high))
+        offset += b - a
+    return tuple(found) or ((ranges[0][0], ranges[0][0]),)

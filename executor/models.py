@@ -31,7 +31,7 @@ from executor.families import FAMILIES
 from executor.families.description import Family, Layer, Rotary
 from executor.families.experts import prepare_experts
 from executor.families.layer import run_layer
-from executor.layout import Layout, Pieces, Ranges, Start, buffer_layouts, layouts
+from executor.layout import Layout, Pieces, Start, buffer_layouts, layouts, within
 from executor.loss import summed_cross_entropy
 from executor.quantised import Packed, num_blocks, packed
 from executor.tensor_parallel import (
@@ -258,8 +258,8 @@ class Stage(nn.Module):  # type: ignore[misc]
                 pieces = layout.ranges(self.axis, self.experts)
                 if name in data_slices:
                     dim, first, last = data_slices[name]
-                    within = _within(pieces[dim], first, last)
-                    pieces = (*pieces[:dim], within, *pieces[dim + 1 :])
+                    kept_rows = within(pieces[dim], first, last)
+                    pieces = (*pieces[:dim], kept_rows, *pieces[dim + 1 :])
                 self.pieces[name] = pieces
                 if layout.quantised:
                     values = start(layout, pieces).to(device)
@@ -392,14 +392,3 @@ def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor that data-parallel ranks may share."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
-
-
-def _within(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """Return the part [start, stop) of pieces that lie one after the other."""
-    found, offset = [], 0
-    for a, b in ranges:
-        low, high = max(start - offset, 0), min(stop - offset, b - a)
-        if low < high:
-            found.append((a + low, a + high))
-        offset += b - a
-    return tuple(found) or ((ranges[0][0], ranges[0][0]),)

@@ -88,9 +88,7 @@ def _families() -> Iterator[Case]:
     """Every family under data, tensor and pipeline parallelism, alone and together."""
     for number, family in enumerate(sorted(CONFIGS)):
         tied = bool(number % 2)
-        if (
-            family in SPAN_FAMILIES
-        ):  # data ranks only; flash counts otherwise with a bias
+        if family in SPAN_FAMILIES:  # data ranks only; flash counts otherwise with a bias
             eager: dict[str, Any] = {"tied": True, "attention_kernel": "eager"}
             yield _case(Plan(2, zero_stage=1, num_microbatches=2), family, **eager)
             yield _case(Plan(4, zero_stage=3, num_microbatches=2), family, **eager)

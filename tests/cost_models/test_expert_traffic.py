@@ -8,8 +8,8 @@ from samples import sample_model
 
 from cost_models.communication import rank_traffic
 from cost_models.expert_traffic import routed_tokens
-from cost_models.memory import table_parameters
 from cost_models.plan import Plan, PlanTable
+from cost_models.rank_parameters import table_parameters
 from cost_models.stages import even_rank_contents
 from cost_models.workload import Workload
 

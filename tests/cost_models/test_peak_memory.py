@@ -10,9 +10,10 @@ from samples import CONFIGS, LLAMA, llama, make_setting, sample_model
 
 from cost_models.estimate import Setting, default_layer_ranges, price, rank_memories
 from cost_models.families import model_spec
-from cost_models.memory import MOMENTS, MemoryParts, rank_parameters
+from cost_models.memory import MOMENTS, MemoryParts
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
+from cost_models.rank_parameters import rank_parameters
 from cost_models.stages import even_rank_contents
 
 
