@@ -15,6 +15,7 @@ from executor import data_parallel, expert_parallel, grouped, models, train
 from executor.attention import Core
 from executor.expert_parallel import EVERY_EXPERT, mixture
 from executor.grouped import grouped_linear
+from executor.layout import fresh_tensor
 from executor.tensor_parallel import WHOLE
 from executor.verify import TOLERANCE, Verification
 
@@ -158,7 +159,7 @@ def test_the_router_of_deepseek_chooses_with_a_bias_that_is_not_trained():
     def start(layout: Any, pieces: Any) -> Tensor:
         if layout.name == name:
             return loaded
-        return models.fresh_tensor(layout, 0, pieces)
+        return fresh_tensor(layout, 0, pieces)
 
     stage.materialise(torch.device("cpu"), start, {})
     assert torch.equal(stage.get_buffer(name), loaded.double())
