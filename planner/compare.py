@@ -15,7 +15,7 @@ from planner.run_record import RUN_FILE, RunRecord, peak_bytes, read_run
 SCHEMA_VERSION: Final = 1
 # what the phases of a measured step hold of the predicted one
 PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
-COMMUNICATION: Final = ("tensor_communication", "pipeline_communication", "bubble")
+WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or n == "bubble")
 PASSING: Final = ("gradients", "activations", "logits", "buffers")
 KEPT: Final = ("weights", "optimizer")
 
@@ -178,7 +178,7 @@ def measured_phases(run: RunRecord) -> dict[str, float | None]:
 
 def exposed(time: Mapping[str, Any]) -> float:
     """Return the predicted seconds in which a step waits for communication alone."""
-    return float(sum(time["parts"][n] for n in (*COMMUNICATION, "data_communication")))
+    return float(sum(time["parts"][n] for n in WAITING))
 
 
 def _time_terms(time: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:

@@ -72,8 +72,7 @@ def write_run(
     truth = predict(setting_of(real), file.plan, file.layer_ranges)
     parts = truth["time"]["parts"]
     update = parts["optimizer"]
-    names = ("tensor_communication", "pipeline_communication", "bubble", "data_communication")
-    waited = sum(parts[name] for name in names)
+    waited = sum(s for name, s in parts.items() if "communication" in name or name == "bubble")
     stages = {entry["stage"]: entry for entry in truth["memory"]["stages"]}
     ranks: list[dict[str, Any]] = []
     for number in range(file.plan.world_size):

@@ -17,9 +17,10 @@ from planner.cli import app
 from planner.compare import compare
 
 PIPELINE = Plan(pipeline_parallel=2, micro_batch_size=1, num_microbatches=4)
+CONTEXT = Plan(context_parallel=2, micro_batch_size=4)
 
 
-@pytest.mark.parametrize("plan", [PLAN, PIPELINE])
+@pytest.mark.parametrize("plan", [PLAN, PIPELINE, CONTEXT])
 def test_a_run_as_predicted_has_equal_terms(tmp_path: Path, plan: Plan) -> None:
     file = plan_file(plan=plan)
     run = write_run(tmp_path / "run", file, machine())
