@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.observed import KEPT, PASSING, collectives_side_by_side, peak_bytes
 from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.reading import write_text_atomically
 
 SCHEMA_VERSION: Final = 1
 LINE: Final = 80
 UNKNOWN: Final = "–"
-KEPT: Final = ("weights", "optimizer")  # there at every moment of a step, whatever its peak is
-# what comes and goes: how much of it is what depends on the very moment of the peak
-PASSING: Final = ("gradients", "activations", "logits", "buffers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +65,10 @@ def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row
     stages = {entry["stage"]: entry for entry in predicted.get("stages", [])}
     found = sorted({rank["stage"] for rank in ranks})
     for stage in found:
-        fullest = max(_peak(rank) for rank in ranks if rank["stage"] == stage)
+        fullest = max(peak_bytes(rank) for rank in ranks if rank["stage"] == stage)
         name = f"peak memory, pipeline rank {stage}" if len(found) > 1 else "peak memory"
         yield Row(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
-    worst = max(ranks, key=_peak)
+    worst = max(ranks, key=peak_bytes)
     parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
     for part in KEPT:
         yield Row(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
@@ -78,13 +76,6 @@ def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row
     known = [parts[part] for part in PASSING if part in parts]
     name = "  activations, gradients, buffers"
     yield Row(name, "bytes", sum(known) if known else None, _part(worst, rest))
-
-
-def _peak(rank: Mapping[str, Any]) -> int:
-    """Return the bytes of live tensors; on a GPU those that the allocator counted."""
-    memory = rank["memory"]
-    allocated = memory.get("allocated_bytes")
-    return int(memory["peak_bytes"] if allocated is None else allocated)
 
 
 def _allocated(stage: Mapping[str, Any]) -> float | None:
@@ -98,40 +89,9 @@ def _part(rank: Mapping[str, Any], parts: Iterable[str]) -> float:
 
 def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Row]:
     """Compare the bytes of a step by axis and kind: one rank of each pipeline rank, added up."""
-    world = ranks[0].get("world_axis", "world")
-    expected = collective_bytes(
-        {**record, "axis": world if record["axis"] == "world" else record["axis"]}
-        for record in predicted
-    )
-    counted = measured_collective_bytes(ranks)
-    for axis, kind in sorted({*expected, *counted}):
-        yield Row(
-            f"{kind} ({axis})",
-            "bytes",
-            float(expected.get((axis, kind), 0)) if predicted else None,
-            float(counted.get((axis, kind), 0)),
-        )
-
-
-def collective_bytes(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
-    """Add up the bytes of records ``{axis, kind, bytes}`` by axis and kind."""
-    total: dict[tuple[str, str], int] = {}
-    for record in records:
-        key = (record["axis"], record["kind"])
-        total[key] = total.get(key, 0) + record["bytes"]
-    return total
-
-
-def measured_collective_bytes(ranks: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
-    """Return the bytes of the busiest rank of every pipeline rank, added up over the pipeline."""
-    by_stage: dict[tuple[int, str, str], int] = {}
-    for rank in ranks:
-        for (axis, kind), size in collective_bytes(rank["communication"]).items():
-            key = (rank["stage"], axis, kind)
-            by_stage[key] = max(by_stage.get(key, 0), size)
-    return collective_bytes(
-        {"axis": axis, "kind": kind, "bytes": size} for (_, axis, kind), size in by_stage.items()
-    )
+    for (axis, kind), expected, counted in collectives_side_by_side(predicted, ranks):
+        known = float(expected) if predicted else None
+        yield Row(f"{kind} ({axis})", "bytes", known, float(counted))
 
 
 def as_text(rows: Iterable[Row], *, on_gpu: bool) -> str:

@@ -7,17 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.observed import KEPT, PASSING, collectives_side_by_side, peak_bytes
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.prediction import MEMORY_PARTS, TIME_PARTS, predict, setting_of
 from hardware_profiles.errors import InputError
-from planner.run_record import RUN_FILE, RunRecord, peak_bytes, read_run
+from planner.run_record import RUN_FILE, RunRecord, read_run
 
 SCHEMA_VERSION: Final = 1
 # what the phases of a measured step hold of the predicted one
 PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
 WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or n == "bubble")
-PASSING: Final = ("gradients", "activations", "logits", "buffers")
-KEPT: Final = ("weights", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,9 @@ def _memory_terms(memory: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
     for stage, rank in run.busiest.items():
         entry, parts = stages[stage], rank["memory"]["parts"]
         where = f", pipeline rank {stage}" if len(stages) > 1 else ""
-        yield Term(f"peak memory{where}", "bytes", entry["allocated_bytes"], peak_bytes(rank))
+        yield Term(
+            f"peak memory{where}", "bytes", entry["allocated_bytes"], float(peak_bytes(rank))
+        )
         for name in KEPT:
             yield Term(f"  {name}", "bytes", entry["parts"][name], float(parts.get(name, 0)))
         rest = sum(float(size) for name, size in parts.items() if name not in KEPT)
@@ -206,17 +207,8 @@ def _memory_terms(memory: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
 
 
 def _traffic_terms(records: Iterable[Mapping[str, Any]], run: RunRecord) -> Iterable[Term]:
-    expected: dict[tuple[str, str], int] = {}
-    for record in records:
-        axis = run.world_axis if record["axis"] == "world" else record["axis"]
-        key = (axis, record["kind"])
-        expected[key] = expected.get(key, 0) + record["bytes"]
-    counted: dict[tuple[str, str], int] = {}
-    for (_, axis, kind), size in run.traffic().items():
-        counted[axis, kind] = counted.get((axis, kind), 0) + size
     if run.ranks:
-        for axis, kind in sorted({*expected, *counted}):
-            left, right = expected.get((axis, kind), 0), counted.get((axis, kind), 0)
+        for (axis, kind), left, right in collectives_side_by_side(records, list(run.ranks)):
             yield Term(f"{kind} ({axis})", "bytes", float(left), float(right))
 
 

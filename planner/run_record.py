@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.observed import measured_collective_bytes, peak_bytes
 from cost_models.plan_file import PlanFile, plan_file_from_fields
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_json
@@ -35,37 +36,9 @@ class RunRecord:
         best: dict[int, Mapping[str, Any]] = {}
         for rank in self.ranks:
             stage = int(rank["stage"])
-            if stage not in best or _peak(rank) > _peak(best[stage]):
+            if stage not in best or peak_bytes(rank) > peak_bytes(best[stage]):
                 best[stage] = rank
         return dict(sorted(best.items()))
-
-    def traffic(self) -> dict[tuple[int, str, str], int]:
-        """Bytes of the busiest rank of every pipeline rank, by axis and kind."""
-        found: dict[tuple[int, str, str], int] = {}
-        for rank in self.ranks:
-            own: dict[tuple[int, str, str], int] = {}
-            for record in rank["communication"]:
-                key = (int(rank["stage"]), str(record["axis"]), str(record["kind"]))
-                own[key] = own.get(key, 0) + int(record["bytes"])
-            for key, size in own.items():
-                found[key] = max(found.get(key, 0), size)
-        return found
-
-    @property
-    def world_axis(self) -> str:
-        """The axis under whose name a group of all ranks is counted."""
-        return str(self.ranks[0].get("world_axis", "world")) if self.ranks else "world"
-
-
-def peak_bytes(rank: Mapping[str, Any]) -> float:
-    """Return bytes of live tensors; on a GPU those that the allocator counted."""
-    return float(_peak(rank))
-
-
-def _peak(rank: Mapping[str, Any]) -> int:
-    memory = rank["memory"]
-    allocated = memory.get("allocated_bytes")
-    return int(memory["peak_bytes"] if allocated is None else allocated)
 
 
 def read_run(path: Path) -> RunRecord:
@@ -94,9 +67,9 @@ def read_run(path: Path) -> RunRecord:
             timed_steps=measured.integer("timed_steps", 0),
             ranks=tuple(measured.items("ranks", ())),
         )
-        record.traffic()  # whatever is wrong in the ranks comes up here
+        measured_collective_bytes(record.ranks)  # whatever is wrong in the ranks comes up here
         for rank in record.ranks:
-            _peak(rank)
+            peak_bytes(rank)
             dict(rank["memory"]["parts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{file}: is not a run.json of this version ({error!r})") from None
