@@ -27,6 +27,9 @@ QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
 UNPACKED_AT_ONCE: Final = 1 << 22
 
 
+FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # behind the name of the matrix
+
+
 def is_adapted(weight: Weight, targets: str) -> bool:
     """Return whether a matrix gets adapters."""
     return (
@@ -41,7 +44,7 @@ def adapter_names(name: str) -> tuple[str, str]:
     ('self_attn.q_proj.lora_A.weight', 'self_attn.q_proj.lora_B.weight')
     """
     stem = name.removesuffix(".weight")
-    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+    return stem + FIRST, stem + SECOND
 
 
 def adapted(model: ModelSpec, workload: Workload) -> ModelSpec:

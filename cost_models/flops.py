@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cost_models.adapters import adapter_names
+from cost_models.adapters import SECOND, adapter_names
 from cost_models.arrays import Count, Real
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.parameters import active_parameters
@@ -189,7 +189,7 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
     parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
     reads = [w for w in reads if w.cut == "column" or (w.is_adapter and w.cut == "replicate")]
-    reads = [w for w in reads if not (w.is_adapter and w.name.endswith("lora_B.weight"))]
+    reads = [w for w in reads if not (w.is_adapter and w.name.endswith(SECOND))]
     idle = sum(2.0 * w.numel for w in reads) if any(w.frozen for w in reads) else 0.0
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
     return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - left_out

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from cost_models.adapters import SECOND
 from cost_models.model import ModelSpec, Weight
 from cost_models.sharding import cut_dim
 from executor.expert_parallel import EVERY_EXPERT, ExpertAxis
@@ -115,7 +116,7 @@ def _layout(
     is_norm = weight.part == "norm" and name.endswith("weight")
     starts_at_zero = weight.role not in ("linear", "lookup", "expert")
     if weight.is_adapter:  # Hu et al. (arXiv:2106.09685), sec. 4.1: A at random, B zero
-        starts_at_zero = ".lora_B." in name
+        starts_at_zero = name.endswith(SECOND)
         std = weight.shape[1] ** -0.5
     return Layout(
         name=name,

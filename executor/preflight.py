@@ -76,11 +76,10 @@ def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile
 
     A plan.json that was edited still carries what was predicted before.
     """
-    own = replace(file, software=OWN_PROFILE)
-    fresh = predict(setting_of(own), file.plan, file.layer_ranges)
-    if documents != file.workload.document_mask:
-        own = replace(own, workload=replace(own.workload, document_mask=documents))
-        fresh = predict(setting_of(own), own.plan, own.layer_ranges)
+    workload = replace(file.workload, document_mask=documents)
+    own = replace(file, software=OWN_PROFILE, workload=workload)
+    fresh = predict(setting_of(own), own.plan, own.layer_ranges)
+    if workload != file.workload:
         why = (
             f"has {'no ' * documents}document masks, this run has {'some' if documents else 'none'}"
         )

@@ -7,7 +7,6 @@ are kept. The factors of this machine lie in the user's cache, beside its measur
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any, Final
 import tomli_w
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.measurement import cache_folder, this_host
+from hardware_profiles.measurement import cache_folder, this_host, write_to_cache
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
 from hardware_profiles.schema import Accelerator, Cluster, Figure, Tier
 
@@ -149,16 +148,7 @@ def load_calibration(accelerator: str, num_gpus: int) -> Calibration | None:
 def save_calibration(calibration: Calibration) -> Path:
     """Write a calibration to the cache, in place of an older one, and return where it is."""
     path = calibration_path(calibration.accelerator, calibration.num_gpus)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{path.parent}: cannot be made: {error.strerror or error}. "
-            "Set SHARDPLAN_CACHE to a folder that can be written"
-        ) from None
-    document = {"schema_version": SCHEMA_VERSION, **asdict(calibration)}
-    write_text_atomically(path, json.dumps(document, indent=2) + "\n", force=True)
-    return path
+    return write_to_cache(path, {"schema_version": SCHEMA_VERSION, **asdict(calibration)})
 
 
 def forget_calibration(accelerator: str, num_gpus: int) -> None:

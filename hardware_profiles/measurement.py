@@ -116,7 +116,11 @@ def cache_path(processes: int) -> Path:
 
 def save(measurement: MachineMeasurement) -> Path:
     """Write a measurement to the cache, in place of an older one, and return where it is."""
-    path = cache_path(measurement.processes)
+    return write_to_cache(cache_path(measurement.processes), measurement.to_dict())
+
+
+def write_to_cache(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write a JSON document into the user's cache, in place of an older one; return its path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,7 +128,7 @@ def save(measurement: MachineMeasurement) -> Path:
             f"{path.parent}: cannot be made: {error.strerror or error}. "
             "Set SHARDPLAN_CACHE to a folder that can be written"
         ) from None
-    text = json.dumps(measurement.to_dict(), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     write_text_atomically(path, text, force=True)
     return path
 

@@ -11,28 +11,27 @@ from typing import Final
 
 from torch import Tensor
 
+from cost_models.adapters import FIRST, SECOND, adapter_names
 from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import Checkpoint
 
-_FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
 _STORED_IN_OUT: Final = ("gpt2",)  # families whose matrices are stored (in, out)
 
 
 def is_adapter(name: str) -> bool:
     """Return whether a parameter is one of the small matrices."""
-    return name.endswith((_FIRST, _SECOND))
+    return name.endswith((FIRST, SECOND))
 
 
 def merged(checkpoint: Checkpoint, family: str, name: str) -> Tensor | None:
     """Return a whole matrix with its adapters added; None if it has none."""
-    path = name.removesuffix(".weight")
     tensors = checkpoint.index.tensors
-    if path == name or path + _FIRST not in tensors:
+    small, wide = adapter_names(name)
+    if not name.endswith(".weight") or small not in tensors:
         return None
     workload = checkpoint.index.about["workload"]
     matrix, first, second = (
-        checkpoint.weights(key, whole(tensors[key].shape))
-        for key in (name, path + _FIRST, path + _SECOND)
+        checkpoint.weights(key, whole(tensors[key].shape)) for key in (name, small, wide)
     )
     product = second @ first
     if family in _STORED_IN_OUT:
