@@ -162,7 +162,7 @@ def rank_memories(
     table = PlanTable.from_plans([plan])
     answers = []
     for rank in range(plan.pipeline_parallel):
-        contents = _contents(setting, plan, layer_ranges, rank)
+        contents = pipeline_rank(setting, plan, layer_ranges, rank)
         parts, moment = rank_memory(
             setting.model,
             setting.workload,
@@ -188,15 +188,16 @@ def rank_communication(
             setting.model,
             setting.workload,
             table,
-            _contents(setting, plan, layer_ranges, rank),
+            pipeline_rank(setting, plan, layer_ranges, rank),
         )
         for rank in range(plan.pipeline_parallel)
     ]
 
 
-def _contents(
+def pipeline_rank(
     setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]], rank: int
 ) -> PipelineRank:
+    """Return what one pipeline rank of a plan holds."""
     return contents_of(
         setting.model,
         layer_ranges,

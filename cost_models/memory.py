@@ -17,7 +17,8 @@ and the layers that are recomputed (what a rank holds is found once for them, se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -103,6 +104,56 @@ def rank_memory(
     ``activations``; what torch's FSDP holds while it gathers and reduces (compute-precision weights
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
+    states, moments = _moments(model, workload, software, table, rank, on_gpu=on_gpu)
+    zeros = np.zeros(len(table))
+    moment = np.argmax(np.stack([sum(parts, start=zeros) for parts in moments]), axis=0)
+    at_peak = [pick([parts[part] for parts in moments], moment) for part in range(4)]
+    return _with_runtime(states, at_peak, software, on_gpu=on_gpu), moment
+
+
+def rank_timeline(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+    *,
+    on_gpu: bool,
+) -> tuple[MemoryParts, ...]:
+    """Return the parts of one pipeline rank at every one of ``MOMENTS``; columns, as above.
+
+    The largest of them is what ``rank_memory`` returns. ``runtime`` is that of each moment: the
+    device's own share, and the allocator's slack on what is allocated then.
+    """
+    states, moments = _moments(model, workload, software, table, rank, on_gpu=on_gpu)
+    return tuple(_with_runtime(states, parts, software, on_gpu=on_gpu) for parts in moments)
+
+
+States = tuple[Real, Real]  # weights and optimizer: the same at every moment
+AtMoment = tuple[Real, Real, Real, Real]  # gradients, activations, logits, buffers
+
+
+def _with_runtime(
+    states: States, at: Sequence[Real], software: SoftwareProfile, *, on_gpu: bool
+) -> MemoryParts:
+    """Return all parts at a moment, what no tensor holds included."""
+    parts = MemoryParts(states[0], at[0], states[1], at[1], at[2], at[3], np.zeros_like(states[0]))
+    if not on_gpu:
+        return parts
+    runtime = software.context_bytes + software.allocator_slack * parts.allocated
+    return replace(parts, runtime=runtime)
+
+
+def _moments(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+    *,
+    on_gpu: bool,
+) -> tuple[States, list[AtMoment]]:
+    """Return what stays through the step, and what there is beside it at each of ``MOMENTS``."""
     if not on_gpu:
         table = without_offload(table)
     compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
@@ -139,14 +190,7 @@ def rank_memory(
         (gradients.embedding, zeros, zeros, buffers.embedding),
         (gradients.reduced, zeros, zeros, zeros),
     )
-    totals = np.stack([sum(parts, start=zeros) for parts in moments])
-    moment = np.argmax(totals, axis=0)
-    at_peak = [pick([parts[part] for parts in moments], moment) for part in range(4)]
-    at_peak[3] = at_peak[3] + held.messages
-    allocated = weights + optimizer + sum(at_peak, start=zeros)
-    runtime = software.context_bytes + software.allocator_slack * allocated if on_gpu else zeros
-    parts = MemoryParts(weights, at_peak[0], optimizer, at_peak[1], at_peak[2], at_peak[3], runtime)
-    return parts, moment
+    return (weights, optimizer), [(*first, buffer + held.messages) for *first, buffer in moments]
 
 
 def _shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
