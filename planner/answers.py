@@ -16,8 +16,12 @@ from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_document, plan_file
 from planner.question import DEFAULT_SOFTWARE
 from planner.refusal import search_document
+from planner.render.memory_html import drawing_title, fragment, memory_html
+from planner.render.memory_story import story_text
+from planner.render.memory_svg import memory_svg
 from planner.render.text import fit_text, plan_text
 from planner.search import SearchResult
+from planner.step_memory import StepMemory, step_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,9 +58,18 @@ class FitAnswer:
         """fits, tight or does_not_fit."""
         return str(self.document["memory"]["verdict"])
 
+    @property
+    def step_memory(self) -> StepMemory:
+        """One step's memory: moments of the fullest stage, all stages, the largest terms."""
+        return step_memory(self.setting, self.plan, self.document["memory"])
+
+    def explain(self) -> str:
+        """Tell where the peak comes from, moment by moment."""
+        return story_text(self.step_memory, self.document["memory"])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        memory = dict(self.document["memory"])
+        memory = {**self.document["memory"], **self.step_memory.to_dict()}
         memory.pop("verdict")
         return {
             **header(self.setting),
@@ -83,8 +96,23 @@ class FitAnswer:
 
     __repr__ = __str__
 
+    def to_svg(self) -> str:
+        """Return the moments of a step, drawn."""
+        return memory_svg(self.step_memory, self.document["memory"], self._title)
+
+    def to_html(self) -> str:
+        """Return a page that stands alone: the drawing, the largest terms, the answer."""
+        memory, answer = self.document["memory"], f"{self}\n\n{self.explain()}"
+        return memory_html(self.step_memory, memory, self._title, answer)
+
+    @property
+    def _title(self) -> str:
+        name = f"{self.setting.model.name} on {self.setting.cluster.name}"
+        return drawing_title(name, self.document["memory"])
+
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        drawn = fragment(self.step_memory, self.document["memory"], self._title)
+        return f"{drawn}<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

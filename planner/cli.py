@@ -92,13 +92,24 @@ def fit(
     offload: Annotated[
         str | None, typer.Option(help="none, optimizer, activations, optimizer+activations")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="where the peak comes from, moment by moment")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="draw the moments of a step: FILE.html or FILE.svg"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
     json: Json = False,
 ) -> None:
     """Will it fit? A verdict with a margin, the parts, and what to change."""
     from planner.answers import to_json
+    from planner.drawing import check_drawing, write_drawing
     from planner.front_door import fit as ask
     from planner.here import cluster_or_measure
 
+    if output is not None:
+        check_drawing(output, force=force)  # before any work is done
     answer = ask(
         model,
         cluster_or_measure(cluster, say),
@@ -131,7 +142,13 @@ def fit(
         expert_tensor_parallel=etp,
         offload=offload,
     )
+    if output is not None:
+        write_drawing(output, answer, force=force)
     print(to_json(answer.to_dict()) if json else answer)
+    if explain and not json:
+        print(f"\n{answer.explain()}")
+    if output is not None:
+        say(f"{'':<11}wrote {output}")
     raise typer.Exit(EXIT_VERDICT[answer.verdict])
 
 

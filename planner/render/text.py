@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,28 +14,17 @@ from hardware_profiles.build import describe
 from planner.confidence import confidence
 from planner.question import default_precision
 from planner.refusal import MOST_REASONS
+from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
 from planner.search import Counts
 from planner.stage_layers import typed_layers
 from planner.typed import describe_plan, plan_command
 from planner.verdict import WORDS
 
-WIDTH: Final = 100
-INDENT: Final = 11
 BAR: Final = 40
 CONFIDENCE_WORDS: Final = {
     "measured": "measured: rates were measured on this machine",
     "published": "published: runs of such a model on this accelerator were compared with",
     "datasheet": "datasheet: rates come from the vendor; no run of this kind was compared yet",
-}
-MOMENT_WORDS: Final = {
-    "loss_forward": "at the loss, forward",
-    "loss_backward": "at the loss, backward",
-    "head": "while the head's gradient is reduced",
-    "backward": "early in the backward pass",
-    "later_backward": "in the second backward pass",
-    "last_layer": "at the end of the backward pass",
-    "embedding": "while the embedding's gradient is reduced",
-    "optimizer": "in the optimizer step",
 }
 TIME_WORDS: Final = {
     "compute": "computation",
@@ -69,18 +57,6 @@ def head(setting: Setting) -> list[str]:
         f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",
         describe(setting.cluster),
     ]
-
-
-def labelled(label: str, text: str) -> list[str]:
-    """A paragraph with a label in the margin."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"{label:<{INDENT}}",
-        subsequent_indent=" " * INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def bars(parts: Mapping[str, float], whole: float) -> list[str]:

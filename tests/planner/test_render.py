@@ -8,7 +8,8 @@ from samples import CONFIGS, llama, sample_model
 
 import planner
 from planner.listing import model_text, models_text
-from planner.render.text import MOMENT_WORDS, TIME_WORDS, WIDTH, bars, ranked_table
+from planner.render.paragraphs import MOMENT_WORDS, WIDTH
+from planner.render.text import TIME_WORDS, bars, ranked_table
 
 CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]
 

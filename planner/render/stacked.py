@@ -1,0 +1,78 @@
+"""Stacked bars of characters: parts of a sum on one scale, and a line where the budget ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cost_models.units import GIB
+
+MARKS: Final = {
+    "weights": "█",
+    "gradients": "▒",
+    "optimizer": "▓",
+    "activations": "░",
+    "logits": "▚",
+    "buffers": "▪",
+    "runtime": "·",
+}
+# drawn from the left: what stays through a step first
+ORDER: Final = (
+    "weights",
+    "optimizer",
+    "runtime",
+    "gradients",
+    "activations",
+    "logits",
+    "buffers",
+)
+STEPS: Final = (1, 2, 5)
+
+
+def stacked_bar(parts: Mapping[str, float], scale: float, width: int, budget: float) -> str:
+    """Return one bar: every border is where the sum up to it lies, to the nearest character.
+
+    >>> stacked_bar({"weights": 2.0, "optimizer": 4.0}, 10.0, 10, 8.0)
+    '██▓▓▓▓  │'
+    """
+    cells = [" "] * (width + 1)
+    reached, left = 0.0, 0
+    for name in ORDER:
+        reached += parts.get(name, 0.0)
+        right = min(width, round(width * reached / scale))
+        cells[left:right] = MARKS[name] * (right - left)
+        left = right
+    cells[min(width, round(width * budget / scale))] = "│"
+    return "".join(cells).rstrip()
+
+
+def legend(parts: Mapping[str, float]) -> str:
+    """Name the marks of the parts that are there."""
+    return "  ".join(f"{MARKS[name]} {name}" for name in ORDER if parts.get(name, 0.0) > 0.0)
+
+
+def axis(scale: float, width: int) -> str:
+    """Return round numbers of GiB above the bars, from 0.
+
+    >>> axis(40 * 2.0**30, 40)
+    '0         10        20        30        40 GiB'
+    """
+    step = tick(scale)
+    cells = [" "] * (width + 8)
+    position = 0.0
+    while position <= scale * (1.0 + 1e-9):
+        text = f"{position / GIB:g}"
+        at = round(width * position / scale)
+        cells[at : at + len(text)] = text
+        position += step
+    return "".join(cells).rstrip() + " GiB"
+
+
+def tick(scale: float) -> float:
+    """Return the distance of up to seven round numbers on a scale, in bytes."""
+    unit = GIB * 10.0**-6
+    while True:
+        for factor in STEPS:
+            if scale / (unit * factor) <= 6.0:
+                return unit * factor
+        unit *= 10.0
