@@ -17,6 +17,9 @@ from hardware_profiles.errors import ShardplanError
 from planner.cli_executor import add_executor_commands
 from planner.cli_options import (
     ClusterText,
+    Drawing,
+    Explain,
+    Force,
     GlobalBatch,
     Json,
     Kernel,
@@ -92,14 +95,9 @@ def fit(
     offload: Annotated[
         str | None, typer.Option(help="none, optimizer, activations, optimizer+activations")
     ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="where the peak comes from, moment by moment")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="draw the moments of a step: FILE.html or FILE.svg"),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    explain: Explain = False,
+    output: Drawing = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Will it fit? A verdict with a margin, the parts, and what to change."""
@@ -172,7 +170,7 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="write the best plan to this file")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """What is the best plan? A search over DP x TP x PP x ZeRO, recompute and micro-batch size."""
@@ -224,7 +222,7 @@ def replan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="accelerators that are left")],
     output: Annotated[Path, typer.Option("--output", "-o", help="write the new plan here")],
-    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Plan again for what is left: the same model, precision, optimizer and batch, if it can be."""
@@ -271,7 +269,7 @@ def calibrate(
         Path | None,
         typer.Option("--output", "-o", help="write the cluster to this file (TOML, a CLUSTER)"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="overwrite the output file")] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Make predictions for a cluster better: from runs, or by measuring this machine anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,3 +27,11 @@ Layers = Annotated[
     str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="where the peak comes from, moment by moment")
+]
+Drawing = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="draw the moments of a step: FILE.html or FILE.svg"),
+]
+Force = Annotated[bool, typer.Option("--force", help="overwrite the output file")]
