@@ -3,6 +3,7 @@
 import planner
 planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
 planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
+planner.validate().groups
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.front_door import fit as fit
     from planner.front_door import plan as plan
+    from planner.validation.answer import validate as validate
 
 
 def __getattr__(name: str) -> Any:
     """Load the front door when it is used: the command line starts without it."""
+    if name == "validate":
+        from planner.validation.answer import validate
+
+        return validate
     if name not in ("fit", "plan"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from planner import front_door

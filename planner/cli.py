@@ -1,4 +1,4 @@
-"""The command line: ``shardplan fit``, ``plan``, ``run``, ``tokenize``, ``models``, ``hardware``.
+"""The command line: ``shardplan fit``, ``plan``, ``run``, ``validate``, ``models`` and others.
 
 Exit codes: 0 yes or done, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 ``fit`` only:
 TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
@@ -34,6 +34,7 @@ from planner.cli_options import (
     SeqLen,
     Software,
 )
+from planner.cli_validate import validate
 
 app = typer.Typer(
     name="shardplan",
@@ -215,6 +216,7 @@ def plan(
 
 
 add_executor_commands(app)
+app.command()(validate)
 
 
 @app.command()

@@ -19,7 +19,7 @@ def confidence(setting: Setting) -> Confidence:
 
     measured   the rates were measured on this machine
     published  runs of this trainer on this accelerator with such a model and precision are among
-               the published ones that ``benchmarks.published_step_times`` compares with
+               the published ones that ``shardplan validate`` compares with, inside the interval
     datasheet  they are not: rates come from the vendor, the error is carried over
     """
     accelerator = setting.cluster.accelerator

@@ -1,0 +1,258 @@
+"""``validate``: the question, and what it returns to Python, to the terminal and to JSON."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.reading import write_text_atomically
+from planner.validation.case import Case, case_of
+from planner.validation.measurement import (
+    is_partial,
+    measured_memory,
+    measured_step,
+    tests_memory,
+    tests_time,
+)
+from planner.validation.pricing import Prediction, predict_cases
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import PUBLISHED, Row, read_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+What = Literal["time", "memory"]
+FILES: Final = ("rows.csv", "groups.csv", "validation.json")
+# of a row in the JSON document; the table holds more
+ROW_KEYS: Final = (
+    "row_id",
+    "source_group",
+    "predicted_step_seconds",
+    "measured_step_seconds",
+    "time_error",
+    "time_inside",
+    "predicted_peak_bytes",
+    "measured_peak_bytes",
+    "memory_kind",
+    "memory_error",
+    "memory_inside",
+    "verdict",
+    "outcome",
+    "partial",
+    "defaults",
+    "skipped",
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ValidateAnswer:
+    """Predictions beside measurements: row by row, and what follows from them."""
+
+    rows: pd.DataFrame  # one row of RUNS.csv each
+    summary: Mapping[str, Any]
+    what: tuple[What, ...]
+
+    @property
+    def groups(self) -> pd.DataFrame:
+        """The figures of every group as a table."""
+        import pandas as pd
+
+        found = []
+        for what in self.what:
+            for grouping, groups in self.summary[what].get("by", {}).items():
+                for name, figures in groups.items():
+                    found.append({"what": what, "grouping": grouping, "group": name, **figures})
+        return pd.DataFrame(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        records = self.rows[list(ROW_KEYS)].astype(object)
+        records = records.where(records.notna(), None)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "rows": records.to_dict("records"),
+            "summary": dict(self.summary),
+        }
+
+    def write(self, folder: Path, *, force: bool = False) -> None:
+        """Write rows.csv, groups.csv and validation.json into a folder."""
+        from planner.answers import to_json
+
+        refuse_existing_files(folder, force=force)
+        folder.mkdir(parents=True, exist_ok=True)
+        flat = self.rows.assign(defaults=self.rows.defaults.map("; ".join))
+        texts = (flat.to_csv(index=False), self.groups.to_csv(index=False), to_json(self.to_dict()))
+        for name, text in zip(FILES, texts, strict=True):
+            write_text_atomically(folder / name, text, force=force)
+
+    def __str__(self) -> str:
+        from planner.render.validation import validation_text
+
+        return validation_text(self.summary, self.what)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def refuse_existing_files(folder: Path, *, force: bool) -> None:
+    """Raise before the work is done when its results could not be written."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder")
+    there = [name for name in FILES if (folder / name).exists()]
+    if there and not force:
+        raise InputError(f"{folder / there[0]}: exists already; name another folder or add --force")
+
+
+def validate(
+    runs: str | Path | None = None,
+    *,
+    only: str | Sequence[str] | None = None,
+    what: What | None = None,
+) -> ValidateAnswer:
+    """Hold measured runs against what is predicted for them.
+
+    ``runs``: a RUNS.csv (docs/validate.md); None: the published runs that come with shardplan.
+    ``only``: source groups; ``what``: time or memory alone.
+    """
+    path = PUBLISHED if runs is None else Path(runs)
+    chosen = _chosen(read_runs(path), [only] if isinstance(only, str) else list(only or ()), path)
+    if what not in (None, "time", "memory"):
+        raise InputError(f"what = {what!r} (must be time, memory or None for both)")
+    asked: tuple[What, ...] = ("time", "memory") if what is None else (what,)
+    cases, skipped = _cases(chosen, asked)
+    predictions, refused = predict_cases(list(cases.values()))
+    skipped |= refused
+    table = _table(chosen, cases, predictions, skipped, asked)
+    from planner.validation.summary import summary_of
+
+    return ValidateAnswer(table, summary_of(table, asked), asked)
+
+
+def _chosen(rows: list[Row], only: Sequence[str], path: Path) -> list[Row]:
+    seen: set[str] = set()
+    for row in rows:
+        if row.row_id in seen:
+            raise InputError(f"{path}: line {row.line}: the row_id {row.row_id!r} stands twice")
+        seen.add(row.row_id)
+    known = {row.source_group for row in rows}
+    for name in only:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"Known: {', '.join(sorted(known))}"
+            raise InputError(f"{path}: no source_group is {name!r}. {hint}")
+    return [row for row in rows if not only or row.source_group in only]
+
+
+def _cases(rows: list[Row], asked: Sequence[What]) -> tuple[dict[str, Case], dict[str, str]]:
+    """Return rows as cases, and for the others the reason."""
+    cases, skipped = {}, {}
+    for row in rows:
+        if not _is_asked(row, asked):
+            skipped[row.row_id] = f"tests no {' or '.join(asked)}"
+            continue
+        try:
+            cases[row.row_id] = case_of(row)
+        except Unpriceable as reason:
+            skipped[row.row_id] = str(reason)
+    return cases, skipped
+
+
+def _is_asked(row: Row, asked: Sequence[What]) -> bool:
+    if is_partial(row):
+        return True
+    return ("time" in asked and tests_time(row)) or ("memory" in asked and tests_memory(row))
+
+
+def _table(
+    rows: Sequence[Row],
+    cases: Mapping[str, Case],
+    predictions: Mapping[str, Prediction],
+    skipped: Mapping[str, str],
+    asked: Sequence[What],
+) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        [
+            _record(
+                row,
+                cases.get(row.row_id),
+                predictions.get(row.row_id),
+                skipped.get(row.row_id),
+                asked,
+            )
+            for row in rows
+        ]
+    )
+
+
+def _record(
+    row: Row,
+    case: Case | None,
+    predicted: Prediction | None,
+    skipped: str | None,
+    asked: Sequence[What],
+) -> dict[str, Any]:
+    partial = is_partial(row)
+    step = measured_step(row, case) if "time" in asked and (tests_time(row) or partial) else None
+    memory = measured_memory(row) if "memory" in asked and (tests_memory(row) or partial) else None
+    size = None if memory is None else memory.size
+    times = (
+        (None, None, None)
+        if predicted is None
+        else _against(step, predicted.step, predicted.step_low, predicted.step_high)
+    )
+    sizes = (
+        (None, None, None)
+        if predicted is None
+        else _against(size, predicted.peak, predicted.peak_low, predicted.peak_high)
+    )
+    return {
+        "row_id": row.row_id,
+        "source_group": row.source_group,
+        "framework": row.get("framework"),
+        "model": row.get("model"),
+        "model_kind": row.get("model_kind") or "dense",
+        "gpu": row.get("gpu"),
+        "num_gpus": row.get("num_gpus"),
+        "global_batch_size": row.get("global_batch_size"),
+        "seq_len": row.get("seq_len"),
+        "precision": row.get("precision"),
+        "peft": row.get("peft"),
+        "plan": None if case is None else case.plan_words,
+        "method": None if case is None else case.method,
+        "software": None if case is None else case.setting.software.name,
+        "predicted_step_seconds": None if predicted is None else predicted.step,
+        "measured_step_seconds": step,
+        "time_error": times[0],
+        "time_inside": times[1],
+        "time_half_width": times[2],
+        "predicted_peak_bytes": None if predicted is None else predicted.peak,
+        "measured_peak_bytes": size,
+        "memory_kind": None if memory is None else memory.kind,
+        "memory_error": sizes[0],
+        "memory_inside": sizes[1],
+        "memory_half_width": sizes[2],
+        "verdict": None if predicted is None else predicted.verdict,
+        "outcome": row.get("outcome"),
+        "tests_memory": tests_memory(row),
+        "partial": partial,
+        "defaults": [] if case is None else list(case.defaults),
+        "skipped": skipped,
+    }
+
+
+def _against(
+    measured: float | None, predicted: float, low: float, high: float
+) -> tuple[float | None, bool | None, float | None]:
+    """Return the signed error, whether the interval holds the measurement, its half-width."""
+    half = 0.5 * (high - low) / predicted
+    if measured is None or measured <= 0.0:
+        return None, None, half
+    return predicted / measured - 1.0, low <= measured <= high, half

@@ -1,0 +1,209 @@
+"""One row as what the formulas need: model, cluster, workload, plan, software profile.
+
+An empty cell takes a default, which is noted in the row's answer; a row that cannot be priced says
+why (``Unpriceable``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from cost_models.adapters import adapted
+from cost_models.estimate import Setting
+from cost_models.model import ModelSpec
+from cost_models.plan import OFFLOADS, RECOMPUTE, Plan
+from cost_models.workload import Adapter, Optimizer, Precision, Workload
+from hardware_profiles.errors import InputError
+from hardware_profiles.software import software_profile
+from planner.question import default_precision
+from planner.validation.cluster_of_row import cluster_of
+from planner.validation.model_of_row import model_of
+from planner.validation.reading import Reading, Unpriceable
+from planner.validation.runs_file import Row
+from planner.validation.words import look_up, number_in
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row, ready to be priced."""
+
+    row: Row
+    setting: Setting
+    plan: Plan
+    defaults: tuple[str, ...]
+    key: tuple[Any, ...] = field(repr=False)  # of the setting: equal keys are priced together
+
+    @property
+    def plan_words(self) -> str:
+        """The plan as its fields that are not the default."""
+        usual = Plan().to_dict()
+        fields = self.plan.to_dict().items()
+        return " ".join(f"{name}={value}" for name, value in fields if value != usual[name])
+
+    @property
+    def method(self) -> str:
+        """What is trained and how it is shared out, in a few words."""
+        plan, trained = self.plan, self.setting.workload.adapter
+        axes = {
+            "tp": plan.tensor_parallel,
+            "pp": plan.pipeline_parallel,
+            "cp": plan.context_parallel,
+            "ep": plan.expert_parallel,
+        }
+        words = [name for name, size in axes.items() if size > 1]
+        if plan.data_parallel * plan.context_parallel > 1:
+            words.append(f"zero {plan.zero_stage}" if plan.zero_stage else "dp")
+        return f"{'full' if trained == 'none' else trained}, {' '.join(words) or 'one GPU'}"
+
+
+def case_of(row: Row) -> Case:
+    """Return a row as a case; raises Unpriceable with the reason."""
+    reading = Reading(row)
+    try:
+        return _case(reading)
+    except InputError as error:
+        raise Unpriceable(str(error)) from None
+
+
+def _case(reading: Reading) -> Case:
+    row = reading.row
+    profile = look_up("software", row)["profile"]
+    cluster, cluster_key = cluster_of(reading)
+    base, model_key = model_of(reading)
+    plan, batch = _plan(reading, base)
+    workload = _workload(reading, batch, default_precision(cluster.accelerator))
+    model = _adapted(base, model_key, workload)
+    setting = Setting(model, cluster, workload, software_profile(profile))
+    key = (model_key, cluster_key, workload, profile)
+    return Case(row, setting, plan, tuple(reading.defaults), key)
+
+
+_MODELS: dict[tuple[str, str, int, str], ModelSpec] = {}
+
+
+def _adapted(base: ModelSpec, key: str, workload: Workload) -> ModelSpec:
+    full = (key, workload.adapter, workload.adapter_rank, workload.adapter_targets)
+    if full not in _MODELS:
+        _MODELS[full] = adapted(base, workload)
+    return _MODELS[full]
+
+
+def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
+    row = reading.row
+    num_gpus = reading.need("num_gpus")
+    tensor = reading.value("tensor_parallel", 1, "none")
+    pipeline = reading.value("pipeline_parallel", 1, "none")
+    virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
+    context = reading.value("context_parallel", 1, "none")
+    ranks = tensor * pipeline * context
+    if num_gpus % ranks:
+        raise Unpriceable(f"{ranks} model-parallel ranks do not divide {num_gpus} accelerators")
+    data = reading.value("data_parallel", num_gpus // ranks, "all that are left")
+    if data * ranks != num_gpus:
+        raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
+    micro = reading.value("micro_batch_size", 1, "one sequence")
+    batch = reading.value("global_batch_size", micro * data, "one micro-batch for each data rank")
+    if batch % (micro * data):
+        raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")
+    profile = look_up("software", row)
+    stage = reading.value(
+        "zero_stage", profile.get("zero_stage", 0) if data > 1 else 0, "of that trainer"
+    )
+    recompute, layers = _recompute(reading, model, pipeline * virtual)
+    sharding = look_up("sharding", row).get("within")
+    shard = row.get("dp_shard") or (row.get("gpus_per_node") if sharding == "node" else None)
+    experts = row.get("expert_parallel") or 1
+    return Plan(
+        data_parallel=data,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        virtual_stages=virtual,
+        pipeline_schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
+        zero_stage=stage if data * context > 1 else 0,
+        sequence_parallel=_sequence_parallel(reading, tensor),
+        recompute=recompute,
+        recompute_layers=layers,
+        micro_batch_size=micro,
+        num_microbatches=batch // (micro * data),
+        dp_replicate=data // shard if shard and data % shard == 0 else 1,
+        context_parallel=context,
+        expert_parallel=experts,
+        expert_tensor_parallel=tensor == 1 or experts == 1,
+        offload=_offload(row),
+    ), batch
+
+
+def _sequence_parallel(reading: Reading, tensor: int) -> bool:
+    if tensor == 1:
+        return False
+    return bool(reading.value("sequence_parallel", True, "with tensor parallelism"))
+
+
+def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, int]:
+    """Return what is recomputed, and of how many layers of a stage (0: all)."""
+    entry = look_up("recompute", reading.row)
+    word = entry.get("is") or reading.value("recompute", "none", "none said")
+    if word not in RECOMPUTE:
+        raise Unpriceable(f"recompute {word!r} is not known")
+    layers = number_in("recompute_layers", reading.row)
+    if layers is not None and word == "full":
+        return ("full", layers) if layers else ("none", 0)
+    if "layers" in entry:
+        share = entry["layers"]
+        reading.defaults.append(f"recompute of {share:g} of the layers")
+        return word, max(1, round(share * model.num_layers / stages))
+    return word, 0
+
+
+def _offload(row: Row) -> Any:
+    if row.get("offload") is None:
+        return "none"
+    word = look_up("offload", row).get("is", row.get("offload"))
+    if word not in OFFLOADS:
+        raise Unpriceable(f"offload {row.get('offload')!r} is not priced")
+    return word
+
+
+def _workload(reading: Reading, batch: int, precision: str) -> Workload:
+    row = reading.row
+    word = look_up("precision", row).get("is") or reading.value(
+        "precision", precision, "of that accelerator"
+    )
+    if word not in get_args(Precision):
+        raise Unpriceable(f"precision {row.get('precision')} is not priced")
+    reading.value("optimizer", "adamw", "the usual one")
+    optimizer: Any = look_up("optimizer", row).get("is") if row.get("optimizer") else "adamw"
+    if optimizer not in get_args(Optimizer):
+        raise Unpriceable(f"optimizer {row.get('optimizer')!r} is not priced")
+    flash = row.get("flash_attention")
+    if flash in (None, "unknown"):
+        reading.defaults.append("flash_attention 1 (default: torch's SDPA)")
+    return Workload(
+        seq_len=reading.need("seq_len"),
+        global_batch_size=batch,
+        precision=word,
+        optimizer=optimizer,
+        attention_kernel="eager" if flash == "0" else "flash",
+        **_adapter(row),
+    )
+
+
+def _adapter(row: Row) -> dict[str, Any]:
+    if row.words("peft") in ("", "none"):
+        return {}
+    kind = look_up("adapter", row).get("is")
+    if kind not in get_args(Adapter):
+        raise Unpriceable(f"peft {row.get('peft')!r} is not priced")
+    rank = number_in("adapter_rank", row)
+    if rank is None:
+        raise Unpriceable(f"peft {row.get('peft')!r} has no rank")
+    targets = look_up("targets", row).get("is")
+    if targets is None:
+        raise Unpriceable(f"peft {row.get('peft')!r}: these matrices are not priced")
+    return {
+        "adapter": kind,
+        "adapter_rank": rank,
+        "adapter_alpha": 2.0 * rank,
+        "adapter_targets": targets,
+    }

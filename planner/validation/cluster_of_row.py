@@ -1,0 +1,61 @@
+"""From the cells of a row to a cluster."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from hardware_profiles.build import build_cluster
+from hardware_profiles.catalogue import find_accelerator, usual_node
+from hardware_profiles.errors import InputError
+from hardware_profiles.schema import Accelerator, Cluster, Figure
+from planner.validation.reading import Reading, Unpriceable
+from planner.validation.runs_file import Row
+from planner.validation.words import look_up
+
+Key = tuple[Any, ...]
+
+
+def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
+    """Return the nodes of a row, and a key that equal clusters share."""
+    row = reading.row
+    accelerator = accelerator_of(row)
+    total = reading.need("num_gpus")
+    usual = usual_node(accelerator)
+    each = row.get("gpus_per_node")
+    if each is None:
+        each = reading.value("gpus_per_node", usual.gpus_per_node if usual else 8, "usual node")
+    each = min(each, total)
+    if total % each:
+        raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
+    speed = row.get("inter_link_gbps_per_gpu") if total > each else None
+    key = (accelerator.name, total // each, each, speed)
+    return _build(*key), key
+
+
+@cache
+def _build(name: str, num_nodes: int, gpus_per_node: int, gigabits: float | None) -> Cluster:
+    network = None
+    if gigabits is not None:
+        network = Figure(gigabits * 1e9 / 8.0, "published", "inter_link_gbps_per_gpu of the row")
+    return build_cluster(
+        find_accelerator(name),
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        network_bandwidth=network,
+    )
+
+
+def accelerator_of(row: Row) -> Accelerator:
+    """Return the accelerator that ``gpu`` and ``gpu_mem_gb`` name."""
+    name, memory = row.get("gpu"), row.get("gpu_mem_gb")
+    if name is None:
+        raise Unpriceable("gpu is empty")
+    names = [f"{name}-{memory:g}GB"] if memory is not None else []
+    entry = look_up("gpu", row)
+    for candidate in [*names, *entry.values(), name]:
+        try:
+            return find_accelerator(candidate)
+        except InputError:
+            continue
+    raise Unpriceable(f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)")

@@ -1,0 +1,73 @@
+"""What a row measured: seconds of a step, bytes at the peak, each under its own definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cost_models.flops import model_flops_per_step
+from planner.validation.case import Case
+from planner.validation.runs_file import Row
+from planner.validation.words import look_up
+
+GIB: Final = 2.0**30
+MemoryKind = Literal["allocated", "reserved", "device"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """A measured peak."""
+
+    size: float  # bytes
+    kind: MemoryKind
+    rank: str  # of the pipeline: first, last, or fullest
+
+
+def tests_time(row: Row) -> bool:
+    """Whether the row's time may be compared."""
+    return row.get("outcome") != "oom" and row.get("usable") in (None, "time", "time+mem")
+
+
+def tests_memory(row: Row) -> bool:
+    """Whether the row's memory may be compared."""
+    return row.get("usable") in (None, "mem", "time+mem", "oom")
+
+
+def is_partial(row: Row) -> bool:
+    """Whether the source leaves so much unsaid that the row is reported apart."""
+    return bool(row.get("usable") == "partial")
+
+
+def measured_memory(row: Row) -> MeasuredMemory | None:
+    """Return the measured peak; None without one, or where nobody says which one it is."""
+    gib = row.get("peak_memory_gib")
+    entry = look_up("memory", row)
+    if gib is None or not entry or row.get("outcome") == "oom":
+        return None
+    return MeasuredMemory(gib * GIB, entry["is"], entry.get("rank", "fullest"))
+
+
+def measured_step(row: Row, case: Case | None) -> float | None:
+    """Return seconds of a step: as measured, from tokens/s, from TFLOP/s or from MFU."""
+    if row.get("outcome") == "oom":
+        return None
+    if row.get("step_time_s") is not None:
+        return float(row.get("step_time_s"))
+    if case is None:
+        return None
+    workload, gpus = case.setting.workload, case.setting.cluster.num_gpus
+    rate = row.get("tokens_per_second_per_gpu")
+    if rate:
+        return float(workload.tokens_per_step / (rate * gpus))
+    definition = look_up("flops", row)
+    if definition.get("counts") != "model" or definition.get("attention") != 1.0:
+        return None
+    flops = float(
+        model_flops_per_step(case.setting.model, workload.seq_len, workload.global_batch_size)
+    )
+    if row.get("tflops_per_gpu"):
+        return flops / (float(row.get("tflops_per_gpu")) * 1e12 * gpus)
+    peak = case.setting.cluster.accelerator.peak_flops.get(workload.precision)
+    if row.get("mfu_pct") and peak is not None:
+        return flops / (0.01 * float(row.get("mfu_pct")) * peak.value * gpus)
+    return None

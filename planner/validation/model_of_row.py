@@ -1,0 +1,147 @@
+"""From the cells of a row to a model: a preset, or the family that its sizes belong to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from cost_models.families import model_spec
+from cost_models.model import ModelSpec
+from cost_models.presets import is_preset, load_preset
+from planner.validation.reading import Reading, Unpriceable
+from planner.validation.words import look_up, words_table
+
+SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+
+
+def model_of(reading: Reading) -> tuple[ModelSpec, str]:
+    """Return the model of a row, and a text that is the same for the same model."""
+    name = str(reading.row.get("model") or reading.row.row_id)
+    config = _preset(name) or _config(reading)
+    key = json.dumps(config, sort_keys=True)
+    return _spec(key, name), f"{name} {key}"
+
+
+@cache
+def _spec(config: str, name: str) -> ModelSpec:
+    return model_spec(json.loads(config), name=name, where=name)
+
+
+def _preset(name: str) -> Mapping[str, Any] | None:
+    known = words_table()["presets"].get(name.lower(), name)
+    return load_preset(known).config if is_preset(known) else None
+
+
+def _config(reading: Reading) -> Mapping[str, Any]:
+    """Return a config.json with the row's sizes."""
+    row = reading.row
+    if any(row.get(name) is None for name in SIZES):
+        missing = [name for name in SIZES if row.get(name) is None]
+        raise Unpriceable(f"the architecture is not given ({', '.join(missing)})")
+    words = look_up("architecture", row)
+    kind = row.words("model_kind") or "dense"
+    gated = reading.value("gated_mlp", False, "a plain MLP")
+    if kind.startswith("moe"):
+        return _mixture(reading, kind, gated)
+    if kind == "encoder":
+        return _bert(reading, words)
+    if kind != "dense":
+        raise Unpriceable(f"model_kind {kind!r} is not priced")
+    if gated:
+        return {"model_type": "llama", **_sizes(reading)}
+    grouped = row.get("num_kv_heads") not in (None, row.get("num_heads"))
+    if grouped:
+        return {"model_type": "starcoder2", **_sizes(reading)}
+    return _gpt(reading, words)
+
+
+def _sizes(reading: Reading) -> dict[str, Any]:
+    row = reading.row
+    heads, hidden = row.get("num_heads"), row.get("hidden_size")
+    config = {
+        "num_hidden_layers": row.get("num_layers"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": reading.value("num_kv_heads", heads, "num_heads"),
+        "intermediate_size": reading.value("ffn_hidden_size", 4 * hidden, "4 x hidden_size"),
+        "vocab_size": row.get("vocab_size"),
+        "max_position_embeddings": row.get("seq_len"),
+        "tie_word_embeddings": bool(reading.value("tie_embeddings", False, "two matrices")),
+    }
+    if row.get("head_dim") not in (None, hidden / heads):
+        config["head_dim"] = row.get("head_dim")
+    return config
+
+
+def _gpt(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
+    """GPT-2 with learned positions, as Megatron-LM trains it; BLOOM where there are none."""
+    row = reading.row
+    dropout = words["dropout"]
+    hidden = row.get("hidden_size")
+    config = {
+        "n_layer": row.get("num_layers"),
+        "n_head": row.get("num_heads"),
+        "vocab_size": row.get("vocab_size"),
+        "tie_word_embeddings": bool(reading.value("tie_embeddings", True, "as GPT-2")),
+    }
+    if words.get("family") == "bloom":
+        return {"model_type": "bloom", "hidden_size": hidden, **config}
+    return {
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_inner": reading.value("ffn_hidden_size", 4 * hidden, "4 x hidden_size"),
+        "n_positions": row.get("seq_len"),
+        "activation_function": "gelu",
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout),
+        **config,
+    }
+
+
+def _bert(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
+    row = reading.row
+    return {
+        "model_type": "bert",
+        "num_hidden_layers": row.get("num_layers"),
+        "hidden_size": row.get("hidden_size"),
+        "num_attention_heads": row.get("num_heads"),
+        "intermediate_size": reading.value(
+            "ffn_hidden_size", 4 * row.get("hidden_size"), "4 x hidden_size"
+        ),
+        "vocab_size": row.get("vocab_size"),
+        "max_position_embeddings": max(512, row.get("seq_len")),
+        "hidden_dropout_prob": words["dropout"],
+        "attention_probs_dropout_prob": words["dropout"],
+    }
+
+
+def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:
+    row = reading.row
+    if kind == "moe-mla":
+        raise Unpriceable("latent attention of unknown ranks (model is no preset)")
+    if kind != "moe":
+        raise Unpriceable(f"model_kind {kind!r} is not priced")
+    if not gated:
+        raise Unpriceable("experts without a gate are not priced")
+    experts = reading.need("num_experts")
+    config = {
+        **_sizes(reading),
+        "num_experts_per_tok": reading.need("experts_per_token"),
+    }
+    expert = reading.value("moe_ffn_hidden_size", config["intermediate_size"], "ffn_hidden_size")
+    shared = row.get("num_shared_experts") or 0
+    if shared:
+        return {
+            **config,
+            "model_type": "qwen2_moe",
+            "num_experts": experts,
+            "moe_intermediate_size": expert,
+            "shared_expert_intermediate_size": shared * expert,
+        }
+    return {
+        **config,
+        "model_type": "mixtral",
+        "num_local_experts": experts,
+        "intermediate_size": expert,
+    }

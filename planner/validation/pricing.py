@@ -1,0 +1,99 @@
+"""Many cases through the formulas that ``fit`` uses, those of one setting at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cost_models.estimate import default_layer_ranges, price, rank_memories
+from cost_models.legality import CODES, RULES, legality_codes, question_of
+from cost_models.plan import PlanTable
+from cost_models.uncertainty import MEMORY, interval, time_spread
+from planner.validation.case import Case
+from planner.validation.measurement import MemoryKind, measured_memory
+from planner.verdict import Verdict, budget_bytes, verdict
+
+# what other trainers do that torch's schedules and our executor refuse: priced all the same
+PRICED_ANYWAY: Final = (
+    "num_kv_heads",  # copied where there are fewer than tensor-parallel ranks
+    "schedule_microbatches",
+    "interleaved_microbatches",
+    "sequence_length",
+    "positions",
+    "zero_stage",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is predicted for one case, in seconds and bytes, with the 90 % intervals."""
+
+    step: float
+    step_low: float
+    step_high: float
+    peak: float  # of the kind that was measured, else as the device shows it
+    peak_low: float
+    peak_high: float
+    verdict: Verdict
+
+
+def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, str]]:
+    """Return predictions by row_id, and the reason by row_id where the plan is impossible."""
+    groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[case.key].append(case)
+    found: dict[str, Prediction] = {}
+    refused: dict[str, str] = {}
+    for group in groups.values():
+        legal = []
+        for case in group:
+            reason = _impossible(case)
+            if reason is None:
+                legal.append(case)
+            else:
+                refused[case.row.row_id] = reason
+        if legal:
+            found |= _price(legal)
+    return found, refused
+
+
+def _impossible(case: Case) -> str | None:
+    question = question_of(case.setting)
+    code = int(legality_codes(question, PlanTable.from_plans([case.plan]))[0])
+    if not code or CODES[code] in PRICED_ANYWAY:
+        return None
+    return RULES[code - 1].words(question, case.plan)
+
+
+def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
+    setting = cases[0].setting
+    accelerator = setting.cluster.accelerator
+    priced = price(setting, PlanTable.from_plans([case.plan for case in cases]))
+    spread = time_spread(setting.software.name, accelerator)
+    budget = budget_bytes(setting.cluster)
+    found = {}
+    for number, case in enumerate(cases):
+        step, device = float(priced.step[number]), float(priced.peak[number])
+        peak = _compared_peak(case, device, float(priced.memory.allocated[number]))  # type: ignore[index]
+        found[case.row.row_id] = Prediction(
+            step, *interval(step, spread), peak, *interval(peak, MEMORY), verdict(device, budget)
+        )
+    return found
+
+
+def _compared_peak(case: Case, device: float, allocated: float) -> float:
+    """Return the peak that the row measured: of its kind, on its pipeline rank."""
+    measured = measured_memory(case.row)
+    if measured is None:
+        return device
+    if measured.rank == "fullest" or case.plan.pipeline_parallel == 1:
+        return _of_kind(measured.kind, device, allocated)
+    ranks = rank_memories(case.setting, case.plan, default_layer_ranges(case.setting, case.plan))
+    parts = ranks[0 if measured.rank == "first" else -1][0]
+    return _of_kind(measured.kind, float(parts.peak), float(parts.allocated))
+
+
+def _of_kind(kind: MemoryKind, device: float, allocated: float) -> float:
+    return allocated if kind == "allocated" else device

@@ -1,0 +1,128 @@
+"""Errors of predictions over rows, and the quality of rankings. Errors are predicted/measured - 1.
+
+Source: RUNS.csv's own definition of what ``validate`` reports (docs/validate.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pandas as pd
+
+FEWEST: Final = 5  # rows of a source group that count in the mean over groups; plans of a ranking
+SAME_WORK: Final = (
+    "source_group",
+    "model",
+    "gpu",
+    "num_gpus",
+    "seq_len",
+    "global_batch_size",
+    "precision",
+    "peft",
+    "framework",
+)
+GROUPINGS: Final = ("source_group", "gpu", "model_kind", "method")
+
+
+def error_figures(rows: pd.DataFrame, error: str, inside: str, width: str) -> dict[str, Any]:
+    """Return n, median and mean absolute error, bias, 90th percentile, coverage, half-width."""
+    errors = rows[error].astype(float)
+    sizes = errors.abs()
+    return {
+        "n": len(rows),
+        "median_absolute_error": float(sizes.median()),
+        "mean_absolute_error": float(sizes.mean()),
+        "bias": float(errors.mean()),
+        "p90_absolute_error": float(sizes.quantile(0.9)),
+        "coverage": float(rows[inside].astype(float).mean()),
+        "median_half_width": float(rows[width].median()),
+    }
+
+
+def grouped_figures(rows: pd.DataFrame, what: str) -> dict[str, Any]:
+    """Return the figures of every group of every grouping."""
+    found: dict[str, Any] = {}
+    for column in GROUPINGS:
+        found[column] = {
+            str(name): error_figures(part, f"{what}_error", f"{what}_inside", f"{what}_half_width")
+            for name, part in rows.groupby(column, sort=True)
+        }
+    return found
+
+
+def over_groups(by_source: dict[str, Any], left_out: Iterable[str]) -> dict[str, Any]:
+    """Return the mean over source groups with at least FEWEST rows of each figure."""
+    without = set(left_out)
+    counted = {
+        name: figures
+        for name, figures in by_source.items()
+        if figures["n"] >= FEWEST and name not in without
+    }
+    mean: dict[str, Any] = {"groups": sorted(counted)}
+    mean["n"] = sum(figures["n"] for figures in counted.values())
+    for key in next(iter(counted.values()), {}):
+        if key != "n":
+            mean[key] = sum(figures[key] for figures in counted.values()) / len(counted)
+    return mean
+
+
+def ranking_figures(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return rank quality of every source that measured several plans of the same work.
+
+    A group shares all of SAME_WORK and has at least FEWEST different plans. Regret: measured time
+    of the plan that is predicted fastest over the best measured, less 1.
+    """
+    found: dict[str, list[dict[str, float]]] = {}
+    for key, part in rows.groupby(list(SAME_WORK), sort=True, dropna=False):
+        if part.plan.nunique() >= FEWEST:
+            found.setdefault(str(key[0]), []).append(
+                _rank_quality(part.predicted_step_seconds, part.measured_step_seconds)
+            )
+    return {name: _mean_quality(groups) for name, groups in found.items()}
+
+
+def _rank_quality(predicted: pd.Series[float], measured: pd.Series[float]) -> dict[str, float]:
+    ranks = predicted.rank(), measured.rank()
+    varies = all(side.nunique() > 1 for side in ranks)
+    right, pairs = 0.0, 0
+    forecast, truth = predicted.to_list(), measured.to_list()
+    for i in range(len(truth)):
+        for j in range(i):
+            pairs += 1
+            right += (forecast[i] - forecast[j]) * (truth[i] - truth[j]) > 0
+    chosen = measured.loc[predicted.index[predicted.argmin()]]
+    return {
+        "spearman": float(ranks[0].corr(ranks[1])) if varies else 0.0,
+        "pairs_in_order": right / pairs,
+        "regret": float(chosen / measured.min() - 1.0),
+    }
+
+
+def _mean_quality(groups: list[dict[str, float]]) -> dict[str, Any]:
+    count = len(groups)
+    means = {key: sum(group[key] for group in groups) / count for key in groups[0]}
+    return {
+        "groups": count,
+        "spearman": means["spearman"],
+        "pairs_in_order": means["pairs_in_order"],
+        "mean_regret": means["regret"],
+        "worst_regret": max(group["regret"] for group in groups),
+    }
+
+
+def verdict_figures(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return false fits, false "does not fit" and the share of TIGHT, over all memory rows."""
+    died, lived = rows[rows.outcome == "oom"], rows[rows.outcome != "oom"]
+    false_fits = died[died.verdict == "fits"]
+    false_nos = lived[lived.verdict == "does_not_fit"]
+    return {
+        "died": len(died),
+        "died_said_to_fit": len(false_fits),
+        "died_said_to_fit_rows": false_fits.row_id.to_list(),
+        "lived": len(lived),
+        "lived_said_not_to_fit": len(false_nos),
+        "lived_said_not_to_fit_rows": false_nos.row_id.to_list(),
+        "tight": int((rows.verdict == "tight").sum()),
+        "tight_share": float((rows.verdict == "tight").mean()) if len(rows) else 0.0,
+    }

@@ -1,0 +1,52 @@
+"""What words in the cells of RUNS.csv stand for: words.toml, read and looked up.
+
+A section is a list of entries, of which the first counts whose conditions hold. A condition is a
+column with words that its cell must hold, all of them, whatever the case; ``without`` lists words
+that the columns of the entry must not hold. An entry without conditions always holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from hardware_profiles.reading import read_toml
+from planner.validation.runs_file import COLUMNS, Row
+
+TABLE: Final = Path(__file__).parent / "words.toml"
+
+
+@cache
+def words_table() -> Mapping[str, Any]:
+    """Return the whole table."""
+    return read_toml(TABLE, "the table of words")
+
+
+def look_up(section: str, row: Row) -> Mapping[str, Any]:
+    """Return the first entry of a section that holds for a row; {} without one."""
+    for entry in words_table()[section]:
+        if _holds(entry, row):
+            return {key: value for key, value in entry.items() if key not in COLUMNS}
+    return {}
+
+
+def _holds(entry: Mapping[str, Any], row: Row) -> bool:
+    conditions = {column: words for column, words in entry.items() if column in COLUMNS}
+    cells = [row.words(column) for column in conditions]
+    if any(word in cell for word in entry.get("without", ()) for cell in cells):
+        return False
+    return all(
+        all(word in row.words(column) for word in words) for column, words in conditions.items()
+    )
+
+
+def number_in(section: str, row: Row) -> int | None:
+    """Return the number that a pattern of a section finds in its column; None without one."""
+    for entry in words_table()[section]:
+        found = re.search(entry["pattern"], row.words(entry["column"]))
+        if found:
+            return int(found[1])
+    return None

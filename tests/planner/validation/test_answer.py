@@ -1,0 +1,123 @@
+"""``validate`` from end to end, on a few runs and on the published ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import planner
+from hardware_profiles.errors import InputError
+from planner.cli import main
+from planner.validation.answer import FILES
+
+RUNS = """\
+row_id,source_group,framework,model,gpu,gpu_mem_gb,num_gpus,seq_len,micro_batch_size,\
+global_batch_size,zero_stage,recompute,flash_attention,outcome,step_time_s,peak_memory_gib,\
+memory_definition,usable
+fine,mine,torch,llama-3-8b,A100-SXM,80,8,4096,1,8,3,full,1,ok,1.7,24,nvidia-smi,time+mem
+died,mine,torch,llama-3-70b,A100-SXM,80,8,8192,4,32,0,none,1,oom,,,,oom
+strange,mine,torch,nobody-knows,A100-SXM,80,8,4096,1,8,3,full,1,ok,1.7,,,time
+vague,theirs,torch,llama-3-8b,A100-SXM,80,8,4096,,,3,,1,ok,,,,partial
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.csv"
+    path.write_text(RUNS)
+    return path
+
+
+def test_rows_are_compared_or_say_why_not(runs: Path) -> None:
+    answer = planner.validate(runs)
+    rows = answer.rows.set_index("row_id")
+    fine = rows.loc["fine"]
+    assert fine.predicted_step_seconds > 0
+    assert fine.time_error == pytest.approx(fine.predicted_step_seconds / 1.7 - 1)
+    assert fine.measured_peak_bytes == 24 * 2**30
+    assert fine.memory_kind == "device"
+    assert rows.loc["died"].verdict == "does_not_fit"
+    assert "architecture is not given" in rows.loc["strange"].skipped
+    assert any("micro_batch_size" in default for default in rows.loc["vague"].defaults)
+    assert answer.summary["skipped"] == {rows.loc["strange"].skipped: 1}
+    assert answer.summary["verdicts"]["died_said_to_fit"] == 0
+    assert answer.summary["time"]["by"]["source_group"]["mine"]["n"] == 1
+    assert set(answer.groups.what) == {"time", "memory"}
+
+
+def test_what_fit_predicts_is_what_validate_compares(runs: Path) -> None:
+    fine = planner.validate(runs).rows.set_index("row_id").loc["fine"]
+    fit = planner.fit(
+        "llama-3-8b",
+        "8xA100-SXM-80GB",
+        seq_len=4096,
+        global_batch_size=8,
+        software=fine.software,
+        zero_stage=3,
+        recompute="full",
+        micro_batch_size=1,
+    ).to_dict()
+    assert fine.predicted_step_seconds == fit["time"]["step_seconds"]
+    assert fine.predicted_peak_bytes == fit["memory"]["peak_bytes"]
+    assert fine.verdict == fit["verdict"]
+
+
+def test_time_or_memory_alone(runs: Path) -> None:
+    time = planner.validate(runs, what="time")
+    assert "memory" not in time.summary
+    assert time.rows.measured_peak_bytes.isna().all()
+    assert planner.validate(runs, what="memory").rows.measured_step_seconds.isna().all()
+    assert len(planner.validate(runs, only="theirs").rows) == 1
+
+
+def test_bad_questions_are_one_line(runs: Path) -> None:
+    with pytest.raises(InputError, match=r"no source_group is 'mini'\. Did you mean mine"):
+        planner.validate(runs, only=["mini"])
+    with pytest.raises(InputError, match="what = 'speed'"):
+        planner.validate(runs, what="speed")  # type: ignore[arg-type]
+    runs.write_text(RUNS + RUNS.splitlines()[-1] + "\n")
+    with pytest.raises(InputError, match="'vague' stands twice"):
+        planner.validate(runs)
+
+
+def test_the_command_prints_one_json_document(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["validate", str(runs), "--json"])
+    assert not stop.value.code
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"schema_version", "rows", "summary"}
+    assert document["rows"][0]["row_id"] == "fine"
+    assert document["rows"][0]["time_inside"] in (True, False)
+    assert document["rows"][1]["predicted_step_seconds"] is not None
+    assert document["rows"][2]["predicted_step_seconds"] is None
+    assert document["rows"][2]["defaults"] == []
+
+
+def test_files_are_not_overwritten_unasked(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    for options, code in (([], 0), ([], 2), (["--force"], 0)):
+        with pytest.raises(SystemExit) as stop:
+            main(["validate", str(runs), "-o", str(folder), *options])
+        assert (stop.value.code or 0) == code
+    assert "exists already" in capsys.readouterr().err
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+    with pytest.raises(SystemExit) as stop:
+        main(["validate", "--time", "--memory"])
+    assert stop.value.code == 2
+
+
+def test_the_published_tables_are_as_the_readme_says() -> None:
+    answer = planner.validate(only=["megatron-sc21", "korthikanti-2022"], what="time")
+    groups = answer.summary["time"]["by"]["source_group"]
+    assert groups["megatron-sc21"]["mean_absolute_error"] < 0.05
+    assert groups["korthikanti-2022"]["mean_absolute_error"] < 0.05
+    text = str(answer)
+    assert "megatron-sc21" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "<pre>" in answer._repr_html_()

@@ -1,0 +1,168 @@
+"""One row becomes model, cluster, workload, plan and software profile, or says why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.validation.case import Case, case_of
+from planner.validation.measurement import measured_memory, measured_step
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import PUBLISHED, Row, read_runs
+
+GPT = {
+    "model": "a GPT",
+    "num_layers": 24,
+    "hidden_size": 2048,
+    "num_heads": 16,
+    "vocab_size": 51200,
+    "tie_embeddings": True,
+    "seq_len": 2048,
+    "gpu": "A100-SXM",
+    "gpu_mem_gb": 80.0,
+    "num_gpus": 16,
+    "framework": "Megatron-LM",
+    "precision": "fp16",
+}
+
+
+def case(**cells: Any) -> Case:
+    return case_of(Row(2, {**GPT, **cells}))
+
+
+def test_sizes_plan_and_cluster_are_as_the_row_says() -> None:
+    found = case(
+        tensor_parallel=2,
+        pipeline_parallel=2,
+        virtual_stages=3,
+        micro_batch_size=2,
+        global_batch_size=64,
+        recompute="full",
+        sequence_parallel=True,
+        inter_link_gbps_per_gpu=100.0,
+        flash_attention="0",
+    )
+    plan, setting = found.plan, found.setting
+    assert (plan.data_parallel, plan.num_microbatches) == (4, 8)
+    assert (plan.virtual_stages, plan.pipeline_schedule) == (3, "interleaved_1f1b")
+    assert (plan.recompute, plan.sequence_parallel) == ("full", True)
+    assert setting.model.num_layers == 24
+    assert setting.workload.attention_kernel == "eager"
+    assert setting.software.name == "megatron"
+    assert setting.cluster.num_nodes == 2
+    assert setting.cluster.tiers[-1].bandwidth.value == 12.5e9  # 100 Gb/s are bits
+    assert found.method == "full, tp pp dp"
+
+
+def test_every_default_is_listed() -> None:
+    named = " ".join(case().defaults)
+    for column in (
+        "gpus_per_node",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "data_parallel",
+        "micro_batch_size",
+        "global_batch_size",
+        "zero_stage",
+        "recompute",
+        "optimizer",
+        "flash_attention",
+        "gated_mlp",
+        "ffn_hidden_size",
+    ):
+        assert column in named
+    assert "recompute" not in " ".join(case(recompute="full").defaults)
+
+
+@pytest.mark.parametrize(
+    ("cells", "family"),
+    [
+        ({}, "gpt2"),
+        ({"gated_mlp": True}, "llama"),
+        ({"num_kv_heads": 4, "gated_mlp": False}, "starcoder2"),
+        ({"model_kind": "encoder"}, "bert"),
+        ({"model": "mpt-7b"}, "bloom"),
+        ({"model": "llama3-8b"}, "llama"),
+        (
+            {"model_kind": "moe", "gated_mlp": True, "num_experts": 8, "experts_per_token": 2},
+            "mixtral",
+        ),
+    ],
+)
+def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -> None:
+    assert case(**cells).setting.model.family == family
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"num_layers": None}, "the architecture is not given (num_layers)"),
+        ({"gpu": "Z9"}, "gpu 'Z9' is not in the catalogue"),
+        ({"num_gpus": None}, "num_gpus is empty"),
+        ({"tensor_parallel": 3}, "3 model-parallel ranks do not divide 16"),
+        ({"data_parallel": 3}, "3 x 1 ranks for 16 accelerators"),
+        ({"global_batch_size": 17}, "a batch of 17 is not a multiple of 1 x 16"),
+        ({"optimizer": "soap"}, "optimizer 'soap' is not priced"),
+        ({"recompute": "some"}, "recompute 'some' is not known"),
+        ({"peft": "lora"}, "peft 'lora' has no rank"),
+        ({"model_kind": "hybrid-mamba"}, "model_kind 'hybrid-mamba' is not priced"),
+    ],
+)
+def test_what_cannot_be_priced_says_why(cells: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unpriceable, match=reason.replace("(", r"\(").replace(")", r"\)")):
+        case(**cells)
+
+
+def test_words_in_notes_count() -> None:
+    hybrid = case(framework="fms-fsdp", zero_stage=3, notes="sharding HSDP", gpus_per_node=8)
+    assert hybrid.plan.dp_replicate == 2
+    some = case(recompute="full", notes="config 5b.yaml (TP2, 3 checkpointed layers)")
+    assert (some.plan.recompute, some.plan.recompute_layers) == ("full", 3)
+    none = case(recompute="full", notes="config 5b.yaml (TP2, 0 checkpointed layers)")
+    assert none.plan.recompute == "none"
+    blocks = case(framework="fms-fsdp", recompute="selective")
+    assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
+
+
+def test_time_is_taken_as_it_was_measured() -> None:
+    one = case(micro_batch_size=1)
+    tokens = 2048.0 * 16
+
+    def seconds(**cells: Any) -> float | None:
+        return measured_step(Row(2, cells), one)
+
+    assert seconds(step_time_s=2.0, tokens_per_second_per_gpu=1.0) == 2.0
+    assert seconds(tokens_per_second_per_gpu=1024.0) == tokens / (1024.0 * 16)
+    by_rate = seconds(tflops_per_gpu=156.0, flops_definition="model TFLOPS/GPU")
+    by_share = seconds(mfu_pct=50.0, flops_definition="model TFLOPS/GPU")
+    assert by_rate == pytest.approx(by_share)  # of 312 TFLOP/s
+    assert seconds(tflops_per_gpu=156.0) is None  # nobody says what was counted
+    assert seconds(step_time_s=2.0, outcome="oom") is None
+
+
+def test_memory_is_compared_with_its_own_kind() -> None:
+    def kind(definition: str) -> Any:
+        cells = {"peak_memory_gib": 2.0, "memory_definition": definition}
+        return measured_memory(Row(2, cells))
+
+    assert kind("torch peak allocated (rank 0)").kind == "allocated"
+    assert kind("torch peak memory reserved, GB in source -> GiB").kind == "reserved"
+    assert kind("nvidia-smi GB").kind == "device"
+    assert kind("nvidia-smi GB").size == 2.0 * 2**30
+    assert kind("max_memory_allocated of the last rank").rank == "last"
+    assert kind("somebody's guess") is None
+
+
+@pytest.mark.slow
+def test_every_published_row_is_a_case_or_says_why() -> None:
+    def reason(row: Row) -> str | None:
+        try:
+            case_of(row)
+        except Unpriceable as why:
+            return str(why)
+        return None
+
+    reasons = [reason(row) for row in read_runs(PUBLISHED)]
+    assert "" not in reasons
+    assert reasons.count(None) > 1700

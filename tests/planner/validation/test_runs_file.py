@@ -1,0 +1,67 @@
+"""RUNS.csv: every value is read with its type, and what is wrong is named with row and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles.errors import InputError
+from planner.validation.runs_file import COLUMNS, PUBLISHED, read_runs
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(text)
+    return path
+
+
+def test_values_have_types_and_empty_cells_are_none(tmp_path: Path) -> None:
+    text = "row_id,seq_len,gated_mlp,step_time_s,gpu\na,2048.0,1,0.5,\n\nb,1,0,,A100-SXM\n"
+    first, second = read_runs(written(tmp_path, text))
+    assert first.values == {
+        "row_id": "a",
+        "seq_len": 2048,
+        "gated_mlp": True,
+        "step_time_s": 0.5,
+        "gpu": None,
+    }
+    assert second.get("step_time_s") is None
+    assert second.words("gpu") == "a100-sxm"
+    assert second.source_group == "runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seq_len,seqlen\n1,2\n", "unknown column 'seqlen'. Did you mean seq_len?"),
+        ("seq_len,seq_len\n1,2\n", "seq_len stands twice"),
+        ("model\nx\n", "the column seq_len is missing"),
+        ("seq_len\n", "no rows"),
+        ("seq_len,num_gpus\n1\n", "line 2: 1 cells for 2 columns"),
+        ("seq_len\n2\nmany\n", "line 3, column seq_len: 'many' (must be a whole number"),
+        ("seq_len\n0\n", "line 2, column seq_len: '0' (must be"),
+        ("seq_len\n1.5\n", "column seq_len: '1.5' (must be a whole number"),
+        ("seq_len,step_time_s\n1,nan\n", "column step_time_s: 'nan' (must be a number"),
+        ("seq_len,gated_mlp\n1,2\n", "column gated_mlp: '2' (must be 1, 0 or empty)"),
+        ("seq_len,outcome\n1,died\n", "column outcome: 'died' (must be one of ok, oom, or empty)"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_runs(written(tmp_path, text))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_published_runs_come_along() -> None:
+    rows = read_runs(PUBLISHED)
+    assert len(rows) == 2221
+    assert len({row.row_id for row in rows}) == 2221
+    assert len({row.source_group for row in rows}) == 28
+    assert all(row.get("source") for row in rows)
+
+
+def test_every_column_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "validate.md").read_text()
+    assert [name for name in COLUMNS if f"`{name}`" not in text] == []
