@@ -15,6 +15,7 @@ import typer
 
 from hardware_profiles.errors import ShardplanError
 from planner.cli_executor import add_executor_commands
+from planner.cli_listing import hardware, models
 from planner.cli_options import (
     ClusterText,
     Drawing,
@@ -216,7 +217,8 @@ def plan(
 
 
 add_executor_commands(app)
-app.command()(validate)
+for command in (validate, models, hardware):
+    app.command()(command)
 
 
 @app.command()
@@ -283,47 +285,6 @@ def calibrate(
         refuse_existing(output, force=force)
     answer = ask(source or [], processes=processes, output=output, force=force, say=say)
     print(to_json(answer.to_dict()) if json else answer)
-
-
-@app.command()
-def models(
-    name: Annotated[str | None, typer.Argument(help="one model, as in fit")] = None,
-    json: Json = False,
-) -> None:
-    """List the presets, or show what one model is made of."""
-    from planner.answers import to_json
-    from planner.listing import model_listing, model_text, models_text
-
-    if name is None:
-        document = model_listing()
-        print(to_json(document) if json else models_text(document))
-        return
-    from planner.listing import one_model
-
-    document = one_model(name)
-    print(to_json(document) if json else model_text(document))
-
-
-@app.command()
-def hardware(
-    name: Annotated[str | None, typer.Argument(help="one accelerator or cluster")] = None,
-    json: Json = False,
-) -> None:
-    """List the accelerators, or show the figures of one, each with its source."""
-    from planner.answers import to_json
-    from planner.listing import (
-        accelerator_text,
-        accelerators_text,
-        hardware_listing,
-        one_accelerator,
-    )
-
-    if name is None:
-        document = hardware_listing()
-        print(to_json(document) if json else accelerators_text(document))
-        return
-    document = one_accelerator(name)
-    print(to_json(document) if json else accelerator_text(document))
 
 
 def version(value: bool) -> None:

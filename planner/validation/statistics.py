@@ -91,11 +91,11 @@ def _rank_quality(predicted: pd.Series[float], measured: pd.Series[float]) -> di
         for j in range(i):
             pairs += 1
             right += (forecast[i] - forecast[j]) * (truth[i] - truth[j]) > 0
-    chosen = measured.loc[predicted.index[predicted.argmin()]]
+    chosen = truth[forecast.index(min(forecast))]
     return {
         "spearman": float(ranks[0].corr(ranks[1])) if varies else 0.0,
         "pairs_in_order": right / pairs,
-        "regret": float(chosen / measured.min() - 1.0),
+        "regret": float(chosen / min(truth) - 1.0),
     }
 
 
