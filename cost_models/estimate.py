@@ -18,6 +18,7 @@ from cost_models.flops import model_flops_per_step
 from cost_models.memory import MemoryParts, rank_memory, stack_ranks
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
+from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import SPLIT_CODES, V_CODES, stages_of_rank
 from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents
 from cost_models.step_time import TimeParts, rank_seconds, step_seconds
@@ -38,6 +39,8 @@ class Setting:
     workload: Workload
     software: SoftwareProfile
     layer_ranges: tuple[tuple[int, int], ...] | None = None  # pinned stages; None: even ones
+    # the first layers of each stage that are recomputed; None: as the plan says
+    stage_recompute_layers: tuple[int, ...] | None = None
 
     def pinned_stages(self, num_stages: int) -> tuple[tuple[int, int], ...] | None:
         """Return the pinned layers [first, last) of every stage, where there are so many."""
@@ -83,7 +86,10 @@ def price(
     """Price legal plans; stages: ``layer_ranges``, else those of the setting, else even ones."""
     v_shaped = np.isin(table.pipeline_schedule, V_CODES)
     keys = (table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages) * 2 + v_shaped
-    keys = keys * 2**20 + table.recompute_layers
+    # which layers are recomputed: mostly the same everywhere
+    pattern = table.recompute_layers.astype(np.int64) * 2**20 + table.recompute_every
+    patterns, pattern = np.unique(pattern, return_inverse=True)
+    keys = keys * len(patterns) + pattern
     distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     blocks = []
     order = []
@@ -93,7 +99,11 @@ def price(
         virtual = int(table.virtual_stages[first[position]])
         options: dict[str, Any] = {
             "v_shaped": bool(v_shaped[first[position]]),
-            "recompute_layers": int(table.recompute_layers[first[position]]),
+            "recomputed": Recomputed(
+                int(table.recompute_layers[first[position]]),
+                int(table.recompute_every[first[position]]),
+                setting.stage_recompute_layers,
+            ),
         }
         ranks: Sequence[PipelineRank]
         stages = layer_ranges or setting.pinned_stages(pipeline * virtual)
@@ -203,7 +213,7 @@ def pipeline_rank(
         layer_ranges,
         stages_of_rank(plan, rank),
         rank,
-        recompute_layers=plan.recompute_layers,
+        recomputed=recomputed_layers(plan, setting.stage_recompute_layers),
     )
 
 

@@ -21,8 +21,8 @@ from cost_models.arrays import Count, Real
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.parameters import active_parameters
 from cost_models.plan import RECOMPUTE, PlanTable, split_layers
+from cost_models.recomputed import Recomputed
 from cost_models.schedules import SPLIT_CODES
-from cost_models.stages import recomputed_range
 from cost_models.workload import Workload
 
 
@@ -118,14 +118,15 @@ def hardware_flops_per_step(
     workload: Workload,
     table: PlanTable,
     layer_ranges: Sequence[tuple[int, int]] | None = None,
+    stage_recompute_layers: tuple[int, ...] | None = None,
 ) -> Real:
     """FLOP of matmuls and attention that all ranks together do in one step, as a counter sees them.
 
     Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
     computes the scores again. Full recomputation repeats a layer up to the last tensor that is
     needed (its last matrix only where a norm or a dropout follows), selective the attention core.
-    ``layer_ranges``: the stages of a single plan, else even ones; where recomputation is for the
-    first layers of a stage, these matter.
+    ``layer_ranges``: the stages of a single plan, else even ones; where recomputation is for some
+    layers of a stage, these matter. ``stage_recompute_layers``: of each stage, of a single plan.
     Dense models without context parallelism (which skips blocks that a causal mask hides).
 
     Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
@@ -141,7 +142,7 @@ def hardware_flops_per_step(
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
-    repeats = _recomputed_layers(model, table, layer_ranges)
+    repeats = _recomputed_layers(model, table, layer_ranges, stage_recompute_layers)
     adapters = _adapter_extras(model, table, [n * full for n in repeats])
     # an eager core ends with its second matmul, whose result the backward pass does not need
     eager = 1.0 if workload.attention_kernel == "eager" else 0.0
@@ -155,16 +156,21 @@ def hardware_flops_per_step(
 
 
 def _recomputed_layers(
-    model: ModelSpec, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None
+    model: ModelSpec,
+    table: PlanTable,
+    layer_ranges: Sequence[tuple[int, int]] | None,
+    by_stage: tuple[int, ...] | None,
 ) -> list[Real]:
     """Return how many layers of each kind are recomputed, if the plan recomputes; columns."""
     found: list[Real] = [np.zeros(len(table)) for _ in model.kinds]
     num_stages = table.pipeline_parallel * table.virtual_stages
-    keys = np.stack([num_stages, table.recompute_layers])
-    for stages, first in np.unique(keys, axis=1).T.tolist():
-        ranges = layer_ranges or split_layers(model.num_layers, stages)
-        kinds = [model.pattern[i] for r in ranges for i in range(*recomputed_range(r, first))]
-        rows = (num_stages == stages) & (table.recompute_layers == first)
+    keys = np.stack([num_stages, table.recompute_layers, table.recompute_every])
+    for key in np.unique(keys, axis=1).T.tolist():
+        recomputed = Recomputed(key[1], key[2], by_stage)
+        ranges = layer_ranges or split_layers(model.num_layers, key[0])
+        layers = [i for stage, r in enumerate(ranges) for i in recomputed.of_stage(stage, r)]
+        kinds = [model.pattern[i] for i in layers]
+        rows = np.all(np.equal(keys.T, key), axis=1)
         for number, column in enumerate(found):
             column[rows] = kinds.count(number)  # type: ignore[index]
     return found

@@ -203,8 +203,8 @@ def _layers(
     repeated: Real = np.zeros(len(table))  # as ``working``, of layers that are recomputed
     done_before: Real = np.zeros(len(table))
     largest: Real = np.zeros(len(table))
-    kinds = list(zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True))
-    for count, recomputed, kind in kinds:
+    counts = zip(rank.kind_counts, rank.recomputed, rank.kept_behind, model.kinds, strict=True)
+    for count, recomputed, behind, kind in counts:
         if not count:
             continue
         regions = _regions(model, workload, software, table, kind)
@@ -214,7 +214,7 @@ def _layers(
         largest = np.maximum(largest, left * (recomputed > 0))
         largest = np.maximum(largest, everything * (recomputed < count))
         # by the time a stage's first recomputed layer is reached those behind it are done
-        done_before = done_before + (count - recomputed) * everything / rank.num_stages
+        done_before = done_before + behind * everything / rank.num_stages
         due = due + count * due_bytes_per_token(
             kind,
             regions,
@@ -340,8 +340,9 @@ def _messages(
     saves_itself = kind.norm == "layer" or (compute >= 4.0 and kind.norm != "layer_in_fp32")
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         saves_itself = True
+    inputs = rank.num_stages - float(rank.first)
+    alone = np.where(table.recompute == FULL, 1.0 * rank.recomputed_starts, 0.0)
+    alone = np.where(saves_itself, inputs, alone)
     # offloaded: the layer's copy leaves, the received tensor stays
-    alone = ((table.recompute == FULL) | saves_itself) & ~table.offloads_activations
-    apart = np.where(alone, 0.0, 1.0)
-    received = (rank.num_stages - float(rank.first)) * apart * in_flight
+    received = (inputs - np.where(table.offloads_activations, 0.0, alone)) * in_flight
     return np.where(table.pipeline_parallel > 1, (received + 2.0) * one, 0.0)

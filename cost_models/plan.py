@@ -64,6 +64,7 @@ class Plan:
     expert_tensor_parallel: bool = True  # experts are cut over the tensor-parallel ranks too
     offload: Offload = "none"
     recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
+    recompute_every: int = 0  # the first ones of every so many layers of a stage; 0: of them all
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -146,6 +147,7 @@ class Plan:
             expert_tensor_parallel=source.flag("expert_tensor_parallel", True),
             offload=source.text("offload", "none", choices=OFFLOADS),
             recompute_layers=source.integer("recompute_layers", 0, low=0, high=10**6),
+            recompute_every=source.integer("recompute_every", 0, low=0, high=10**6),
         )
 
 
@@ -198,6 +200,7 @@ class PlanTable:
     expert_tensor_parallel: Column
     offload: Column
     recompute_layers: Column
+    recompute_every: Column
 
     @property
     def offloads_optimizer(self) -> Column:

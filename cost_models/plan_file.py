@@ -16,6 +16,7 @@ from cost_models.adapters import adapted
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
+from cost_models.recomputed import Recomputed, problem_of, read_by_stage, recomputed_layers
 from cost_models.workload import Workload
 from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict
 from hardware_profiles.errors import InputError
@@ -32,6 +33,7 @@ KEYS: Final = (
     "workload",
     "plan",
     "layer_ranges",
+    "stage_recompute_layers",
     "software",
     "prediction",
 )
@@ -49,9 +51,17 @@ class PlanFile:
     prediction: Mapping[str, Any] = field(default_factory=dict)
     created_by: str = "shardplan"
     software: str = "shardplan"  # the trainer that was priced
+    # the first layers of each stage that are recomputed; None: as the plan says
+    stage_recompute_layers: tuple[int, ...] | None = None
+
+    @property
+    def recomputed(self) -> Recomputed:
+        """Which layers are recomputed, if the plan recomputes."""
+        return recomputed_layers(self.plan, self.stage_recompute_layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
+        by_stage = self.stage_recompute_layers
         return {
             "schema_version": SCHEMA_VERSION,
             "created_by": self.created_by,
@@ -60,6 +70,7 @@ class PlanFile:
             "workload": self.workload.to_dict(),
             "plan": self.plan.to_dict(),
             "layer_ranges": [list(pair) for pair in self.layer_ranges],
+            **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
             "software": self.software,
             "prediction": dict(self.prediction),
         }
@@ -113,6 +124,13 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
             f"{path}: recompute_layers = {plan.recompute_layers}, but the smallest stage in "
             f"layer_ranges has {smallest} layers (must be 0, for all, to that)"
         )
+    by_stage = None
+    if "stage_recompute_layers" in fields:
+        where = f"{path}: stage_recompute_layers"
+        by_stage = read_by_stage(fields.values["stage_recompute_layers"], where)
+        problem = problem_of(by_stage, plan.num_stages, model.num_layers, layer_ranges)
+        if problem is not None:
+            raise InputError(f"{path}: stage_{problem}")
     return PlanFile(
         model=model,
         cluster=cluster_from_fields(fields.sub("cluster")),
@@ -122,6 +140,7 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         prediction=fields.sub("prediction", {}).values,
         created_by=fields.text("created_by", "unknown"),
         software=fields.text("software", "shardplan", choices=tuple(profile_names())),
+        stage_recompute_layers=by_stage,
     )
 
 

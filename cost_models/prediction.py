@@ -42,8 +42,14 @@ def predict(setting: Setting, plan: Plan, layer_ranges: Ranges) -> dict[str, Any
 
 
 def setting_of(file: PlanFile) -> Setting:
-    """Return everything but the plan that a plan.json holds."""
-    return Setting(file.model, file.cluster, file.workload, software_profile(file.software))
+    """Return everything but the plan and its stages that a plan.json holds."""
+    return Setting(
+        file.model,
+        file.cluster,
+        file.workload,
+        software_profile(file.software),
+        stage_recompute_layers=file.stage_recompute_layers,
+    )
 
 
 def still_holds(file: PlanFile, fresh: Mapping[str, Any]) -> bool:

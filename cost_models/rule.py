@@ -23,6 +23,7 @@ class Question:
     largest_zero_stage: int = 3  # of the trainer
     splits_backward: bool = True  # the trainer does
     layer_ranges: tuple[tuple[int, int], ...] | None = None  # stages that are pinned
+    stage_recompute_layers: tuple[int, ...] | None = None  # of each stage, instead of the plan's
 
     def smallest_stage(self, num_stages: Any) -> Any:
         """Layers of the smallest stage: of the pinned ones, else of even ones."""

@@ -6,17 +6,21 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_mi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.model import ModelSpec
 from cost_models.plan import split_layers
+from cost_models.recomputed import Recomputed
 from cost_models.schedules import owned_stages
+
+EVERY_LAYER: Final = Recomputed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class PipelineRank:
     positions: tuple[int, ...]  # all ranks with these contents
     kind_counts: tuple[int, ...]  # layers of each kind
     recomputed: tuple[int, ...]  # of these, layers that are recomputed, if the plan recomputes
+    kept_behind: tuple[int, ...]  # those behind the last recomputed layer of their stage
+    recomputed_starts: int  # stages with an input whose first layer is recomputed
     largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
     first: bool  # holds the embedding
     last: bool  # holds the head and computes the loss
@@ -60,19 +66,24 @@ def contents_of(
     owned: Sequence[int],
     rank: int,
     *,
-    recompute_layers: int = 0,
+    recomputed: Recomputed = EVERY_LAYER,
 ) -> PipelineRank:
     """Return the contents of one pipeline rank that owns some of the stages."""
-    mine = [_kind_counts(model, *layer_ranges[stage]) for stage in owned]
-    again = [
-        _kind_counts(model, *recomputed_range(layer_ranges[stage], recompute_layers))
-        for stage in owned
-    ]
+    mine = [_kind_counts(model, range(*layer_ranges[stage])) for stage in owned]
+    again, behind, starts = [], [], 0
+    for stage in owned:
+        first, last = layer_ranges[stage]
+        layers = recomputed.of_stage(stage, (first, last))
+        again.append(_kind_counts(model, layers))
+        behind.append(_kind_counts(model, range(layers[-1] + 1 if layers else last, last)))
+        starts += stage > 0 and first in layers
     return PipelineRank(
         index=rank,
         positions=(rank,),
         kind_counts=tuple(int(n) for n in np.sum(mine, axis=0)),
         recomputed=tuple(int(n) for n in np.sum(again, axis=0)),
+        kept_behind=tuple(int(n) for n in np.sum(behind, axis=0)),
+        recomputed_starts=starts,
         largest_stage=max(mine, key=sum),
         first=owned[0] == 0,
         last=owned[-1] == len(layer_ranges) - 1,
@@ -87,14 +98,14 @@ def rank_contents(
     pipeline_parallel: int,
     *,
     v_shaped: bool = False,
-    recompute_layers: int = 0,
+    recomputed: Recomputed = EVERY_LAYER,
 ) -> list[PipelineRank]:
     """Return the distinct contents of the pipeline ranks; places: ``schedules.owned_stages``."""
     virtual = len(layer_ranges) // pipeline_parallel
     seen: dict[PipelineRank, PipelineRank] = {}
     for rank in range(pipeline_parallel):
         owned = owned_stages(rank, pipeline_parallel, virtual, v_shaped=v_shaped)
-        found = contents_of(model, layer_ranges, owned, rank, recompute_layers=recompute_layers)
+        found = contents_of(model, layer_ranges, owned, rank, recomputed=recomputed)
         key = replace(found, index=0, positions=())
         old = seen.get(key, replace(found, positions=()))
         seen[key] = replace(old, positions=(*old.positions, rank))
@@ -108,7 +119,7 @@ def even_rank_contents(
     virtual_stages: int,
     *,
     v_shaped: bool = False,
-    recompute_layers: int = 0,
+    recomputed: Recomputed = EVERY_LAYER,
 ) -> tuple[PipelineRank, ...]:
     """Return ``rank_contents`` for the even split that the search uses."""
     ranges = split_layers(model.num_layers, pipeline_parallel * virtual_stages)
@@ -118,25 +129,15 @@ def even_rank_contents(
             ranges,
             pipeline_parallel,
             v_shaped=v_shaped,
-            recompute_layers=recompute_layers,
+            recomputed=recomputed,
         )
     )
 
 
-def recomputed_range(stage: tuple[int, int], recompute_layers: int) -> tuple[int, int]:
-    """Return the layers [first, last) of a stage that are recomputed: the first ones, or all (0).
-
-    >>> recomputed_range((4, 8), 3), recomputed_range((4, 8), 0)
-    ((4, 7), (4, 8))
-    """
-    first, last = stage
-    return first, min(last, first + recompute_layers) if recompute_layers else last
-
-
-def _kind_counts(model: ModelSpec, first: int, last: int) -> tuple[int, ...]:
+def _kind_counts(model: ModelSpec, layers: Iterable[int]) -> tuple[int, ...]:
     counts = [0] * len(model.kinds)
-    for kind in model.pattern[first:last]:
-        counts[kind] += 1
+    for layer in layers:
+        counts[model.pattern[layer]] += 1
     return tuple(counts)
 
 

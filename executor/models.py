@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from cost_models.adapters import BLOCK
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan_file import PlanFile
-from cost_models.stages import recomputed_range
 from cost_models.workload import Precision, Workload
 from executor.adapters import add_adapter
 from executor.attention import Core, Documents
@@ -99,7 +98,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self._take_parts(whole)
         self.rotary_tables: dict[str, str | None] = {}  # by layer
-        recomputed = range(*recomputed_range((first_layer, end_layer), file.plan.recompute_layers))
+        recomputed = file.recomputed.of_stage(index, (first_layer, end_layer))
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]

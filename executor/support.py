@@ -47,9 +47,20 @@ MASKED_FAMILIES: Final = ("bert",)  # predict tokens that were hidden
 SPAN_FAMILIES: Final = ("t5",)  # predict spans of tokens that were taken out
 
 
+def question_of_file(file: PlanFile) -> Question:
+    """Return what the rules ask of a plan.json, on as many ranks as its plan has."""
+    return Question(
+        file.model,
+        file.workload,
+        file.plan.world_size,
+        layer_ranges=file.layer_ranges,
+        stage_recompute_layers=file.stage_recompute_layers,
+    )
+
+
 def check_supported(file: PlanFile) -> None:
     """Raise an InputError that names the option which stands against running a plan."""
-    require_legal(Question(file.model, file.workload, file.plan.world_size), file.plan)
+    require_legal(question_of_file(file), file.plan)
     for problem in _problems(file):
         raise InputError(f"the executor cannot run this plan: {problem}")
 

@@ -120,6 +120,7 @@ def tiny(
     tied: bool = False,
     num_layers: int = 4,
     layer_ranges: tuple[tuple[int, int], ...] | None = None,
+    stage_recompute_layers: tuple[int, ...] | None = None,
     precision: str = "fp64",
     optimizer: str = "sgd",
     attention_kernel: str = "flash",
@@ -151,4 +152,5 @@ def tiny(
         workload=workload,
         plan=plan,
         layer_ranges=layer_ranges or split_layers(model.num_layers, plan.num_stages),
+        stage_recompute_layers=stage_recompute_layers,
     )

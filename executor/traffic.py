@@ -94,7 +94,7 @@ def predicted_traffic(
         file.layer_ranges,
         owned,
         pipeline_rank,
-        recompute_layers=file.plan.recompute_layers,
+        recomputed=file.recomputed,
     )
     found: dict[Key, tuple[float, float]] = {}
     table = PlanTable.from_plans([plan])

@@ -31,7 +31,7 @@ SCHEMA_VERSION: Final = 1
 
 def header(setting: Setting) -> dict[str, Any]:
     """Return what every JSON answer begins with."""
-    pinned = setting.layer_ranges
+    pinned, by_stage = setting.layer_ranges, setting.stage_recompute_layers
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_document(setting),
@@ -39,6 +39,7 @@ def header(setting: Setting) -> dict[str, Any]:
         "workload": setting.workload.to_dict(),
         "software": setting.software.name,
         **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
+        **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
     }
 
 

@@ -32,6 +32,8 @@ from planner.cli_options import (
     OptimizerName,
     Precision,
     Qlora,
+    Recompute,
+    RecomputeLayers,
     SeqLen,
     Software,
 )
@@ -82,10 +84,8 @@ def fit(
     schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, zero_bubble, zbv, …")] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage 0 to 3")] = None,
     sp: Annotated[bool | None, typer.Option("--sp/--no-sp", help="sequence parallel")] = None,
-    recompute: Annotated[str | None, typer.Option(help="none, selective, full")] = None,
-    recompute_layers: Annotated[
-        int | None, typer.Option(help="only the first layers of every stage recompute (0: all)")
-    ] = None,
+    recompute: Recompute = None,
+    recompute_layers: RecomputeLayers = None,
     num_microbatches: Annotated[int | None, typer.Option(help="micro-batches of a step")] = None,
     dp_replicate: Annotated[int | None, typer.Option(help="HSDP: replicas of the shards")] = None,
     cp: Annotated[int | None, typer.Option(help="context parallel")] = None,

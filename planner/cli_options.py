@@ -26,6 +26,16 @@ LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: a
 Layers = Annotated[
     str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")
 ]
+Recompute = Annotated[
+    str | None, typer.Option(help="none, selective, full; full:1/2: one of every two layers")
+]
+RecomputeLayers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,N…]",
+        help="only the first layers recompute, of every stage (0: all) or of each: 4,2,0,0",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="where the peak comes from, moment by moment")

@@ -107,6 +107,7 @@ def _changes(left: PlanFile, right: PlanFile) -> Iterable[tuple[str, Any, Any]]:
                 **file.workload.to_dict(),
                 **file.plan.to_dict(),
                 "layer_ranges": [list(pair) for pair in file.layer_ranges],
+                "stage_recompute_layers": file.stage_recompute_layers,
             }
         )
     a, b = sides

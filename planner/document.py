@@ -76,4 +76,5 @@ def plan_file(setting: Setting, plan: Plan, created_by: str) -> PlanFile:
         },
         created_by=created_by,
         software=setting.software.name,
+        stage_recompute_layers=setting.stage_recompute_layers,
     )

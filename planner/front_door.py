@@ -21,6 +21,7 @@ from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.document import plan_document
 from planner.model_source import resolve_model
 from planner.question import Question, adapting, build_question
+from planner.recompute_words import without_list
 from planner.refusal import no_plan
 from planner.search import search
 from planner.space import check_fixed, parse_fixed
@@ -58,7 +59,8 @@ def fit(
     """
     if micro_batch_size is not None:
         plan_options["micro_batch_size"] = micro_batch_size
-    fixed = check_fixed({k: v for k, v in plan_options.items() if v is not None}, "plan")
+    options = {k: v for k, v in plan_options.items() if v is not None}
+    fixed, by_stage = without_list(check_fixed(options, "plan"))
     question = build_question(
         _model(model),
         _cluster(cluster),
@@ -71,19 +73,21 @@ def fit(
         software=software,
         adapter=adapting(lora, qlora, lora_alpha, lora_targets),
         layers=layers,
+        stage_recompute_layers=by_stage,
     )
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=global_batch_size is not None
     )
     setting = question.setting
     asked = plan
-    if plan.recompute_layers and "recompute" not in fixed:
+    some = by_stage is not None or plan.recompute_layers > 0
+    if some and "recompute" not in fixed:
         asked = replace(plan, recompute="selective")  # none is no choice then
     require_legal(question_of(setting), asked)
     if "recompute" in fixed:
         document = plan_document(setting, plan)
     else:
-        plan, document, why = _least_recompute(setting, plan)
+        plan, document, why = _least_recompute(setting, plan, none=not some)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     assumptions += _about_offload(setting, plan)
     fits = document["memory"]["verdict"] == "fits"
@@ -110,10 +114,15 @@ def _about_offload(setting: Setting, plan: Plan) -> list[str]:
     return [said]
 
 
-def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
-    """Return the plan with the least recomputation that fits, or else with the most."""
+def _least_recompute(
+    setting: Setting, plan: Plan, *, none: bool
+) -> tuple[Plan, dict[str, Any], str]:
+    """Return the plan with the least recomputation that fits, or else with the most.
+
+    ``none``: may be the answer.
+    """
     choices = get_args(Recompute)
-    for recompute in choices[1:] if plan.recompute_layers else choices:
+    for recompute in choices if none else choices[1:]:
         candidate = replace(plan, recompute=recompute)
         document = plan_document(setting, candidate)
         if document["memory"]["verdict"] == "fits":
@@ -225,6 +234,7 @@ def plan(
     ``layers`` pins those of every stage in order (``"3,5,5,3"``).
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
+    fixed, by_stage = without_list(_fixed(fix))
     question = build_question(
         _model(model),
         _cluster(cluster),
@@ -236,10 +246,10 @@ def plan(
         software=software,
         adapter=adapting(lora, qlora, lora_alpha, lora_targets),
         layers=layers,
+        stage_recompute_layers=by_stage,
     )
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
         raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
-    fixed = _fixed(fix)
     result = search(question.setting, fixed, top=top)
     if not result.plans:
         refusal = no_plan(question.setting, result, question.assumptions)

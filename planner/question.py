@@ -89,6 +89,7 @@ def build_question(
     software: str | None = None,
     adapter: Adapting | None = None,
     layers: str | Sequence[int] | None = None,
+    stage_recompute_layers: tuple[int, ...] | None = None,
 ) -> Question:
     """Check what was given and fill in what was not."""
     assumptions = [*model.assumptions, *cluster.notes]
@@ -147,7 +148,14 @@ def build_question(
             "that the model was made for"
         )
     stages = None if layers is None else stage_ranges(layers, model)
-    setting = Setting(model, cluster, workload, software_profile(trainer), stages)
+    setting = Setting(
+        model,
+        cluster,
+        workload,
+        software_profile(trainer),
+        stages,
+        stage_recompute_layers,
+    )
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return Question(setting, tuple(assumptions))

@@ -51,7 +51,11 @@ def replan(path: Path, accelerators: int) -> Replanned:
     ranks = before.plan.world_size
     if not 1 <= accelerators <= ranks:
         raise InputError(f"--gpus = {accelerators} (must be 1 to {ranks}, those of {path})")
-    setting = replace(setting_of(before), cluster=part_of(before.cluster, accelerators))
+    setting = replace(
+        setting_of(before),
+        cluster=part_of(before.cluster, accelerators),
+        stage_recompute_layers=None,  # the stages will be others
+    )
     for batch in _batches(before.workload.global_batch_size, accelerators):
         found = replace(setting, workload=replace(setting.workload, global_batch_size=batch))
         result = search(found, top=1)

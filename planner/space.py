@@ -18,6 +18,7 @@ from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import Fields
+from planner.recompute_words import read_recompute, without_list
 
 MAX_VIRTUAL_STAGES: Final = 8
 LONG: Final = 32_768  # tokens of a sequence from which on ranks may share it unasked
@@ -38,7 +39,7 @@ SHORT_NAMES: Final = {
     "etp": "expert_tensor_parallel",
 }
 # fields that the search leaves at their default unless they are pinned
-UNVARIED: Final = ("offload", "recompute_layers")
+UNVARIED: Final = ("offload", "recompute_layers", "recompute_every")
 ON: Final = {"on": True, "true": True, "1": True, "yes": True}
 OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 
@@ -48,10 +49,12 @@ def parse_fixed(text: str) -> dict[str, Any]:
 
     >>> parse_fixed("tp=2,recompute=full,sp=on")
     {'tensor_parallel': 2, 'recompute': 'full', 'sequence_parallel': True}
+    >>> parse_fixed("recompute=full,recompute_layers=4,2,0,0,pp=4")
+    {'recompute': 'full', 'recompute_layers': (4, 2, 0, 0), 'pipeline_parallel': 4}
     """
     fixed: dict[str, Any] = {}
     names = [*SHORT_NAMES, *(f.name for f in fields(Plan))]
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in _items(text):
         key, separator, value = (part.strip() for part in item.partition("="))
         if not separator or not value:
             raise InputError(f"--fix {item!r}: expected name=value, for example tp=2")
@@ -71,8 +74,20 @@ def parse_fixed(text: str) -> dict[str, Any]:
 
 def check_fixed(fixed: Mapping[str, Any], where: str = "--fix") -> dict[str, Any]:
     """Check single values as plan.json does; ``where`` names them in errors."""
-    Plan.from_fields(Fields(fixed, where))
-    return dict(fixed)
+    read = read_recompute(fixed)
+    Plan.from_fields(Fields(without_list(read)[0], where))
+    return read
+
+
+def _items(text: str) -> list[str]:
+    """Split at commas, but for those between the numbers of ``recompute_layers=4,2,0,0``."""
+    items: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if part.isdecimal() and items and items[-1].startswith("recompute_layers"):
+            items[-1] += f",{part}"
+        else:
+            items.append(part)
+    return items
 
 
 def _parse_value(name: str, value: str) -> Any:
@@ -81,7 +96,7 @@ def _parse_value(name: str, value: str) -> Any:
         if value.lower() not in known:
             raise InputError(f"--fix {name}={value[:40]}: must be on or off")
         return known[value.lower()]
-    if name in WORDS:
+    if name in WORDS or (name == "recompute_layers" and "," in value):
         return value
     try:
         return int(value)

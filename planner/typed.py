@@ -11,6 +11,7 @@ from hardware_profiles.errors import ShardplanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
 from planner.question import DEFAULT_SOFTWARE
+from planner.recompute_words import typed_by_stage, typed_recompute
 from planner.stage_layers import typed_layers
 
 
@@ -32,9 +33,7 @@ def describe_plan(plan: Plan) -> str:
         words.append(f"--ep {plan.expert_parallel}")
     if not plan.expert_tensor_parallel:
         words.append("--no-etp")
-    words.append(f"--zero {plan.zero_stage} --recompute {plan.recompute}")
-    if plan.recompute_layers:
-        words.append(f"--recompute-layers {plan.recompute_layers}")
+    words += [f"--zero {plan.zero_stage}", typed_recompute(plan)]
     if plan.offload != "none":
         words.append(f"--offload {plan.offload}")
     words.append(f"--micro-batch-size {plan.micro_batch_size}")
@@ -75,4 +74,5 @@ def plan_command(setting: Setting, default_precision: str) -> str:
         words.append(f"--lora-targets {workload.adapter_targets}")
     if setting.layer_ranges is not None:
         words.append(typed_layers(setting.layer_ranges))
+    words += typed_by_stage(setting.stage_recompute_layers)
     return " ".join([*words, "-o plan.json"])

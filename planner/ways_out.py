@@ -58,12 +58,15 @@ def ways_out(setting: Setting, plan: Plan) -> tuple[dict[str, Any], ...]:
 
 
 def _all_ways(setting: Setting, plan: Plan) -> Iterator[dict[str, Any] | None]:
+    even = replace(setting, stage_recompute_layers=None)
+    some = plan.recompute_layers > 0 or setting.stage_recompute_layers is not None
     for recompute in ("selective", "full"):
         if recompute == "full":  # of as few layers as it takes, which costs less time
-            yield _fewest_recomputed(setting, plan)
-        if (recompute, 0) != (plan.recompute, plan.recompute_layers):
-            changed = replace(plan, recompute=recompute, recompute_layers=0)
-            yield check(setting, changed, f"recompute {recompute}", f"--recompute {recompute}")
+            yield _fewest_recomputed(even, plan)
+        if recompute != plan.recompute or some:
+            changed = replace(plan, recompute=recompute, recompute_layers=0, recompute_every=0)
+            options = f"--recompute {recompute}" + (" --recompute-layers 0" if some else "")
+            yield check(even, changed, f"recompute {recompute}", options)
     for stage in range(plan.zero_stage + 1, 4):
         changed = replace(plan, zero_stage=stage)
         yield check(setting, changed, f"shard more: ZeRO-{stage}", f"--zero {stage}")
@@ -75,9 +78,9 @@ def _all_ways(setting: Setting, plan: Plan) -> Iterator[dict[str, Any] | None]:
         )
         options = f"--micro-batch-size 1 {typed_batch(setting.workload)}"
         yield check(setting, changed, "micro-batch size 1", options)
-    yield _best_on(setting, "another plan on the same cluster")
+    yield _best_on(even, "another plan on the same cluster", anew=some)
     yield _shorter(setting, plan)
-    yield from _more_nodes(setting)
+    yield from _more_nodes(even, anew=some)
 
 
 def _fewest_recomputed(setting: Setting, plan: Plan) -> dict[str, Any] | None:
@@ -92,7 +95,7 @@ def _fewest_recomputed(setting: Setting, plan: Plan) -> dict[str, Any] | None:
 
 
 def _recomputing(setting: Setting, plan: Plan, count: int) -> dict[str, Any] | None:
-    changed = replace(plan, recompute="full", recompute_layers=count)
+    changed = replace(plan, recompute="full", recompute_layers=count, recompute_every=0)
     return check(
         setting,
         changed,
@@ -101,12 +104,14 @@ def _recomputing(setting: Setting, plan: Plan, count: int) -> dict[str, Any] | N
     )
 
 
-def _best_on(setting: Setting, change: str) -> dict[str, Any] | None:
+def _best_on(setting: Setting, change: str, *, anew: bool = False) -> dict[str, Any] | None:
+    """Search; ``anew``: some layers only were to be recomputed, which the options take back."""
     result = search(setting, top=1)
     if not result.plans:
         return None
     plan = result.plans[0]
-    return check(setting, plan, change, f"{describe_plan(plan)} {typed_batch(setting.workload)}")
+    options = f"{describe_plan(plan)} {typed_batch(setting.workload)}"
+    return check(setting, plan, change, options + (" --recompute-layers 0" if anew else ""))
 
 
 def _with_seq_len(setting: Setting, seq_len: int) -> Setting:
@@ -177,7 +182,7 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     )
 
 
-def _more_nodes(setting: Setting) -> Iterator[dict[str, Any] | None]:
+def _more_nodes(setting: Setting, *, anew: bool) -> Iterator[dict[str, Any] | None]:
     """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
     if setting.cluster.accelerator.device == "cpu":
         return
@@ -190,7 +195,7 @@ def _more_nodes(setting: Setting) -> Iterator[dict[str, Any] | None]:
         change = f"{nodes} nodes ({larger.num_gpus} accelerators)"
         if batch != setting.workload.global_batch_size:
             change += f" and a global batch of {batch:,}"
-        way = _best_on(changed, change)
+        way = _best_on(changed, change, anew=anew)
         if way is not None:
             name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
             yield {**way, "options": f"{name} {way['options']}"}

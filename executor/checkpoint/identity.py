@@ -110,6 +110,9 @@ def changes(index: Index, file: PlanFile, options: Mapping[str, Any]) -> Iterato
     about = index.about
     layout = {**about["plan"], "layer_ranges": about["layer_ranges"]}
     now = {**file.plan.to_dict(), "layer_ranges": [list(pair) for pair in file.layer_ranges]}
+    layout["stage_recompute_layers"] = about.get("stage_recompute_layers")
+    numbers = file.stage_recompute_layers
+    now["stage_recompute_layers"] = None if numbers is None else list(numbers)
     differing = [key for key in now if layout.get(key) != now[key] and key != "layer_ranges"]
     if differing:
         words = ", ".join(f"{key} {layout.get(key)} -> {now[key]}" for key in differing)

@@ -128,6 +128,7 @@ def _identity(trainer: Trainer) -> dict[str, Any]:
         "workload": file.workload.to_dict(),
         "plan": file.plan.to_dict(),
         "layer_ranges": [list(pair) for pair in file.layer_ranges],
+        "stage_recompute_layers": file.stage_recompute_layers,
         "device": trainer.device.type,
     }
 

@@ -16,10 +16,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cost_models.estimate import Setting, rank_memories
+from cost_models.estimate import rank_memories
 from cost_models.flops import hardware_flops_per_step
 from cost_models.plan import PlanTable
 from cost_models.plan_file import PlanFile
+from cost_models.prediction import setting_of
 from executor.data.batch import IGNORED, Batch
 from executor.families import FAMILIES
 from executor.float64 import KeepFloat64
@@ -31,7 +32,6 @@ from executor.models import local_tensor
 from executor.reference import reference_model
 from executor.traffic import as_predicted, counted_traffic
 from executor.train import Trainer
-from hardware_profiles.software import software_profile
 
 HIDDEN_SHARE: Final = 0.3  # of the tokens, where hidden ones are predicted
 TOLERANCE: Final = 1e-9  # relative
@@ -177,13 +177,14 @@ def predicted_flops(file: PlanFile) -> float | None:
     if file.plan.context_parallel > 1:
         return None
     table = PlanTable.from_plans([file.plan])
-    flops = hardware_flops_per_step(file.model, file.workload, table, file.layer_ranges)
+    stages = (file.layer_ranges, file.stage_recompute_layers)
+    flops = hardware_flops_per_step(file.model, file.workload, table, *stages)
     return float(flops[0])  # type: ignore[index]
 
 
 def predicted_memory(file: PlanFile, counted: list[float]) -> list[dict[str, float]]:
     """Return every rank's peak of live tensors beside the one that is predicted for its stage."""
-    setting = Setting(file.model, file.cluster, file.workload, software_profile("shardplan"))
+    setting = setting_of(replace(file, software="shardplan"))
     stages = rank_memories(setting, file.plan, file.layer_ranges)
     of_stage = file.plan.world_size // file.plan.pipeline_parallel
     return [

@@ -12,8 +12,7 @@ from typing import Any, Final
 from cost_models.legality import require_legal
 from cost_models.plan import SCHEDULES, Plan
 from cost_models.plan_file import PlanFile
-from cost_models.rule import Question
-from executor.support import SPAN_FAMILIES
+from executor.support import SPAN_FAMILIES, question_of_file
 from executor.tiny_models import CONFIGS, tiny
 
 MAX_RANKS: Final = 8
@@ -53,7 +52,7 @@ def cases() -> list[Case]:
     for case in found:
         assert case.plan.world_size <= MAX_RANKS, case.name
         file = case.file()
-        require_legal(Question(file.model, file.workload, case.plan.world_size), case.plan)
+        require_legal(question_of_file(file), case.plan)
     return sorted(found, key=lambda case: case.plan.world_size)
 
 
@@ -74,7 +73,8 @@ def describe(plan: Plan) -> str:
     words += [plan.context_parallel_method] if plan.context_parallel > 1 else []
     words += [] if plan.expert_tensor_parallel else ["whole-experts"]
     words += [plan.recompute] if plan.recompute != "none" else []
-    words += [f"first{plan.recompute_layers}"] if plan.recompute_layers else []
+    every = f" of {plan.recompute_every}" if plan.recompute_every else ""
+    words += [f"first{plan.recompute_layers}{every}"] if plan.recompute_layers else []
     words += [f"offload {plan.offload}"] if plan.offload != "none" else []
     return "·".join(words) or "one process"
 
@@ -192,6 +192,28 @@ def _together() -> Iterator[Case]:
         "llama uneven stages, the first layer of each recomputed",
         Plan(1, 2, 3, recompute="full", recompute_layers=1, num_microbatches=4),
         options={"layer_ranges": uneven, "num_layers": 6},
+    )
+    yield Case(
+        "llama uneven stages, one, none and two of their layers recomputed",
+        Plan(1, 2, 3, recompute="full", num_microbatches=4),
+        options={
+            "layer_ranges": uneven,
+            "num_layers": 6,
+            "stage_recompute_layers": (1, 0, 2),
+        },
+    )
+    half: dict[str, Any] = {"recompute_layers": 1, "recompute_every": 2, "num_microbatches": 4}
+    yield Case(
+        "qwen3 every other layer recomputed, virtual stages",
+        Plan(2, 1, 2, 2, "interleaved_1f1b", 2, recompute="full", **half),
+        "qwen3",
+        {"num_layers": 8},
+    )
+    yield Case(
+        "gpt2 zero bubble, by stage 2 and 1 attention cores recomputed",
+        Plan(1, 2, 2, 1, "zero_bubble", recompute="selective", num_microbatches=4),
+        "gpt2",
+        {"num_layers": 4, "stage_recompute_layers": (2, 1)},
     )
     yield Case(
         "gpt2 odd vocabulary over three data ranks, tied over stages",

@@ -13,6 +13,7 @@ from cost_models.units import format_bytes, format_count, format_gib, format_sec
 from hardware_profiles.build import describe
 from planner.confidence import confidence
 from planner.question import default_precision
+from planner.recompute_words import typed_by_stage
 from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
 from planner.search import Counts
@@ -123,6 +124,7 @@ def fit_text(
         f"{format_gib(memory['high_bytes'])} GiB"
     )
     stages = [] if setting.layer_ranges is None else [typed_layers(setting.layer_ranges)]
+    stages += typed_by_stage(setting.stage_recompute_layers)
     lines += labelled("", " ".join([describe_plan(plan), *stages]))
     where = f"{MOMENT_WORDS[memory['moment']]}"
     if plan.pipeline_parallel > 1:

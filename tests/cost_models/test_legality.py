@@ -73,6 +73,21 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {},
         ["recompute_layers = 2", "needs recompute selective or full"],
     ),
+    "recompute_every": (
+        {"recompute": "full", "recompute_layers": 1, "recompute_every": 5},
+        {},
+        ["recompute full:1/5", "smallest of 2 stages has 4 layers"],
+    ),
+    "stage_recompute_layers": (
+        {"recompute": "full"},
+        {"by_stage": (2, 5)},
+        ["recompute_layers = 2,5", "stage 1 has 4 layers"],
+    ),
+    "stage_recompute_layers_alone": (
+        {"recompute": "full", "recompute_layers": 2},
+        {"by_stage": (2, 1)},
+        ["for each stage and as 2 for all", "choose one"],
+    ),
     "recompute_layers": (
         {"recompute": "full", "recompute_layers": 5},
         {},
@@ -177,11 +192,18 @@ def asked(
     splits_backward: bool = True,
     adapter: Any = "none",
     layer_ranges: Any = None,
+    by_stage: Any = None,
 ) -> Question:
     rank = 0 if adapter == "none" else 4
     workload = Workload(seq_len, batch, adapter=adapter, adapter_rank=rank)
     return Question(
-        model or llama(), workload, num_gpus, largest_zero_stage, splits_backward, layer_ranges
+        model or llama(),
+        workload,
+        num_gpus,
+        largest_zero_stage,
+        splits_backward,
+        layer_ranges,
+        by_stage,
     )
 
 
@@ -201,6 +223,28 @@ def test_the_smallest_pinned_stage_bounds_what_is_recomputed() -> None:
     uneven = asked(layer_ranges=((0, 2), (2, 8)))
     with pytest.raises(InputError, match="smallest of 2 stages has 2 layers"):
         require_legal(uneven, plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "said"),
+    [
+        ({"recompute": "none"}, {"by_stage": (2, 1)}, "recompute_layers = 2,1 says which"),
+        ({}, {"by_stage": (2, 1, 1)}, "3 numbers for 2 stages"),
+        ({}, {"by_stage": (4, 1)}, None),
+        ({}, {"by_stage": (4, 1), "layer_ranges": ((0, 2), (2, 8))}, "stage 0 has 2 layers"),
+        ({}, {"by_stage": (0, 6), "layer_ranges": ((0, 2), (2, 8))}, None),
+        ({"recompute_every": 2}, {}, "recompute full:0/2"),
+        ({"recompute_layers": 3, "recompute_every": 2}, {}, "recompute full:3/2"),
+        ({"recompute_layers": 2, "recompute_every": 4}, {}, None),
+    ],
+)
+def test_which_layers_can_be_recomputed(changes: Any, about: Any, said: str | None) -> None:
+    plan = replace(LEGAL, **{"recompute": "full", **changes})
+    if said is None:
+        require_legal(asked(**about), plan)
+        return
+    with pytest.raises(InputError, match=said):
+        require_legal(asked(**about), plan)
 
 
 def test_every_rule_has_an_example() -> None:

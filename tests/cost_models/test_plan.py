@@ -32,6 +32,7 @@ PLANS = st.builds(
     expert_tensor_parallel=st.booleans(),
     offload=st.sampled_from(OFFLOADS),
     recompute_layers=st.integers(0, 10**6),
+    recompute_every=st.integers(0, 10**6),
 )
 
 

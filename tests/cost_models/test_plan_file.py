@@ -11,8 +11,11 @@ import pytest
 from samples import legal_table, make_setting
 
 from cost_models.estimate import default_layer_ranges
+from cost_models.legality import question_of, require_legal
 from cost_models.plan import Plan
 from cost_models.plan_file import SCHEMA_VERSION, PlanFile, read_plan_file, write_plan_file
+from cost_models.prediction import predict, setting_of
+from cost_models.recomputed import Recomputed
 from hardware_profiles.errors import InputError
 
 
@@ -112,6 +115,7 @@ def drop(*path: Any) -> Callable[[Document], None]:
 
 
 RANGES = "layer_ranges"
+BY_STAGE = "stage_recompute_layers"
 EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
     "text for a count": (
         put("plan", "data_parallel", value="4"),
@@ -151,6 +155,17 @@ EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
         )[0],
         ["recompute_layers = 3", "smallest stage in layer_ranges has 2 layers"],
     ),
+    "another number of stages": (
+        put(BY_STAGE, value=[2, 1, 0]),
+        ["stage_recompute_layers = 2,1,0", "3 numbers for 2 stages"],
+    ),
+    "more of a stage than it has": (
+        put(BY_STAGE, value=[2, 5]),
+        ["stage_recompute_layers = 2,5", "stage 1 has 4 layers (must be 0 to that)"],
+    ),
+    "nothing of any stage": (put(BY_STAGE, value=[0, 0]), ["[0, 0]", "not all 0"]),
+    "half a layer": (put(BY_STAGE, value=[1.5, 0]), ["stage_recompute_layers = [1.5, 0]"]),
+    "layers as text": (put(BY_STAGE, value="2,1"), ["stage_recompute_layers = 2,1 (must be"]),
     "another batch": (
         put("workload", "global_batch_size", value=17),
         ["micro_batch_size 1 x num_microbatches 4 x data_parallel 4 = 16", "17", "must be equal"],
@@ -185,6 +200,22 @@ def test_an_edit_that_cannot_be_is_one_clear_line(name: str, tmp_path: Path) -> 
     assert len(message) < 600
     for word in words:
         assert word in message
+
+
+def test_the_layers_of_each_stage_that_are_recomputed_are_written_and_read(tmp_path: Path) -> None:
+    document = contents().to_dict()
+    assert BY_STAGE not in document
+    put(BY_STAGE, value=[2, 0])(document)
+    put("plan", "recompute", value="full")(document)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    read = read_plan_file(path)
+    assert read.stage_recompute_layers == (2, 0)
+    assert read.recomputed == Recomputed(by_stage=(2, 0))
+    assert read.to_dict() == document
+    require_legal(question_of(setting_of(read)), read.plan)
+    recompute = predict(setting_of(read), read.plan, read.layer_ranges)["time"]["parts"]
+    assert recompute["recompute"] > 0
 
 
 def test_an_edit_that_can_be_is_taken(tmp_path: Path) -> None:

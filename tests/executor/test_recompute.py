@@ -10,6 +10,7 @@ from tiny import tiny, verified
 from benchmarks import traced_memory
 from cost_models.plan import Plan
 from executor import models
+from executor.traffic import as_predicted
 from executor.verify import Verification
 
 pytestmark = pytest.mark.distributed
@@ -28,6 +29,11 @@ def test_the_first_layer_of_every_stage():
     assert_as_predicted(verified(tiny(plan, num_layers=5)))
 
 
+def test_a_number_for_each_stage():
+    plan = Plan(1, 2, 2, sequence_parallel=True, recompute="full", num_microbatches=2)
+    assert_as_predicted(verified(tiny(plan, num_layers=4, stage_recompute_layers=(2, 0))))
+
+
 def keep_nothing() -> None:
     """Switch off what spares a layer."""
     models.kept = lambda layer: layer  # type: ignore[assignment]
@@ -42,6 +48,13 @@ def test_a_layer_that_is_recomputed_against_the_plan_is_seen():
     assert counted > predicted
 
 
+def test_layers_of_a_stage_that_should_keep_all_are_seen():
+    plan = Plan(1, 2, 2, recompute="full", num_microbatches=2)
+    found = verified(tiny(plan, stage_recompute_layers=(2, 0)), keep_nothing)
+    wrong = {row["rank"] // 2 for row in found.traffic if not as_predicted(row)}
+    assert wrong == {1}  # the pipeline rank whose stage recomputes nothing
+
+
 SLOW: dict[str, tuple[Plan, dict[str, Any]]] = {
     "attention cores only": (
         Plan(1, 2, recompute="selective", recompute_layers=3),
@@ -54,6 +67,24 @@ SLOW: dict[str, tuple[Plan, dict[str, Any]]] = {
     "uneven stages": (
         Plan(1, 2, 2, recompute="full", recompute_layers=2, num_microbatches=2),
         {"num_layers": 6, "layer_ranges": ((0, 2), (2, 6))},
+    ),
+    "a number for each virtual stage": (
+        Plan(2, 1, 2, 2, "interleaved_1f1b", 2, recompute="full", num_microbatches=4),
+        {"num_layers": 8, "stage_recompute_layers": (0, 2, 1, 0)},
+    ),
+    "two of every three layers, v-shaped, split backward": (
+        Plan(
+            1,
+            1,
+            2,
+            2,
+            "zbv",
+            recompute="full",
+            recompute_layers=2,
+            recompute_every=3,
+            num_microbatches=4,
+        ),
+        {"num_layers": 12},
     ),
     "norms over all heads, adapters": (
         Plan(1, 2, sequence_parallel=True, **FIRST),
