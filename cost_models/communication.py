@@ -7,7 +7,8 @@ executor's tests count what its collectives really move and demand exactly these
 Symbols   b micro_batch_size   s tokens of a sequence on a rank   h hidden_size
           m num_microbatches   v virtual_stages   t tensor_parallel
           d ranks that ZeRO shards over   z zero_stage   l layers of this rank
-          c compute_bytes   w master_bytes   x = max(c, 4)   [bytes of an element]
+          c compute_bytes   w master_bytes   g reduction_bytes (w, unless it is said)
+          x = max(c, 4)   [bytes of an element]
           S elements of a block that one data-parallel rank keeps   P elements of all of them
 
 Shares are those of the first data- and tensor-parallel rank, which holds the most where a size does
@@ -31,7 +32,7 @@ from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.sharding import data_shard, tensor_shape
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
+from cost_models.workload import Workload
 
 # "data": the ranks that share a model's shards; "replicate": the same shard of all copies (HSDP)
 # "expert": the ranks that share a layer's experts; "expert_data": those that share the same ones
@@ -98,11 +99,11 @@ def data_traffic(
 ) -> dict[tuple[str, str], Traffic]:
     """Gradients and weights of every block over the data-parallel ranks.
 
-        z = 0   all_reduce w P           backward pass of the last micro-batch
-        z >= 1  reduce_scatter w d S     z = 1: there too;  z >= 2: every backward pass, m times
+        z = 0   all_reduce g P           backward pass of the last micro-batch
+        z >= 1  reduce_scatter g d S     z = 1: there too;  z >= 2: every backward pass, m times
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
-        copies  all_reduce w S           over replicas, backward pass of the last micro-batch
+        copies  all_reduce g S           over replicas, backward pass of the last micro-batch
 
     Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; blocks and padding as in FSDP2, which
     keeps adding up a shard where its all_reduce is put off (torch 2.13, partial_reduce_output).
@@ -121,7 +122,7 @@ def _shared_out(
     workload: Workload, table: PlanTable, parts: Sequence[Block], apart: Real, axis: str
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis share."""
-    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
+    compute, reduction = workload.compute_bytes, workload.reduction_bytes
     of_experts = axis == "expert_data"
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
@@ -139,12 +140,12 @@ def _shared_out(
             shards = shards + here * _shard(weight, table)
         repeats = float(block.repeats)
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
-        reduced += once + Traffic(zero, repeats * master * numel)
+        reduced += once + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
         gathered += (once + Traffic(zero, repeats * compute * d * shards)).times(gathers)
         scatters = np.where(table.zero_stage >= 2, m, 1.0)
-        scattered += (once + Traffic(zero, repeats * master * d * shards)).times(scatters)
-        copied += once + Traffic(zero, repeats * master * shards)
+        scattered += (once + Traffic(zero, repeats * reduction * d * shards)).times(scatters)
+        copied += once + Traffic(zero, repeats * reduction * shards)
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {
@@ -179,14 +180,14 @@ def tensor_traffic(
     the keys with positions. The backward pass gathers the input of a column-cut matrix again
     instead of keeping it. Recomputation stops at the last tensor that is needed: the layer's last
     collective is left out, unless a norm or a dropout follows it.
-    Once a step one all_reduce of w S completes the gradients of whole tensors to which each rank
+    Once a step one all_reduce of g S completes the gradients of whole tensors to which each rank
     gives a summand: every whole tensor with sequence parallelism, else norms of q and k heads and
     what belongs to routed experts.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
     """  # noqa: D400
-    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
+    compute, reduction = workload.compute_bytes, workload.reduction_bytes
     m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
     tokens = rank_tokens(workload, table)
     layers = list(zip(rank.kind_counts, model.kinds, strict=True))
@@ -219,7 +220,7 @@ def tensor_traffic(
     )
     statistics = m * whole_norms
     loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
-    summands = _summands(model, table, rank, master)
+    summands = _summands(model, table, rank, reduction)
 
     def moved(features: Traffic, repeats: Real) -> Traffic:
         """Features of a token to bytes of a step."""
@@ -241,10 +242,10 @@ def pipeline_traffic(
     activations  m (v - 1 if the last stage is here else v)    forward
     gradients    m (v - 1 if the first stage is here else v)   backward
                  one less each at the turn of a V, whose stages hand over on one rank
-    tied         w S, once a step, between the first and the last stage: the sum of the
+    tied         g S, once a step, between the first and the last stage: the sum of the
                  embedding's and the head's gradient
     """
-    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
+    compute, reduction = workload.compute_bytes, workload.reduction_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * rank_tokens(workload, table) * model.hidden_size / along
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
@@ -253,7 +254,7 @@ def pipeline_traffic(
     sent = Traffic(count, count * message)
     if model.tie_embeddings and not has_frozen(model) and rank.first != rank.last:
         (tied,) = _tied(model)
-        sent += Traffic(np.ones(len(table)), master * _kept(tied, table))
+        sent += Traffic(np.ones(len(table)), reduction * _kept(tied, table))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
 
 
@@ -310,7 +311,7 @@ def _untrained(kind: LayerKind) -> int:
     return found
 
 
-def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: float) -> Traffic:
+def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, reduction: float) -> Traffic:
     numel: Real = np.zeros(len(table))
     for block in blocks(model, rank):
         for weight in block.weights:
@@ -320,7 +321,7 @@ def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, master: fl
                 if weight.is_routed_expert:
                     summed = np.where(table.expert_tensor_parallel, 1.0, 0.0)
                 numel = numel + block.repeats * summed * _kept(weight, table)
-    return Traffic(np.where(numel > 0, 1.0, 0.0), master * numel)
+    return Traffic(np.where(numel > 0, 1.0, 0.0), reduction * numel)
 
 
 def _kept(weight: Weight, table: PlanTable) -> Real:

@@ -316,6 +316,6 @@ def head_seconds(
     return PassSeconds(matmul + 5.0 * passes, 2.0 * matmul + 5.0 * passes, zero, zero)
 
 
-def optimizer_seconds(parameters: Real, rate: Rates, software: SoftwareProfile) -> Real:
+def optimizer_seconds(parameters: Real, rate: Rates, accesses: float) -> Real:
     """Optimizer step and clipping of the parameters that a rank updates: bytes / bandwidth."""
-    return software.optimizer_accesses_bytes * parameters / rate.memory
+    return accesses * np.multiply(1.0, parameters) / rate.memory

@@ -20,7 +20,7 @@ from cost_models.model import Attention, ModelSpec
 from cost_models.plan import CONTEXT_METHODS, PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
-from cost_models.workload import COMPUTE_BYTES, Workload
+from cost_models.workload import Workload
 
 RING, ULYSSES, ALLGATHER = (
     CONTEXT_METHODS.index(name) for name in ("ring", "ulysses", "allgather")
@@ -79,7 +79,7 @@ def context_traffic(
     Recomputation repeats the forward part, all but the last all_to_all where only the attention
     core is computed again.
     """
-    compute = COMPUTE_BYTES[workload.precision]
+    compute = workload.compute_bytes
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
     tokens = rank_tokens(workload, table)
     core = np.where((table.recompute == FULL) | (table.recompute == SELECTIVE), 1.0, 0.0)

@@ -22,7 +22,7 @@ from cost_models.arrays import Real
 from cost_models.model import Attention, LayerKind, ModelSpec
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
-from cost_models.workload import COMPUTE_BYTES, Workload
+from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 
@@ -39,7 +39,7 @@ def mask_bytes(
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
         if count and _masked(kind.attention, workload, software)
     }
-    one = COMPUTE_BYTES[workload.precision] * workload.seq_len**2
+    one = workload.compute_bytes * workload.seq_len**2
     return one * len(windows) * np.multiply(1.0, table.micro_batch_size)
 
 
@@ -53,7 +53,7 @@ def masked_key_bytes(attention: Attention, workload: Workload, software: Softwar
         return 0.0
     heads = attention.num_heads - attention.num_kv_heads
     width = attention.head_dim + attention.value_head_dim
-    return COMPUTE_BYTES[workload.precision] * heads * width
+    return workload.compute_bytes * heads * width
 
 
 def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) -> LayerKind:

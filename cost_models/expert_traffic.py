@@ -15,7 +15,7 @@ from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
-from cost_models.workload import COMPUTE_BYTES, Workload
+from cost_models.workload import Workload
 
 COUNT_BYTES = 8.0  # an int64
 
@@ -33,7 +33,7 @@ def expert_traffic(
 
     Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
     """  # noqa: D400
-    compute = COMPUTE_BYTES[workload.precision]
+    compute = workload.compute_bytes
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     tokens = routed_tokens(workload, table)
     total = Traffic(np.zeros(len(table)), np.zeros(len(table)))

@@ -45,7 +45,7 @@ from cost_models.stages import (
     moments_zbv,
     moments_zero_bubble,
 )
-from cost_models.workload import COMPUTE_BYTES, Workload
+from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 TOKEN_ID_BYTES: Final = 8.0  # int64 inputs and labels
@@ -171,7 +171,7 @@ def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
         return 0.0
     width = attentions[0].rope_head_dim or attentions[0].rotary_dim or attentions[0].head_dim
     tables = len({attention.rotary_table for attention in attentions})
-    return 2.0 * COMPUTE_BYTES[workload.precision] * workload.seq_len * width * tables
+    return 2.0 * workload.compute_bytes * workload.seq_len * width * tables
 
 
 def _window_masks(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
@@ -180,7 +180,7 @@ def _window_masks(model: ModelSpec, workload: Workload, software: SoftwareProfil
         return 0.0
     attentions = [kind.attention for kind in model.kinds]
     windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
-    return COMPUTE_BYTES[workload.precision] * float(workload.seq_len) ** 2 * len(windows)
+    return workload.compute_bytes * float(workload.seq_len) ** 2 * len(windows)
 
 
 def _layers(
@@ -195,7 +195,7 @@ def _layers(
     Saved for the backward pass; kept for their weight gradients; added by one on its way backward;
     by that one alone; saved by the largest.
     """
-    compute = COMPUTE_BYTES[workload.precision]
+    compute = workload.compute_bytes
     saved: Real = np.zeros(len(table))
     due: Real = np.zeros(len(table))
     working: Real = np.zeros(len(table))
@@ -269,14 +269,14 @@ def _regions(
         kind,
         model.hidden_size,
         workload.seq_len,
-        compute_bytes=COMPUTE_BYTES[workload.precision],
+        compute_bytes=workload.compute_bytes,
         kernel=workload.attention_kernel,
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
         software=software,
         blockwise=is_blockwise(table),
     )
-    more = exchanged_bytes(kind.attention, COMPUTE_BYTES[workload.precision], table)
+    more = exchanged_bytes(kind.attention, workload.compute_bytes, table)
     masked = masked_key_bytes(kind.attention, workload, software)
     # of all tensor-parallel ranks, as the others
     more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)
@@ -314,7 +314,7 @@ def _head(
     zeros: Real = np.zeros(len(table))
     if not rank.last:
         return zeros, zeros, zeros, zeros
-    compute = COMPUTE_BYTES[workload.precision]
+    compute = workload.compute_bytes
     kind = model.kinds[model.pattern[-1]]
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     inputs_over = 1.0 if software.keeps_gathered_inputs else along
@@ -333,7 +333,7 @@ def _messages(
     (layer norm, fp32, full recomputation) that is the same tensor. Beside them one output and one
     gradient are on their way.
     """
-    compute = COMPUTE_BYTES[workload.precision]
+    compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along
     kind = model.kinds[model.pattern[0]]

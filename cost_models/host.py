@@ -13,7 +13,7 @@ from cost_models.arrays import Real
 from cost_models.compute import Rates
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
+from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 
@@ -34,7 +34,7 @@ def operator_seconds(
     forward, backward = software.layer_operators_forward, software.layer_operators_backward
     outside = software.microbatch_operators / (forward + backward)
     again = np.where(table.recompute == FULL, forward, 0.0)
-    mixed = COMPUTE_BYTES[workload.precision] != MASTER_BYTES[workload.precision]
+    mixed = workload.compute_bytes != workload.master_bytes
     groups = np.where((table.shard_ranks > 1) | mixed, layers + rank.first + rank.last, 0.0)
     around = groups * software.group_operators
     starts_forward = layers * forward + outside * forward + around

@@ -30,11 +30,13 @@ from cost_models.held_activations import held_activations
 from cost_models.model import ModelSpec
 from cost_models.model_states import (
     accumulated_gradient_bytes,
-    optimizer_bytes,
+    master_copy_bytes,
+    optimizer_shards,
     reduced_gradient_bytes,
     weight_bytes,
 )
 from cost_models.offload import without_offload
+from cost_models.optimizer_states import RULES, StateBytes, rank_states, update_bytes
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import (
     RankParameters,
@@ -44,7 +46,7 @@ from cost_models.rank_parameters import (
 )
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, OPTIMIZER_STATES, Workload
+from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 MOMENTS = (
@@ -156,10 +158,8 @@ def _moments(
     """Return what stays through the step, and what there is beside it at each of ``MOMENTS``."""
     if not on_gpu:
         table = without_offload(table)
-    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
+    compute, master = workload.compute_bytes, workload.master_bytes
     params = table_parameters(trainable_part(model), rank, table)
-    # offloaded moments are off the device; master weights stay, gradients go straight to the host
-    states = np.where(table.offloads_optimizer, 0.0, OPTIMIZER_STATES[workload.optimizer])
     weights, optimizer = np.zeros(len(table)), np.zeros(len(table))
     for numel, ranks in _shares(params, table):
         # a tensor that one rank holds alone, in one precision, is left as it is: no shard beside it
@@ -167,12 +167,18 @@ def _moments(
         shared = (numel, ranks, zero, compute, master)
         apart = software.replicas_apart & (ranks > 1)
         weights = weights + weight_bytes(*shared)
-        optimizer = optimizer + optimizer_bytes(*shared, states, replicas_apart=apart)
+        optimizer = optimizer + master_copy_bytes(*shared, replicas_apart=apart)
     weights = weights + frozen_bytes(model, rank, table, compute)
+    # offloaded states are off the device; master weights stay, gradients go straight to the host
+    states = _states(model, workload, table, rank, params)
+    optimizer = optimizer + np.where(table.offloads_optimizer, 0.0, states.resident)
+    updated = _updated(params, table)
+    update = update_bytes(model, workload, software, table, rank, updated)
+    update = np.where(table.offloads_optimizer, 0.0, update)
 
     held = held_activations(model, workload, software, table, rank)
     gradients = _gradients(workload, software, table, params, held.in_flight + held.due)
-    buffers = _buffers(software, table, params, rank, compute, master, held.in_flight + held.due)
+    buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
     used = unpacked_bytes(model, rank, table, compute)
     zeros = np.zeros_like(held.saved)
     moments = (
@@ -188,7 +194,7 @@ def _moments(
         ),
         (gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used),
         (gradients.embedding, zeros, zeros, buffers.embedding),
-        (gradients.reduced, zeros, zeros, zeros),
+        (gradients.reduced, zeros, zeros, zeros + update),
     )
     return (weights, optimizer), [(*first, buffer + held.messages) for *first, buffer in moments]
 
@@ -199,6 +205,30 @@ def _shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]
         (params.total - params.apart, table.shard_ranks),
         (params.apart, np.maximum(1, table.expert_shard_ranks)),
     ]
+
+
+def _updated(params: RankParameters, table: PlanTable) -> Real:
+    """Return the elements that a rank's optimizer updates."""
+    shares = _shares(params, table)
+    return sum(
+        (numel / optimizer_shards(ranks, table.zero_stage) for numel, ranks in shares),
+        start=np.zeros(len(table)),
+    )
+
+
+def _states(
+    model: ModelSpec,
+    workload: Workload,
+    table: PlanTable,
+    rank: PipelineRank,
+    params: RankParameters,
+) -> StateBytes:
+    """Return the optimizer's states: k s a parameter, or tensor by tensor where these differ."""
+    rule = RULES[workload.optimizer]
+    if rule.is_uniform and not rule.paged:
+        each = workload.state_bytes * rule.states
+        return StateBytes(each * _updated(params, table), np.zeros(len(table)))
+    return rank_states(model, workload, table, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +249,7 @@ def _gradients(
     params: RankParameters,
     in_flight: Real,
 ) -> Gradients:
-    compute, master = COMPUTE_BYTES[workload.precision], MASTER_BYTES[workload.precision]
-    gradient = master if software.gradients_in_master_precision else compute
+    gradient = workload.gradient_bytes(in_master_precision=software.gradients_in_master_precision)
     pipelined = table.pipeline_parallel > 1
     defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
 
@@ -278,24 +307,24 @@ def _buffers(
     table: PlanTable,
     params: RankParameters,
     rank: PipelineRank,
-    compute: float,
-    master: float,
+    workload: Workload,
     in_flight: Real,
 ) -> Buffers:
     """What FSDP2 holds beside shards: a block is a layer, the embedding, or norm and head.
 
         gathered   c P_block under ZeRO-3; its gathering writes one more copy
-        reducing   (c + w) P_block: the gradient, and its copy in the precision of the reduction
-        left over  w P_block of the block that was reduced last, until the next reduction (torch
+        reducing   (c + g) P_block: the gradient, and its copy in the precision of the reduction
+        left over  g P_block of the block that was reduced last, until the next reduction (torch
                    2.13, FSDPCommContext.reduce_scatter_state)
 
     Under ZeRO 0 and 1 reduction starts with the last micro-batch, when only one is in flight.
     """
+    compute, reduction = workload.compute_bytes, workload.reduction_bytes
     zero, sharded = table.zero_stage, table.zero_stage >= 1
     every = zero >= 2
     last_block = params.embedding if rank.first else params.largest_layer
-    left_over = np.where(every & (table.num_microbatches > 1), master * last_block, 0.0)
-    head, mixed = params.head, compute != master
+    left_over = np.where(every & (table.num_microbatches > 1), reduction * last_block, 0.0)
+    head, mixed = params.head, compute != workload.master_bytes
     alone = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: nothing to gather or reduce
     layer = params.largest_layer - np.where(alone, params.apart_layer, 0.0)
     gathering = np.where(
@@ -304,7 +333,7 @@ def _buffers(
         np.where(sharded & (table.num_microbatches == 1), head, 0.0),
     )
     gathered = np.where(zero >= 3, compute, 0.0)
-    reducing = np.where(sharded, compute + master, compute if mixed else 0.0)
+    reducing = np.where(sharded, compute + reduction, compute if mixed else 0.0)
     now = every | (in_flight <= 1.0)
     # before it is added up: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
@@ -316,7 +345,7 @@ def _buffers(
     # precision of the reduction, and what comes out of it beside what was accumulated
     shares = np.where(sharded, np.multiply(1.0, table.shard_ranks), 1.0)
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-    at_end = np.where(split & apart, master * (1.0 + 1.0 / shares) + compute * mixed, 0.0)
+    at_end = np.where(split & apart, reduction * (1.0 + 1.0 / shares) + compute * mixed, 0.0)
     return Buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,

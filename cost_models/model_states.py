@@ -3,8 +3,10 @@
 Symbols   P num_params [parameters on this rank: its pipeline stages, its tensor-parallel share]
           d shard_ranks, over which ZeRO shards   z zero_stage {0..3}   m num_microbatches
           c compute_bytes, w master_bytes [bytes of an element]
-          k optimizer_states [elements a parameter]
+          g gradient_bytes [of an element]
 Units     every function returns bytes; every argument is one number or one column of a plan table.
+
+States of the optimizer: ``optimizer_states``.
 """
 
 from __future__ import annotations
@@ -71,19 +73,16 @@ def weight_bytes(
     return np.where(np.greater_equal(zero_stage, 3), shard, whole)
 
 
-def optimizer_bytes(
+def master_copy_bytes(
     num_params: Real,
     shard_ranks: Count,
     zero_stage: Count,
     compute_bytes: float,
     master_bytes: float,
-    optimizer_states: Real,
     *,
     replicas_apart: Flag = False,
 ) -> Real:
-    """Optimizer states, and the master weights where they are kept apart from the weights.
-
-        (w k + w [apart]) P / (d if z >= 1)
+    """Master weights where they are kept apart from the weights: w [apart] P / (d if z >= 1).
 
     Apart: in mixed precision; a shard beside whole weights; whole weights beside whole weights
     where a trainer keeps them so (``replicas_apart``). Under ZeRO-3 the shards are the weights
@@ -93,8 +92,12 @@ def optimizer_bytes(
     replicas = np.where(replicas_apart, 1.0, float(mixed))
     sharded = np.where(np.less(zero_stage, 3), 1.0, 0.0)
     apart = np.where(np.equal(zero_stage, 0), replicas, sharded)
-    shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, shard_ranks), 1.0)
-    return master_bytes * (optimizer_states + apart) * num_params / shards
+    return master_bytes * apart * num_params / optimizer_shards(shard_ranks, zero_stage)
+
+
+def optimizer_shards(shard_ranks: Count | Real, zero_stage: Count) -> Real:
+    """Ranks that share the optimizer's work: d from ZeRO-1 on, else 1."""
+    return np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, shard_ranks), 1.0)
 
 
 def accumulated_gradient_bytes(
@@ -124,5 +127,5 @@ def reduced_gradient_bytes(
     num_params: Real, shard_ranks: Count, zero_stage: Count, gradient_bytes: float
 ) -> Real:
     """Gradients that the optimizer reads: g P, or its shard from ZeRO-1 on."""
-    shards = np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, shard_ranks), 1.0)
+    shards = optimizer_shards(shard_ranks, zero_stage)
     return gradient_bytes * np.multiply(1.0, num_params) / shards

@@ -60,14 +60,15 @@ def update_seconds(
     master_bytes: float,
     link: float,
     ranks_of_host: int,
-    software: SoftwareProfile,
+    accesses: float,
 ) -> Real:
     """Seconds of the optimizer on the host: gradients down, the update, new weights up.
 
         2 w P / link + ranks of a host x (bytes that the update moves) P / host memory bandwidth
 
-    ``parameters``: that a rank updates. The three follow one another. Source: ZeRO-Offload
-    (arXiv:2101.06840), sec. 4.1, without its overlap and with fp32 both ways.
+    ``parameters``: that a rank updates; ``accesses``: bytes that the update moves for each. The
+    three follow one another. Source: ZeRO-Offload (arXiv:2101.06840), sec. 4.1, without its overlap
+    and with fp32 both ways.
     """
-    moved = software.optimizer_accesses_bytes * ranks_of_host / HOST_MEMORY_BANDWIDTH
+    moved = accesses * ranks_of_host / HOST_MEMORY_BANDWIDTH
     return parameters * (2.0 * master_bytes / link + moved)

@@ -59,7 +59,7 @@ def tensor_shape(
     return ceil_share(rows, tensor_parallel) if cut == 0 else rows + 0.0 * width, width
 
 
-def shards_inside(experts: Real, rows: Real, shard_ranks: Count) -> Flag:
+def shards_inside(experts: Real, rows: Real, shard_ranks: Count | Real) -> Flag:
     """Whether ranks share out the rows inside experts, of which there are fewer than ranks.
 
     Only rows that divide evenly: FSDP2 pads the first dimension only.

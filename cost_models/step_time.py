@@ -37,12 +37,13 @@ from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
 from cost_models.model import ModelSpec
 from cost_models.offload import activation_seconds, host_link, update_seconds, without_offload
+from cost_models.optimizer_states import update_accesses
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Workload
+from cost_models.workload import Workload
 from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
@@ -205,7 +206,7 @@ def rank_seconds(
     """Price one pipeline rank; columns of the table's length."""
     if rate.host_is_device:
         table = without_offload(table)
-    compute_bytes = COMPUTE_BYTES[workload.precision]
+    compute_bytes = workload.compute_bytes
     tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel
     work = core_work(workload.attention_kernel, table.context_parallel, is_blockwise(table))
@@ -264,10 +265,9 @@ def rank_seconds(
     params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
     shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
     shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
-    on_host = update_seconds(
-        shard, MASTER_BYTES[workload.precision], link, cluster.gpus_per_node, software
-    )
-    on_device = optimizer_seconds(shard, rate, software)
+    accesses = update_accesses(workload, software)
+    on_host = update_seconds(shard, workload.master_bytes, link, cluster.gpus_per_node, accesses)
+    on_device = optimizer_seconds(shard, rate, accesses)
     return RankSeconds(
         compute=forward + backward,
         recompute=again,

@@ -16,6 +16,14 @@ from cost_models.workload import Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "supported.json"
 OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+# what of a workload the executor trains; other values are priced only
+TRAINED: Final[dict[str, tuple[Any, ...]]] = {
+    "precision": ("bf16", "fp16", "fp32", "fp64"),
+    "optimizer": ("adamw", "sgd"),
+    "master_weights": (True,),
+    "optimizer_state_precision": ("auto",),
+    "gradient_precision": ("auto",),
+}
 AXES: Final = (*OF_FAMILY, "dp_replicate", "context_parallel")
 
 
@@ -26,6 +34,17 @@ def supported() -> dict[str, Any]:
     return found
 
 
+def untrained_value(workload: Workload) -> str | None:
+    """Return what of a workload the executor does not train, in words."""
+    for name, known in TRAINED.items():
+        value = getattr(workload, name)
+        if value not in known:
+            return (
+                f"{name} = {str(value).lower()} (only {', '.join(str(k).lower() for k in known)})"
+            )
+    return None
+
+
 def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """Return what of a model and a plan no proof covers, in words; None where all is covered.
 
@@ -33,6 +52,8 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """
     proven = supported()
     families = proven["families"]
+    if untrained := untrained_value(workload):
+        return untrained
     if model.family not in families:
         return f"model_type {model.family} (it trains {', '.join(families)})"
     everywhere = {axis for axes in families.values() for axis in axes}

@@ -1,4 +1,8 @@
-"""What is to be trained: sequence length, global batch, precision, optimizer."""
+"""What is to be trained: sequence length, global batch, precision, optimizer.
+
+``auto`` for a precision means: as the parts it belongs to have it (optimizer states: as the weights
+that are updated; gradients: as the trainer keeps them, see ``gradients_in_master_precision``).
+"""
 
 from __future__ import annotations
 
@@ -8,26 +12,55 @@ from typing import Any, Final, Literal, get_args
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
-Precision = Literal["bf16", "fp16", "fp32", "fp64"]
-Optimizer = Literal["adamw", "sgd"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "tf32"]
+Optimizer = Literal[
+    "adamw",
+    "sgd",
+    "sgd_momentum",
+    "adam",
+    "lamb",
+    "lion",
+    "adafactor",
+    "adafactor_momentum",
+    "muon",
+    "adamw_8bit",
+    "paged_adamw",
+    "paged_adamw_8bit",
+]
+KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
 AdapterTargets = Literal["all", "attention"]
 MAX_ADAPTER_RANK: Final = 4096
 
-# bytes of one element of the weights that are multiplied, and of the activations
-COMPUTE_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp64": 8.0}
+# bytes of one element of the weights that are multiplied, and of the activations. tf32 is fp32 in
+# memory (NVIDIA A100 whitepaper, "TensorFloat-32": inputs and outputs are IEEE fp32)
+COMPUTE_BYTES: Final = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp32": 4.0,
+    "fp64": 8.0,
+    "tf32": 4.0,
+}
 # bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
 # optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740,
 # sec. 3.1)
-MASTER_BYTES: Final = {"bf16": 4.0, "fp16": 4.0, "fp32": 4.0, "fp64": 8.0}
-# elements of optimizer state per parameter, beside the weights
-OPTIMIZER_STATES: Final = {"adamw": 2.0, "sgd": 0.0}
+MASTER_BYTES: Final = {
+    "bf16": 4.0,
+    "fp16": 4.0,
+    "fp32": 4.0,
+    "fp64": 8.0,
+    "tf32": 4.0,
+}
+KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
+MIXED: Final = ("bf16", "fp16")  # precisions with fp32 master weights, unless told otherwise
 # fp8 is no number format of the whole computation as the others are: each matmul has its own scales
 FP8_REFUSED: Final = (
     "precision = fp8: the executor keeps no scales of each tensor, which fp8 matmuls need (and "
     f"GPUs of compute capability 8.9 or newer); allowed: {', '.join(get_args(Precision))}"
 )
+# states of 8-bit optimizers are bytes and fp32 scales, whatever else is asked
+EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +77,34 @@ class Workload:
     adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
     adapter_targets: AdapterTargets = "all"  # linear layers of attention and MLP
     document_mask: bool = False  # documents of one sequence do not see each other
+    master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
+    optimizer_state_precision: KeptPrecision = "auto"
+    gradient_precision: KeptPrecision = "auto"  # of gradients that are kept and reduced
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of an element of the weights that are multiplied, and of the activations."""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def master_bytes(self) -> float:
+        """Bytes of an element of the weights that the optimizer updates."""
+        return MASTER_BYTES[self.precision] if self.master_weights else self.compute_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of an element of an optimizer state."""
+        return KEPT_BYTES.get(self.optimizer_state_precision, self.master_bytes)
+
+    @property
+    def reduction_bytes(self) -> float:
+        """Bytes of an element of a gradient that is reduced over data ranks."""
+        return KEPT_BYTES.get(self.gradient_precision, self.master_bytes)
+
+    def gradient_bytes(self, *, in_master_precision: bool) -> float:
+        """Bytes of an element of a kept gradient, as the trainer keeps them."""
+        auto = self.master_bytes if in_master_precision else self.compute_bytes
+        return KEPT_BYTES.get(self.gradient_precision, auto)
 
     @property
     def tokens_per_step(self) -> int:
@@ -60,7 +121,7 @@ class Workload:
         fields.refuse_unknown(cls.__slots__)
         if fields.values.get("precision") == "fp8":
             raise InputError(f"{fields.where}: {FP8_REFUSED}")
-        return cls(
+        found = cls(
             seq_len=fields.integer("seq_len", low=1, high=10**8),
             global_batch_size=fields.integer("global_batch_size", low=1, high=10**7),
             precision=fields.text("precision", "bf16", choices=get_args(Precision)),
@@ -69,8 +130,38 @@ class Workload:
                 "attention_kernel", "flash", choices=get_args(AttentionKernel)
             ),
             document_mask=fields.flag("document_mask", False),
+            master_weights=fields.flag("master_weights", True),
+            optimizer_state_precision=fields.text(
+                "optimizer_state_precision", "auto", choices=get_args(KeptPrecision)
+            ),
+            gradient_precision=fields.text(
+                "gradient_precision", "auto", choices=get_args(KeptPrecision)
+            ),
             **_adapter(fields),
         )
+        require_consistent(found, f"{fields.where}: ")
+        return found
+
+
+def require_consistent(workload: Workload, where: str = "") -> None:
+    """Raise an InputError where two of its values contradict each other."""
+    if not workload.master_weights and workload.precision not in MIXED:
+        raise InputError(
+            f"{where}master_weights = false: precision {workload.precision} updates the weights "
+            f"that it multiplies (must be true; false needs {', '.join(MIXED)})"
+        )
+    if workload.optimizer in EIGHT_BIT and workload.optimizer_state_precision != "auto":
+        raise InputError(
+            f"{where}optimizer_state_precision = {workload.optimizer_state_precision}: the states "
+            f"of {workload.optimizer} are 8-bit (must be auto)"
+        )
+    if workload.precision == "fp64":
+        for name in ("optimizer_state_precision", "gradient_precision"):
+            if getattr(workload, name) != "auto":
+                raise InputError(
+                    f"{where}{name} = {getattr(workload, name)}: precision fp64 keeps everything "
+                    "in fp64 (must be auto)"
+                )
 
 
 def _adapter(fields: Fields) -> dict[str, Any]:

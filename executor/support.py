@@ -11,6 +11,7 @@ from typing import Final
 from cost_models.legality import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.rule import Question
+from cost_models.supported import untrained_value
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (
@@ -67,6 +68,8 @@ def check_supported(file: PlanFile) -> None:
 
 def _problems(file: PlanFile) -> Iterator[str]:
     model, plan = file.model, file.plan
+    if untrained := untrained_value(file.workload):
+        yield untrained
     if model.family not in FAMILIES:
         yield (
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "

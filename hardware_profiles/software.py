@@ -31,6 +31,7 @@ class SoftwareProfile:
     largest_zero_stage: float  # beyond it the trainer shards nothing more
     replicas_apart: bool  # data parallelism without ZeRO keeps compute weights beside the master
     reduces_gradients_at_last_microbatch_under_pipeline: bool
+    fused_optimizer: bool  # one kernel updates in place; without, updates make copies of shards
     splits_backward: bool  # runs the schedules whose weight gradients come after those of inputs
     # saved activations
     rms_norm_saved: float  # per element of the hidden size, in compute precision

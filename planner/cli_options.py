@@ -15,8 +15,23 @@ ClusterText = Annotated[
 ]
 SeqLen = Annotated[int | None, typer.Option(help="tokens of a sequence")]
 GlobalBatch = Annotated[int | None, typer.Option(help="sequences of one optimizer step")]
-Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp64")]
-OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="adamw, sgd")]
+Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32, fp64")]
+OptimizerName = Annotated[
+    str | None, typer.Option("--optimizer", help="adamw, sgd, adafactor, lion, muon, adamw_8bit, …")
+]
+StatePrecision = Annotated[
+    str | None,
+    typer.Option("--optimizer-precision", help="states: auto (as the weights updated), fp32, bf16"),
+]
+GradientPrecision = Annotated[
+    str | None, typer.Option(help="kept and reduced gradients: auto (the trainer's), fp32, bf16")
+]
+MasterWeights = Annotated[
+    bool | None,
+    typer.Option(
+        "--master-weights/--no-master-weights", help="fp32 weights beside 16-bit ones, or none"
+    ),
+]
 Kernel = Annotated[str | None, typer.Option("--attention", help="flash, eager")]
 Software = Annotated[str | None, typer.Option(help="whose memory and time: shardplan, megatron")]
 Lora = Annotated[int | None, typer.Option(help="train adapters of this rank on a frozen base")]

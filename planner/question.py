@@ -14,9 +14,11 @@ from cost_models.workload import (
     MAX_ADAPTER_RANK,
     AdapterTargets,
     AttentionKernel,
+    KeptPrecision,
     Optimizer,
     Precision,
     Workload,
+    require_consistent,
 )
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.schema import Accelerator, Cluster
@@ -85,6 +87,9 @@ def build_question(
     micro_batch_size: int = 1,
     precision: str | None = None,
     optimizer: str | None = None,
+    optimizer_state_precision: str | None = None,
+    gradient_precision: str | None = None,
+    master_weights: bool | None = None,
     attention_kernel: str | None = None,
     software: str | None = None,
     adapter: Adapting | None = None,
@@ -130,8 +135,18 @@ def build_question(
         precision=_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
         optimizer=_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
         attention_kernel=_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
+        master_weights=master_weights is not False,
+        optimizer_state_precision=_choice(
+            "optimizer_state_precision",
+            optimizer_state_precision or "auto",
+            get_args(KeptPrecision),
+        ),  # type: ignore[arg-type]
+        gradient_precision=_choice(
+            "gradient_precision", gradient_precision or "auto", get_args(KeptPrecision)
+        ),  # type: ignore[arg-type]
         **({} if adapter is None else adapter.fields()),
     )
+    require_consistent(workload)
     model = adapted(model, workload)
     if adapter is not None:
         assumptions.append(

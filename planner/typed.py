@@ -64,6 +64,12 @@ def plan_command(setting: Setting, default_precision: str) -> str:
         words.append(f"--precision {workload.precision}")
     if workload.optimizer != usual.optimizer:
         words.append(f"--optimizer {workload.optimizer}")
+    if workload.optimizer_state_precision != usual.optimizer_state_precision:
+        words.append(f"--optimizer-precision {workload.optimizer_state_precision}")
+    if workload.gradient_precision != usual.gradient_precision:
+        words.append(f"--gradient-precision {workload.gradient_precision}")
+    if not workload.master_weights:
+        words.append("--no-master-weights")
     if workload.attention_kernel != usual.attention_kernel:
         words.append(f"--attention {workload.attention_kernel}")
     if setting.software.name != DEFAULT_SOFTWARE:

@@ -20,7 +20,16 @@ from samples import (
     sample_model,
 )
 
-from cost_models import activations, collectives, compute, flops, model_states, parameters, stages
+from cost_models import (
+    activations,
+    collectives,
+    compute,
+    flops,
+    model_states,
+    optimizer_states,
+    parameters,
+    stages,
+)
 from cost_models.compute import Rates
 from cost_models.estimate import (
     Priced,
@@ -413,8 +422,15 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "weight_bytes": lambda t: model_states.weight_bytes(
             1e9, t.data_parallel, t.zero_stage, *states
         ),
-        "optimizer_bytes": lambda t: model_states.optimizer_bytes(
-            1e9, t.data_parallel, t.zero_stage, *states, 2.0
+        "master_copy_bytes": lambda t: model_states.master_copy_bytes(
+            1e9, t.data_parallel, t.zero_stage, *states
+        ),
+        "eight_bit_bytes": lambda t: (
+            optimizer_states.eight_bit_bytes(1e5 / t.data_parallel, 2.0)[1]
+            + optimizer_states.eight_bit_bytes(1e5 / t.data_parallel, 2.0)[0]
+        ),
+        "factored_numel": lambda t: optimizer_states.factored_numel(
+            (1.0, 4096.0 / t.data_parallel, 11008.0 / t.tensor_parallel)
         ),
         "accumulated_gradient_bytes": lambda t: model_states.accumulated_gradient_bytes(
             1e9,
@@ -467,7 +483,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
             compute.head_seconds(model, tokens(t), t.tensor_parallel, 2.0, rate).forward
         ),
         "optimizer_seconds": lambda t: compute.optimizer_seconds(
-            1e9 / t.data_parallel, rate, software
+            1e9 / t.data_parallel, rate, software.optimizer_accesses_bytes
         ),
         "model_flops_per_step": lambda t: flops.model_flops_per_step(
             model, 256, t.micro_batch_size * t.data_parallel

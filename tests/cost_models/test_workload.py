@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, OPTIMIZER_STATES, Workload
+from cost_models.optimizer_states import RULES
+from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES, Optimizer, Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
@@ -16,7 +17,16 @@ def read(**changes: Any) -> Workload:
 
 
 def test_json_and_back() -> None:
-    workload = Workload(4096, 64, "fp16", "sgd", "eager")
+    workload = Workload(
+        4096,
+        64,
+        "fp16",
+        "muon",
+        "eager",
+        master_weights=False,
+        optimizer_state_precision="fp32",
+        gradient_precision="bf16",
+    )
     assert Workload.from_fields(Fields(workload.to_dict(), "x")) == workload
     assert workload.tokens_per_step == 4096 * 64
 
@@ -35,7 +45,13 @@ def test_left_out_values_are_the_documented_defaults() -> None:
         ({"global_batch_size": 1.5}, "global_batch_size = 1.5"),
         ({"global_batch_size": float("inf")}, "global_batch_size = Infinity"),
         ({"precision": "bf61"}, "Did you mean bf16"),
-        ({"optimizer": "adam"}, "Did you mean adamw"),
+        ({"optimizer": "adamv"}, "Did you mean adam"),
+        ({"optimizer_state_precision": "fp16"}, "must be one of auto, fp32, bf16"),
+        ({"gradient_precision": 16}, "gradient_precision = 16"),
+        ({"master_weights": "no"}, "master_weights"),
+        ({"master_weights": False, "precision": "fp32"}, "must be true; false needs bf16, fp16"),
+        ({"optimizer": "adamw_8bit", "optimizer_state_precision": "fp32"}, "are 8-bit"),
+        ({"precision": "fp64", "gradient_precision": "bf16"}, "everything in fp64"),
         ({"attention_kernel": 3}, "a string"),
         ({"sequence": 3}, "unknown key 'sequence'"),
     ],
@@ -52,5 +68,21 @@ def test_every_precision_and_optimizer_has_its_sizes() -> None:
     for precision in COMPUTE_BYTES:
         assert read(precision=precision).precision == precision
         assert MASTER_BYTES[precision] >= COMPUTE_BYTES[precision]
-    for optimizer in OPTIMIZER_STATES:
+    assert set(RULES) == set(get_args(Optimizer))
+    for optimizer in RULES:
         assert read(optimizer=optimizer).optimizer == optimizer
+
+
+def test_precisions_of_what_is_kept() -> None:
+    usual, pure = read(), read(master_weights=False)
+    assert (usual.compute_bytes, usual.master_bytes, usual.state_bytes) == (2, 4, 4)
+    assert usual.gradient_bytes(in_master_precision=True) == 4
+    assert usual.gradient_bytes(in_master_precision=False) == 2
+    assert usual.reduction_bytes == 4
+    assert (pure.master_bytes, pure.state_bytes, pure.reduction_bytes) == (2, 2, 2)
+    assert pure.gradient_bytes(in_master_precision=True) == 2
+    said = read(optimizer_state_precision="bf16", gradient_precision="bf16")
+    assert (said.master_bytes, said.state_bytes, said.reduction_bytes) == (4, 2, 2)
+    assert said.gradient_bytes(in_master_precision=True) == 2
+    kept = read(master_weights=False, optimizer_state_precision="fp32", gradient_precision="fp32")
+    assert (kept.master_bytes, kept.state_bytes, kept.reduction_bytes) == (2, 4, 4)
