@@ -21,7 +21,6 @@ from cost_models.activations import (
 from cost_models.estimate import Setting
 from cost_models.model import FeedForward, LayerKind
 from cost_models.plan import Plan
-from cost_models.workload import COMPUTE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm
     Source: ``activations.layer_regions`` (Korthikanti et al., arXiv:2205.05198, eq. 1 and 4).
     """
     workload, software, model = setting.workload, setting.software, setting.model
-    compute, kernel = COMPUTE_BYTES[workload.precision], workload.attention_kernel
+    compute, kernel = workload.compute_bytes, workload.attention_kernel
     dropout = model.attention_dropout > 0
     regions = layer_regions(
         kind,
@@ -87,7 +86,7 @@ def _mlp_formula(mlp: FeedForward, setting: Setting) -> str:
     saved = setting.software.activation_saved.get(
         mlp.activation, setting.software.activation_saved["default"]
     )
-    copies = COMPUTE_BYTES[setting.workload.precision] * (saved + (3.0 if mlp.gated else 1.0))
+    copies = setting.workload.compute_bytes * (saved + (3.0 if mlp.gated else 1.0))
     one = f"{copies:g}·F"
     if not mlp.num_experts:
         return one

@@ -24,7 +24,6 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import RankParameters, frozen_bytes, table_parameters
 from cost_models.stages import PipelineRank
 from cost_models.units import format_bytes, format_count
-from cost_models.workload import COMPUTE_BYTES, MASTER_BYTES
 
 SMALL: Final = 0.005  # of the peak: what is less is not listed apart
 BEFORE_LATER: Final = MOMENTS.index("later_backward")
@@ -93,7 +92,7 @@ def _states(
     parts: MemoryParts,
 ) -> list[Term]:
     """Weights and optimizer: bytes a parameter times parameters."""
-    compute, model = COMPUTE_BYTES[setting.workload.precision], setting.model
+    compute, model = setting.workload.compute_bytes, setting.model
     frozen = first(frozen_bytes(model, rank, table, compute)) if has_frozen(model) else 0.0
     terms = []
     if frozen:
@@ -115,8 +114,9 @@ def _states(
 
 def _what_states(setting: Setting, plan: Plan) -> dict[str, str]:
     """Say what weights and optimizer are, under the plan's ZeRO stage."""
-    precision, states = setting.workload.precision, f"states of {setting.workload.optimizer}"
-    mixed = MASTER_BYTES[precision] != COMPUTE_BYTES[precision]
+    workload = setting.workload
+    precision, states = workload.precision, f"states of {workload.optimizer}"
+    mixed = workload.master_bytes != workload.compute_bytes
     if plan.zero_stage >= 3:
         master = "fp32 master weights, shared out" if mixed else f"{precision}, shared out"
         return {"weights": master, "optimizer": states}
@@ -224,6 +224,8 @@ def _buffers(
     size = first(parts.buffers) - messages
     block = {"embedding": params.embedding, "loss_forward": params.head, "head": params.head}
     largest = format_count(first(block.get(MOMENTS[moment], params.largest_layer)))
+    if MOMENTS[moment] == "optimizer":
+        return [Term("buffers", "copies that the update makes", "bytes of the update", "", size)]
     sharding = "gathered weights, and gradients" if plan.zero_stage >= 3 else "gradients"
     terms = [
         Term(

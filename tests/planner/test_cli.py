@@ -444,3 +444,24 @@ def test_no_plan_is_one_json_document_with_reasons_and_ways_out(run: Any) -> Non
     assert "too large" in answer["reasons"][0]["reason"]
     assert answer["ways_out"][0]["num_gpus"] == 16
     assert answer["assumptions"]
+
+
+def test_optimizer_and_its_precisions_are_options(run: Any, tmp_path: Path) -> None:
+    """From the command line to plan.json; what is not trained is said."""
+    words = ["--optimizer", "adafactor", "--optimizer-precision", "bf16"]
+    words += ["--gradient-precision", "bf16", "--no-master-weights"]
+    path = tmp_path / "plan.json"
+    done = run(*PLAN, *words, "--top", "1", "-o", path)
+    assert done.code == 0, done.err
+    assert "bf16 adafactor" in done.out
+    assert "optimizer = adafactor" in done.err
+    workload = read_plan_file(path).workload
+    assert workload.optimizer == "adafactor"
+    assert workload.optimizer_state_precision == workload.gradient_precision == "bf16"
+    assert not workload.master_weights
+    wrong = run(*FIT, "--optimizer", "adamm")
+    assert wrong.code == 2
+    assert "Did you mean adam" in wrong.err
+    contradiction = run(*FIT, "--precision", "fp32", "--no-master-weights")
+    assert contradiction.code == 2
+    assert "master_weights = false" in contradiction.err
