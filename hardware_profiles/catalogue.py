@@ -12,7 +12,8 @@ us; *published*: measured by others; *datasheet*: the vendor's figure, read wher
 Memory capacity is what the driver reports, where somebody published it. Otherwise the name on the
 box is read as GiB (NVIDIA cards with HBM report 99.5 to 100 % of that, AMD's the whole) and the
 figure is marked as assumed. Cards with GDDR and error correction switched on report 1/16 less;
-B300 and GB300 report 288 · 10⁹ bytes and less.
+B300 and GB300 report 288 · 10⁹ bytes and less. CUDA keeps a part of it for itself: what torch calls
+the total capacity is ``usable_memory``, where somebody published it.
 
 Names are matched without regard to case, separators and a vendor's name; a name that several
 accelerators share is an error that lists them, never a guess. ``assumed_aliases`` are names which
@@ -261,6 +262,7 @@ def accelerator_from_table(
         achievable_flops=_rates(table, "achievable_flops", cited),
         link=table.text("link"),
         link_bandwidth=figure(table, "link_bandwidth", cited=cited),
+        usable_memory=_optional(table, "usable_memory", cited),
         host_bandwidth=_optional(table, "host_bandwidth", cited),
         power=_optional(table, "power", cited),
         kernel_launch=_optional(table, "kernel_launch", cited),

@@ -144,7 +144,11 @@ def _with_memory(accelerator: Accelerator, gpus: list[FoundGpu]) -> Accelerator:
     if not known:
         return accelerator
     source = f"{NVIDIA_SMI} on this machine, driver {gpus[0].driver or 'unknown'}"
-    return replace(accelerator, memory_capacity=Figure(min(known), "measured", source))
+    capacity = Figure(float(min(known)), "measured", source)
+    usable = accelerator.usable_memory
+    if usable is not None and usable.value > capacity.value:  # another card of that name
+        usable = None
+    return replace(accelerator, memory_capacity=capacity, usable_memory=usable)
 
 
 def cpu_cluster(measurement: MachineMeasurement) -> Cluster:

@@ -11,7 +11,7 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.prediction import communication_prediction, memory_prediction, time_prediction
 from hardware_profiles.build import describe
-from planner.verdict import budget_bytes, verdict
+from planner.verdict import memory_budget, verdict
 
 
 def model_document(setting: Setting) -> dict[str, Any]:
@@ -45,13 +45,15 @@ def plan_document(
     priced = price(setting, PlanTable.from_plans([plan]), layer_ranges)
     ranges = layer_ranges or default_layer_ranges(setting, plan)
     memory = memory_prediction(setting, plan, ranges, priced)
-    budget = budget_bytes(setting.cluster)
+    allowed = memory_budget(setting.cluster.accelerator)
+    budget = allowed.size
     return {
         "plan": plan.to_dict(),
         "memory": {
             "verdict": verdict(memory["peak_bytes"], budget),
             "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
             "budget_bytes": budget,
+            "budget_source": f"{allowed.kind}: {allowed.source}",
             "margin_bytes": budget - memory["peak_bytes"],
             **memory,
         },

@@ -129,6 +129,7 @@ def one_accelerator(name: str) -> dict[str, Any]:
     accelerator = find_accelerator(name)
     figures = {
         "memory_capacity_bytes": accelerator.memory_capacity,
+        "usable_memory_bytes": accelerator.usable_memory,
         "memory_bandwidth_bytes_per_second": accelerator.memory_bandwidth,
         "link_bandwidth_bytes_per_second": accelerator.link_bandwidth,
         "host_bandwidth_bytes_per_second": accelerator.host_bandwidth,

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.uncertainty import MEMORY
-from hardware_profiles.schema import Cluster
+from cost_models.units import GIB
+from hardware_profiles.schema import Accelerator, Cluster, Kind
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("fits", "tight", "does_not_fit")
 WORDS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
 # What a process may use of a CPU machine's memory: the rest is the system's and the file cache's.
 CPU_SHARE: Final = 0.9
-# What CUDA gives to processes of the total that the driver reports: the smallest share among the
-# capacities in torch's out-of-memory messages, 23.64 of 23.99 GiB on an RTX 4090
-# (github.com/3DTopia/Phidias-Diffusion/issues/8); 79.11 of 79.65 on an H100
-# (vllm-project/vllm/issues/27508), 79.25 of 80 on an A100 (levihsu/OOTDiffusion/issues/235).
-GPU_SHARE: Final = 0.985
+# What CUDA keeps of the capacity that the driver reports, where nobody published what is left
+# (``Accelerator.usable_memory``): the largest of the published ones, in bytes and as a share
+# (79.25 of 80 GiB on an A100; 14.56 of 15 GiB on a T4).
+MOST_KEPT: Final = 0.75 * GIB
+LARGEST_SHARE_KEPT: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes that a plan may use on one accelerator, and why so many."""
+
+    size: float
+    kind: Kind
+    source: str
+
+
+def memory_budget(accelerator: Accelerator) -> Budget:
+    """Return what a plan may use: what is published for the card, else the capacity less a share.
+
+    >>> from hardware_profiles.catalogue import find_accelerator
+    >>> memory_budget(find_accelerator("A100-SXM-80GB")).size / GIB
+    79.25
+    """
+    capacity, usable = accelerator.memory_capacity, accelerator.usable_memory
+    if accelerator.device == "cpu":
+        why = f"{100 * CPU_SHARE:g} % of a process's share; the rest is the system's (a convention)"
+        return Budget(CPU_SHARE * capacity.value, "assumed", why)
+    if usable is not None and usable.value <= capacity.value:
+        return Budget(usable.value, usable.kind, usable.source)
+    kept = min(MOST_KEPT, LARGEST_SHARE_KEPT * capacity.value)
+    why = "the capacity less the most that CUDA keeps on cards where that is known"
+    return Budget(capacity.value - kept, "assumed", why)
 
 
 def budget_bytes(cluster: Cluster) -> float:
     """Bytes that a plan may use on one accelerator, of those that the driver reports."""
-    share = CPU_SHARE if cluster.accelerator.device == "cpu" else GPU_SHARE
-    return share * cluster.accelerator.memory_capacity.value
+    return memory_budget(cluster.accelerator).size
 
 
 def verdict_codes(peak: NDArray[np.float64], budget: float) -> NDArray[np.int8]:

@@ -9,7 +9,7 @@ from cost_models.estimate import Setting
 from cost_models.parameters import active_parameters
 from cost_models.plan import Plan
 from cost_models.prediction import MEMORY_PARTS, TIME_PARTS
-from cost_models.units import format_bytes, format_count, format_gib, format_seconds
+from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.build import describe
 from planner.confidence import confidence
 from planner.question import default_precision
@@ -131,6 +131,10 @@ def fit_text(
         where = f"stage {memory['limiting_stage']} is the fullest, {where}"
     lines += labelled("", f"peak {where}")
     lines += bars(memory["parts"], budget)
+    lines += labelled(
+        "Budget",
+        f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB; {memory['budget_source']}",
+    )
     if not fits:
         largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
         lines += labelled("Largest", f"{largest}: {format_bytes(memory['parts'][largest])}")

@@ -188,3 +188,14 @@ def test_import_is_cheap():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_usable_memory_is_a_little_less_than_the_driver_reports() -> None:
+    """At most 0.75 GiB and 3 % are kept: what a budget without a figure leaves out."""
+    known = [each for each in accelerators() if each.usable_memory is not None]
+    assert len(known) >= 10
+    for each in known:
+        assert each.usable_memory is not None
+        kept = each.memory_capacity.value - each.usable_memory.value
+        assert 0 <= kept <= 0.75 * 2**30, each.name
+        assert kept <= 0.03 * each.memory_capacity.value, each.name

@@ -228,7 +228,7 @@ def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
     answer = planner.fit(llama(), small, seq_len=256)
     assert answer.verdict == "does_not_fit"
     assert answer.document["memory"]["margin_bytes"] < 0
-    assert budget_bytes(small) == 0.985e8
+    assert budget_bytes(small) == pytest.approx(0.97e8)
 
 
 @pytest.mark.parametrize(

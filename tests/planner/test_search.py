@@ -15,7 +15,7 @@ from hardware_profiles.errors import NoLegalPlanError
 from planner.refusal import no_plan
 from planner.search import search
 from planner.space import enumerate_plans
-from planner.verdict import VERDICTS, budget_bytes, verdict, verdict_codes
+from planner.verdict import VERDICTS, budget_bytes, memory_budget, verdict, verdict_codes
 
 
 def with_capacity(setting: Setting, capacity: float) -> Setting:
@@ -191,7 +191,15 @@ def test_verdicts_at_the_borders() -> None:
 
 def test_the_budget_is_what_a_process_can_get() -> None:
     setting = make_setting()
-    capacity = setting.cluster.accelerator.memory_capacity.value
-    assert budget_bytes(setting.cluster) == 0.985 * capacity
-    cpu = replace(setting.cluster.accelerator, device="cpu")
+    chip = setting.cluster.accelerator
+    capacity = chip.memory_capacity.value
+    assert chip.name == "A100-SXM-80GB"
+    assert budget_bytes(setting.cluster) == 79.25 * 2**30
+    unknown = replace(chip, usable_memory=None)
+    assert memory_budget(unknown).size == capacity - 0.75 * 2**30
+    assert memory_budget(unknown).kind == "assumed"
+    # a figure of another card
+    smaller = replace(chip, memory_capacity=replace(chip.memory_capacity, value=10e9))
+    assert memory_budget(smaller).size == 0.97 * 10e9
+    cpu = replace(chip, device="cpu")
     assert budget_bytes(replace(setting.cluster, accelerator=cpu)) == 0.9 * capacity
