@@ -222,7 +222,12 @@ def _buffers(
 ) -> list[Term]:
     messages = first(held.messages)
     size = first(parts.buffers) - messages
-    block = {"embedding": params.embedding, "loss_forward": params.head, "head": params.head}
+    block = {
+        "loss_forward": params.head,
+        "loss_backward": params.head + params.largest_layer,
+        "head": params.head,
+        "embedding": params.embedding,
+    }
     largest = format_count(first(block.get(MOMENTS[moment], params.largest_layer)))
     if MOMENTS[moment] == "optimizer":
         return [Term("buffers", "copies that the update makes", "bytes of the update", "", size)]

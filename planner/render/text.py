@@ -131,10 +131,8 @@ def fit_text(
         where = f"stage {memory['limiting_stage']} is the fullest, {where}"
     lines += labelled("", f"peak {where}")
     lines += bars(memory["parts"], budget)
-    lines += labelled(
-        "Budget",
-        f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB; {memory['budget_source']}",
-    )
+    sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
+    lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
     if not fits:
         largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
         lines += labelled("Largest", f"{largest}: {format_bytes(memory['parts'][largest])}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,22 @@ def test_an_existing_drawing_is_kept(tmp_path: Path) -> None:
     assert page.read_text() == "mine"
     with pytest.raises(InputError, match=r"ends in \.html or \.svg"):
         CliRunner().invoke(app, [*ask, str(tmp_path / "e.png")], catch_exceptions=False)
+
+
+def test_the_worked_number_of_the_page_is_what_is_predicted() -> None:
+    """docs/memory.md, the table worked out by hand."""
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    worked = page.split("## One number, worked out")[1].split("## ")[0]
+    rows = re.findall(r"^\| (\w+) \|.*\| ([0-9.]+) \|$", worked, re.MULTILINE)
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192, recompute="none")
+    memory = answer.to_dict()["memory"]
+    said = {
+        **memory["parts"],
+        "allocated": memory["peak_bytes"] - memory["parts"]["runtime"],
+        "peak": memory["peak_bytes"],
+    }
+    assert {name for name, size in said.items() if size} == {name for name, _ in rows}
+    for name, gib in rows:
+        assert said[name] / 2**30 == pytest.approx(float(gib), abs=0.006), name
+    for moment in MOMENTS:
+        assert f"| `{moment}` |" in page
