@@ -42,7 +42,9 @@ def cohere(config: Config) -> ModelSpec:
     kind = LayerKind(
         name="layer",
         attention=attention,
-        feed_forward=FeedForward(ffn_hidden_size, gated=True, activation=config.text("hidden_act")),
+        feed_forward=FeedForward(
+            ffn_hidden_size, gated=True, activation=config.activation("hidden_act")
+        ),
         norm="layer_in_fp32",
         num_norms=1,
         weights=(

@@ -109,7 +109,7 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
     return LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False, causal=False),
-        feed_forward=FeedForward(inner, gated=False, activation=config.text("hidden_act")),
+        feed_forward=FeedForward(inner, gated=False, activation=config.activation("hidden_act")),
         norm="layer",
         num_norms=2,
         norms_after=True,

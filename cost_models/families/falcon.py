@@ -90,7 +90,7 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
         name="layer",
         attention=ordinary_attention(sizes, rotary=not config.flag("alibi")),
         feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.text("activation")
+            ffn_hidden_size, gated=False, activation=config.activation("activation")
         ),
         norm="layer",
         num_norms=len(norms),

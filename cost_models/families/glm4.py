@@ -44,7 +44,9 @@ def glm4(config: Config) -> ModelSpec:
     kind = LayerKind(
         name="layer",
         attention=attention,
-        feed_forward=FeedForward(ffn_hidden_size, gated=True, activation=config.text("hidden_act")),
+        feed_forward=FeedForward(
+            ffn_hidden_size, gated=True, activation=config.activation("hidden_act")
+        ),
         norm="rms",
         num_norms=len(NORMS),
         weights=(

@@ -124,7 +124,9 @@ def _gpt2_layer(config: Config, sizes: Sizes) -> LayerKind:
     return LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False),
-        feed_forward=FeedForward(inner, gated=False, activation=config.text("activation_function")),
+        feed_forward=FeedForward(
+            inner, gated=False, activation=config.activation("activation_function")
+        ),
         norm="layer",
         num_norms=2,
         weights=(
@@ -183,7 +185,7 @@ def gpt_neox(config: Config) -> ModelSpec:
         name="layer",
         attention=ordinary_attention(sizes, rotary_dim=int(sizes.head_dim * fraction)),
         feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.text("hidden_act")
+            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
         ),
         norm="layer",
         num_norms=2,

@@ -227,7 +227,7 @@ def decoder(
     """Build a decoder whose layers may differ in their attention window."""
     check_rotary(config, sizes.head_dim)
     feed_forward = FeedForward(
-        ffn_size(config), gated=True, activation=config.text(style.activation)
+        ffn_size(config), gated=True, activation=config.activation(style.activation)
     )
     kinds, pattern = stack(
         windows or [None] * sizes.num_layers,
@@ -323,7 +323,9 @@ def smollm3(config: Config) -> ModelSpec:
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
     check_rotary(config, sizes.head_dim)
-    feed_forward = FeedForward(ffn_size(config), gated=True, activation=config.text("hidden_act"))
+    feed_forward = FeedForward(
+        ffn_size(config), gated=True, activation=config.activation("hidden_act")
+    )
     turned = _layers_with_positions(config, sizes.num_layers)
     window = switched_window(config)
     types = [SLIDING if window is not None and not turns else FULL for turns in turned]

@@ -112,7 +112,7 @@ def read_experts(
     return FeedForward(
         ffn_hidden_size,
         gated=True,
-        activation=config.text("hidden_act"),
+        activation=config.activation("hidden_act"),
         num_experts=num_experts,
         experts_per_token=per_token,
         shared_ffn_hidden_size=shared_ffn_hidden_size,

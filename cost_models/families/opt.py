@@ -107,7 +107,9 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
     return LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False),
-        feed_forward=FeedForward(inner, gated=False, activation=config.text("activation_function")),
+        feed_forward=FeedForward(
+            inner, gated=False, activation=config.activation("activation_function")
+        ),
         norm="layer",
         num_norms=2,
         weights=(

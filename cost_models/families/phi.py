@@ -83,7 +83,7 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
             qk_norm="head" if qk_norm else "",
         ),
         feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.text("hidden_act")
+            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
         ),
         norm="layer",
         num_norms=1,

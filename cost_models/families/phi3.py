@@ -56,7 +56,9 @@ def phi3(config: Config) -> ModelSpec:
             window=config.optional_size("sliding_window", MAX_POSITIONS),
             rotary_dim=int(sizes.head_dim * fraction),
         ),
-        feed_forward=FeedForward(ffn_hidden_size, gated=True, activation=config.text("hidden_act")),
+        feed_forward=FeedForward(
+            ffn_hidden_size, gated=True, activation=config.activation("hidden_act")
+        ),
         norm="rms",
         num_norms=2,
         weights=(

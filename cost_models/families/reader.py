@@ -20,6 +20,31 @@ MAX_HEADS: Final = 10_000
 MAX_EXPERTS: Final = 10_000
 MAX_VOCAB: Final = 10_000_000
 MAX_POSITIONS: Final = 1_000_000_000
+# what transformers knows by name (transformers/activations.py), but for those with parameters of
+# their own (prelu, xielu)
+ACTIVATIONS: Final = (
+    "gelu",
+    "gelu_10",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+    "hardswish",
+    "laplace",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "swish",
+    "tanh",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +124,10 @@ class Config:
     def text(self, key: str, choices: Iterable[str] | None = None) -> str:
         """Return a string."""
         return str(self.fields.text(self._key(key), self.default(key), choices=choices))
+
+    def activation(self, key: str) -> str:
+        """Return the name of an activation that transformers knows."""
+        return self.text(key, choices=ACTIVATIONS)
 
     def choices_per_layer(
         self, key: str, num_layers: int, choices: Iterable[str]

@@ -48,7 +48,7 @@ def starcoder2(config: Config) -> ModelSpec:
         name="layer",
         attention=attention,
         feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.text("hidden_act")
+            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
         ),
         norm="layer",
         num_norms=2,

@@ -18,7 +18,13 @@ from cost_models.families.blocks import (
     read_sizes,
     stack,
 )
-from cost_models.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults
+from cost_models.families.reader import (
+    ACTIVATIONS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    Config,
+    Defaults,
+)
 from cost_models.model import FeedForward, LayerKind, ModelSpec, Weight
 
 T5 = Defaults(
@@ -99,8 +105,9 @@ def _feed_forward(config: Config) -> FeedForward:
     """Read ``relu`` or ``gated-gelu``; the latter means the tanh approximation."""
     written = config.text("feed_forward_proj")
     gate, dash, activation = written.rpartition("-")
-    if not activation or gate not in ("", "gated") or (dash and not gate):
-        raise config.wrong("feed_forward_proj", written, "an activation, or gated-(activation)")
+    if activation not in ACTIVATIONS or gate not in ("", "gated") or (dash and not gate):
+        known = f"an activation, or gated-(activation), of {', '.join(ACTIVATIONS)}"
+        raise config.wrong("feed_forward_proj", written, known)
     name = "gelu_new" if written == "gated-gelu" else activation
     return FeedForward(ffn_size(config, "d_ff"), gated=bool(gate), activation=name)
 

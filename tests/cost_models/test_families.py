@@ -14,6 +14,7 @@ from real_modules import assert_same_tensors, real_layers
 from transformers import CONFIG_MAPPING
 
 from cost_models.families import _FAMILIES, FAMILIES, model_spec
+from cost_models.families.reader import ACTIVATIONS
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.parameters import active_parameters, parameters_by_part
 from hardware_profiles.errors import InputError
@@ -211,6 +212,15 @@ def tiny(family: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": family} | CASES[family][0] | changes
 
 
+def test_activations_are_those_of_transformers_without_parameters() -> None:
+    """Newer transformers may know more; none of ours may be unknown to it, or have weights."""
+    from transformers.activations import ACT2FN
+
+    for name in ACTIVATIONS:
+        assert not list(ACT2FN[name].parameters()), name
+    assert set(ACT2FN) - set(ACTIVATIONS) <= {"prelu", "xielu", "sqrtsoftplus"}
+
+
 def test_every_family_is_tested() -> None:
     assert set(CASES) | {"gemma3"} == set(FAMILIES)
 
@@ -396,6 +406,13 @@ BAD = [
     (tiny("llama", tie_word_embeddings="yes"), 'tie_word_embeddings = "yes"', "true or false"),
     (tiny("llama", attention_dropout=2), "attention_dropout = 2", "from 0 to 1"),
     (tiny("llama", hidden_act=3), "hidden_act = 3", "string"),
+    (tiny("llama", hidden_act="sillu"), 'hidden_act = "sillu"', "Did you mean silu?"),
+    (tiny("gpt2", activation_function="x"), 'activation_function = "x"', "one of gelu, gelu_10,"),
+    (tiny("gemma2", hidden_activation="x"), 'hidden_activation = "x"', "gelu_pytorch_tanh"),
+    (tiny("mixtral", hidden_act="prelu"), 'hidden_act = "prelu"', "one of gelu"),
+    (tiny("deepseek_v3", hidden_act="x"), 'hidden_act = "x"', "one of gelu"),
+    (tiny("falcon", activation="x"), 'activation = "x"', "one of gelu"),
+    (tiny("t5", feed_forward_proj="gated-x"), 'feed_forward_proj = "gated-x"', "of gelu, gelu_10,"),
     (tiny("qwen2", layer_types=["full_attention"]), "layer_types", "one a layer"),
     (tiny("qwen2", layer_types=[["x"]] * 3), "layer_types", "one a layer"),
     (tiny("phi3", partial_rotary_factor=0.4), "head_dim = 8", "even"),
