@@ -21,11 +21,12 @@ from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.document import plan_document
 from planner.model_source import resolve_model
 from planner.question import Question, adapting, build_question
+from planner.reach import reach
 from planner.recompute_words import without_list
 from planner.refusal import no_plan
 from planner.search import search
 from planner.space import check_fixed, parse_fixed
-from planner.ways_out import reach, ways_out
+from planner.ways_out import ways_out
 
 MOST_PLANS: Final = 1000  # in an answer
 ModelLike = str | Path | Mapping[str, Any] | ModelSpec

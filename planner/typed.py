@@ -10,7 +10,7 @@ from cost_models.workload import Workload
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
-from planner.question import DEFAULT_SOFTWARE
+from planner.question import DEFAULT_SOFTWARE, default_precision
 from planner.recompute_words import typed_by_stage, typed_recompute
 from planner.stage_layers import typed_layers
 
@@ -54,13 +54,23 @@ def typed_cluster(cluster: Cluster) -> str | None:
     return shlex.quote(cluster.name) if same else None
 
 
-def plan_command(setting: Setting, default_precision: str) -> str:
+def plan_command(setting: Setting) -> str:
     """Return the command that searches for the best plan of a setting."""
+    return " ".join(["shardplan plan", *_asked(setting), "-o plan.json"])
+
+
+def fit_command(setting: Setting, plan: Plan) -> str:
+    """Return the command that asks whether a plan of a setting fits."""
+    return " ".join(["shardplan fit", *_asked(setting), describe_plan(plan)])
+
+
+def _asked(setting: Setting) -> list[str]:
+    """Return a setting as words: model, cluster and every option that is not the default."""
     workload = setting.workload
-    words = ["shardplan plan", shlex.quote(setting.model.name), shlex.quote(setting.cluster.name)]
+    words = [shlex.quote(setting.model.name), shlex.quote(setting.cluster.name)]
     words += [f"--seq-len {workload.seq_len}", typed_batch(workload)]
     usual = Workload(1, 1)
-    if workload.precision != default_precision:
+    if workload.precision != default_precision(setting.cluster.accelerator):
         words.append(f"--precision {workload.precision}")
     if workload.optimizer != usual.optimizer:
         words.append(f"--optimizer {workload.optimizer}")
@@ -81,4 +91,4 @@ def plan_command(setting: Setting, default_precision: str) -> str:
     if setting.layer_ranges is not None:
         words.append(typed_layers(setting.layer_ranges))
     words += typed_by_stage(setting.stage_recompute_layers)
-    return " ".join([*words, "-o plan.json"])
+    return words

@@ -11,8 +11,8 @@ from cost_models.plan import Plan
 from cost_models.prediction import MEMORY_PARTS, TIME_PARTS
 from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.build import describe
+from planner.changes import HARDWARE, PLAN, TRAINING
 from planner.confidence import confidence
-from planner.question import default_precision
 from planner.recompute_words import typed_by_stage
 from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
@@ -39,6 +39,8 @@ TIME_WORDS: Final = {
     "data_communication": "data-parallel communication that is not hidden",
     "optimizer": "the optimizer",
 }
+
+GROUP_LABEL: Final = {PLAN: "Ways out", TRAINING: "Or train", HARDWARE: "Or use"}
 
 
 def head(setting: Setting) -> list[str]:
@@ -156,20 +158,23 @@ def _reach(reach: Mapping[str, Any]) -> list[str]:
 def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
     if not ways_out:
         return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
-    lines = []
-    for number, way in enumerate(ways_out):
+    lines: list[str] = []
+    group = None
+    for way in ways_out:
         words = (
             f"{way['change']}: {format_bytes(way['peak_bytes'])}, "
             f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
         )
-        lines += labelled("Ways out" if not number else "", words)
+        label = "" if way["group"] == group else GROUP_LABEL[way["group"]] if lines else "Ways out"
+        lines += labelled(label, words)
+        group = way["group"]
     return lines
 
 
 def _next_command(setting: Setting, ways_out: Sequence[Mapping[str, Any]]) -> str:
     if ways_out:
         return "add the options of one of the ways out (each was checked to fit)"
-    return plan_command(setting, default_precision(setting.cluster.accelerator))
+    return plan_command(setting)
 
 
 COLUMNS: Final = (

@@ -23,7 +23,7 @@ from planner.typed import describe_plan, plan_command, typed_cluster
     ],
 )
 def test_the_next_command_asks_the_same_question(options: dict[str, Any], said: list[str]) -> None:
-    words = shlex.split(plan_command(fit("llama-3.2-1b", "8xA100-80GB", **options).setting, "bf16"))
+    words = shlex.split(plan_command(fit("llama-3.2-1b", "8xA100-80GB", **options).setting))
     usual = ["--seq-len", "4096", "--global-batch-size", "8"]
     assert words[:4] == ["shardplan", "plan", "llama-3.2-1b", "8xA100-80GB"]
     assert words[4:-2] == [*usual, *said]
@@ -35,9 +35,9 @@ def test_names_with_spaces_can_be_pasted(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         Path("examples/tiny-llama/config.json").read_text(encoding="utf-8")
     )
-    command = plan_command(fit(str(folder), "1xA100-80GB").setting, "bf16")
+    command = plan_command(fit(str(folder), "1xA100-80GB").setting)
     assert shlex.split(command)[2] == str(folder)
-    assert shlex.split(plan_command(fit("7b", "8xA100-80GB").setting, "bf16"))[2] == "7b"
+    assert shlex.split(plan_command(fit("7b", "8xA100-80GB").setting))[2] == "7b"
 
 
 def test_only_a_cluster_of_the_grammar_has_a_name_to_type() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,13 @@ from typer.testing import CliRunner
 from cost_models.estimate import price
 from cost_models.plan import Plan, PlanTable
 from hardware_profiles.spec import parse_cluster
+from planner.changes import HARDWARE, PLAN, TRAINING, other_plans, resized
 from planner.cli import app
+from planner.document import plan_document
 from planner.front_door import fit
+from planner.reach import fits, largest, largest_micro_batch, longest_sequence
 from planner.verdict import budget_bytes, verdict
-from planner.ways_out import (
-    MOST_WAYS,
-    _largest,
-    largest_micro_batch,
-    longest_sequence,
-    resized,
-)
+from planner.ways_out import MOST_OF_GROUP, MOST_WAYS, ways_out
 
 TOO_LARGE = [
     ("llama-3-8b", "8xA100-80GB", {"seq_len": 32768, "micro_batch_size": 4, "recompute": "none"}),
@@ -46,8 +44,10 @@ def test_every_way_out_fits_when_priced_again(
         if way["num_gpus"] != setting.cluster.num_gpus:
             nodes = way["num_gpus"] // setting.cluster.gpus_per_node
             setting = replace(setting, cluster=resized(setting.cluster, nodes))
+        if way["kind"] in ("accelerator", "lora", "qlora", "optimizer"):
+            continue  # typed in full below
         workload = setting.workload
-        if way["change"].startswith("sequences of"):
+        if way["kind"] == "sequence":
             length = int(way["options"].split()[-1])
             workload = replace(workload, seq_len=length)
         workload = replace(workload, global_batch_size=plan.global_batch_size)
@@ -89,6 +89,76 @@ def test_ways_out_can_be_typed(model: str, cluster: str, options: dict[str, Any]
         assert json.loads(result.stdout)["memory"]["peak_bytes"] == way["peak_bytes"]
 
 
+@pytest.mark.parametrize(("model", "cluster", "options"), TOO_LARGE)
+def test_the_command_of_a_way_out_stands_alone(
+    model: str, cluster: str, options: dict[str, Any]
+) -> None:
+    """Pasted as it is, it gives the peak and the step time that were promised, and fits."""
+    for way in fit(model, cluster, **options).ways_out:
+        words = shlex.split(way["command"])
+        assert words[0] == "shardplan"
+        result = CliRunner().invoke(app, [*words[1:], "--json"])
+        assert result.exit_code == 0, (way["command"], result.output, result.exception)
+        document = json.loads(result.stdout)
+        assert document["memory"]["peak_bytes"] == way["peak_bytes"]
+        assert document["time"]["step_seconds"] == way["step_seconds"]
+        assert document["cluster"]["num_gpus"] == way["num_gpus"]
+
+
+@pytest.mark.parametrize(("model", "cluster", "options"), TOO_LARGE)
+def test_ways_out_come_cheapest_first_in_every_group(
+    model: str, cluster: str, options: dict[str, Any]
+) -> None:
+    ways = fit(model, cluster, **options).ways_out
+    groups = [way["group"] for way in ways]
+    assert groups == sorted(groups, key=[PLAN, TRAINING, HARDWARE].index)
+    for group in (PLAN, HARDWARE):
+        costs = [way["device_seconds_per_token"] for way in ways if way["group"] == group]
+        assert costs == sorted(costs)
+        assert len(costs) <= MOST_OF_GROUP[group]
+    kinds = [way["kind"] for way in ways]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_nothing_cheaper_is_left_out() -> None:
+    """Every change of the same training, priced one by one: the listed ones are the cheapest."""
+    setting = make_setting("llama-3-8b", "8xA100-80GB", seq_len=16384, global_batch_size=32)
+    plan = Plan(data_parallel=8, micro_batch_size=4, zero_stage=3)
+    assert not fits(setting, plan)
+    listed = [way for way in ways_out(setting, plan) if way["group"] == PLAN]
+    best: dict[str, float] = {}
+    for change in other_plans(setting, plan):
+        if fits(change.setting, change.plan):
+            step = plan_document(change.setting, change.plan)["time"]["step_seconds"]
+            best[change.kind] = min(step, best.get(change.kind, step))
+    cheapest = sorted(best.values())[: MOST_OF_GROUP[PLAN]]
+    assert {"both", "search"} <= set(best)
+    # two kinds may have come to the same plan, which is listed once
+    assert listed[0]["step_seconds"] == cheapest[0]
+    assert all(way["step_seconds"] in best.values() for way in listed)
+
+
+def test_every_kind_of_change_is_offered_where_it_helps() -> None:
+    """Settings in which one kind of change is enough, one for each kind."""
+    seen: set[str] = set()
+    for model, cluster, options in (
+        ("llama-3-8b", "8xA100-80GB", {"seq_len": 16384, "recompute": "none"}),
+        ("llama-2-13b", "8xA100-80GB", {"seq_len": 2048, "zero_stage": 0}),
+        ("gemma-2b", "1xL40S", {"seq_len": 2048}),
+        ("llama-3.2-1b", "1xA100-80GB", {"seq_len": 4096, "micro_batch_size": 16}),
+        ("llama-2-7b", "1xA100-80GB", {"seq_len": 2048}),
+        ("llama-2-7b", "1xA100-40GB", {"seq_len": 2048}),
+        ("llama-3-8b", "1xRTX-4090", {"seq_len": 2048}),
+        ("llama-3-8b", "8xA100-80GB", {"seq_len": 131072, "recompute": "full"}),
+    ):
+        answer = fit(model, cluster, **options)
+        seen |= {way["kind"] for way in answer.ways_out}
+    assert seen >= {
+        *("recompute", "zero", "micro-batch", "context", "offload"),
+        *("optimizer", "lora", "qlora", "sequence", "accelerator", "nodes"),
+    }
+
+
 def test_what_fits_needs_no_way_out() -> None:
     answer = fit("llama-3.2-1b", "8xA100-80GB", seq_len=512)
     assert answer.verdict == "fits"
@@ -101,23 +171,23 @@ def test_how_far_a_plan_goes_equals_a_walk() -> None:
     plan = Plan()
     budget = budget_bytes(setting.cluster)
 
-    def fits(seq_len: int, micro: int) -> bool:
+    def goes(seq_len: int, micro: int) -> bool:
         changed = replace(setting, workload=replace(setting.workload, seq_len=seq_len))
         table = PlanTable.from_plans([replace(plan, micro_batch_size=micro)])
         return verdict(float(price(changed, table).peak[0]), budget) == "fits"
 
     longest = longest_sequence(setting, plan, 10**6)
-    assert fits(longest, 1)
-    assert not fits(longest + 128, 1)
-    largest = largest_micro_batch(setting, plan)
-    assert fits(1024, largest)
-    assert not fits(1024, largest + 1)
+    assert goes(longest, 1)
+    assert not goes(longest + 128, 1)
+    most = largest_micro_batch(setting, plan)
+    assert goes(1024, most)
+    assert not goes(1024, most + 1)
     assert longest_sequence(setting, plan, 1000) <= 1000
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_bisection_finds_the_border(border: int, highest: int) -> None:
-    assert _largest(lambda n: n <= border, highest) == min(border, highest)
+    assert largest(lambda n: n <= border, highest) == min(border, highest)
 
 
 @pytest.mark.parametrize("text", ["8xA100-80GB", "2x8xH100-SXM", "4xDGX-A100-80GB"])
