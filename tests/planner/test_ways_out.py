@@ -138,6 +138,7 @@ def test_nothing_cheaper_is_left_out() -> None:
     assert all(way["step_seconds"] in best.values() for way in listed)
 
 
+@pytest.mark.slow
 def test_every_kind_of_change_is_offered_where_it_helps() -> None:
     """Settings in which one kind of change is enough, one for each kind."""
     seen: set[str] = set()
