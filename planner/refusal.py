@@ -37,7 +37,7 @@ class Refusal:
         ]
         lines += [f"  {number:,} candidates: {why}" for number, why in self.reasons[:MOST_REASONS]]
         for way in self.ways_out:
-            lines.append(f"  way out: {way['change']}: fit {way['options']}")
+            lines.append(f"  way out: {way['change']}: {way['command']}")
         if self.assumptions:
             lines.append(f"  assumed: {'; '.join(self.assumptions)}")
         return "\n".join(lines)

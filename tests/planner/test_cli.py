@@ -442,7 +442,7 @@ def test_no_plan_is_one_json_document_with_reasons_and_ways_out(run: Any) -> Non
     assert answer["plans"] == []
     assert answer["search"]["too_large"] > 0
     assert "too large" in answer["reasons"][0]["reason"]
-    assert answer["ways_out"][0]["num_gpus"] == 16
+    assert 16 in [way["num_gpus"] for way in answer["ways_out"]]
     assert answer["assumptions"]
 
 
