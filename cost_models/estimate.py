@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from cost_models.communication import rank_traffic
 from cost_models.compute import rates
 from cost_models.flops import model_flops_per_step
-from cost_models.memory import MemoryParts, rank_memory, stack_ranks
+from cost_models.host_memory import HostBytes
+from cost_models.memory import MemoryParts, rank_host_bytes, rank_memory, stack_ranks
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.recomputed import Recomputed, recomputed_layers
@@ -68,6 +69,7 @@ class Priced:
     moment: NDArray[np.int64]  # index into memory.MOMENTS
     time: TimeParts
     slowest_rank: NDArray[np.int64]
+    host: HostBytes  # of a node
 
     @property
     def peak(self) -> Floats:
@@ -132,6 +134,7 @@ def price(
             **{f.name: join([getattr(b.time, f.name) for b in blocks]) for f in fields(TimeParts)}
         ),
         slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),
+        host=HostBytes(join([b.host.memory for b in blocks]), join([b.host.nvme for b in blocks])),
     )
 
 
@@ -162,7 +165,18 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
     )
     index = np.array([rank.index for rank in ranks])
     limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
-    return Priced(memory, limiting_index, np.asarray(moment), time, index[np.asarray(slowest)])
+    hosts = [
+        rank_host_bytes(model, workload, software, table, rank, on_gpu=on_gpu).of_node(
+            table, setting.cluster.gpus_per_node
+        )
+        for rank in fullest
+    ]
+    host = HostBytes(
+        np.max(np.stack([h.memory for h in hosts]), axis=0),
+        np.max(np.stack([h.nvme for h in hosts]), axis=0),
+    )
+    slowest_index = index[np.asarray(slowest)]
+    return Priced(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
 
 
 def rank_memories(

@@ -66,6 +66,7 @@ class Held:
     logits_backward: Real
     logits_later: Real  # at the loss of the next one, where the first's layers are already gone
     messages: Real  # between stages
+    offloaded: Real  # of layers, in host memory
 
 
 def fullest_moments(table: PlanTable, rank: PipelineRank) -> list[Moment]:
@@ -137,6 +138,7 @@ def held_activations(
     flying, flying_later = layers * in_flight, layers * one_less
     # offloaded: the layer that runs, and the one before on its way to the host
     here = np.where(table.offloads_activations, 2.0 * largest, np.inf)
+    away = flying - np.minimum(flying, here)
     flying, flying_later = np.minimum(flying, here), np.minimum(flying_later, here)
     saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
@@ -151,6 +153,7 @@ def held_activations(
         logits_backward=backward * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
         messages=_messages(model, workload, table, rank, in_flight) * tokens,
+        offloaded=away * tokens,
     )
 
 

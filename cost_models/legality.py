@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
+from cost_models.host_memory import NVME
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.recomputed import problem_of
@@ -290,6 +291,22 @@ RULES: tuple[Rule, ...] = (
         lambda q, t: t.zero_stage > q.largest_zero_stage,
         lambda q, p: (
             f"zero_stage = {p.zero_stage}: this trainer shards up to stage {q.largest_zero_stage}"
+        ),
+    ),
+    Rule(
+        "offload_weights",
+        lambda q, t: t.offloads_weights & (t.zero_stage < 3),
+        lambda q, p: (
+            f"offload {p.offload} keeps shards of the weights off the accelerator: it needs "
+            f"zero_stage 3 (got {p.zero_stage})"
+        ),
+    ),
+    Rule(
+        "offload_device",
+        lambda q, t: (t.offload_device == NVME) & np.logical_not(t.offloads_optimizer),
+        lambda q, p: (
+            f"offload_device = {p.offload_device} says where optimizer and weights go: it needs "
+            f"offload optimizer or weights (got {p.offload})"
         ),
     ),
     *SHARING_RULES,

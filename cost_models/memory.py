@@ -27,6 +27,7 @@ from cost_models.adapters import (
 )
 from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.held_activations import held_activations
+from cost_models.host_memory import HostBytes, offloaded_bytes
 from cost_models.model import ModelSpec
 from cost_models.model_states import (
     accumulated_gradient_bytes,
@@ -168,6 +169,10 @@ def _moments(
         apart = software.replicas_apart & (ranks > 1)
         weights = weights + weight_bytes(*shared)
         optimizer = optimizer + master_copy_bytes(*shared, replicas_apart=apart)
+    # offloaded weights: shards of the layer that runs and of the next one come from the host
+    fetched = 2.0 * master * params.largest_layer / np.maximum(1, table.shard_ranks)
+    weights = np.where(table.offloads_weights, fetched, weights)
+    optimizer = np.where(table.offloads_weights, 0.0, optimizer)
     weights = weights + frozen_bytes(model, rank, table, compute)
     # offloaded states are off the device; master weights stay, gradients go straight to the host
     states = _states(model, workload, table, rank, params)
@@ -178,6 +183,7 @@ def _moments(
 
     held = held_activations(model, workload, software, table, rank)
     gradients = _gradients(workload, software, table, params, held.in_flight + held.due)
+    gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
     buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
     used = unpacked_bytes(model, rank, table, compute)
     zeros = np.zeros_like(held.saved)
@@ -197,6 +203,33 @@ def _moments(
         (gradients.reduced, zeros, zeros, zeros + update),
     )
     return (weights, optimizer), [(*first, buffer + held.messages) for *first, buffer in moments]
+
+
+def rank_host_bytes(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+    *,
+    on_gpu: bool,
+) -> HostBytes:
+    """Return what one rank has in host memory and on drives; nothing where it is the host."""
+    zeros = np.zeros(len(table))
+    paged = RULES[workload.optimizer].paged
+    if not on_gpu or not (paged or np.any(table.offload > 0)):
+        return HostBytes(zeros, zeros)
+    params = table_parameters(trainable_part(model), rank, table)
+    states = _states(model, workload, table, rank, params)
+    held = held_activations(model, workload, software, table, rank)
+    return offloaded_bytes(
+        workload,
+        table,
+        _updated(params, table),
+        states.resident + states.paged,
+        states.paged,
+        held.offloaded,
+    )
 
 
 def _shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
@@ -240,6 +273,13 @@ class Gradients:
     last_layer: Real  # when the last backward pass is at the first layer
     embedding: Real  # when it is at the embedding
     reduced: Real  # what the optimizer reads
+
+    def where_offloaded(self, table: PlanTable, layer: Real) -> Gradients:
+        """With the weights gradients leave too: a layer's shard is on its way at most."""
+        moves = table.offloads_weights
+        shard = layer / np.maximum(1, table.shard_ranks)
+        at = {f.name: np.where(moves, shard, getattr(self, f.name)) for f in fields(self)}
+        return Gradients(**{**at, "reduced": np.where(moves, 0.0, self.reduced)})
 
 
 def _gradients(

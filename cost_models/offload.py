@@ -3,7 +3,7 @@
 Units: seconds and bytes; every function broadcasts over plan columns. On a CPU host memory is the
 device's: offload changes nothing there, neither memory nor time.
 
-Leaves out: the memory of the host itself, and its copies of weights and gradients there.
+What it takes of the host's memory: ``host_memory``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from hardware_profiles.software import SoftwareProfile
 # Convention, not a measurement: eight channels of DDR4-3200 of 25.6 GB/s (JESD79-4), shared by all
 # ranks of a node
 HOST_MEMORY_BANDWIDTH: Final = 204.8e9
+# Convention, not a measurement: drives of a node together, each way (eight of 3.2 GB/s)
+NVME_BANDWIDTH: Final = 25.6e9
 
 
 def without_offload(table: PlanTable) -> PlanTable:
     """Return the same plans with nothing in host memory: what offload comes to on a CPU."""
-    return replace(table, offload=np.zeros_like(table.offload))
+    zeros = np.zeros_like(table.offload)
+    return replace(table, offload=zeros, offload_device=zeros)
 
 
 def host_link(accelerator: Accelerator, table: PlanTable, software: SoftwareProfile) -> float:
@@ -72,3 +75,22 @@ def update_seconds(
     """
     moved = accesses * ranks_of_host / HOST_MEMORY_BANDWIDTH
     return parameters * (2.0 * master_bytes / link + moved)
+
+
+def drive_seconds(stored: Real) -> Real:
+    """Seconds in which a node's drives give and take back what they store of the optimizer.
+
+    2 bytes / bandwidth; the update reads and writes all of it, one after the other.
+    """
+    return 2.0 * np.multiply(1.0, stored) / NVME_BANDWIDTH
+
+
+def weight_seconds(shard: Real, forward: Real, backward: Real, link: float) -> tuple[Real, Real]:
+    """Seconds that fetching a rank's shard of the weights adds to a forward and a backward pass.
+
+        max(0, bytes / link - pass)    the next layer's come while one computes
+
+    Source: ZeRO-Infinity (arXiv:2104.07857), sec. 6.2: prefetching.
+    """
+    transfer = np.multiply(1.0, shard) / link
+    return np.maximum(0.0, transfer - forward), np.maximum(0.0, transfer - backward)

@@ -28,17 +28,28 @@ Schedule = Literal[
     "dualpipev",
 ]
 ContextMethod = Literal["ring", "ulysses", "allgather"]
-Offload = Literal["none", "optimizer", "activations", "optimizer+activations"]
+# weights: gradients and the optimizer go with them
+Offload = Literal[
+    "none",
+    "optimizer",
+    "activations",
+    "optimizer+activations",
+    "weights",
+    "weights+activations",
+]
+OffloadDevice = Literal["cpu", "nvme"]
 RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
 OFFLOADS: Final[tuple[str, ...]] = get_args(Offload)
+OFFLOAD_DEVICES: Final[tuple[str, ...]] = get_args(OffloadDevice)
 # fields whose values are words: a table holds their positions in these lists
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "pipeline_schedule": SCHEDULES,
     "recompute": RECOMPUTE,
     "context_parallel_method": CONTEXT_METHODS,
     "offload": OFFLOADS,
+    "offload_device": OFFLOAD_DEVICES,
 }
 FLAGS: Final = ("sequence_parallel", "expert_tensor_parallel")
 
@@ -63,13 +74,19 @@ class Plan:
     expert_parallel: int = 1  # ranks that share the experts of a layer
     expert_tensor_parallel: bool = True  # experts are cut over the tensor-parallel ranks too
     offload: Offload = "none"
+    offload_device: OffloadDevice = "cpu"  # where optimizer and weights go; activations: cpu
     recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
     recompute_every: int = 0  # the first ones of every so many layers of a stage; 0: of them all
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether the optimizer's moments live in host memory."""
-        return "optimizer" in self.offload
+        """Whether the optimizer's states are off the accelerator."""
+        return "optimizer" in self.offload or self.offloads_weights
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether the shards of weights and gradients are off the accelerator."""
+        return "weights" in self.offload
 
     @property
     def offloads_activations(self) -> bool:
@@ -146,6 +163,7 @@ class Plan:
             expert_parallel=source.integer("expert_parallel", 1, **count),
             expert_tensor_parallel=source.flag("expert_tensor_parallel", True),
             offload=source.text("offload", "none", choices=OFFLOADS),
+            offload_device=source.text("offload_device", "cpu", choices=OFFLOAD_DEVICES),
             recompute_layers=source.integer("recompute_layers", 0, low=0, high=10**6),
             recompute_every=source.integer("recompute_every", 0, low=0, high=10**6),
         )
@@ -173,6 +191,7 @@ Column = NDArray[Any]
 
 
 def _offloads(offload: Column, what: str) -> Column:
+    """Return whether the words of a column name something."""
     return np.isin(offload, [code for code, name in enumerate(OFFLOADS) if what in name])
 
 
@@ -199,13 +218,19 @@ class PlanTable:
     expert_parallel: Column
     expert_tensor_parallel: Column
     offload: Column
+    offload_device: Column
     recompute_layers: Column
     recompute_every: Column
 
     @property
     def offloads_optimizer(self) -> Column:
-        """Whether the optimizer's moments live in host memory."""
-        return _offloads(self.offload, "optimizer")
+        """Whether the optimizer's states are off the accelerator."""
+        return _offloads(self.offload, "optimizer") | self.offloads_weights
+
+    @property
+    def offloads_weights(self) -> Column:
+        """Whether the shards of weights and gradients are off the accelerator."""
+        return _offloads(self.offload, "weights")
 
     @property
     def offloads_activations(self) -> Column:

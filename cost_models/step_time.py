@@ -35,9 +35,17 @@ from cost_models.context_parallel import core_work, exposed_seconds, is_blockwis
 from cost_models.document_masks import as_computed
 from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
+from cost_models.host_memory import NVME
 from cost_models.model import ModelSpec
-from cost_models.offload import activation_seconds, host_link, update_seconds, without_offload
-from cost_models.optimizer_states import update_accesses
+from cost_models.offload import (
+    activation_seconds,
+    drive_seconds,
+    host_link,
+    update_seconds,
+    weight_seconds,
+    without_offload,
+)
+from cost_models.optimizer_states import RULES, update_accesses
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
@@ -251,6 +259,13 @@ def rank_seconds(
         saved = np.where(table.offloads_activations, saved, 0.0)
         down, up = activation_seconds(saved, forward + host_forward, link)
         host_forward, host_backward = host_forward + down, host_backward + up
+    params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
+    shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
+    shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
+    if np.any(table.offloads_weights):
+        fetched = np.where(table.offloads_weights, workload.master_bytes * shard, 0.0)
+        down, up = weight_seconds(fetched, forward + host_forward, backward + host_backward, link)
+        host_forward, host_backward = host_forward + down, host_backward + up
     traffic = rank_traffic(model, workload, table, rank)
     by_axis = axis_seconds(traffic, cluster, software, table)
     exposed = exposed_seconds(
@@ -262,11 +277,11 @@ def rank_seconds(
         overlaps=not rate.host_is_device,
         recomputed_share=rank.recomputed_share,
     )
-    params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
-    shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
-    shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
     accesses = update_accesses(workload, software)
     on_host = update_seconds(shard, workload.master_bytes, link, cluster.gpus_per_node, accesses)
+    state_bytes = RULES[workload.optimizer].states * workload.state_bytes
+    stored = cluster.gpus_per_node * (workload.master_bytes + state_bytes) * shard
+    on_host = on_host + np.where(table.offload_device == NVME, drive_seconds(stored), 0.0)
     on_device = optimizer_seconds(shard, rate, accesses)
     return RankSeconds(
         compute=forward + backward,

@@ -64,6 +64,7 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     words: dict[str, str] = {
         "recompute": plan.recompute,
         "offload": plan.offload,
+        "offload_device": plan.offload_device,
         "adapter": workload.adapter,
     }
     if plan.pipeline_parallel > 1:

@@ -75,6 +75,10 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "
             f"{did_you_mean(model.family, FAMILIES)}"
         ).rstrip()
+    if plan.offloads_weights:
+        yield f"offload {plan.offload} (only none, optimizer, activations, optimizer+activations)"
+    if plan.offload_device != "cpu":
+        yield f"offload_device {plan.offload_device} (only cpu)"
     # every tensor-parallel rank holds ceil(vocabulary / ranks) rows; the last must not be empty
     rows = -(-model.vocab_size // plan.tensor_parallel)
     if rows * (plan.tensor_parallel - 1) >= model.vocab_size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hardware_profiles.catalogue import link_latency, usual_node
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
@@ -44,7 +46,16 @@ def build_cluster(
         gpus_per_node=gpus_per_node,
         tiers=tiers,
         notes=notes,
+        host_memory=_share(kind.host_memory, gpus_per_node / kind.gpus_per_node),
+        nvme=_share(kind.nvme, gpus_per_node / kind.gpus_per_node),
     )
+
+
+def _share(figure: Figure | None, share: float) -> Figure | None:
+    """Return what belongs to the accelerators that are used of a whole server."""
+    if figure is None or share >= 1.0:
+        return figure
+    return replace(figure, value=share * figure.value)
 
 
 def _inner_tier(accelerator: Accelerator, node: Node, gpus_per_node: int, total: int) -> Tier:
@@ -86,7 +97,9 @@ def _check_size(words: str, total: int) -> None:
 def describe(cluster: Cluster) -> str:
     """Say back in words what a cluster is.
 
-    >>> from hardware_profiles.catalogue import find_accelerator
+    >>> from dataclasses import replace
+
+    from hardware_profiles.catalogue import find_accelerator
     >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
     '2 nodes of 8 A100-SXM-80GB, NVLink3 300 GB/s inside, 25 GB/s per GPU between nodes'
     """

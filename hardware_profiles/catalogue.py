@@ -286,5 +286,7 @@ def _node_from_table(table: Fields) -> Node:
         link=table.text("link", None),
         link_bandwidth=_optional(table, "link_bandwidth", None),
         peer_bandwidth=_optional(table, "peer_bandwidth", None),
+        host_memory=_optional(table, "host_memory", None),
+        nvme=_optional(table, "nvme", None),
         aliases=tuple(table.items("aliases", ())),
     )

@@ -198,6 +198,8 @@ def cluster_from_fields(source: Fields) -> Cluster:
         gpus_per_node=gpus_per_node,
         tiers=_tiers(source, num_nodes * gpus_per_node),
         notes=_texts(source, "notes"),
+        host_memory=_optional(source, "host_memory"),
+        nvme=_optional(source, "nvme"),
     )
 
 

@@ -15,6 +15,10 @@
     bandwidth = 25e9                     # bytes/s one way per accelerator
     latency = 10e-6
 
+    [host]                               # optional: what offloaded tensors may take of a node
+    memory = 2e12                        # bytes of host memory
+    nvme = 30e12                         # bytes of local NVMe drives
+
 ``[link]`` and ``[network]`` may also hold a ``name``, and ``[link]`` a ``peer_bandwidth`` (bytes/s
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
@@ -42,7 +46,8 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_toml
 from hardware_profiles.schema import KINDS, MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
 
-_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "link", "network")
+_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "link", "network", "host")
+_HOST_KEYS: Final = ("memory", "nvme", "source", "kind")
 _NETWORK_KEYS: Final = ("name", "bandwidth", "latency", "source", "kind")
 _LINK_KEYS: Final = (*_NETWORK_KEYS, "domain_size", "peer_bandwidth")
 
@@ -59,6 +64,8 @@ def read_cluster_file(path: Path) -> Cluster:
     num_nodes = source.integer("nodes", low=1, high=MAX_GPUS)
     gpus_per_node = source.integer("gpus_per_node", low=1, high=MAX_GPUS)
     link, network = source.sub("link", {}), source.sub("network", {})
+    host = source.sub("host", {})
+    host.refuse_unknown(_HOST_KEYS)
     link.refuse_unknown(_LINK_KEYS)
     network.refuse_unknown(_NETWORK_KEYS)
     accelerator, notes = _accelerator(source)
@@ -75,7 +82,12 @@ def read_cluster_file(path: Path) -> Cluster:
         cluster = replace(cluster, notes=(*cluster.notes, network_note(node)))
     own = (link, network)
     tiers = tuple(_with_latency(tier, own[index]) for index, tier in enumerate(cluster.tiers))
-    return replace(cluster, tiers=tiers)
+    return replace(
+        cluster,
+        tiers=tiers,
+        host_memory=_figure(host, "memory") or cluster.host_memory,
+        nvme=_figure(host, "nvme") or cluster.nvme,
+    )
 
 
 def _accelerator(source: Fields) -> tuple[Accelerator, tuple[str, ...]]:

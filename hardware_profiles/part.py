@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.schema import Cluster
+from hardware_profiles.schema import Cluster, Figure
 
 
 def part_of(cluster: Cluster, accelerators: int) -> Cluster:
@@ -22,6 +22,7 @@ def part_of(cluster: Cluster, accelerators: int) -> Cluster:
             f"{accelerators} accelerators of {cluster.name} (must be whole nodes of "
             f"{cluster.gpus_per_node}, or fewer than one holds; at most {cluster.num_gpus})"
         )
+    share = 1.0 if nodes else accelerators / cluster.gpus_per_node
     outer = next(tier for tier in cluster.tiers if tier.domain_size >= accelerators)
     inner = [tier for tier in cluster.tiers if tier.domain_size < accelerators]
     return replace(
@@ -29,5 +30,11 @@ def part_of(cluster: Cluster, accelerators: int) -> Cluster:
         name=f"{accelerators} of {cluster.name}",
         num_nodes=max(1, nodes),
         gpus_per_node=cluster.gpus_per_node if nodes else accelerators,
+        host_memory=_part(cluster.host_memory, share),
+        nvme=_part(cluster.nvme, share),
         tiers=(*inner, replace(outer, domain_size=accelerators)),
     )
+
+
+def _part(figure: Figure | None, share: float) -> Figure | None:
+    return None if figure is None else replace(figure, value=share * figure.value)

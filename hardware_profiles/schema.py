@@ -85,6 +85,8 @@ class Node:
     link: str | None = None  # where it differs from the accelerator's own
     link_bandwidth: Figure | None = None  # bytes/s one way, where it differs
     peer_bandwidth: Figure | None = None  # see Tier
+    host_memory: Figure | None = None  # bytes of a whole server
+    nvme: Figure | None = None  # bytes of its local NVMe drives together
     aliases: tuple[str, ...] = ()
 
 
@@ -98,6 +100,8 @@ class Cluster:
     gpus_per_node: int
     tiers: tuple[Tier, ...]  # innermost first; the last one spans num_gpus
     notes: tuple[str, ...] = field(default=())  # assumptions taken, in words
+    host_memory: Figure | None = None  # bytes of a node's host; None: unknown
+    nvme: Figure | None = None  # bytes of a node's local NVMe drives; None: unknown
 
     @property
     def num_gpus(self) -> int:

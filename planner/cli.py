@@ -101,7 +101,11 @@ def fit(
         bool | None, typer.Option("--etp/--no-etp", help="expert tensor parallel")
     ] = None,
     offload: Annotated[
-        str | None, typer.Option(help="none, optimizer, activations, optimizer+activations")
+        str | None,
+        typer.Option(help="none, optimizer, activations, optimizer+activations, weights, …"),
+    ] = None,
+    offload_device: Annotated[
+        str | None, typer.Option(help="where optimizer and weights go: cpu, nvme")
     ] = None,
     explain: Explain = False,
     output: Drawing = None,
@@ -150,6 +154,7 @@ def fit(
         expert_parallel=ep,
         expert_tensor_parallel=etp,
         offload=offload,
+        offload_device=offload_device,
     )
     if output is not None:
         write_drawing(output, answer, force=force)

@@ -11,6 +11,7 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.prediction import communication_prediction, memory_prediction, time_prediction
 from hardware_profiles.build import describe
+from planner.host_room import host_document
 from planner.verdict import memory_budget, verdict
 
 
@@ -47,15 +48,18 @@ def plan_document(
     memory = memory_prediction(setting, plan, ranges, priced)
     allowed = memory_budget(setting.cluster.accelerator)
     budget = allowed.size
+    host = host_document(setting, priced)
+    short = host["short_of"] is not None
     return {
         "plan": plan.to_dict(),
         "memory": {
-            "verdict": verdict(memory["peak_bytes"], budget),
+            "verdict": "does_not_fit" if short else verdict(memory["peak_bytes"], budget),
             "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
             "budget_bytes": budget,
             "budget_source": f"{allowed.kind}: {allowed.source}",
             "margin_bytes": budget - memory["peak_bytes"],
             **memory,
+            "host": host,
         },
         "time": time_prediction(setting, plan, priced),
     }

@@ -11,7 +11,7 @@ from cost_models.estimate import Setting
 from cost_models.families import model_spec
 from cost_models.legality import FEWEST, question_of, require_legal
 from cost_models.model import ModelSpec
-from cost_models.offload import HOST_MEMORY_BANDWIDTH
+from cost_models.offload import HOST_MEMORY_BANDWIDTH, NVME_BANDWIDTH
 from cost_models.plan import Plan, Recompute
 from cost_models.schedules import default_virtual_stages
 from hardware_profiles.errors import InputError, NoLegalPlanError
@@ -19,6 +19,7 @@ from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
 from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.document import plan_document
+from planner.host_room import host_assumptions
 from planner.model_source import resolve_model
 from planner.question import Question, adapting, build_question
 from planner.reach import reach
@@ -96,7 +97,7 @@ def fit(
     else:
         plan, document, why = _least_recompute(setting, plan, none=not some)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
-    assumptions += _about_offload(setting, plan)
+    assumptions += _about_offload(setting, plan, document["memory"]["host"])
     fits = document["memory"]["verdict"] == "fits"
     return FitAnswer(
         setting=setting,
@@ -108,17 +109,19 @@ def fit(
     )
 
 
-def _about_offload(setting: Setting, plan: Plan) -> list[str]:
+def _about_offload(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[str]:
     """Say what offload stands on."""
+    said = host_assumptions(setting, plan, host)
     if plan.offload == "none":
-        return []
+        return said
     if not setting.on_gpu:
         return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
-    said = f"offload {plan.offload}: the host has memory enough (its seconds were never measured)"
     if plan.offloads_optimizer:
-        rate = HOST_MEMORY_BANDWIDTH / 1e9
-        said += f"; its cores update at {rate:.1f} GB/s, shared by a node's ranks (a convention)"
-    return [said]
+        rate, drives = HOST_MEMORY_BANDWIDTH / 1e9, NVME_BANDWIDTH / 1e9
+        said.append(f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)")
+        if plan.offload_device == "nvme":
+            said.append(f"drives of a node move {drives:.1f} GB/s each way (a convention)")
+    return said
 
 
 def _least_recompute(

@@ -14,6 +14,7 @@ from cost_models.estimate import Setting, price
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from cost_models.rule import Question
+from planner.host_room import host_codes
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
 
@@ -69,8 +70,8 @@ def search(
     )
     codes = legality_codes(question, table)
     legal = table.rows(codes == 0)
-    step, peak = _price_in_chunks(setting, legal)
-    verdicts = verdict_codes(peak, budget_bytes(setting.cluster))
+    step, peak, host = _price_in_chunks(setting, legal)
+    verdicts = np.maximum(verdict_codes(peak, budget_bytes(setting.cluster)), host)
     order = np.lexsort((_rank_of_effort(legal), peak, step, verdicts))
     order = order[verdicts[order] < 2][:top]
     if len(order):
@@ -93,13 +94,15 @@ def search(
 
 def _price_in_chunks(
     setting: Setting, table: PlanTable
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    steps, peaks = [np.zeros(0)], [np.zeros(0)]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]]:
+    """Return seconds, bytes and the verdict on a node's host of every plan."""
+    steps, peaks, hosts = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=np.int8)]
     for chunk in _chunks(table):
         priced = price(setting, chunk)
         steps.append(priced.step)
         peaks.append(priced.peak)
-    return np.concatenate(steps), np.concatenate(peaks)
+        hosts.append(host_codes(setting.cluster, priced.host))
+    return np.concatenate(steps), np.concatenate(peaks), np.concatenate(hosts)
 
 
 def _chunks(table: PlanTable) -> Iterator[PlanTable]:

@@ -39,7 +39,7 @@ SHORT_NAMES: Final = {
     "etp": "expert_tensor_parallel",
 }
 # fields that the search leaves at their default unless they are pinned
-UNVARIED: Final = ("offload", "recompute_layers", "recompute_every")
+UNVARIED: Final = ("offload", "offload_device", "recompute_layers", "recompute_every")
 ON: Final = {"on": True, "true": True, "1": True, "yes": True}
 OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 

@@ -36,6 +36,8 @@ def describe_plan(plan: Plan) -> str:
     words += [f"--zero {plan.zero_stage}", typed_recompute(plan)]
     if plan.offload != "none":
         words.append(f"--offload {plan.offload}")
+        if plan.offload_device != "cpu":
+            words.append(f"--offload-device {plan.offload_device}")
     words.append(f"--micro-batch-size {plan.micro_batch_size}")
     return " ".join(words)
 

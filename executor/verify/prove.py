@@ -173,6 +173,7 @@ def supported_text(proven: Sequence[Case]) -> str:
         ),
         "recompute": sorted({plan.recompute for plan in plans}),
         "offload": sorted({plan.offload for plan in plans}),
+        "offload_device": sorted({plan.offload_device for plan in plans}),
         "adapter": sorted({case.file().workload.adapter for case in proven}),
         "zero_stage": sorted({plan.zero_stage for plan in plans}),
         "cases": sorted(case.name for case in proven),

@@ -13,6 +13,7 @@ from cost_models.units import GIB, format_bytes, format_count, format_gib, forma
 from hardware_profiles.build import describe
 from planner.changes import HARDWARE, PLAN, TRAINING
 from planner.confidence import confidence
+from planner.host_room import host_text
 from planner.recompute_words import typed_by_stage
 from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
@@ -135,6 +136,9 @@ def fit_text(
     lines += bars(memory["parts"], budget)
     sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
     lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
+    host = host_text(memory["host"])
+    if host is not None:
+        lines += labelled("Host", host)
     if not fits:
         largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
         lines += labelled("Largest", f"{largest}: {format_bytes(memory['parts'][largest])}")
