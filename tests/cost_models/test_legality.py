@@ -120,6 +120,16 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["zero_stage = 1", "data_parallel >= 2"],
     ),
     "zero_stage": ({"zero_stage": 2}, {"largest_zero_stage": 1}, ["zero_stage = 2", "stage 1"]),
+    "offload_weights": (
+        {"zero_stage": 2, "offload": "weights"},
+        {},
+        ["offload weights", "zero_stage 3 (got 2)"],
+    ),
+    "offload_device": (
+        {"offload": "activations", "offload_device": "nvme"},
+        {},
+        ["offload_device = nvme", "got activations"],
+    ),
     "context_attention": (
         {"context_parallel": 2, "pipeline_parallel": 1, "context_parallel_method": "ulysses"},
         {"model": sample_model("t5")},

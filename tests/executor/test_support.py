@@ -11,6 +11,7 @@ import pytest
 from tiny import tiny
 
 from cost_models.plan import Plan
+from cost_models.supported import TRAINED
 from cost_models.workload import Precision
 from executor import models, support
 from executor.families import FAMILIES
@@ -27,6 +28,8 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         {"family": "t5"},
         r"offload activations for t5 \(only none, optimizer\)",
     ),
+    "offload": (Plan(2, zero_stage=3, offload="weights"), {}, r"offload weights \(only none"),
+    "drives": (Plan(offload="optimizer", offload_device="nvme"), {}, r"nvme \(only cpu\)"),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
     "both ways over ranks": (
         Plan(context_parallel=2),
@@ -97,7 +100,8 @@ def test_another_family_is_refused_with_those_that_run():
 
 def test_the_list_is_that_of_the_models():
     assert sorted(FAMILIES) == sorted(support.FAMILIES)
-    assert sorted(models.MASTER_DTYPE) == sorted(get_args(Precision))
+    assert sorted(models.MASTER_DTYPE) == sorted(TRAINED["precision"])
+    assert set(TRAINED["precision"]) < set(get_args(Precision))
 
 
 def test_asking_needs_no_torch():
