@@ -58,6 +58,7 @@ def adapted(model: ModelSpec, workload: Workload) -> ModelSpec:
         model,
         kinds=kinds,
         embedding=_frozen(model.embedding),
+        bridge=_frozen(model.bridge),
         head=_frozen(model.head),
     )
 
@@ -85,6 +86,7 @@ def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSp
         model,
         kinds=tuple(replace(kind, weights=kept(kind.weights)) for kind in model.kinds),
         embedding=kept(model.embedding),
+        bridge=kept(model.bridge),
         head=kept(model.head),
         tie_embeddings=model.tie_embeddings and frozen and not quantised,
     )

@@ -30,6 +30,7 @@ from cost_models.expert_traffic import expert_traffic
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.sharding import data_shard, tensor_shape
+from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
@@ -76,8 +77,10 @@ def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
     """Return what the data-parallel ranks gather and reduce together.
 
     ZeRO-3 gathers a layer for its forward and for its backward pass. The head's backward pass
-    follows its forward pass at once, and the gradient of a look-up reads no weight: one gathering
-    each. A tied tensor is part of both blocks; where one rank holds both they are one block.
+    follows its forward pass at once, and the gradient of a look-up reads no weight (that of a norm
+    beside it does): one gathering each. A tied tensor is part of both blocks; where one stage holds
+    both they are one block. What lies between an encoder and a decoder, and the embedding there, is
+    part of the block of the embedding or of the head on that stage, or a block of its own.
     """
     found = [
         Block(count, kind.weights, 2.0)
@@ -85,12 +88,16 @@ def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
         if count
     ]
     if rank.alone and model.tie_embeddings:
-        return [*found, Block(1, (*model.embedding, *model.head), 1.0)]
+        return [*found, Block(1, model.outer, 1.0)]
+    copy = tied_weights(model) if model.tie_embeddings else ()
     if rank.first:
-        found.append(Block(1, model.embedding, 1.0))
+        here = (*model.embedding, *(model.bridge if rank.bridge == "first" else ()))
+        found.append(Block(1, here, 1.0 if all(w.role == "lookup" for w in here) else 2.0))
+    if rank.bridge == "between":
+        found.append(Block(1, (*model.bridge, *copy), 2.0))
     if rank.last:
-        copy = tuple(_tied(model)) if model.tie_embeddings else ()
-        found.append(Block(1, (*model.head, *copy), 1.0))
+        here = model.bridge if rank.bridge == "last" else ()
+        found.append(Block(1, (*here, *model.head, *copy), 1.0))
     return found
 
 
@@ -171,6 +178,8 @@ def tensor_traffic(
         embedding           all_reduce forward               reduce_scatter forward, all_gather back
         head                all_reduce backward              all_gather forward;
                                                              backward all_gather, reduce_scatter
+        encoder's output    all_reduce backward              all_gather forward, reduce_scatter
+                            of each stage whose layers read it   back
         loss                all_reduce x b s and 2 x b s     the same
         norms over all      all_reduce 2 x b s forward,      the same
         heads (OLMo 2)      backward, recomputed
@@ -204,12 +213,13 @@ def tensor_traffic(
     rows_again = sum((step.rows_again.times(n) for n, step in twice), start=zero)
     inputs_again = sum(((step.columns + step.wholes).times(n) for n, step in twice), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
-    inputs = columns + wholes
-    plain = rows + inputs + rows_again + outer.times(first + last)
+    inputs = columns + wholes + outer.times(float(rank.decoders))
+    lookups = first + float(bool(rank.bridge))
+    plain = rows + inputs + rows_again + outer.times(lookups + last)
     idle = sum((float(n * _untrained(kind)) for n, kind in layers), start=0.0)
-    gathers = columns.times(2.0) + outer.times(-idle) + wholes + rows + inputs_again
+    gathers = columns + inputs + outer.times(-idle) + rows + inputs_again
     # nothing before the first layer asks for a gradient where the embedding is frozen
-    gathers += outer.times(last if has_frozen(model) else first + 2.0 * last)
+    gathers += outer.times(last if has_frozen(model) else lookups + 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
@@ -242,19 +252,20 @@ def pipeline_traffic(
     activations  m (v - 1 if the last stage is here else v)    forward
     gradients    m (v - 1 if the first stage is here else v)   backward
                  one less each at the turn of a V, whose stages hand over on one rank
-    tied         g S, once a step, between the first and the last stage: the sum of the
-                 embedding's and the head's gradient
+                 of twice the size where an encoder's output goes along with the decoder's state
+    shared       g S, once a step: the gradient of a tensor that several stages hold (tied
+                 embeddings) is added up from rank to rank, and the sum goes back
     """
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * rank_tokens(workload, table) * model.hidden_size / along
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
     stages = stages - 2.0 * float(rank.adjoining)
-    count = stages * table.num_microbatches
-    sent = Traffic(count, count * message)
-    if model.tie_embeddings and not has_frozen(model) and rank.first != rank.last:
-        (tied,) = _tied(model)
-        sent += Traffic(np.ones(len(table)), reduction * _kept(tied, table))
+    m = 1.0 * table.num_microbatches
+    sent = Traffic(stages * m, rank.states_sent * m * message)
+    for weight, times in () if has_frozen(model) else rank.sums:
+        one = Traffic(np.ones(len(table)), reduction * _kept(weight, table))
+        sent += one.times(float(times))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
 
 
@@ -348,8 +359,3 @@ def _places(weight: Weight, table: PlanTable) -> tuple[Count, Count]:
         return table.tensor_parallel, 1
     tensor = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
     return tensor, table.expert_parallel
-
-
-def _tied(model: ModelSpec) -> list[Weight]:
-    """Return the tensor that is both the embedding of tokens and the output projection."""
-    return [w for w in model.embedding if w.cut == "vocab"][:1]

@@ -197,6 +197,7 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
     reads = [w for w in reads if w.cut == "column" or (w.is_adapter and w.cut == "replicate")]
     reads = [w for w in reads if not (w.is_adapter and w.name.endswith(SECOND))]
     idle = sum(2.0 * w.numel for w in reads) if any(w.frozen for w in reads) else 0.0
+    idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
     return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - left_out
 
@@ -216,7 +217,7 @@ def trained_flops_per_token(weights: Iterable[Weight]) -> float:
 
 def trained_outer_flops_per_token(model: ModelSpec) -> float:
     """The same for the embedding block and the head."""
-    frozen = any(w.frozen for w in (*model.embedding, *model.head))
+    frozen = any(w.frozen for w in model.outer)
     return 0.0 if frozen else head_flops_per_token(model) + embedding_flops_per_token(model)
 
 

@@ -31,6 +31,7 @@ from cost_models.context_parallel import (
     is_blockwise,
     rank_tokens,
 )
+from cost_models.cross_activations import shared_bytes_per_token
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
@@ -140,6 +141,8 @@ def held_activations(
     here = np.where(table.offloads_activations, 2.0 * largest, np.inf)
     away = flying - np.minimum(flying, here)
     flying, flying_later = np.minimum(flying, here), np.minimum(flying_later, here)
+    shared = shared_bytes_per_token(model, workload, software, table, rank)
+    flying, flying_later = flying + shared * in_flight, flying_later + shared * one_less
     saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
     return Held(
@@ -148,7 +151,7 @@ def held_activations(
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
         working=working * tokens,
-        last_layer=np.maximum(last_layer, due * _due_at_the_end(table, rank)) * tokens,
+        last_layer=(np.maximum(last_layer, due * _due_at_the_end(table, rank)) + shared) * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
@@ -333,8 +336,8 @@ def _messages(
     """Bytes a token of messages between stages: c h (/ t with sequence parallelism) each.
 
     A received input lives until its backward pass; where the first layer saves its input itself
-    (layer norm, fp32, full recomputation) that is the same tensor. Beside them one output and one
-    gradient are on their way.
+    (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
+    the message that it came in. Beside them one output and one gradient are on their way.
     """
     compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
@@ -347,5 +350,6 @@ def _messages(
     alone = np.where(table.recompute == FULL, 1.0 * rank.recomputed_starts, 0.0)
     alone = np.where(saves_itself, inputs, alone)
     # offloaded: the layer's copy leaves, the received tensor stays
-    received = (inputs - np.where(table.offloads_activations, 0.0, alone)) * in_flight
-    return np.where(table.pipeline_parallel > 1, (received + 2.0) * one, 0.0)
+    apart = inputs - np.where(table.offloads_activations, 0.0, alone)
+    received = (apart + rank.states_received - inputs) * in_flight
+    return np.where(table.pipeline_parallel > 1, (received + 2.0 * rank.states_at_once) * one, 0.0)

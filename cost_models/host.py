@@ -35,7 +35,8 @@ def operator_seconds(
     outside = software.microbatch_operators / (forward + backward)
     again = np.where(table.recompute == FULL, forward, 0.0)
     mixed = workload.compute_bytes != workload.master_bytes
-    groups = np.where((table.shard_ranks > 1) | mixed, layers + rank.first + rank.last, 0.0)
+    outer = rank.first + rank.last + (rank.bridge == "between")
+    groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
     around = groups * software.group_operators
     starts_forward = layers * forward + outside * forward + around
     starts_backward = layers * backward + sum(rank.recomputed) * again + outside * backward + around

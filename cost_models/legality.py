@@ -227,13 +227,6 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "encoder_decoder_pipeline",
-        lambda q, t: (t.pipeline_parallel > 1) & any(k.cross_attention for k in q.model.kinds),
-        lambda q, p: (
-            "an encoder-decoder cannot be cut into pipeline stages yet: pipeline_parallel must be 1"
-        ),
-    ),
-    Rule(
         "virtual_stages",
         lambda q, t: np.select(
             [np.isin(t.pipeline_schedule, V_CODES), np.isin(t.pipeline_schedule, LOOPED_CODES)],

@@ -114,6 +114,13 @@ class LayerKind:
     parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX, Falcon)
     # norms of what attention and MLP add to the hidden state (OLMo 2, Gemma 2) or of the sum (BERT)
     norms_after: bool = False
+    # layers of one stack share the tables (look-ups) of its first kind; "": nothing is shared
+    stack: str = ""
+
+    @property
+    def shared(self) -> tuple[Weight, ...]:
+        """What the layers of its stack read too: tables of relative positions (T5)."""
+        return tuple(w for w in self.weights if self.stack and w.role == "lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,32 @@ class ModelSpec:
     config: Mapping[str, Any] = field(repr=False, compare=False)
     assumptions: tuple[str, ...] = ()  # defaults taken, in words
     embedding_dropout: float = 0.0  # of what the embedding block puts out
+    # between encoder and decoder, where the decoder's tokens are looked up in the same embedding
+    bridge: tuple[Weight, ...] = ()
+
+    @property
+    def outer(self) -> tuple[Weight, ...]:
+        """Every tensor outside the layers."""
+        return (*self.embedding, *self.bridge, *self.head)
+
+    @property
+    def bridge_layer(self) -> int | None:
+        """The first layer behind the bridge; None without a bridge."""
+        across = (bool(self.kinds[kind].cross_attention) for kind in self.pattern)
+        return list(across).index(True) if self.bridge else None
+
+    def stage_kinds(self, first: int, last: int) -> list[int]:
+        """Return the kinds of the layers [first, last) where these are a stage.
+
+        The first of each stack is there of the stack's first kind: it holds what the layers of the
+        stack share, or a copy of it.
+        """
+        found, stacks = list(self.pattern[first:last]), [kind.stack for kind in self.kinds]
+        for stack in dict.fromkeys(stacks):
+            here = [i for i, kind in enumerate(found) if stack and stacks[kind] == stack]
+            if here:
+                found[here[0]] = stacks.index(stack)
+        return found
 
     @property
     def num_layers(self) -> int:
@@ -148,10 +181,10 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Every parameter once."""
         blocks = sum(w.numel for kind in self.pattern for w in self.kinds[kind].weights)
-        return blocks + sum(w.numel for w in (*self.embedding, *self.head))
+        return blocks + sum(w.numel for w in self.outer)
 
     @property
     def num_trainable_parameters(self) -> int:
         """Parameters that the optimizer updates."""
         layers = (w for kind in self.pattern for w in self.kinds[kind].weights)
-        return sum(w.numel for w in (*layers, *self.embedding, *self.head) if not w.frozen)
+        return sum(w.numel for w in (*layers, *self.outer) if not w.frozen)

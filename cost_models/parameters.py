@@ -34,7 +34,7 @@ def weights_of(model: ModelSpec) -> Iterator[tuple[str, Weight, LayerKind | None
     for prefix, index in zip(model.layer_prefixes, model.pattern, strict=True):
         for weight in model.kinds[index].weights:
             yield f"{prefix}.{weight.name}", weight, model.kinds[index]
-    for weight in model.head:
+    for weight in (*model.bridge, *model.head):
         yield weight.name, weight, None
 
 
@@ -60,7 +60,7 @@ def active_parameters(model: ModelSpec) -> float:
     Source: as :func:`active_kind_parameters`; equal to all parameters where there are no experts.
     Leaves out: that a look-up reads one row only (the embedding is counted whole, as published).
     """
-    outside = sum(w.numel for w in (*model.embedding, *model.head))
+    outside = sum(w.numel for w in model.outer)
     per_kind = [active_kind_parameters(kind) for kind in model.kinds]
     return float(outside + sum(per_kind[index] for index in model.pattern))
 
@@ -68,7 +68,7 @@ def active_parameters(model: ModelSpec) -> float:
 def parameters_by_part(model: ModelSpec) -> dict[str, int]:
     """Parameters of each part that the model has; they add up to ``model.num_parameters``."""
     counts = dict.fromkeys(PARTS, 0)
-    for weight in (*model.embedding, *model.head):
+    for weight in model.outer:
         counts[weight.part] += weight.numel
     for index, kind in enumerate(model.kinds):
         layers = model.pattern.count(index)

@@ -16,6 +16,7 @@ from cost_models.arrays import Count, Flag, Real
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.parameters import kind_numel, routed_numel, shard_numel
 from cost_models.plan import PlanTable
+from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
 
 
@@ -47,7 +48,11 @@ def rank_parameters(
     expert_parallel: Count = 1,
     experts_apart: Flag = False,
 ) -> RankParameters:
-    """Count what a pipeline rank holds; a tied projection is a second copy only on another rank."""
+    """Count what a pipeline rank holds; a tied projection is a second copy only on another rank.
+
+    What lies between an encoder and a decoder counts as embedding or head, where it is with one of
+    them; else as embedding, with a copy of the tied one.
+    """
     cut = tensor_parallel if expert_tensor is None else expert_tensor
     kinds = [
         kind_numel(kind, tensor_parallel, expert_tensor=cut, expert_parallel=expert_parallel)
@@ -63,6 +68,12 @@ def rank_parameters(
     if rank.last and model.tie_embeddings and model.head_multiply:
         copy = np.multiply(1.0, model.head_multiply) / tensor_parallel
         head = head + np.where(np.greater(pipeline_parallel, 1), copy, 0.0)
+    if rank.bridge in ("first", "between"):
+        embedding = embedding + block_numel(model.bridge, tensor_parallel)
+    if rank.bridge == "between" and model.tie_embeddings:
+        embedding = embedding + block_numel(tied_weights(model), tensor_parallel)
+    if rank.bridge == "last":
+        head = head + block_numel(model.bridge, tensor_parallel)
     largest = present[0] if present else zero
     for size in present[1:]:
         largest = np.maximum(largest, size)

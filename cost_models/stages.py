@@ -10,15 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.model import ModelSpec
+from cost_models.model import ModelSpec, Weight
 from cost_models.plan import split_layers
 from cost_models.recomputed import Recomputed
 from cost_models.schedules import owned_stages
+from cost_models.shared_tensors import bridge_stage, shared_tensors, times_sent
 
 EVERY_LAYER: Final = Recomputed()
 
@@ -38,6 +39,18 @@ class PipelineRank:
     last: bool  # holds the head and computes the loss
     num_stages: int
     adjoining: bool  # two of its stages follow each other: the turn of a V
+    # hidden states (an encoder's output travels with the decoder's): that it sends to other ranks,
+    # both ways; that its stages get, from this rank too; of the largest message
+    states_sent: int
+    states_received: int
+    states_at_once: int
+    # gradients that are added up over stages: the tensor, and how often this rank sends it
+    sums: tuple[tuple[Weight, int], ...] = ()
+    # where the decoder begins: in the stage with the embedding, in the one with the head, or in one
+    # of its own between them; "": not here
+    bridge: Literal["", "first", "last", "between"] = ""
+    decoders: int = 0  # stages whose layers read the encoder's output
+    stacks: int = 0  # tables of positions that its stages make, one for each stack of each
 
     @property
     def multiplicity(self) -> int:
@@ -63,20 +76,32 @@ class PipelineRank:
 def contents_of(
     model: ModelSpec,
     layer_ranges: Sequence[tuple[int, int]],
-    owned: Sequence[int],
+    rank_of: Sequence[int],
     rank: int,
     *,
     recomputed: Recomputed = EVERY_LAYER,
 ) -> PipelineRank:
-    """Return the contents of one pipeline rank that owns some of the stages."""
-    mine = [_kind_counts(model, range(*layer_ranges[stage])) for stage in owned]
+    """Return the contents of one pipeline rank; ``rank_of``: the rank that owns each stage."""
+    owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
+    mine = [_kind_counts(model, layer_ranges[s], range(*layer_ranges[s])) for s in owned]
     again, behind, starts = [], [], 0
     for stage in owned:
         first, last = layer_ranges[stage]
         layers = recomputed.of_stage(stage, (first, last))
-        again.append(_kind_counts(model, layers))
-        behind.append(_kind_counts(model, range(layers[-1] + 1 if layers else last, last)))
+        after = range(layers[-1] + 1 if layers else last, last)
+        again.append(_kind_counts(model, (first, last), layers))
+        behind.append(_kind_counts(model, (first, last), after))
         starts += stage > 0 and first in layers
+    states = states_between(model, layer_ranges)
+    ends = [(stage - 1, stage) for stage in owned if stage > 0]
+    received = [states[before] for before, _ in ends]
+    ends += [(stage + 1, stage) for stage in owned if stage + 1 < len(layer_ranges)]
+    sent = [states[min(pair)] for pair in ends if rank_of[pair[0]] != rank]
+    kinds = [[model.kinds[i] for i in model.pattern[slice(*layer_ranges[s])]] for s in owned]
+    sums = (
+        (shared.weight, times_sent({rank_of[stage] for stage in shared.stages}, rank))
+        for shared in shared_tensors(model, layer_ranges)
+    )
     return PipelineRank(
         index=rank,
         positions=(rank,),
@@ -89,7 +114,34 @@ def contents_of(
         last=owned[-1] == len(layer_ranges) - 1,
         num_stages=len(owned),
         adjoining=any(b == a + 1 for a, b in pairwise(owned)),
+        states_sent=sum(sent),
+        states_received=sum(received),
+        states_at_once=max(sent, default=0),
+        sums=tuple((weight, times) for weight, times in sums if times),
+        bridge=_bridge(model, layer_ranges, owned),
+        decoders=sum(any(kind.cross_attention for kind in stage) for stage in kinds),
+        stacks=sum(len({kind.stack for kind in stage if kind.stack}) for stage in kinds),
     )
+
+
+def states_between(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return how many hidden states a stage hands to the next one, for every stage but the last.
+
+    Behind the first layer of a decoder the encoder's output goes along, for the layers to come.
+    """
+    begin = model.num_layers if model.bridge_layer is None else model.bridge_layer
+    return [2 if last > begin else 1 for _, last in layer_ranges[:-1]]
+
+
+def _bridge(
+    model: ModelSpec, layer_ranges: Sequence[tuple[int, int]], owned: Sequence[int]
+) -> Literal["", "first", "last", "between"]:
+    stage = bridge_stage(model, layer_ranges)
+    if stage not in owned:
+        return ""
+    if stage == 0:
+        return "first"
+    return "last" if stage == len(layer_ranges) - 1 else "between"
 
 
 def rank_contents(
@@ -102,10 +154,13 @@ def rank_contents(
 ) -> list[PipelineRank]:
     """Return the distinct contents of the pipeline ranks; places: ``schedules.owned_stages``."""
     virtual = len(layer_ranges) // pipeline_parallel
+    rank_of = [0] * len(layer_ranges)
+    for rank in range(pipeline_parallel):
+        for stage in owned_stages(rank, pipeline_parallel, virtual, v_shaped=v_shaped):
+            rank_of[stage] = rank
     seen: dict[PipelineRank, PipelineRank] = {}
     for rank in range(pipeline_parallel):
-        owned = owned_stages(rank, pipeline_parallel, virtual, v_shaped=v_shaped)
-        found = contents_of(model, layer_ranges, owned, rank, recomputed=recomputed)
+        found = contents_of(model, layer_ranges, rank_of, rank, recomputed=recomputed)
         key = replace(found, index=0, positions=())
         old = seen.get(key, replace(found, positions=()))
         seen[key] = replace(old, positions=(*old.positions, rank))
@@ -134,10 +189,14 @@ def even_rank_contents(
     )
 
 
-def _kind_counts(model: ModelSpec, layers: Iterable[int]) -> tuple[int, ...]:
+def _kind_counts(
+    model: ModelSpec, stage: tuple[int, int], layers: Iterable[int]
+) -> tuple[int, ...]:
+    """Count some layers of a stage by kind."""
     counts = [0] * len(model.kinds)
+    kinds = model.stage_kinds(*stage)
     for layer in layers:
-        counts[model.pattern[layer]] += 1
+        counts[kinds[layer - stage[0]]] += 1
     return tuple(counts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -53,6 +54,20 @@ class Core:
             output = recomputed(self._attend, query, key, value, sinks, random=self.dropout > 0)
         else:
             output = self._attend(query, key, value, sinks)
+        return output.transpose(1, 2).flatten(2)
+
+    def with_added(self, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
+        """Attend where ``added`` to the scores, (B or 1, heads or 1, S or 1, S), hides and weighs.
+
+        Of key and value every query head has its own. Shapes as in calling it.
+        """
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        attend = _eager_added if self.kernel == "eager" else _fused_added
+        if self.recompute:
+            random = self.dropout > 0
+            output = recomputed(attend, self, query, key, value, added, random=random)
+        else:
+            output = attend(self, query, key, value, added)
         return output.transpose(1, 2).flatten(2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
@@ -190,6 +205,25 @@ def _fused(
         enable_gqa=grouped,
     )
     return output[..., :width]
+
+
+def _fused_added(core: Core, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
+    with rank_randomness(core.axis) if core.dropout else nullcontext():
+        output: Tensor = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=added, dropout_p=core.dropout, scale=core.scaling
+        )
+    return output
+
+
+def _eager_added(core: Core, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
+    scores = query @ key.transpose(2, 3)
+    if core.scaling != 1.0:
+        scores = scores * core.scaling
+    weights = (scores + added).softmax(-1)
+    if core.dropout:
+        with rank_randomness(core.axis):
+            weights = F.dropout(weights, core.dropout)
+    return weights @ value
 
 
 def _capped(

@@ -84,7 +84,7 @@ def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept
     _sum_gradients(stage)
     if plan.zero_stage > 0 or grid.sharding_mesh().size() == 1:
         _set_prefetch(stage, groups)
-        if stage.first and head not in groups[0]:
+        if stage.first and head not in groups[0] and _looks_up_only(groups[0]):
             _fsdp(groups[0]).set_unshard_in_backward(False)  # a look-up's gradient reads no weight
     return kept
 
@@ -157,6 +157,10 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
     for alone in waiting.values():  # of weights that no other rank holds
         compute(alone)
     end_backward(stage)
+
+
+def _looks_up_only(group: list[nn.Module]) -> bool:
+    return all(isinstance(module, nn.Embedding) for module in group)
 
 
 def _fsdp(group: list[nn.Module]) -> FSDPModule:

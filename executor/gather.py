@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_models.schedules import rank_of_stage
+from cost_models.shared_tensors import bridge_stage
 from executor.checkpoint.pieces import overlaps, whole
-from executor.families import FAMILIES
 from executor.layout import Layout, layouts
 from executor.optimizer import Held
+from executor.shared import names_by_stage
 from executor.tensor_parallel import WHOLE
 from executor.train import Trainer
 
@@ -53,6 +54,8 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
     table = layouts(file.model, WHOLE)
     outer = {w.name: 0 for w in file.model.embedding}
     outer |= {w.name: stages - 1 for w in file.model.head}
+    bridge = bridge_stage(file.model, file.layer_ranges)
+    outer |= {w.name: bridge for w in file.model.bridge if bridge is not None}
     for name, layout in table.items():
         if layout.frozen:
             continue
@@ -60,9 +63,12 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
         if stage is None:
             stage = next(s for prefix, s in of_layer.items() if name.startswith(prefix))
         yield name, layout, rank_of_stage(file.plan, stage)
-    if trainer.tied_name is not None and stages > 1:
-        last = rank_of_stage(file.plan, stages - 1)
-        yield f"{FAMILIES[file.model.family].projection}.weight", table[trainer.tied_name], last
+    for name, names in names_by_stage(file).items():
+        if table[name].frozen:
+            continue
+        for stage, copy in names.items():
+            if stage != min(names):
+                yield copy, table[name], rank_of_stage(file.plan, stage)
 
 
 def _whole(trainer: Trainer, held: Held, local: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def layouts(
     model: ModelSpec, axis: TensorAxis, experts: ExpertAxis = EVERY_EXPERT
 ) -> dict[str, Layout]:
     """Return the layout of every parameter of the model by name."""
-    blocks = [("", model.embedding), ("", model.head)]
+    blocks = [("", model.outer)]
     blocks += [
         (f"{prefix}.", model.kinds[kind].weights)
         for prefix, kind in zip(model.layer_prefixes, model.pattern, strict=True)

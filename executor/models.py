@@ -33,6 +33,7 @@ from executor.families.layer import run_layer
 from executor.layout import Layout, Pieces, Start, buffer_layouts, layouts, within
 from executor.loss import summed_cross_entropy
 from executor.quantised import Packed, num_blocks, packed
+from executor.shared import names_by_stage
 from executor.tensor_parallel import (
     WHOLE,
     TensorAxis,
@@ -89,7 +90,14 @@ class Stage(nn.Module):  # type: ignore[misc]
             attention_kernel=workload.attention_kernel,
         )
         first_layer, end_layer = file.layer_ranges[index]
-        self.layer_names = [f"{self.family.layers}.{i}" for i in range(first_layer, end_layer)]
+        self.layer_names = list(spec.layer_prefixes[first_layer:end_layer])
+        self.tokens = self.family.tokens if self.first else ""  # the look-up's name on this stage
+        # second copies of tensors that earlier stages hold too, and their names in the whole model
+        self.copies = {
+            names[index]: name
+            for name, names in names_by_stage(file).items()
+            if index in names and index != min(names)
+        }
         self.rotary: Any = None
         config: Any = whole.config
         self.embedding_dropout = spec.embedding_dropout
@@ -105,13 +113,17 @@ class Stage(nn.Module):  # type: ignore[misc]
             layer = _layer(file, self.family, kind, module, axis, experts, context)
             if number not in recomputed:
                 layer = kept(layer)
-            prepare_experts(module.get_submodule(self.family.feed_forward_block.name), layer)
-            module.forward = partial(run_layer, layer, module)
-            table = self.family.rotary_table(module) if self.family.rotary else None
-            self.rotary_tables[name] = table
+            self._prepare_layer(name, layer)
         placed = layouts(spec, axis, experts)
         self._add_adapters(placed, workload)
         self._cut_parameters(placed, spec, COMPUTE_DTYPE[workload.precision])
+
+    def _prepare_layer(self, name: str, layer: Layer) -> None:
+        module = self.get_submodule(name)
+        prepare_experts(module.get_submodule(self.family.feed_forward_block.name), layer)
+        module.forward = partial(run_layer, layer, module)
+        table = self.family.rotary_table(module) if self.family.rotary else None
+        self.rotary_tables[name] = table
 
     def _take_parts(self, whole: nn.Module) -> None:
         family = self.family
@@ -165,18 +177,14 @@ class Stage(nn.Module):  # type: ignore[misc]
             name: layout for name, layout in buffer_layouts(spec).items() if name in present
         }
         self.pieces: dict[str, Pieces] = {}  # of every parameter that this rank holds
-        self.is_second_copy: set[str] = set()  # of a tied tensor whose first copy is elsewhere
         self.start, self.stop = self.axis.slice_of(spec.vocab_size)
-        head, tokens = f"{self.family.projection}.weight", f"{self.family.tokens}.weight"
+        head, tokens = f"{self.family.projection}.weight", f"{self.tokens}.weight"
         for name, old in list(self.named_parameters(remove_duplicate=False)):
-            tied = spec.tie_embeddings and name == head
-            if tied and self.first:
+            if spec.tie_embeddings and self.tokens and name == head:
                 continue
-            layout = table[tokens if tied else name]
+            layout = table[self.copies.get(name, name)]
             assert tuple(old.shape) == layout.shape, (name, old.shape, layout.shape)
             self.layouts[name] = layout
-            if tied:
-                self.is_second_copy.add(name)
             shape = layout.local_shape(self.axis, self.experts)
             if layout.quantised:
                 self._pack(name, layout, shape)
@@ -184,7 +192,7 @@ class Stage(nn.Module):  # type: ignore[misc]
             dtype = compute if layout.frozen else old.dtype
             empty = torch.empty(shape, dtype=dtype, device="meta")
             self._set(name, nn.Parameter(empty, requires_grad=not layout.frozen))
-        if spec.tie_embeddings and self.first and self.last:
+        if spec.tie_embeddings and self.tokens and self.last:
             self._set(head, self.get_parameter(tokens))
 
     def _pack(self, name: str, layout: Layout, shape: tuple[int, ...]) -> None:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cost_models.schedules import rank_of_stage
 from executor.compat import multiply_each_, skip_where
 from executor.layout import Layout, Pieces
 from executor.mesh import Grid, data_axis
@@ -34,7 +33,7 @@ class Held:
     pieces: Pieces  # of the whole tensor: what ``local`` is
     axes: tuple[str, ...]  # of the grid, along which ranks hold different parts
     copies: int  # ranks of the stage that hold this very part
-    second_copy: bool  # of a tied tensor
+    second_copy: bool  # of a tensor that an earlier stage holds too
     packed: Packed | None = None  # a matrix in 4 bits, of which ``local`` is the codes
     unpacked: torch.dtype = torch.float32  # in which a checkpoint holds such a matrix
 
@@ -73,7 +72,7 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
         axes += ["tensor"] if layout.cut_dim is not None and not whole_experts else []
         copies = ranks // math.prod(grid.size(axis) for axis in axes)
         local = torch.nn.Parameter(local_tensor(parameter.detach()))
-        second = name in stage.is_second_copy
+        second = name in stage.copies
         pieces = stage.pieces[name]
         found.append(Held(name, layout, parameter, local, pieces, tuple(axes), copies, second))
     return found
@@ -87,7 +86,7 @@ def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
         if layout.frozen:
             axes = ("tensor",) if layout.cut_dim is not None else ()
             copies = ranks // math.prod(grid.size(axis) for axis in axes)
-            parameter, second = stage.get_parameter(name), name in stage.is_second_copy
+            parameter, second = stage.get_parameter(name), name in stage.copies
             pieces = stage.pieces[name]
             held = Held(name, layout, parameter, parameter, pieces, axes, copies, second)
             if layout.quantised:
@@ -113,37 +112,42 @@ def complete_gradients(held: Sequence[Held], axis: TensorAxis) -> None:
         gradient.copy_(total.view_as(gradient))
 
 
-def sum_tied_gradients(held: Sequence[Held], grid: Grid, tied_name: str | None) -> None:
-    """Add the gradients of a tied tensor's copies on the first and the last stage to each other.
+def sum_shared_gradients(
+    held: Sequence[Held], grid: Grid, shared: Mapping[str, Sequence[int]]
+) -> None:
+    """Add up the gradients of the copies that several stages hold of a tensor.
 
-    Both ranks add the same two summands, so the copies stay equal bit for bit. One sends after the
-    other: messages both ways at once would need a communicator of the whole pipeline. In a V one
-    rank owns both stages.
+    ``shared``: the pipeline ranks that hold one, by the tensor's name, in the same order on all
+    ranks. Sums go up from rank to rank, and the total back: the copies stay equal bit for bit, and
+    no two ranks wait for each other, which messages both ways at once might do.
     """
-    plan, rank = grid.plan, grid.rank("pipeline")
-    last_rank = rank_of_stage(plan, plan.num_stages - 1)
-    if tied_name is None or plan.pipeline_parallel == 1 or rank not in (0, last_rank):
-        return
-    copies = [h.gradient for h in held if h.layout.name == tied_name]
-    if last_rank == 0:
-        first, second = copies
-        second.copy_(first.add_(second))
-        return
-    (own,) = copies
-    peer = grid.pipeline_peer(last_rank if rank == 0 else 0)
-    group, other = grid.group("pipeline"), torch.empty_like(own)
-    if rank == 0:
-        dist.send(own, peer, group=group)
-    dist.recv(other, peer, group=group)
-    if rank != 0:
-        dist.send(own, peer, group=group)
-    own.add_(other)
+    rank, group = grid.rank("pipeline"), grid.group("pipeline")
+    for name, ranks in shared.items():
+        if rank not in ranks:
+            continue
+        total, *others = [h.gradient for h in held if h.layout.name == name]
+        for other in others:  # of further stages of this rank
+            total.add_(other)
+        place = ranks.index(rank)
+        below = [grid.pipeline_peer(r) for r in ranks[:place]][-1:]
+        above = [grid.pipeline_peer(r) for r in ranks[place + 1 :]][:1]
+        for peer in below:
+            received = torch.empty_like(total)
+            dist.recv(received, peer, group=group)
+            total.add_(received)
+        for peer in above:
+            dist.send(total, peer, group=group)
+            dist.recv(total, peer, group=group)
+        for peer in below:
+            dist.send(total, peer, group=group)
+        for other in others:
+            other.copy_(total)
 
 
 def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
     """Return this rank's summand of the squared norm of the whole model's gradient.
 
-    A part that several ranks hold counts on each for its share; a tied tensor counts once.
+    A part that several ranks hold counts on each for its share; copies on other stages do not.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     by_copies: dict[int, list[Tensor]] = {}

@@ -33,8 +33,9 @@ _WEIGHTS: Final = ("backward", "backward_weight")
 class Channels:
     """Messages between stages of different ranks."""
 
-    def __init__(self, grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.grid, self.shape, self.dtype = grid, shape, dtype
+    def __init__(self, grid: Grid, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+        """``shapes``: of what each stage but the last hands to the next."""
+        self.grid, self.shapes, self.dtype = grid, shapes, dtype
         plan = grid.plan
         self.rank_of = [rank_of_stage(plan, stage) for stage in range(plan.num_stages)]
         # the pairs of ranks that use a channel, in the order of the stages
@@ -98,7 +99,8 @@ class Channels:
     def receive(self, kind: str, source: int, target: int) -> Message:
         """Start to receive; the result waits for the message."""
         origin, _, group = self._route(kind, source, target)
-        message = torch.empty(self.shape, dtype=self.dtype, device=self.grid.device)
+        shape = self.shapes[min(source, target)]
+        message = torch.empty(shape, dtype=self.dtype, device=self.grid.device)
         work = dist.irecv(message, origin, group=group)
 
         def wait() -> Tensor:
@@ -118,7 +120,11 @@ class Pipeline:
     """Runs the stages of this rank over the micro-batches of one step."""
 
     def __init__(
-        self, stages: Sequence[Stage], grid: Grid, shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        stages: Sequence[Stage],
+        grid: Grid,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: torch.dtype,
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self.plan = grid.plan
@@ -128,7 +134,7 @@ class Pipeline:
         self.last_weight = {a.stage: a for a in self.order if a.kind in _WEIGHTS}
         self.last_stage = grid.plan.num_stages - 1
         parallel = grid.plan.pipeline_parallel > 1
-        self.channels = Channels(grid, shape, dtype) if parallel else None
+        self.channels = Channels(grid, shapes, dtype) if parallel else None
         self.device = grid.device
 
     def run(self, batches: Sequence[Batch], scale: float = 1.0) -> Tensor:

@@ -86,8 +86,6 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"tensor_parallel {plan.tensor_parallel} leaves a rank without any of the "
             f"{model.vocab_size} words of the vocabulary (vocab_size)"
         )
-    if model.family in SPAN_FAMILIES and plan.offloads_activations:
-        yield f"offload {plan.offload} for {model.family} (only none, optimizer)"
     if model.config.get("clip_qkv") is not None:
         yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
     if model.config.get("router_jitter_noise"):
@@ -126,17 +124,9 @@ def _problems(file: PlanFile) -> Iterator[str]:
 
 
 def _problems_of_t5(file: PlanFile) -> Iterator[str]:
-    """Yield what stands against running the module of transformers as it is, over data ranks."""
-    plan, workload = file.plan, file.workload
-    as_it_is = "the layers of t5 are those of transformers, trained over data ranks only"
-    if plan.tensor_parallel > 1:
-        yield f"tensor_parallel {plan.tensor_parallel}: {as_it_is} (must be 1)"
-    if plan.recompute != "none":
-        yield f"recompute {plan.recompute}: {as_it_is}, without recomputation (must be none)"
+    workload = file.workload
     if workload.precision == "fp16":
         yield "precision fp16: t5 overflows in it (bf16, fp32, fp64)"
-    if workload.adapter != "none":
-        yield f"adapter {workload.adapter} for t5 (only none)"
     for key in ("pad_token_id", "decoder_start_token_id"):
         if file.model.config.get(key):
             yield f"{key} = {file.model.config[key]} for t5 (only 0)"

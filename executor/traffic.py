@@ -12,7 +12,7 @@ from torch import Tensor
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.schedules import stages_of_rank
+from cost_models.schedules import rank_of_stage
 from cost_models.stages import contents_of
 from executor.data.batch import Batch
 from executor.measure import CommunicationCounter
@@ -88,11 +88,10 @@ def predicted_traffic(
 ) -> dict[Key, tuple[float, float]]:
     """Return count and bytes of a rank's collectives by axis and kind."""
     plan, model = file.plan, file.model
-    owned = stages_of_rank(plan, pipeline_rank)
     rank = contents_of(
         model,
         file.layer_ranges,
-        owned,
+        [rank_of_stage(plan, stage) for stage in range(plan.num_stages)],
         pipeline_rank,
         recomputed=file.recomputed,
     )

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cost_models.adapters import has_frozen
 from cost_models.plan_file import PlanFile
-from cost_models.schedules import SPLIT, stages_of_rank
+from cost_models.schedules import SPLIT, rank_of_stage, stages_of_rank
+from cost_models.stages import states_between
 from executor.context_parallel import ContextAxis
 from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
@@ -37,10 +38,11 @@ from executor.optimizer import (
     held_parameters,
     local_square_sum,
     multiply_gradients,
-    sum_tied_gradients,
+    sum_shared_gradients,
 )
 from executor.pipeline import Pipeline
 from executor.scaling import LossScaler
+from executor.shared import names_by_stage
 from executor.support import check_supported
 from executor.tensor_parallel import TensorAxis
 from hardware_profiles.errors import InputError
@@ -130,7 +132,7 @@ class Trainer:
         self.buffers: list[Held] = []  # of the model's state, kept in checkpoints
         for index in stages_of_rank(self.plan, self.grid.rank("pipeline")):
             if FAMILIES[file.model.family].encoder_decoder:
-                stage: Stage = EncoderDecoderStage(file, self.axis)
+                stage: Stage = EncoderDecoderStage(file, index, self.axis)
             else:
                 stage = Stage(file, index, self.axis, self.experts, self.context)
             rows = distribute(stage, self.grid, precision)
@@ -138,14 +140,19 @@ class Trainer:
             self.stages.append(stage)
             self.held += held_parameters(stage, self.grid)
             self.buffers += held_buffers(stage, self.grid)
-        family = FAMILIES[file.model.family]
-        tied = file.model.tie_embeddings and not has_frozen(file.model)
-        self.tied_name = f"{family.tokens}.weight" if tied else None  # its gradients are summed
+        # the pipeline ranks that hold copies of a tensor, whose gradients are added up
+        self.shared: dict[str, list[int]] = {
+            name: sorted({rank_of_stage(self.plan, stage) for stage in names})
+            for name, names in names_by_stage(file).items()
+            if not has_frozen(file.model)
+        }
         tokens = file.workload.seq_len // self.plan.context_parallel
         if self.plan.sequence_parallel:
             tokens //= self.plan.tensor_parallel
         message = (self.plan.micro_batch_size, tokens, file.model.hidden_size)
-        self.pipeline = Pipeline(self.stages, self.grid, message, COMPUTE_DTYPE[precision])
+        states = states_between(file.model, file.layer_ranges)
+        shapes = [message if number == 1 else (number, *message) for number in states]
+        self.pipeline = Pipeline(self.stages, self.grid, shapes, COMPUTE_DTYPE[precision])
         kind = OffloadedOptimizer if self.plan.offloads_optimizer else Optimizer
         self.optimizer = kind(
             self.held,
@@ -216,7 +223,7 @@ class Trainer:
     def finish_gradients(self, loss: Tensor) -> Totals:
         """Complete the gradients; return the loss and the gradient norm of the whole model."""
         complete_gradients(self.held, self.axis)
-        sum_tied_gradients(self.held, self.grid, self.tied_name)
+        sum_shared_gradients(self.held, self.grid, self.shared)
         loss = loss / self.loss_copies
         square_sum = local_square_sum(self.held, self.device)
         totals = torch.stack([loss, square_sum, torch.full_like(loss, self.stop_requested)])

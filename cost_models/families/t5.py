@@ -88,10 +88,8 @@ def t5(config: Config) -> ModelSpec:
             *numbered("encoder.block", sizes.num_layers),
             *numbered("decoder.block", num_decoder),
         ],
-        head=(
-            *norm("encoder.final_layer_norm", sizes.hidden_size),
-            *norm("decoder.final_layer_norm", sizes.hidden_size),
-        ),
+        bridge=norm("encoder.final_layer_norm", sizes.hidden_size),
+        head=norm("decoder.final_layer_norm", sizes.hidden_size),
         tied=True,
         max_seq_len=None,
         hidden_dropout=dropout,
@@ -140,6 +138,7 @@ def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: in
         cross_attention=ordinary_attention(sizes, rotary=False, causal=False)
         if is_decoder
         else None,
+        stack=stack_name,
     )
 
 

@@ -58,8 +58,9 @@ class Family:
     head_transform: str | None = None  # a module in front of the projection
     # predicts tokens that were hidden instead of the next one
     masked: bool = False
-    # its layers are those of transformers, and its samples a source and a target
+    # its samples are a source and a target: executor/encoder_decoder.py
     encoder_decoder: bool = False
+    decoder_tokens: str = ""  # the copy of ``tokens`` where the decoder begins on a later stage
     rotary: str | None = None
     # which of its rotary tables a layer (its module) reads, None: no positions
     rotary_table: Callable[[Any], str | None] = lambda _: ""

@@ -93,7 +93,6 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {},
         ["recompute_layers = 5", "smallest of 2 stages has 4 layers"],
     ),
-    "encoder_decoder_pipeline": ({}, {"model": sample_model("t5")}, ["must be 1"]),
     "virtual_stages": ({"virtual_stages": 2}, {}, ["1f1b", "virtual_stages = 2"]),
     "schedule_microbatches": (
         {"num_microbatches": 1, "micro_batch_size": 8},
@@ -321,8 +320,6 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "sequence_length"
     if p * v > model.num_layers:
         return "num_layers"
-    if p > 1 and any(k.cross_attention is not None for k in model.kinds):
-        return "encoder_decoder_pipeline"
     schedule = plan.pipeline_schedule
     several = {"zbv": (2,), "dualpipev": (2,)}
     several |= dict.fromkeys(("interleaved_1f1b", "interleaved_zero_bubble"), (2, 3))

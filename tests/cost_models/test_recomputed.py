@@ -23,7 +23,7 @@ RANGES = split_layers(8, 2)
 
 
 def of_rank(recomputed: Recomputed, rank: int) -> tuple[int, int, int]:
-    found = contents_of(llama(), RANGES, [rank], rank, recomputed=recomputed)
+    found = contents_of(llama(), RANGES, [0, 1], rank, recomputed=recomputed)
     return sum(found.recomputed), sum(found.kept_behind), found.recomputed_starts
 
 

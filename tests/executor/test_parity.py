@@ -197,6 +197,10 @@ SPECIAL: dict[str, tuple[Plan, dict[str, Any]]] = {
         {"num_key_value_heads": 1, "pad_token_id": 3},
     ),
     "padding token over tensor ranks": (Plan(1, 2, sequence_parallel=True), {"pad_token_id": 70}),
+    "a norm beside the embedding is gathered for its gradient": (
+        Plan(2, 1, 2, zero_stage=3, num_microbatches=2),
+        {"family": "bert", "num_layers": 2},
+    ),
     "many micro-batches": (Plan(1, 1, 4, num_microbatches=9), {"family": "gpt2"}),
 }
 
@@ -216,7 +220,7 @@ def test_there_are_at_least_forty_cases():
 
 
 def _without_tied_sum() -> None:
-    train.sum_tied_gradients = lambda *_: None
+    train.sum_shared_gradients = lambda *_: None
 
 
 def _without_summed_gradients() -> None:

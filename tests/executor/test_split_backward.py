@@ -140,7 +140,7 @@ def _reducing_before_the_weight_gradients() -> None:
 
 
 def _without_tied_sum() -> None:
-    train.sum_tied_gradients = lambda *_: None
+    train.sum_shared_gradients = lambda *_: None
 
 
 def _mixing_micro_batches() -> None:

@@ -23,11 +23,6 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         {"vocab_size": 9, "family": "gpt2"},
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
-    "saved spans": (
-        Plan(offload="activations"),
-        {"family": "t5"},
-        r"offload activations for t5 \(only none, optimizer\)",
-    ),
     "offload": (Plan(2, zero_stage=3, offload="weights"), {}, r"offload weights \(only none"),
     "drives": (Plan(offload="optimizer", offload_device="nvme"), {}, r"nvme \(only cpu\)"),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
