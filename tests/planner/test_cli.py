@@ -214,7 +214,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "micro-batch negative": ([*FIT, "--micro-batch-size", "-3"], "micro_batch_size = -3"),
     "batch not divisible": ([*FIT, "--global-batch-size", "9"], "global_batch_size"),
     "precision": ([*FIT, "--precision", "bf61"], "bf16"),
-    "optimizer": ([*FIT, "--optimizer", "adam"], "adamw"),
+    "optimizer": ([*FIT, "--optimizer", "adamm"], "adamw"),
     "attention": ([*FIT, "--attention", "flsh"], "flash"),
     "software": ([*FIT, "--software", "megatorn"], "Did you mean megatron"),
     "tp 3": ([*FIT, "--tp", "3"], "does not divide"),
