@@ -27,6 +27,7 @@ class Preset:
     source: str
     published_parameters: int
     config: Mapping[str, Any]
+    stored: str = ""  # format of the published weights where it is not one of 16 or 32 bits
 
 
 @cache
@@ -42,6 +43,7 @@ def _presets() -> dict[str, Preset]:
                 source=fields.text("source"),
                 published_parameters=fields.integer("parameters", low=1, high=10**14),
                 config=_config(fields),
+                stored=fields.text("stored", ""),
             )
     return found
 

@@ -34,8 +34,8 @@ def header(setting: Setting) -> dict[str, Any]:
     pinned, by_stage = setting.layer_ranges, setting.stage_recompute_layers
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": model_document(setting),
-        "cluster": cluster_document(setting),
+        "model": model_document(setting.model),
+        "cluster": cluster_document(setting.cluster),
         "workload": setting.workload.to_dict(),
         "software": setting.software.name,
         **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),

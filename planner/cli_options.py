@@ -51,6 +51,21 @@ RecomputeLayers = Annotated[
         help="only the first layers recompute, of every stage (0: all) or of each: 4,2,0,0",
     ),
 ]
+Inference = Annotated[bool, typer.Option("--inference", help="serve it, instead of training")]
+Concurrency = Annotated[int | None, typer.Option(help="inference: sequences at once")]
+ContextLen = Annotated[
+    int | None, typer.Option(help="inference: tokens of a sequence, prompt and answer")
+]
+PrefillChunk = Annotated[
+    int | None, typer.Option(help="inference: tokens of prompts computed in one step")
+]
+KVPrecision = Annotated[
+    str | None, typer.Option(help="inference: of the cache: bf16, fp16, fp32, fp8, int8, int4")
+]
+WeightPrecision = Annotated[
+    str | None,
+    typer.Option(help="inference: of the weights: bf16, fp16, fp32, fp8, int8, int4, mxfp4"),
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="where the peak comes from, moment by moment")

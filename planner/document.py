@@ -6,28 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from cost_models.estimate import Setting, default_layer_ranges, price
+from cost_models.model import ModelSpec
 from cost_models.parameters import active_parameters
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.prediction import communication_prediction, memory_prediction, time_prediction
 from hardware_profiles.build import describe
+from hardware_profiles.schema import Cluster
 from planner.host_room import host_document
 from planner.verdict import memory_budget, verdict
 
 
-def model_document(setting: Setting) -> dict[str, Any]:
+def model_document(model: ModelSpec) -> dict[str, Any]:
     """Name and size of the model."""
     return {
-        "name": setting.model.name,
-        "family": setting.model.family,
-        "parameters": setting.model.num_parameters,
-        "active_parameters": round(active_parameters(setting.model)),
+        "name": model.name,
+        "family": model.family,
+        "parameters": model.num_parameters,
+        "active_parameters": round(active_parameters(model)),
     }
 
 
-def cluster_document(setting: Setting) -> dict[str, Any]:
+def cluster_document(cluster: Cluster) -> dict[str, Any]:
     """Name and size of the cluster."""
-    cluster = setting.cluster
     return {
         "name": cluster.name,
         "description": describe(cluster),

@@ -20,6 +20,16 @@ def check_drawing(path: Path, *, force: bool) -> None:
     refuse_existing(path, force=force)
 
 
+def refuse_drawings(*, explain: bool, output: Path | None) -> None:
+    """Raise where the moments of a training step are asked of a server."""
+    asked = ["--explain"] * explain + ["--output"] * (output is not None)
+    if asked:
+        raise InputError(
+            f"--inference and {', '.join(asked)}: they show a training step, which a server does "
+            "not have; leave out one or the other"
+        )
+
+
 def write_drawing(path: Path, answer: FitAnswer, *, force: bool = False) -> None:
     """Write the moments of a step; an existing file is kept unless ``force``."""
     check_drawing(path, force=force)

@@ -26,6 +26,14 @@ from planner.reach import reach
 from planner.recompute_words import without_list
 from planner.refusal import no_plan
 from planner.search import search
+from planner.serving import ServingAnswer, fit_serving
+from planner.serving_question import (
+    SERVING_ONLY,
+    SHARED,
+    refuse_serving_options,
+    refuse_training_options,
+)
+from planner.serving_setting import PLAN_FIELDS
 from planner.space import check_fixed, parse_fixed
 from planner.ways_out import ways_out
 
@@ -52,8 +60,14 @@ def fit(
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
     layers: str | Sequence[int] | None = None,
+    inference: bool = False,
+    concurrency: int | None = None,
+    context_len: int | None = None,
+    prefill_chunk: int | None = None,
+    kv_precision: str | None = None,
+    weight_precision: str | None = None,
     **plan_options: Any,
-) -> FitAnswer:
+) -> FitAnswer | ServingAnswer:
     """Say whether a model trains on a cluster with a plan, and with which margin.
 
     ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its
@@ -61,7 +75,14 @@ def fit(
     ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
     sequence a micro-batch, and the least recomputation that fits. ``layers``: those of every stage
     in order (``"3,5,5,3"``), which are even ones otherwise.
+
+    ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
+    tokens each (prompt and answer); see ``planner.serving``.
     """
+    given = {name: value for name, value in locals().items() if name != "plan_options"}
+    if inference:
+        return _serve(_model(model), _cluster(cluster), {**given, **plan_options})
+    refuse_serving_options(given)
     if micro_batch_size is not None:
         plan_options["micro_batch_size"] = micro_batch_size
     options = {k: v for k, v in plan_options.items() if v is not None}
@@ -107,6 +128,14 @@ def fit(
         ways_out=() if fits else ways_out(setting, plan),
         reach=reach(setting, plan) if fits else {},
     )
+
+
+def _serve(model: ModelSpec, cluster: Cluster, given: Mapping[str, Any]) -> ServingAnswer:
+    """Answer for serving; ``given``: all arguments of ``fit``, of which training has some alone."""
+    refuse_training_options(given)
+    parts = {name: given[name] for name in PLAN_FIELDS if given.get(name) is not None}
+    asked = {name: given[name] for name in (*SHARED, *SERVING_ONLY)}
+    return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 
 def _about_offload(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Files that a command is asked to write."""
+"""What commands say and write beside their answer."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from hardware_profiles.errors import InputError
@@ -15,3 +16,8 @@ def refuse_existing(path: Path, *, force: bool) -> None:
         raise InputError(f"{path}: exists already; choose another name or add --force")
     if not path.parent.is_dir():
         raise InputError(f"{path}: the folder {path.parent} does not exist")
+
+
+def say(text: str) -> None:
+    """Say something beside the answer."""
+    print(text, file=sys.stderr, flush=True)

@@ -50,11 +50,11 @@ class Adapting:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a workload."""
-        rank = _count(self.kind, self.rank, MAX_ADAPTER_RANK)
+        rank = check_count(self.kind, self.rank, MAX_ADAPTER_RANK)
         alpha = 2.0 * rank if self.alpha is None else float(self.alpha)
         if not 0.0 <= alpha <= 1e6:
             raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
-        targets = _choice("lora_targets", self.targets or "all", get_args(AdapterTargets))
+        targets = check_choice("lora_targets", self.targets or "all", get_args(AdapterTargets))
         return {
             "adapter": self.kind,
             "adapter_rank": rank,
@@ -130,18 +130,18 @@ def build_question(
         or default(f"software {DEFAULT_SOFTWARE}", "default: the bundled executor").split()[1]
     )
     workload = Workload(
-        seq_len=_count("seq_len", length, MAX_SEQ_LEN),
-        global_batch_size=_count("global_batch_size", batch, MAX_BATCH),
-        precision=_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
-        optimizer=_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
-        attention_kernel=_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
+        seq_len=check_count("seq_len", length, MAX_SEQ_LEN),
+        global_batch_size=check_count("global_batch_size", batch, MAX_BATCH),
+        precision=check_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
+        optimizer=check_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
+        attention_kernel=check_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
         master_weights=master_weights is not False,
-        optimizer_state_precision=_choice(
+        optimizer_state_precision=check_choice(
             "optimizer_state_precision",
             optimizer_state_precision or "auto",
             get_args(KeptPrecision),
         ),  # type: ignore[arg-type]
-        gradient_precision=_choice(
+        gradient_precision=check_choice(
             "gradient_precision", gradient_precision or "auto", get_args(KeptPrecision)
         ),  # type: ignore[arg-type]
         **({} if adapter is None else adapter.fields()),
@@ -187,13 +187,15 @@ def default_precision(accelerator: Accelerator) -> str:
     return "fp32"
 
 
-def _count(name: str, value: int, high: int) -> int:
+def check_count(name: str, value: int, high: int) -> int:
+    """Return a whole number from 1 to ``high``, or raise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
         raise InputError(f"{name} = {value!r} (must be a whole number from 1 to {high:,})")
     return value
 
 
-def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    """Return one of the known words, or raise with what is meant."""
     if value not in known:
         hint = did_you_mean(str(value), known)
         raise InputError(f"{name} = {value!r} (must be one of {', '.join(known)}). {hint}".strip())
