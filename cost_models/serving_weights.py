@@ -155,7 +155,8 @@ def rank_weight_bytes(
 ) -> Real:
     """Bytes of all weights of one rank: its layers, embedding, head and table of positions.
 
-    A tied projection is a second copy only where embedding and head are on different ranks.
+    A tied projection is a second copy only where embedding and head are on different ranks. What is
+    between encoder and decoder lies on the first rank, as these are not cut into stages.
     """
 
     def sum_of(weights: tuple[Weight, ...], attention: Attention | None) -> Real:
@@ -181,7 +182,7 @@ def rank_weight_bytes(
                 one + unpacked_latent_bytes(kind, tensor_parallel, stored, compute_bytes)
             )
     if rank.first:
-        total = total + sum_of(model.embedding, None)
+        total = total + sum_of((*model.embedding, *model.bridge), None)
     if rank.last:
         total = total + sum_of(model.head, None)
         if model.tie_embeddings and model.head_multiply and not rank.first:

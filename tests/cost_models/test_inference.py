@@ -28,7 +28,13 @@ from cost_models.serving_rules import (
     serving_codes,
     why_not_served,
 )
-from cost_models.serving_weights import key_value_part, rank_share, tensor_bytes
+from cost_models.serving_weights import (
+    key_value_part,
+    position_table_bytes,
+    rank_share,
+    rank_weight_bytes,
+    tensor_bytes,
+)
 from cost_models.stages import even_rank_contents, rank_contents
 from hardware_profiles.serving_engine import serving_engine
 
@@ -130,10 +136,10 @@ def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_weights_in_16_bits_are_two_bytes_a_parameter(name: str) -> None:
     model = spec(name)
-    kinds = [model.kinds[index] for index in model.pattern]
-    tensors = [(w, k.attention) for k in kinds for w in k.weights]
-    tensors += [(w, None) for w in (*model.embedding, *model.head)]
-    total = sum(float(tensor_bytes(w, a, 1, 1, WEIGHT_FORMATS["bf16"], 2.0)) for w, a in tensors)
+    (whole,) = even_rank_contents(model, 1, 1)
+    engine = replace(serving_engine(), vocab_multiple=1.0)
+    total = float(rank_weight_bytes(model, whole, engine, 1, 1, WEIGHT_FORMATS["bf16"], 2.0))
+    total -= position_table_bytes(model, whole, 2.0)
     assert total == 2.0 * model.num_parameters
 
 
