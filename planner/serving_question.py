@@ -151,6 +151,10 @@ def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, def
 def _stored(model: ModelSpec, precision: str, default: Any) -> str:
     """Return the format that the weights are published in."""
     said = stored_format(model.config)
+    method = model.config.get("quantization_config")
+    if said is None and isinstance(method, Mapping):
+        why = f"quantization_config {method.get('quant_method')!r} is not read; say another one"
+        return str(default("weight_precision", precision, why))
     if said is None and is_preset(model.name):
         said = load_preset(model.name).stored or None
     if said is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 from cost_models.kv_cache import has_cache
 from cost_models.plan import Plan
 from planner.serving_setting import ServingSetting, memory_document, sequences_of
+from planner.stage_layers import typed_layers
 
 
 def describe_serving(plan: Plan) -> str:
@@ -19,6 +21,23 @@ def describe_serving(plan: Plan) -> str:
     return f"{words} --ep {plan.expert_parallel}" if plan.expert_parallel > 1 else words
 
 
+def serve_command(setting: ServingSetting, plan: Plan) -> str:
+    """Return the command that asks whether just this can be served."""
+    workload = setting.workload
+    words = ["shardplan fit", shlex.quote(setting.model.name), shlex.quote(setting.cluster.name)]
+    words.append(f"--inference --concurrency {workload.concurrency}")
+    words.append(f"--context-len {workload.context_len} --prefill-chunk {workload.prefill_chunk}")
+    words.append(f"--precision {workload.precision}")
+    words.append(f"--weight-precision {workload.weight_precision}")
+    words.append(f"--kv-precision {workload.kv_precision}")
+    if workload.attention_kernel != "flash":
+        words.append(f"--attention {workload.attention_kernel}")
+    words.append(describe_serving(plan))
+    if setting.layer_ranges is not None:
+        words.append(typed_layers(setting.layer_ranges))
+    return " ".join(words)
+
+
 def vllm_options(setting: ServingSetting, plan: Plan) -> str | None:
     """Return the options that make vLLM serve so; None for what it does not serve.
 
@@ -27,7 +46,8 @@ def vllm_options(setting: ServingSetting, plan: Plan) -> str | None:
     model, workload = setting.model, setting.workload
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
         return None
-    if not setting.on_gpu or workload.kv_precision in ("int8", "int4"):
+    on_gpu = setting.cluster.accelerator.device == "gpu"
+    if not on_gpu or workload.kv_precision in ("int8", "int4"):
         return None
     words = [f"--tensor-parallel-size {plan.tensor_parallel}"]
     if plan.pipeline_parallel > 1:

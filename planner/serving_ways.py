@@ -14,16 +14,23 @@ from cost_models.inference import ServingWorkload
 from cost_models.kv_cache import has_cache
 from cost_models.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
 from cost_models.plan import Plan
-from planner.changes import MAX_NODES, resized
+from planner.changes import HARDWARE, MAX_NODES, resized
 from planner.reach import MAX_SEQ_LEN, largest
 from planner.serving_layouts import layouts, usual_layouts
-from planner.serving_setting import ServingSetting, memory_document, sequences_of, why_not
-from planner.serving_typed import describe_serving
+from planner.serving_setting import (
+    PLAN_FIELDS,
+    ServingSetting,
+    memory_document,
+    sequences_of,
+    why_not,
+)
+from planner.serving_typed import describe_serving, serve_command
 from planner.typed import typed_cluster
 
 MOST_WAYS: Final = 5
 MAX_SEQUENCES: Final = 2**20
 SMALL_CHUNK: Final = 2048
+SAME, OTHER = "same service", "another service"
 BLOCK: Final = 16  # steps in which the context is searched, in tokens
 
 
@@ -32,7 +39,9 @@ def _changed(setting: ServingSetting, **changes: Any) -> ServingSetting:
     return replace(setting, workload=workload)
 
 
-def _check(setting: ServingSetting, plan: Plan, change: str, options: str) -> dict[str, Any] | None:
+def _check(
+    setting: ServingSetting, plan: Plan, group: str, kind: str, change: str, options: str
+) -> dict[str, Any] | None:
     """Price one changed way to serve; None unless it is legal and fits."""
     if why_not(setting, plan) is not None:
         return None
@@ -41,13 +50,11 @@ def _check(setting: ServingSetting, plan: Plan, change: str, options: str) -> di
         return None
     return {
         "change": change,
+        "group": group,
+        "kind": kind,
         "options": options,
-        "plan": {
-            "data_parallel": plan.data_parallel,
-            "tensor_parallel": plan.tensor_parallel,
-            "pipeline_parallel": plan.pipeline_parallel,
-            "expert_parallel": plan.expert_parallel,
-        },
+        "command": serve_command(setting, plan),
+        "plan": {name: getattr(plan, name) for name in PLAN_FIELDS},
         "peak_bytes": memory["peak_bytes"],
         "step_seconds": None,
         "num_gpus": setting.cluster.num_gpus,
@@ -56,7 +63,9 @@ def _check(setting: ServingSetting, plan: Plan, change: str, options: str) -> di
 
 def fits(setting: ServingSetting, plan: Plan) -> bool:
     """Return whether it is legal and fits."""
-    return _check(setting, plan, "", "") is not None
+    if why_not(setting, plan) is not None:
+        return False
+    return bool(memory_document(setting, plan)["verdict"] == "fits")
 
 
 def serving_ways(setting: ServingSetting, plan: Plan) -> tuple[dict[str, Any], ...]:
@@ -67,34 +76,37 @@ def serving_ways(setting: ServingSetting, plan: Plan) -> tuple[dict[str, Any], .
             found.append(way)
         if len(found) == MOST_WAYS:
             break
+    if len(found) <= 1:  # hardly anything helps alone
+        found += [way for way in _several_at_once(setting, plan) if way is not None]
     return tuple(found)
 
 
 def _all_ways(setting: ServingSetting, plan: Plan) -> Iterator[dict[str, Any] | None]:
+    workload, cached = setting.workload, has_cache(setting.model)
     yield _another_layout(setting, plan)
-    cached = has_cache(setting.model)
-    narrow_cache = CACHE_FORMATS[setting.workload.kv_precision].element > 1.0
-    if cached and narrow_cache:
-        yield _check(
-            _changed(setting, kv_precision="fp8"), plan, "a cache in fp8", "--kv-precision fp8"
-        )
-    if setting.workload.prefill_chunk > SMALL_CHUNK and cached:
-        yield _check(
-            _changed(setting, prefill_chunk=SMALL_CHUNK),
-            plan,
-            f"prompts in steps of {SMALL_CHUNK:,} tokens",
-            f"--prefill-chunk {SMALL_CHUNK}",
-        )
+    narrower = cached and CACHE_FORMATS[workload.kv_precision].element > 1.0
+    if narrower:
+        yield _formats(setting, plan, kv_precision="fp8")
+    if workload.prefill_chunk > SMALL_CHUNK and cached:
+        changed = _changed(setting, prefill_chunk=SMALL_CHUNK)
+        words = f"prompts in steps of {SMALL_CHUNK:,} tokens"
+        yield _check(changed, plan, SAME, "prefill", words, f"--prefill-chunk {SMALL_CHUNK}")
     yield _fewer(setting, plan)
     yield _shorter(setting, plan)
-    yield from _smaller_weights(setting, plan, cached=cached and narrow_cache)
+    for name in _smaller_formats(setting):
+        yield _formats(setting, plan, weight_precision=name)
+    if narrower and "int4" in _smaller_formats(setting):
+        yield _formats(setting, plan, weight_precision="int4", kv_precision="fp8")
     yield _more_nodes(setting)
 
 
 def _another_layout(setting: ServingSetting, plan: Plan) -> dict[str, Any] | None:
     for other in layouts(setting, {}):
-        change = f"replicas of {other.tensor_parallel * other.pipeline_parallel} accelerators"
-        way = _check(setting, other, change, describe_serving(other))
+        ranks = other.tensor_parallel * other.pipeline_parallel
+        words = f"replicas of {ranks} accelerator{'s' if ranks > 1 else ''}"
+        if other.expert_parallel > 1:
+            words += ", which share experts"
+        way = _check(setting, other, SAME, "layout", words, describe_serving(other))
         if way is not None and other != plan:
             return way
     return None
@@ -104,46 +116,56 @@ def _fewer(setting: ServingSetting, plan: Plan) -> dict[str, Any] | None:
     most = largest_concurrency(setting, plan, sequences_of(setting, plan))
     if not most or most >= setting.workload.concurrency:
         return None
-    words = f"{most:,} sequence{'s' if most > 1 else ''} at once"
-    return _check(_changed(setting, concurrency=most), plan, words, f"--concurrency {most}")
+    changed, words = _changed(setting, concurrency=most), _sequences(most)
+    return _check(changed, plan, OTHER, "concurrency", words, f"--concurrency {most}")
 
 
 def _shorter(setting: ServingSetting, plan: Plan) -> dict[str, Any] | None:
     longest = longest_context(setting, plan, setting.workload.context_len)
     if not longest:
         return None
-    return _check(
-        _changed(setting, context_len=longest),
-        plan,
-        f"sequences of {longest:,} tokens",
-        f"--context-len {longest}",
-    )
+    changed, words = _changed(setting, context_len=longest), f"sequences of {longest:,} tokens"
+    return _check(changed, plan, OTHER, "context", words, f"--context-len {longest}")
 
 
-def _smaller_weights(
-    setting: ServingSetting, plan: Plan, *, cached: bool
-) -> Iterator[dict[str, Any] | None]:
-    """Weights in 8 and 4 bits; the latter also with a cache in 8."""
+def _formats(setting: ServingSetting, plan: Plan, **formats: str) -> dict[str, Any] | None:
+    """Weights or cache, or both, in other formats."""
+    words = {"weight_precision": "weights in", "kv_precision": "a cache in"}
+    change = " and ".join(f"{words[name]} {value}" for name, value in formats.items())
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in formats.items())
+    return _check(_changed(setting, **formats), plan, OTHER, "formats", change, options)
+
+
+def _smaller_formats(setting: ServingSetting) -> list[str]:
+    """Return formats of 8 and 4 bits with fewer bytes than now."""
     has_fp8 = "fp8" in setting.cluster.accelerator.peak_flops
     now = WEIGHT_FORMATS[setting.workload.weight_precision].element
-    for name in ("fp8" if has_fp8 else "int8", "int4"):
-        if WEIGHT_FORMATS[name].element < now:
-            yield _check(
-                _changed(setting, weight_precision=name),
-                plan,
-                f"weights in {name}",
-                f"--weight-precision {name}",
-            )
-    if cached and WEIGHT_FORMATS["int4"].element < now:
+    names = ("fp8" if has_fp8 else "int8", "int4")
+    return [name for name in names if WEIGHT_FORMATS[name].element < now]
+
+
+def _several_at_once(setting: ServingSetting, plan: Plan) -> Iterator[dict[str, Any] | None]:
+    """The smallest formats and fewer sequences; more nodes with one sequence for each replica."""
+    formats = {"kv_precision": "fp8"}
+    if "int4" in _smaller_formats(setting):
+        formats["weight_precision"] = "int4"
+    small = _changed(setting, **formats)
+    most = largest_concurrency(small, plan, sequences_of(setting, plan))
+    if most:
+        words = " and ".join(f"{key.split('_')[0]} {value}" for key, value in formats.items())
+        options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in formats.items())
         yield _check(
-            _changed(setting, weight_precision="int4", kv_precision="fp8"),
+            _changed(small, concurrency=most),
             plan,
-            "weights in int4 and a cache in fp8",
-            "--weight-precision int4 --kv-precision fp8",
+            OTHER,
+            "several",
+            f"{words.replace('kv', 'cache').replace('weight', 'weights')} and {_sequences(most)}",
+            f"{options} --concurrency {most}",
         )
+    yield _more_nodes(_changed(setting, concurrency=1), one_each=True)
 
 
-def _more_nodes(setting: ServingSetting) -> dict[str, Any] | None:
+def _more_nodes(setting: ServingSetting, *, one_each: bool = False) -> dict[str, Any] | None:
     """The fewest nodes, by doubling, on which some way to cut it fits."""
     if setting.cluster.accelerator.device == "cpu":
         return None
@@ -151,13 +173,24 @@ def _more_nodes(setting: ServingSetting) -> dict[str, Any] | None:
     while nodes <= MAX_NODES:
         larger = replace(setting, cluster=resized(setting.cluster, nodes))
         name = typed_cluster(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
-        for plan in usual_layouts(larger, {}):
-            change = f"{nodes} nodes ({larger.cluster.num_gpus} accelerators)"
-            way = _check(larger, plan, change, f"{name} {describe_serving(plan)}")
+        # one sequence each is the last resort: tensor parallelism may then cross nodes
+        for plan in layouts(larger, {}) if one_each else usual_layouts(larger, {}):
+            words = f"{nodes} nodes ({larger.cluster.num_gpus} accelerators)"
+            options = f"{name} {describe_serving(plan)}"
+            asked = larger
+            if one_each:  # of each replica
+                asked = _changed(larger, concurrency=plan.data_parallel)
+                words += f" and {_sequences(plan.data_parallel)}"
+                options += f" --concurrency {plan.data_parallel}"
+            way = _check(asked, plan, HARDWARE, "nodes", words, options)
             if way is not None:
                 return way
         nodes *= 2
     return None
+
+
+def _sequences(count: int) -> str:
+    return f"{count:,} sequence{'s' if count > 1 else ''} at once"
 
 
 def largest_concurrency(setting: ServingSetting, plan: Plan, highest: int = MAX_SEQUENCES) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from samples import CONFIGS, llama
@@ -36,6 +38,12 @@ def serve(model: Any = "llama-3-8b", cluster: str = NODE, **options: Any) -> Ser
     answer = planner.fit(model, cluster, inference=True, **options)
     assert isinstance(answer, ServingAnswer)
     return answer
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main(words)
+    return capsys.readouterr().out
 
 
 def layout(answer: ServingAnswer) -> tuple[int, int, int, int]:
@@ -159,13 +167,17 @@ def test_the_reach_is_the_last_that_fits(model: str, cluster: str, options: dict
         ("deepseek-v3", "8xH200-SXM", {"concurrency": 64, "tensor_parallel": 8}),
         ("llama-3-70b", "1xRTX4090", {"concurrency": 1}),
         ("bert-large", "1xT4", {"concurrency": 2000, "prefill_chunk": 1_000_000}),
+        # nothing helps alone
+        ("llama-3.1-405b", "1xT4", {"concurrency": 1000}),
+        ("llama-2-13b", "1xA10G", {"concurrency": 100, "context_len": 40_000}),
     ],
 )
 def test_ways_out_fit_when_they_are_asked(
-    model: str, cluster: str, options: dict[str, Any]
+    model: str, cluster: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = serve(model, cluster, **options)
     assert answer.verdict == "does_not_fit"
+    assert answer.ways_out
     assert len({way["options"] for way in answer.ways_out}) == len(answer.ways_out)
     for way in answer.ways_out:
         words = way["options"].split()
@@ -187,6 +199,9 @@ def test_ways_out_fit_when_they_are_asked(
         again = serve(model, where, **asked)
         assert again.verdict == "fits", way
         assert again.memory["peak_bytes"] == way["peak_bytes"]
+        assert json.loads(printed([*shlex.split(way["command"])[1:], "--json"], capsys)) == (
+            json.loads(json.dumps(again.to_dict())) | {"assumptions": ANY}
+        )
 
 
 def test_a_tight_answer_has_ways_out_too() -> None:
@@ -215,6 +230,8 @@ def test_published_formats_are_the_default() -> None:
     answer = serve(config)
     assert answer.setting.workload.weight_precision == "int4"
     assert "weight_precision int4 (default: as the weights are published)" in answer.assumptions
+    config = CONFIGS["llama"] | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    assert "quantization_config 'bitsandbytes' is not read" in "; ".join(serve(config).assumptions)
 
 
 def test_seq_len_is_another_word_for_the_context() -> None:
