@@ -76,8 +76,8 @@ RULES: Final[dict[Optimizer, Rule]] = {
     "paged_adamw": Rule(2.0, 2.0, paged=True),
     "paged_adamw_8bit": Rule(2.0, 2.0, eight_bit=True, paged=True),
 }
-# torch has one kernel for a whole update of these; bitsandbytes and lion-pytorch have theirs
-FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb", "lion")
+# torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
+FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
 
 
 @dataclass(frozen=True, slots=True)

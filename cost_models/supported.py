@@ -19,8 +19,7 @@ OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 # what of a workload the executor trains; other values are priced only
 TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "precision": ("bf16", "fp16", "fp32", "fp64"),
-    "optimizer": ("adamw", "sgd"),
-    "master_weights": (True,),
+    "optimizer": ("adamw", "sgd", "sgd_momentum", "adam", "lion"),
     "optimizer_state_precision": ("auto",),
     "gradient_precision": ("auto",),
 }
@@ -35,13 +34,19 @@ def supported() -> dict[str, Any]:
 
 
 def untrained_value(workload: Workload) -> str | None:
-    """Return what of a workload the executor does not train, in words."""
+    """Return what of a workload the executor does not train, in words.
+
+    Factors of a matrix (Adafactor) and products of whole ones (Muon) are other numbers on shards;
+    8-bit and paged states are bitsandbytes'.
+    """
     for name, known in TRAINED.items():
         value = getattr(workload, name)
         if value not in known:
             return (
                 f"{name} = {str(value).lower()} (only {', '.join(str(k).lower() for k in known)})"
             )
+    if not workload.master_weights and workload.precision != "bf16":
+        return f"master_weights = false with precision {workload.precision} (only with bf16)"
     return None
 
 

@@ -27,20 +27,20 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from cost_models.sharding import shards_inside
-from cost_models.workload import Precision
+from cost_models.workload import Workload
 from executor.compat import end_backward, parameter_groups, replicate
 from executor.mesh import Grid, data_axis
-from executor.models import COMPUTE_DTYPE, MASTER_DTYPE, Kept, Stage
+from executor.models import COMPUTE_DTYPE, Kept, Stage, master_dtype
 from executor.weight_gradients import Due, Store, compute, leaf_of
 
 
-def distribute(stage: Stage, grid: Grid, precision: Precision) -> dict[str, Kept]:
+def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     """Share a stage's parameters over the data ranks; return what this rank keeps of them.
 
     With one data rank only mixed precision needs FSDP, for its master weights.
     """
     plan = grid.plan
-    master, compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
+    master, compute = master_dtype(workload), COMPUTE_DTYPE[workload.precision]
     mixed = master != compute
     policy = MixedPrecisionPolicy(compute, master) if mixed else MixedPrecisionPolicy()
     experts = stage.experts_modules() if plan.experts_apart else []

@@ -55,6 +55,12 @@ COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
 }
 
 
+def master_dtype(workload: Workload) -> torch.dtype:
+    """Return the precision of the weights that the optimizer updates."""
+    table = MASTER_DTYPE if workload.master_weights else COMPUTE_DTYPE
+    return table[workload.precision]
+
+
 EXPERTS: Final = "experts"
 
 
@@ -81,12 +87,12 @@ class Stage(nn.Module):  # type: ignore[misc]
         spec, workload = file.model, file.workload
         self.index = index
         self.first, self.last = index == 0, index == file.plan.num_stages - 1
-        self.master = MASTER_DTYPE[workload.precision]
+        self.master = master_dtype(workload)
         self.axis, self.experts, self.family = axis, experts, FAMILIES[spec.family]
         whole = causal_lm(
             spec.config,
             device="meta",
-            dtype=MASTER_DTYPE[workload.precision],
+            dtype=master_dtype(workload),
             attention_kernel=workload.attention_kernel,
         )
         first_layer, end_layer = file.layer_ranges[index]
@@ -159,7 +165,7 @@ class Stage(nn.Module):  # type: ignore[misc]
     def _add_adapters(self, table: dict[str, Layout], workload: Workload) -> None:
         """Put the small matrices beside those of this stage's layers that are adapted."""
         prefixes = tuple(f"{name}." for name in self.layer_names)
-        dtype = MASTER_DTYPE[workload.precision]
+        dtype = master_dtype(workload)
         for name, layout in table.items():
             if layout.is_adapter and name.startswith(prefixes):
                 path, small, _ = name.rsplit(".", 2)

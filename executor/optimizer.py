@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cost_models.workload import Optimizer as OptimizerName
 from executor.compat import multiply_each_, skip_where
 from executor.layout import Layout, Pieces
+from executor.lion import Lion
 from executor.mesh import Grid, data_axis
 from executor.models import Stage, local_tensor
 from executor.quantised import Packed
@@ -155,9 +158,17 @@ def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
         if not h.second_copy:
             by_copies.setdefault(h.copies, []).append(h.gradient)
     for copies, gradients in by_copies.items():
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         total += norm.double().square() / copies
     return total
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all elements; of 16-bit ones in fp32, as sums of them need it."""
+    if gradients[0].dtype.itemsize > 2:
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
@@ -171,13 +182,41 @@ def multiply_gradients(held: Sequence[Held], factor: Tensor) -> None:
     multiply_each_(gradients, factor.to(gradients[0].dtype))
 
 
+MOMENTUM: Final = 0.9  # of sgd_momentum
+
+
+def torch_optimizer(
+    name: OptimizerName,
+    groups: list[dict[str, Any]],
+    *,
+    betas: tuple[float, float],
+    epsilon: float,
+) -> torch.optim.Optimizer:
+    """Return an optimizer that updates every element for itself, however tensors are shared out."""
+    if name == "lion":
+        return Lion(groups, betas=betas)
+    if name in ("adamw", "adam"):
+        kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+        made: torch.optim.Optimizer = kind(groups, betas=betas, eps=epsilon, fused=True)
+        return made
+    assert name in ("sgd", "sgd_momentum"), name  # the plan was checked
+    if name == "sgd":
+        return torch.optim.SGD(groups, fused=True)
+    optimizer = torch.optim.SGD(groups, momentum=MOMENTUM, fused=True)
+    # torch would make buffers without values where its first step is one that changes nothing
+    for group in groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
 class Optimizer:
-    """AdamW or SGD over this rank's parts; matrices decay, norms and biases do not."""
+    """An optimizer over this rank's parts; matrices decay, norms and biases do not."""
 
     def __init__(
         self,
         held: Sequence[Held],
-        name: str,
+        name: OptimizerName,
         *,
         betas: tuple[float, float],
         epsilon: float,
@@ -195,11 +234,8 @@ class Optimizer:
             for decays in (True, False)
         ]
         groups = [group for group in groups if group["params"]]
-        self.inner: torch.optim.Optimizer = (
-            torch.optim.AdamW(groups, betas=betas, eps=epsilon, fused=True)
-            if name == "adamw"
-            else torch.optim.SGD(groups, fused=True)
-        )
+        self.inner = torch_optimizer(name, groups, betas=betas, epsilon=epsilon)
+        self.skips = name != "lion"  # leaves weights and states alone where it is told so
 
     def step(
         self,
@@ -211,15 +247,19 @@ class Optimizer:
         """Update the weights with the gradients of the step, and drop the gradients.
 
         ``spoiled``: whether the gradients are not finite; then the fused kernel leaves weights and
-        states as they are, without asking the host. ``gradients``: copies, by the id of a part.
+        states as they are, without asking the host (one that is not fused asks). ``gradients``:
+        copies, by the id of a part.
         """
         copies = gradients or {}
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for h in self.held:
             self.updated[id(h)].grad = copies.get(id(h), h.gradient)
-        skip_where(self.inner, spoiled)
-        self.inner.step()
+        if self.skips:
+            skip_where(self.inner, spoiled)
+            self.inner.step()
+        elif spoiled is None or not bool(spoiled):
+            self.inner.step()
         for h in self.held:
             self.updated[id(h)].grad = None
 

@@ -13,7 +13,7 @@ from cost_models.plan_file import PlanFile
 from executor.adapters import add_adapter
 from executor.compat import causal_lm
 from executor.layout import Layout, fresh_tensor, layouts
-from executor.models import MASTER_DTYPE
+from executor.models import master_dtype
 from executor.quantised import packed
 from executor.tensor_parallel import WHOLE, TensorAxis
 
@@ -23,11 +23,11 @@ def reference_model(file: PlanFile, seed: int) -> nn.Module:
     model = causal_lm(
         file.model.config,
         device="cpu",
-        dtype=MASTER_DTYPE[file.workload.precision],
+        dtype=master_dtype(file.workload),
         attention_kernel=file.workload.attention_kernel,
     )
     table = layouts(file.model, WHOLE)
-    dtype = MASTER_DTYPE[file.workload.precision]
+    dtype = master_dtype(file.workload)
     for name, layout in table.items():
         if layout.is_adapter:
             path, small, _ = name.rsplit(".", 2)
@@ -45,7 +45,7 @@ def _start(file: PlanFile, layout: Layout, seed: int) -> Tensor:
     """Return a whole tensor's start values: of one in 4 bits, what its slices are unpacked to."""
     if not layout.quantised:
         return fresh_tensor(layout, seed, layout.ranges(WHOLE))
-    full = torch.empty(layout.shape, dtype=MASTER_DTYPE[file.workload.precision])
+    full = torch.empty(layout.shape, dtype=master_dtype(file.workload))
     for rank in range(file.plan.tensor_parallel):
         pieces = layout.ranges(TensorAxis(size=file.plan.tensor_parallel, rank=rank))
         values = fresh_tensor(layout, seed, pieces)

@@ -135,7 +135,7 @@ class Trainer:
                 stage: Stage = EncoderDecoderStage(file, index, self.axis)
             else:
                 stage = Stage(file, index, self.axis, self.experts, self.context)
-            rows = distribute(stage, self.grid, precision)
+            rows = distribute(stage, self.grid, file.workload)
             stage.materialise(self.device, start or fresh_start(seed), rows)
             self.stages.append(stage)
             self.held += held_parameters(stage, self.grid)

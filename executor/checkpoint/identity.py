@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
+from cost_models.workload import Workload
 from executor.checkpoint.index import Index
 from executor.compat import hugging_face_config
 from executor.data import Corpus, require_same
@@ -108,7 +110,7 @@ def require_same_data(index: Index, file: PlanFile, corpus: Corpus, where: str) 
 def changes(index: Index, file: PlanFile, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what else differs from the saved run, in words."""
     about = index.about
-    layout = {**about["plan"], "layer_ranges": about["layer_ranges"]}
+    layout = {**Plan().to_dict(), **about["plan"], "layer_ranges": about["layer_ranges"]}
     now = {**file.plan.to_dict(), "layer_ranges": [list(pair) for pair in file.layer_ranges]}
     layout["stage_recompute_layers"] = about.get("stage_recompute_layers")
     numbers = file.stage_recompute_layers
@@ -121,8 +123,10 @@ def changes(index: Index, file: PlanFile, options: Mapping[str, Any]) -> Iterato
             yield "dropout draws other masks than it would have under the saved plan"
     elif layout != now:
         yield "resharded: layers are cut into stages at other places"
-    for key in ("precision", "optimizer"):
-        before, after = about["workload"].get(key), file.workload.to_dict()[key]
+    usual = Workload(1, 1)  # what older files do not say
+    for key in ("precision", "optimizer", "master_weights"):
+        before = about["workload"].get(key, getattr(usual, key))
+        after = file.workload.to_dict()[key]
         if before != after:
             yield f"{key}: {before} -> {after}"
     saved = about.get("options", {})

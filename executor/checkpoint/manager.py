@@ -12,18 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.workload import Optimizer
+from cost_models.optimizer_states import RULES
 from executor.breadcrumbs import BESIDE, TRAIL
 from executor.checkpoint.errors import CheckpointError
 from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.share import own_share
 from executor.checkpoint.snapshot import Files, Snapshot
 from executor.checkpoint.writer import Writer
-from executor.models import MASTER_DTYPE
+from executor.models import master_dtype
 from executor.train import Trainer
 
 BEAT_SECONDS: Final = 1.0
-MOMENTS: Final[dict[Optimizer, int]] = {"adamw": 2, "sgd": 0}  # tensors beside each weight
 
 
 class CheckpointManager:
@@ -136,6 +135,6 @@ def _identity(trainer: Trainer) -> dict[str, Any]:
 def _expected_bytes(trainer: Trainer) -> float:
     """Return about how large a checkpoint of the whole model is."""
     workload = trainer.file.workload
-    tensors = 1 + MOMENTS[workload.optimizer]
-    each: int = MASTER_DTYPE[workload.precision].itemsize
+    tensors = 1.0 + RULES[workload.optimizer].states
+    each: int = master_dtype(workload).itemsize
     return float(trainer.file.model.num_parameters) * tensors * each
