@@ -20,7 +20,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.quiet import undisturbed
-from benchmarks.traced_memory import CONFIGS
+from benchmarks.small_models import CONFIGS
 from cost_models.families import model_spec
 from cost_models.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile

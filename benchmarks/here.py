@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.quiet import QUIET, undisturbed
-from benchmarks.traced_memory import words
+from benchmarks.small_models import words
 from cost_models.estimate import Setting
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec

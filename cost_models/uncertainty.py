@@ -33,7 +33,7 @@ TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "as FSDP on H100; no published run wa
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest is for allocator slack and the libraries' own
 # memory on a GPU, which no trace on a CPU shows.
-MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.traced_memory")
+MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM lie within 0.7 %),
 # what kernels, graphs and libraries need differs between engines and versions: published activation
 # peaks lie within 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.

@@ -15,8 +15,11 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -46,6 +49,7 @@ __all__ = [
     "cuda_masked",
     "cuda_masked_backward",
     "end_backward",
+    "fake_world",
     "grouped_mm",
     "hugging_face_config",
     "in_backward",
@@ -53,8 +57,10 @@ __all__ = [
     "operation_of",
     "parameter_groups",
     "ranks_of_group",
+    "really",
     "reduce_scatter",
     "replicate",
+    "shadows",
     "skip_where",
     "store_of_the_world",
     "turn_in_fp32",
@@ -221,7 +227,8 @@ def causal_lm(
     try:
         config = hugging_face_config(values)
         config.use_cache = False
-        if config.model_type in _ENCODER_DECODER and config.decoder_start_token_id is None:
+        start = getattr(config, "decoder_start_token_id", None)
+        if config.model_type in _ENCODER_DECODER and start is None:
             config.decoder_start_token_id = config.pad_token_id
         eager = attention_kernel == "eager" or config.model_type in _EAGER_ONLY
         implementation = "eager" if eager else "sdpa"
@@ -285,6 +292,53 @@ def _take(group: Any) -> Gradients:
 def end_backward(module: FSDPModule) -> None:
     """Do what FSDP2 does when a backward pass of a root module is over."""
     module._get_fsdp_state()._root_post_backward_final_callback()
+
+
+@contextmanager
+def fake_world(rank: int, size: int) -> Iterator[None]:
+    """Be one rank of as many as you like: tensors have no memory, and collectives move nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def really(function: Any) -> Any:
+    """Return a function that makes real tensors in a fake world, such as those on ``meta``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def shadows(casts: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``casts(True)`` before, ``casts(False)`` after DTensor works out a global shape.
+
+    It does so on tensors of that shape; inside a FakeTensorMode they are that mode's own.
+    """
+
+    def casting(method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            casts(True)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                casts(False)
+
+        return call
+
+    name = "_propagate_tensor_meta_non_cached"
+    original = getattr(ShardingPropagator, name)
+    setattr(ShardingPropagator, name, casting(original))
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, name, original)
 
 
 @contextmanager

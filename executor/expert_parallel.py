@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from executor import host_reads
 from executor.compat import all_to_all
 
 
@@ -63,7 +64,7 @@ def mixture(
     counts = indices.new_zeros(num_experts)
     counts.scatter_add_(0, indices.flatten(), torch.ones_like(indices).flatten())
     if axis.size == 1:
-        rows = experts(rows, counts.tolist())
+        rows = experts(rows, host_reads.counts(counts, rows.size(0)))
     else:
         rows = _elsewhere(axis, rows, counts, experts)
     result: Tensor = _Collect.apply(rows, order, weights, x.shape)
@@ -76,13 +77,14 @@ def _elsewhere(axis: ExpertAxis, rows: Tensor, counts: Tensor, experts: RunExper
     all_to_all(received, counts, group=axis.group)
     by_source = received.view(axis.size, -1)
     sent = counts.view(axis.size, -1).sum(1)
-    there, back = torch.stack([sent, by_source.sum(1)]).tolist()  # the host needs the sizes
+    sizes = torch.stack([sent, by_source.sum(1)])
+    there, back = host_reads.counts(sizes, rows.size(0))  # the host needs them
     rows = _Exchange.apply(axis.group, there, back, rows)
     local = torch.arange(by_source.size(1), device=rows.device).repeat(axis.size)
     # rows came sorted by rank, then by expert
     order = local.repeat_interleave(received, output_size=rows.size(0)).argsort(stable=True)
     rows = _Spread.apply(rows, order, 1)
-    rows = experts(rows, by_source.sum(0).tolist())
+    rows = experts(rows, host_reads.counts(by_source.sum(0), rows.size(0)))
     rows = _Unsort.apply(rows, order)
     result: Tensor = _Exchange.apply(axis.group, back, there, rows)
     return result

@@ -170,12 +170,12 @@ class Grid:
         kind = self.device.type
         if self.plan.dp_replicate == 1:
             return DeviceMesh.from_group(self.group(axis), kind, mesh_dim_names=(axis,))
-        copies = torch.tensor(dist.get_process_group_ranks(self.group("replicate")))
-        shards = torch.tensor(dist.get_process_group_ranks(self.group(axis)))
+        copies = np.array(dist.get_process_group_ranks(self.group("replicate")))
+        shards = np.array(dist.get_process_group_ranks(self.group(axis)))
         ranks = copies[:, None] + shards - dist.get_rank()  # every copy is laid out alike
         names = ("replicate", axis)
         return DeviceMesh.from_group(
-            [self.group(name) for name in names], kind, ranks, mesh_dim_names=names
+            [self.group(name) for name in names], kind, ranks.tolist(), mesh_dim_names=names
         )
 
     def pipeline_peer(self, pipeline_rank: int) -> int:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from executor import host_reads
 from executor.compat import all_gather, reduce_scatter
 from executor.quantised import Packed, linear, matrix_of
 from executor.weight_gradients import Due, store
@@ -141,7 +142,7 @@ def rank_randomness(axis: TensorAxis) -> Iterator[None]:
     if axis.size == 1 or axis.sequence_parallel:  # there every rank has its own seed anyway
         yield
         return
-    seed = int(torch.randint(2**62, ()))
+    (seed,) = host_reads.numbers(torch.randint(2**62, (1,)))
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed + axis.rank)

@@ -18,6 +18,7 @@ from cost_models.adapters import has_frozen
 from cost_models.plan_file import PlanFile
 from cost_models.schedules import SPLIT, rank_of_stage, stages_of_rank
 from cost_models.stages import states_between
+from executor import host_reads
 from executor.context_parallel import ContextAxis
 from executor.data.batch import Batch
 from executor.data_parallel import distribute, synchronise_on_gpu
@@ -184,7 +185,7 @@ class Trainer:
         synchronise_on_gpu(self.device)
         names = ("forward_backward", "gradients", "optimizer")
         seconds = dict(zip(names, starmap(_seconds, pairwise(marks)), strict=True))
-        found, norm, votes = torch.stack(totals).tolist()
+        found, norm, votes = host_reads.numbers(torch.stack(totals))
         scale, skipped = None, False
         if self.scaler is not None:
             scale = self.scaler.scale

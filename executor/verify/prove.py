@@ -30,7 +30,7 @@ from hardware_profiles.reading import write_text_atomically
 BATCHES: Final = 3
 TIMEOUT_SECONDS: Final = 300.0
 # of the peak, at these sizes, where small temporary tensors weigh; how far predictions are off on
-# larger models: python -m benchmarks.traced_memory
+# larger models: python -m benchmarks.memory_truth
 MEMORY_TOLERANCE: Final = 0.5
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from samples import make_setting
 
-from benchmarks.traced_memory import case, compare
+from benchmarks.memory_truth.rows import rows_of
+from benchmarks.small_models import small
 from cost_models.document_masks import as_computed, mask_bytes, masked_key_bytes
 from cost_models.estimate import price
 from cost_models.plan import Plan, PlanTable
@@ -69,8 +70,8 @@ def test_masks_are_never_free():
 @pytest.mark.parametrize("name", PLANS)
 def test_the_memory_is_what_is_traced(name: str):
     family, precision, plan = PLANS[name]
-    plain = {row["stage"]: row for row in compare(case(family, precision, plan))}
-    for row in compare(case(family, precision, plan, documents=True)):
+    plain = {row["stage"]: row for row in rows_of(small(family, precision, plan))}
+    for row in rows_of(small(family, precision, plan, document_mask=True)):
         before = plain[row["stage"]]
         assert abs(row["error_percent"]) < 2.0
         # of what the masks add, nothing is missing

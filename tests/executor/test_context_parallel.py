@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny import tiny, verified
 
-from benchmarks import traced_memory
+from benchmarks.memory_truth.rows import rows_of
+from benchmarks.small_models import small
 from cost_models.plan import CONTEXT_METHODS, Plan
 from executor import mesh, ring
 from executor.context_parallel import ContextAxis, Sight
@@ -243,7 +244,7 @@ MEMORY = {
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", MEMORY)
 def test_the_peak_is_predicted(name: str):
-    (row,) = traced_memory.compare(traced_memory.case("llama", "bf16", MEMORY[name]))
+    (row,) = rows_of(small("llama", "bf16", MEMORY[name]))
     assert abs(row["error_percent"]) < 1.5, row
 
 

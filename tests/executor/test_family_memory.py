@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import traced_memory
+from benchmarks import small_models
+from benchmarks.memory_truth.rows import rows_of
 from cost_models.plan import Plan
 
 CASES = {
@@ -35,9 +36,9 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CASES)
 def test_the_peak_is_predicted(family: str, monkeypatch: pytest.MonkeyPatch):
-    config = {"model_type": family, **traced_memory.WIDE, "num_hidden_layers": 3, **CASES[family]}
+    config = {"model_type": family, **small_models.WIDE, "num_hidden_layers": 3, **CASES[family]}
     if config["num_key_value_heads"] is None:
         del config["num_key_value_heads"]
-    monkeypatch.setitem(traced_memory.CONFIGS, family, config)
-    (row,) = traced_memory.compare(traced_memory.case(family, "fp32", Plan(micro_batch_size=8)))
+    monkeypatch.setitem(small_models.CONFIGS, family, config)
+    (row,) = rows_of(small_models.small(family, "fp32", Plan(micro_batch_size=8)))
     assert abs(row["error_percent"]) < 1.5, row

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from executor.forked import run_forked
-from executor.memory import BACKWARD, FORWARD, OPTIMIZER, Life, MemoryTracker, peak_of
+from executor.memory import MemoryTracker
+from executor.peak import BACKWARD, FORWARD, OPTIMIZER, Life, peak_of
 
 FP32 = 4
 

@@ -11,9 +11,9 @@ import torch
 from tiny import tiny, verified
 from torch import Tensor
 
-from benchmarks import traced_memory
-from cost_models.adapters import QUANTISED_BYTES, adapted
-from cost_models.estimate import Setting
+from benchmarks.memory_truth.rows import rows_of
+from benchmarks.small_models import small
+from cost_models.adapters import QUANTISED_BYTES
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor import quantised, reference
@@ -23,8 +23,6 @@ from executor.memory import MemoryTracker
 from executor.quantised import LEVELS, linear, packed
 from executor.tensor_parallel import WHOLE
 from executor.verify import TOLERANCE
-from hardware_profiles.software import software_profile
-from planner.document import plan_file
 from tests.executor.checkpoint.saving import begin, trained
 
 SHAPES = {"blocks": (48, 128), "a block over two rows": (6, 96), "an unfinished block": (5, 13)}
@@ -161,12 +159,7 @@ def test_other_values_are_seen(wrong: Any) -> None:
 
 
 def _wide(plan: Plan, precision: Any) -> PlanFile:
-    file = traced_memory.case("llama", precision, plan)
-    workload = replace(file.workload, adapter="qlora", adapter_rank=8, adapter_alpha=16.0)
-    setting = Setting(
-        adapted(file.model, workload), file.cluster, workload, software_profile("shardplan")
-    )
-    return plan_file(setting, plan, "test")
+    return small("llama", precision, plan, adapter="qlora", adapter_rank=8, adapter_alpha=16.0)
 
 
 @pytest.mark.distributed
@@ -180,7 +173,7 @@ def _wide(plan: Plan, precision: Any) -> PlanFile:
     ids=["whole", "cut", "two data ranks"],
 )
 def test_memory_is_predicted(plan: Plan) -> None:
-    (row,) = traced_memory.compare(_wide(plan, "fp32"))
+    (row,) = rows_of(_wide(plan, "fp32"))
     assert row["traced_parts"]["weights"] == row["parts"]["weights"]
     assert abs(row["error_percent"]) < 8.0
 

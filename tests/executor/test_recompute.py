@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tiny import tiny, verified
 
-from benchmarks import traced_memory
+from benchmarks.memory_truth.rows import rows_of
+from benchmarks.small_models import small
 from cost_models.plan import Plan
 from executor import models
 from executor.traffic import as_predicted
@@ -118,5 +119,5 @@ def test_parity_of_recomputation_in_parts(name: str):
 @pytest.mark.parametrize("count", [2, 6])
 def test_the_peak_is_predicted(count: int):
     plan = Plan(recompute="full", recompute_layers=count, micro_batch_size=4)
-    (row,) = traced_memory.compare(traced_memory.case("qwen3", "bf16", plan))
+    (row,) = rows_of(small("qwen3", "bf16", plan))
     assert abs(row["error_percent"]) < 2.5, row

@@ -1,0 +1,1 @@
+"""Predicted memory beside the memory of the executor's own steps, at any size."""

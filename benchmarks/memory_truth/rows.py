@@ -1,0 +1,78 @@
+"""One case beside its prediction."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from benchmarks.memory_truth.cases import Case
+from cost_models.plan import PlanTable
+from cost_models.plan_file import PlanFile
+from cost_models.rank_parameters import frozen_bytes
+from cost_models.schedules import stages_of_rank
+from cost_models.stages import contents_of
+from executor.peak import MemoryPeak
+from executor.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
+
+PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+
+
+def rows_of(file: PlanFile) -> list[dict[str, Any]]:
+    """Rehearse the first rank of every pipeline stage."""
+    return [row_of(Case("", file, stage)) for stage in range(file.plan.pipeline_parallel)]
+
+
+def row_of(case: Case) -> dict[str, Any]:
+    """Rehearse a case; return both peaks, their parts and their moments."""
+    peak = rehearsed(case.file, case.rank, documents=case.file.workload.document_mask)
+    predicted = case.prediction
+    bytes_ = predicted["allocated_bytes"]
+    return {
+        "case": case.text,
+        "stage": case.stage,
+        "predicted": bytes_,
+        "traced": peak.peak_bytes,
+        "error_percent": 100.0 * (bytes_ / peak.peak_bytes - 1.0),
+        "moment": predicted["moment"],
+        "traced_moment": moment_of(peak),
+        "parts": {name: predicted["parts"][name] for name in PARTS},
+        "traced_parts": traced_parts(case, peak),
+    }
+
+
+def moment_of(peak: MemoryPeak) -> str:
+    """Name a traced moment as the formulas do, where they have a name for it."""
+    place = re.sub(r" of micro-batch \d+", "", peak.place)
+    if peak.phase == "optimizer":
+        return "optimizer"
+    if place == LOSS:
+        return f"loss_{peak.phase}"
+    if peak.phase == "forward":
+        return f"forward {peak.place}"
+    named = {HEAD: "head", EMBEDDING: "embedding"}
+    return named.get(place, f"backward {peak.place}")
+
+
+def traced_parts(case: Case, peak: MemoryPeak) -> dict[str, float]:
+    """Name what was traced as the formulas do.
+
+    Below ZeRO-3 the gathered weights are the weights, and the shards that the optimizer updates are
+    its master weights. What is made and freed within a pass counts as activations.
+    """
+    found = {name: float(peak.parts.get(name, 0)) for name in PARTS}
+    found["activations"] += peak.parts.get("temporary", 0) + peak.parts.get("other", 0)
+    if peak.gathered_bytes and case.file.plan.zero_stage < 3:
+        frozen = frozen_of(case.file, case.stage)
+        masters = found["weights"] - frozen
+        found["optimizer"] += masters
+        found["weights"] = frozen + peak.gathered_bytes
+        found["buffers"] -= peak.gathered_bytes
+    return found
+
+
+def frozen_of(file: PlanFile, stage: int) -> float:
+    """Return the bytes of frozen weights of a pipeline rank."""
+    rank = contents_of(file.model, file.layer_ranges, stages_of_rank(file.plan, stage), stage)
+    compute = file.workload.compute_bytes
+    table = PlanTable.from_plans([file.plan])
+    return float(frozen_bytes(file.model, rank, table, compute)[0])  # type: ignore[index]

@@ -1,0 +1,167 @@
+"""Training steps without the machine: the executor on fake tensors, as one rank of many.
+
+Everything runs as it does on a machine (the real modules, our sharding, FSDP2, the pipeline's
+schedule, the optimizer), but tensors have no memory and collectives move nothing; what would live
+when is followed by the tracker. A router that nobody trained is taken to spread its tokens evenly.
+
+The device is a CPU, whose flash attention keeps what a GPU's does. Not seen: memory inside a
+kernel, the caching allocator, the libraries' own buffers; host and device are one, so offload
+shows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cost_models.plan_file import PlanFile
+from executor import host_reads, train
+from executor.breadcrumbs import TRAIL
+from executor.compat import fake_world, really, shadows
+from executor.data.batch import Batch
+from executor.data_parallel import distribute
+from executor.encoder_decoder import EncoderDecoderStage
+from executor.forked import failure, failure_of
+from executor.layout import Layout, Pieces
+from executor.memory import MemoryTracker
+from executor.models import Stage
+from executor.peak import MemoryPeak
+
+STEPS = 2  # with the second one the optimizer has its states
+LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
+
+
+def rehearsed(file: PlanFile, rank: int, *, documents: bool = False) -> MemoryPeak:
+    """Return the peak of one global rank, from a process of its own."""
+    return MemoryPeak(**in_child(partial(_rehearse, file, rank, documents)))
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """Return what a function gives in a forked process, where it may change what it likes."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(sending, function))
+    child.start()
+    sending.close()
+    try:
+        answer = json.loads(receiving.recv_bytes())
+    except EOFError:
+        answer = {"error": "ended without a word"}
+    child.join()
+    if "error" in answer:
+        raise failure_of(0, answer)
+    return answer["result"]
+
+
+def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
+    try:
+        pipe.send_bytes(json.dumps({"result": function()}).encode())
+    except BaseException as error:
+        pipe.send_bytes(json.dumps(failure(error)).encode())
+    os._exit(0)
+
+
+def _rehearse(file: PlanFile, rank: int, documents: bool) -> dict[str, Any]:
+    host_reads.numbers, host_reads.counts = _zeros, _spread_evenly
+    # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
+    train.distribute = really(distribute)  # type: ignore[attr-defined]
+    for kind in (Stage, EncoderDecoderStage):
+        kind.__init__ = really(kind.__init__)  # type: ignore[method-assign]
+    with fake_world(rank, file.plan.world_size):
+        trainer = train.Trainer(file, device=torch.device("cpu"), start=_start)
+        batch = _batch(file, trainer, documents)
+        parameters = [p for stage in trainer.stages for p in stage.parameters()]
+        tracker = MemoryTracker(
+            parameters, [trainer.optimizer.inner], hint=_hint(file, trainer.stages)
+        )
+        tracker.tag("other", [batch.inputs, batch.labels, batch.starts])
+        for stage in trainer.stages:
+            _tell_places(stage, tracker)
+
+        def mute(cast: bool) -> None:
+            tracker.muted = cast
+
+        with shadows(mute), tracker:
+            for _ in range(STEPS):
+                trainer.step(batch)
+        return tracker.result().to_dict()
+
+
+def _start(layout: Layout, pieces: Pieces) -> Tensor:
+    return torch.empty([sum(b - a for a, b in ranges) for ranges in pieces])
+
+
+def _batch(file: PlanFile, trainer: train.Trainer, documents: bool) -> Batch:
+    """Return the rows of this rank."""
+    shape = (len(trainer.rows), file.workload.seq_len)
+    inputs, labels = (torch.empty(shape, dtype=torch.int64) for _ in range(2))
+    starts = torch.empty(shape, dtype=torch.int64) if documents else None
+    tokens = file.plan.global_batch_size * file.workload.seq_len
+    return Batch(inputs, labels, tokens, starts, trainer.rows.start)
+
+
+def _zeros(values: Tensor) -> list[Any]:
+    return [0] * values.numel()
+
+
+def _spread_evenly(values: Tensor, total: int) -> list[Any]:
+    """Return balanced counts, in the shape of ``values``."""
+    places = values.size(-1)
+    counts = [total // places + (place < total % places) for place in range(places)]
+    return counts if values.dim() == 1 else [counts] * values.size(0)
+
+
+def _hint(file: PlanFile, stages: list[Stage]) -> Callable[[Tensor], str | None]:
+    """Tell logits by their width, and gradients on their way by the shapes of whole parameters."""
+    start, stop = stages[-1].start, stages[-1].stop
+    tokens = file.workload.seq_len // file.plan.context_parallel * file.plan.micro_batch_size
+    shapes = (
+        layout.local_shape(stage.axis, stage.experts)
+        for stage in stages
+        for layout in stage.layouts.values()
+    )
+    whole = {shape for shape in shapes if len(shape) > 1 and tokens not in shape}
+
+    def hint(tensor: Tensor) -> str | None:
+        shape = tuple(tensor.shape)
+        if shape in whole or shape[::-1] in whole:
+            return "buffers"
+        return "logits" if len(shape) > 1 and shape[-1] == stop - start else None
+
+    return hint
+
+
+def _tell_places(stage: Stage, tracker: MemoryTracker) -> None:
+    """Have the tracker know the module whose forward or backward pass runs, and the micro-batch."""
+
+    def note(name: str) -> None:
+        action = TRAIL.action
+        tracker.place = name if action is None else f"{name} of micro-batch {action.microbatch}"
+
+    def entered(name: str, *_: Any) -> None:
+        note(name)
+
+    def left(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda _: note(name))
+
+    family = stage.family
+    places = {name: name for name in stage.layer_names}
+    if stage.first:
+        places[family.embedding_modules[0]] = EMBEDDING
+    if stage.last:
+        places[family.head] = LOSS
+        if family.norm:
+            places[family.norm] = HEAD
+    for module_name, place in places.items():
+        module = stage.get_submodule(module_name)
+        module.register_forward_pre_hook(partial(entered, place))
+        module.register_forward_hook(partial(left, place))

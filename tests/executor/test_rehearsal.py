@@ -1,0 +1,115 @@
+"""Steps on fake tensors hold what real steps hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from benchmarks.memory_truth.cases import file_of, read
+from benchmarks.memory_truth.matrix import lines
+from benchmarks.small_models import CONFIGS, small
+from cost_models.plan import Plan
+from cost_models.plan_file import PlanFile
+from cost_models.workload import Workload
+from executor.compat import fake_world, really, shadows
+from executor.forked import run_forked
+from executor.memory import MemoryTracker
+from executor.rehearsal import in_child, rehearsed
+from executor.verify import random_batch
+from hardware_profiles.errors import InputError
+
+PLANS = {
+    "core recomputed, sequence": Plan(
+        tensor_parallel=2, sequence_parallel=True, recompute="selective", micro_batch_size=2
+    ),
+    "zero 1": Plan(data_parallel=2, zero_stage=1, num_microbatches=2),
+    "zero 3, ring": Plan(context_parallel=2, zero_stage=3, num_microbatches=2),
+    "pipeline": Plan(pipeline_parallel=2, num_microbatches=4, pipeline_schedule="zero_bubble"),
+}
+
+
+def _watched(rank: int, file: PlanFile) -> dict[str, Any]:
+    """Train two real steps of one rank."""
+    from executor.train import Trainer
+
+    trainer = Trainer(file)
+    parameters = [p for stage in trainer.stages for p in stage.parameters()]
+    with MemoryTracker(parameters, [trainer.optimizer.inner]) as tracker:
+        for step in range(2):
+            batch = random_batch(file, step).rows(trainer.rows.start, trainer.rows.stop)
+            own = replace(batch, inputs=batch.inputs.clone(), labels=batch.labels.clone())
+            del batch
+            trainer.step(own)
+    return tracker.result().to_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", PLANS)
+def test_the_peak_is_that_of_real_steps(name: str) -> None:
+    file = small("llama", "bf16", PLANS[name], seq_len=128)
+    for rank, real in enumerate(run_forked(_watched, file.plan.world_size, file, timeout=300)):
+        fake = rehearsed(file, rank)
+        assert fake.peak_bytes == real["peak_bytes"], (fake, real)
+        assert fake.phase == real["phase"]
+
+
+def test_a_layer_costs_the_same_at_every_depth() -> None:
+    """What the matrix cuts away repeats: the third layer adds what the fourth one adds."""
+    llama = CONFIGS["llama"]
+    peaks = []
+    for layers in (2, 3, 4):
+        file = file_of(
+            {**llama, "num_hidden_layers": layers}, Plan(2, zero_stage=3), Workload(256, 2)
+        )
+        peaks.append(rehearsed(file, 0).peak_bytes)
+    assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
+
+
+def test_shadows_of_global_shapes_are_not_counted() -> None:
+    """DTensor works out shapes on tensors of the whole: 8 times a rank's part."""
+
+    def peak(muting: bool) -> int:
+        with fake_world(0, 8):
+            mesh = really(init_device_mesh)("cpu", (8,))
+            part = torch.zeros(64, 16)
+            tracker = MemoryTracker()
+
+            def mute(cast: bool) -> None:
+                tracker.muted = cast and muting
+
+            with shadows(mute), tracker:
+                whole = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+                whole + whole
+        return tracker.result().peak_bytes
+
+    part = 64 * 16 * 4
+    assert in_child(lambda: peak(True)) == 2 * part
+    assert in_child(lambda: peak(False)) >= 8 * part
+
+
+def test_a_failure_is_told() -> None:
+    def fails() -> None:
+        raise InputError("no such layer")
+
+    with pytest.raises(InputError, match="no such layer"):
+        in_child(fails)
+
+
+def test_cases_are_read() -> None:
+    first, second, last = read("llama-3-8b:8 s8192 tp2 sp pp4 m8 dp2 zero1 full:1 fp32")
+    plan, workload = first.file.plan, first.file.workload
+    assert [first.rank, second.rank, last.rank] == [0, 4, 12]
+    assert (plan.tensor_parallel, plan.sequence_parallel, plan.zero_stage) == (2, True, 1)
+    assert (plan.recompute, plan.recompute_layers) == ("full", 1)
+    assert (workload.seq_len, workload.precision) == (8192, "fp32")
+    assert first.file.model.num_layers == 8
+    with pytest.raises(ValueError, match="zero9x"):
+        read("llama-3-8b zero9x")
+    assert all(read(line) for line in lines())
+    assert sum(len(read(line)) for line in lines()) >= 120
