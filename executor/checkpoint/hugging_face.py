@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 
 from executor.checkpoint.errors import DamagedError
@@ -15,6 +16,7 @@ from executor.checkpoint.identity import first_difference
 from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import TensorFiles, assembled
 from executor.checkpoint.stored import Stored, stored
+from executor.families import FAMILIES
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import read_json
 
@@ -35,8 +37,12 @@ _NOT_PARAMETERS: Final = (
     "rotary_emb.inv_freq",
     ".position_ids",
     ".e_score_correction_bias",
+    ".EncDecAttention.relative_attention_bias.weight",  # of T5's first files: nothing reads it
 )
-_HEADS: Final = frozenset({"lm_head.weight", "embed_out.weight"})
+_HEADS: Final = ("lm_head.weight", "embed_out.weight")
+# copies of a tied embedding that files may hold nevertheless
+_COPIES: Final = (*_HEADS, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+COMPARED_ROWS: Final = 8192  # at a time
 
 
 class HuggingFaceFolder:
@@ -62,8 +68,10 @@ class HuggingFaceFolder:
             raise InputError(f"{self.path}: {len(wrong)} tensors of other shapes: {_few(wrong)}")
         used = {part.key for layout in table.values() for part in self._find(layout) or ()}
         unused = [k for k in sorted({*self.file_of} - used) if not k.endswith(_NOT_PARAMETERS)]
-        if not table.keys() & _HEADS:  # tied: files may hold the head nevertheless
-            unused = [key for key in unused if key not in _HEADS]
+        if not table.keys() & {*_HEADS}:  # tied
+            copies = [key for key in unused if key in _COPIES]
+            self._check_copies(copies, table)
+            unused = [key for key in unused if key not in copies]
         if unused:
             raise InputError(
                 f"{self.path}: {len(unused)} of its {len(self.file_of)} tensors have no place in "
@@ -73,6 +81,23 @@ class HuggingFaceFolder:
         if difference is None:
             return []
         return [f"{self.path / CONFIG} differs from the plan's model: {difference}"]
+
+    def _check_copies(self, copies: list[str], table: Mapping[str, Layout]) -> None:
+        """Refuse a head of its own (Flan-T5's), which a tied model would silently lose."""
+        for key in copies:
+            name = f"{FAMILIES[self.family].tokens}.weight"
+            found = self._find(table[name]) or []
+            one, two = self._tensor(found[0].key), self._tensor(key)
+            rows = range(0, one.get_shape()[0], COMPARED_ROWS)
+            same = one.get_shape() == two.get_shape() and all(
+                torch.equal(one[row : row + COMPARED_ROWS], two[row : row + COMPARED_ROWS])
+                for row in rows
+            )
+            if not same:
+                raise InputError(
+                    f"{self.path}: {key} is not {found[0].key}, but the model is trained with one "
+                    "tensor for both (tied): such files cannot be started from"
+                )
 
     def start(self, layout: Layout, pieces: Pieces) -> Tensor:
         """Return the folder's values of a parameter's pieces; see ``executor.layout.Start``."""

@@ -85,6 +85,30 @@ def test_another_plan_continues_with_equal_losses(saved: str, resumed: str, tmp_
     assert found == pytest.approx(whole[SAVED:], rel=1e-12)
 
 
+SPANS = {
+    "dp2": Plan(2, zero_stage=3, micro_batch_size=2),
+    "tp2": Plan(1, 2, sequence_parallel=True, micro_batch_size=4),
+    "pp3": Plan(1, 1, 3, micro_batch_size=1, num_microbatches=4),  # tables on two stages each
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        pytest.param("dp2", "tp2", id="dp2 -> tp2"),
+        pytest.param("tp2", "pp3", id="tp2 -> pp3", marks=pytest.mark.slow),
+        pytest.param("pp3", "dp2", id="pp3 -> dp2", marks=pytest.mark.slow),
+    ],
+)
+def test_an_encoder_and_a_decoder_are_resharded(saved: str, resumed: str, tmp_path: Path):
+    options: dict[str, Any] = {"optimizer": "adamw", "num_layers": 2, "dropout_rate": 0.0}
+    before, after = (tiny(SPANS[name], "t5", **options) for name in (saved, resumed))
+    whole = trained(before, tmp_path / "whole", STEPS)[0]["losses"]
+    trained(before, tmp_path / "parts", SAVED, every=SAVED)
+    found = trained(after, tmp_path / "parts", STEPS)[0]["losses"]
+    assert found == pytest.approx(whole[SAVED:], rel=1e-12)
+
+
 def _saved_again(rank: int, file: PlanFile, source: str, target: str) -> str:
     """Resume, and save what that gave."""
     trainer, _ = begin(file, Path(source))

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, GenerationConfig
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
 
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
+from executor import encoder_decoder
 from executor.checkpoint.export import newest_whole, write_hugging_face
 from executor.checkpoint.hugging_face import HuggingFaceFolder
 from executor.checkpoint.index import WEIGHTS, FileEntry, Index, Part, TensorEntry, file_name
@@ -21,6 +23,7 @@ from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.stored import stored
 from executor.checkpoint.tensor_file import write_tensors
 from executor.compat import causal_lm, hugging_face_config
+from executor.data.batch import Batch
 from executor.forked import run_forked
 from executor.layout import layouts
 from executor.reference import reference_model
@@ -107,6 +110,56 @@ def test_an_export_has_its_adapters_multiplied_in(
     model, next_loss = _exported(file, tmp_path)
     assert _loss(model, file, 2) == pytest.approx(next_loss, rel=1e-12)
     assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+SPANS = Plan(1, 1, 3, micro_batch_size=1, num_microbatches=3)
+
+
+def _spans_loss(model: Any, batch: Batch) -> float:
+    seen = encoder_decoder.is_source(batch.inputs)
+    found = model(input_ids=batch.inputs, attention_mask=seen, labels=batch.labels)
+    loss: float = found.loss.item()
+    return loss
+
+
+@pytest.mark.distributed
+def test_an_export_of_an_encoder_and_a_decoder(tmp_path: Path):
+    file = tiny(SPANS, "t5", num_layers=2, optimizer="adamw", dropout_rate=0.0)
+    trained(file, tmp_path / "checkpoints", 2, every=2)
+    write_hugging_face(newest_whole(tmp_path)[0], tmp_path / "out")
+    next_loss = trained(file, tmp_path / "checkpoints", 3)[0]["losses"][0]
+    model, report = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float64, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert _spans_loss(model, random_batch(file, 2)) == pytest.approx(next_loss, rel=1e-6)
+
+
+@pytest.mark.distributed
+def test_an_encoder_and_a_decoder_start_from_a_folder(tmp_path: Path):
+    """Published files of T5 hold copies of the embedding, and a table that nothing reads."""
+    file = tiny(Plan(1, 2, 2, num_microbatches=2), "t5", num_layers=2, dropout_rate=0.0)
+    model: Any = causal_lm(
+        file.model.config, device="cpu", dtype=torch.float32, attention_kernel="flash"
+    )
+    values = {name: values.contiguous() for name, values in model.state_dict().items()}
+    values["encoder.embed_tokens.weight"] = values["shared.weight"].clone()
+    values["decoder.embed_tokens.weight"] = values["shared.weight"].clone()
+    values["lm_head.weight"] = values["shared.weight"].clone()
+    unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    values[unread] = torch.ones(8, 8)
+    model.config.save_pretrained(tmp_path)
+    save_file(values, tmp_path / "model.safetensors")
+    folder = HuggingFaceFolder(tmp_path)
+    assert folder.check(file.model.config, layouts(file.model, WHOLE)) == []
+    losses = run_forked(_first_loss, 4, file, str(tmp_path))
+    expected = _spans_loss(model.double(), random_batch(file))
+    assert losses[0] == pytest.approx(expected, rel=1e-6)
+    values["lm_head.weight"] += 1.0  # Flan-T5's is a tensor of its own
+    save_file(values, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"lm_head\.weight is not shared\.weight, .* \(tied\)"):
+        HuggingFaceFolder(tmp_path).check(file.model.config, layouts(file.model, WHOLE))
 
 
 @pytest.mark.distributed
