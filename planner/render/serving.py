@@ -118,7 +118,7 @@ def _cache(setting: ServingSetting, plan: Plan, memory: Mapping[str, Any]) -> st
     words = f"{format_bytes(memory['kv_bytes_per_token'])} a token{stages}"
     beyond = memory["kv_bytes_per_token_beyond_windows"]
     if beyond < memory["kv_bytes_per_token"]:
-        words += f" ({format_bytes(beyond)} beyond the window)"
+        words += f" ({format_bytes(beyond) if beyond else 'nothing more'} beyond the window)"
     if ranks > 1:
         words += " on each tensor-parallel rank" if plan.tensor_parallel > 1 else ""
     each = memory["parts"]["kv_cache"] / sequences_of(setting, plan)
