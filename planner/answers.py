@@ -12,6 +12,7 @@ from cost_models.estimate import Setting
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.supported import unproven
+from cost_models.units import format_bytes
 from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_document, plan_file
 from planner.question import DEFAULT_SOFTWARE
@@ -93,9 +94,21 @@ class FitAnswer:
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
+            largest=self._largest,
         )
 
     __repr__ = __str__
+
+    @property
+    def _largest(self) -> str:
+        """The largest part, and how its largest term comes about."""
+        parts = self.document["memory"]["parts"]
+        name = max(parts, key=lambda part: parts[part])
+        words = f"{name}: {format_bytes(parts[name])}"
+        term = next((t for t in self.step_memory.terms if t.part == name and t.numbers), None)
+        if term is None:
+            return words
+        return f"{words}; {term.name}: {term.formula} = {term.numbers}"
 
     def to_svg(self) -> str:
         """Return the moments of a step, drawn."""

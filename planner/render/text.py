@@ -111,6 +111,7 @@ def fit_text(
     assumptions: Sequence[str],
     ways_out: Sequence[Mapping[str, Any]],
     reach: Mapping[str, Any],
+    largest: str,
 ) -> str:
     """The answer of ``fit``."""
     memory = document["memory"]
@@ -140,8 +141,7 @@ def fit_text(
     if host is not None:
         lines += labelled("Host", host)
     if not fits:
-        largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
-        lines += labelled("Largest", f"{largest}: {format_bytes(memory['parts'][largest])}")
+        lines += labelled("Largest", largest)
     lines += labelled("Step", time_line(document["time"]))
     lines += _reach(reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))

@@ -20,6 +20,7 @@ from planner.render.paragraphs import MOMENT_WORDS, WIDTH
 from planner.render.stacked import MARKS, ORDER, stacked_bar
 from planner.step_memory import MOMENT_STORY, WITHOUT_HEAD
 
+STAGES = {"tensor_parallel": 2, "pipeline_parallel": 4, "num_microbatches": 8}
 PIPELINE = {"pipeline_parallel": 4, "tensor_parallel": 2, "num_microbatches": 8, "seq_len": 4096}
 
 
@@ -193,3 +194,23 @@ def test_the_worked_number_of_the_page_is_what_is_predicted() -> None:
         assert said[name] / 2**30 == pytest.approx(float(gib), abs=0.006), name
     for moment in MOMENTS:
         assert f"| `{moment}` |" in page
+
+
+def test_a_no_says_how_its_largest_part_comes_about() -> None:
+    answer = planner.fit("llama-3-8b", "1xRTX-4090", seq_len=2048, optimizer="adamw")
+    assert answer.verdict == "does_not_fit"
+    words = " ".join(str(answer).split())
+    assert "Largest optimizer: 89.7 GiB; fp32 master weights and states of adamw" in words
+    assert "bytes · P = 12 bytes × 8.03 B parameters" in words
+    where = " ".join(planner.fit("llama-3-70b", "8xA100-80GB", **STAGES).explain().split())
+    assert "stage 0 of 4 (the fullest)" in where
+
+
+def test_the_bars_of_the_page_are_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    shown = page.split("```console\n$ ")[1].split("```")[0].splitlines()[1:]
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192, recompute="none")
+    printed = [line.rstrip() for line in answer.explain().splitlines()]
+    told = [line for line in shown if line]
+    assert len(told) > 10
+    assert told == [line for line in printed if line][: len(told)]
