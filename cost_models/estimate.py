@@ -20,7 +20,7 @@ from cost_models.memory import MemoryParts, rank_host_bytes, rank_memory, stack_
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.recomputed import Recomputed, recomputed_layers
-from cost_models.schedules import SPLIT_CODES, V_CODES, rank_of_stage
+from cost_models.schedules import SPLIT_CODES, V_CODES, ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents
 from cost_models.step_time import TimeParts, rank_seconds, step_seconds
 from cost_models.traffic import Traffic
@@ -225,7 +225,7 @@ def pipeline_rank(
     return contents_of(
         setting.model,
         layer_ranges,
-        [rank_of_stage(plan, stage) for stage in range(plan.num_stages)],
+        ranks_of_stages(plan),
         rank,
         recomputed=recomputed_layers(plan, setting.stage_recompute_layers),
     )

@@ -73,6 +73,11 @@ def rank_of_stage(plan: Plan, stage: int) -> int:
     return stage % plan.pipeline_parallel
 
 
+def ranks_of_stages(plan: Plan) -> list[int]:
+    """Return the pipeline rank that owns each stage of a plan."""
+    return [rank_of_stage(plan, stage) for stage in range(plan.num_stages)]
+
+
 def actions(plan: Plan, rank: int) -> list[Action]:
     """Return what one pipeline rank does in a step, in order.
 

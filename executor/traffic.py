@@ -12,7 +12,7 @@ from torch import Tensor
 from cost_models.communication import AXES, KINDS, rank_traffic
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.schedules import rank_of_stage
+from cost_models.schedules import ranks_of_stages
 from cost_models.stages import contents_of
 from executor.data.batch import Batch
 from executor.measure import CommunicationCounter
@@ -91,7 +91,7 @@ def predicted_traffic(
     rank = contents_of(
         model,
         file.layer_ranges,
-        [rank_of_stage(plan, stage) for stage in range(plan.num_stages)],
+        ranks_of_stages(plan),
         pipeline_rank,
         recomputed=file.recomputed,
     )

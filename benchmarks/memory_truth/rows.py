@@ -9,7 +9,7 @@ from benchmarks.memory_truth.cases import Case
 from cost_models.plan import PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.rank_parameters import frozen_bytes
-from cost_models.schedules import stages_of_rank
+from cost_models.schedules import ranks_of_stages
 from cost_models.stages import contents_of
 from executor.peak import MemoryPeak
 from executor.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
@@ -72,7 +72,7 @@ def traced_parts(case: Case, peak: MemoryPeak) -> dict[str, float]:
 
 def frozen_of(file: PlanFile, stage: int) -> float:
     """Return the bytes of frozen weights of a pipeline rank."""
-    rank = contents_of(file.model, file.layer_ranges, stages_of_rank(file.plan, stage), stage)
+    rank = contents_of(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
     compute = file.workload.compute_bytes
     table = PlanTable.from_plans([file.plan])
     return float(frozen_bytes(file.model, rank, table, compute)[0])  # type: ignore[index]
