@@ -13,16 +13,25 @@ from dataclasses import replace
 from typing import Final
 
 from cost_models.model import LayerKind, ModelSpec, Weight
-from cost_models.workload import Workload
+from cost_models.workload import Quantisation, Workload
 from hardware_profiles.errors import InputError
 
 ADAPTED_PARTS: Final = {
     "all": ("attention", "mlp", "shared_experts"),
     "attention": ("attention",),
 }
-# QLoRA, sec. 3: 4 bits an element, one fp32 scale for each block of 64
+# QLoRA, sec. 3: 4 bits an element, one fp32 scale for each block of 64; double quantisation keeps
+# scales in 8 bits, with one fp32 number for 256 of them
 BLOCK: Final = 64
+BLOCK_OF_SCALES: Final = 256
 QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
+# Bytes of an element, and of a row (output) of its matrix. int8: one fp32 scale a row (Dettmers et
+# al., LLM.int8, arXiv:2208.07339, sec. 2.1; bitsandbytes Int8Params.SCB)
+STORED_BYTES: Final[dict[Quantisation, tuple[float, float]]] = {
+    "nf4": (QUANTISED_BYTES, 0.0),
+    "nf4_double": (0.5 + 1.0 / BLOCK + 4.0 / (BLOCK * BLOCK_OF_SCALES), 0.0),
+    "int8": (1.0, 4.0),
+}
 # elements, a multiple of the block: what is unpacked at once with the indices that this takes
 UNPACKED_AT_ONCE: Final = 1 << 22
 

@@ -10,7 +10,7 @@ Leaves out: tile and wave quantisation, power throttling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,12 @@ class Rates:
     operator: float  # host seconds to start one operator
     host_is_device: bool  # a CPU: starting an operator and running it add up
     score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
+    core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
+
+    @property
+    def of_core(self) -> Rates:
+        """The rates of attention cores and head."""
+        return self if self.core is None else replace(self, matmul=self.core, core=None)
 
 
 def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
@@ -67,7 +73,9 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
         )
     measured = accelerator.device == "cpu"
     launch = accelerator.kernel_launch
+    wide = best_matmul(accelerator, "bf16") if precision == "fp8" else None
     return Rates(
+        core=None if wide is None else TYPICAL_SHARE * wide,
         matmul=best if measured else TYPICAL_SHARE * best,
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
         operator=launch.value if launch is not None else software.operator_seconds,
@@ -168,6 +176,7 @@ def attention_core_seconds(
            CPU_FLASH_KEYS keys, a window nothing (torch: FlashAttentionKernel.cpp, kvSplitSize)
     eager  all FLOPs / R, and the score matrix moved through memory
     """
+    rate = rate.of_core
     if kernel == "flash" and rate.host_is_device:
         causal = attention.causal and attention.window is None
         visited = np.multiply(1.0, seq_len)
@@ -304,6 +313,7 @@ def head_seconds(
     if not model.head_multiply:
         zero = np.zeros_like(np.multiply(1.0, tokens))
         return PassSeconds(zero, zero, zero, zero)
+    rate = rate.of_core
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
     inputs = model.head_multiply / model.vocab_size
     matmul = matmul_seconds(tokens, inputs, outputs, compute_bytes, rate)

@@ -33,6 +33,7 @@ from cost_models.context_parallel import (
 )
 from cost_models.cross_activations import shared_bytes_per_token
 from cost_models.document_masks import mask_bytes, masked_key_bytes
+from cost_models.fp8 import fp8_regions
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.schedules import SPLIT_CODES
@@ -282,6 +283,8 @@ def _regions(
         software=software,
         blockwise=is_blockwise(table),
     )
+    if workload.precision == "fp8":
+        regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes)
     more = exchanged_bytes(kind.attention, workload.compute_bytes, table)
     masked = masked_key_bytes(kind.attention, workload, software)
     # of all tensor-parallel ranks, as the others

@@ -26,6 +26,7 @@ from cost_models.adapters import (
     trainable_part,
 )
 from cost_models.arrays import Count, Flag, Real, pick
+from cost_models.fp8 import fp8_weight_bytes
 from cost_models.held_activations import held_activations
 from cost_models.host_memory import HostBytes, offloaded_bytes
 from cost_models.model import ModelSpec
@@ -173,7 +174,9 @@ def _moments(
     fetched = 2.0 * master * params.largest_layer / np.maximum(1, table.shard_ranks)
     weights = np.where(table.offloads_weights, fetched, weights)
     optimizer = np.where(table.offloads_weights, 0.0, optimizer)
-    weights = weights + frozen_bytes(model, rank, table, compute)
+    if workload.precision == "fp8":
+        weights = weights + fp8_weight_bytes(model, table, rank)
+    weights = weights + frozen_bytes(model, rank, table, workload)
     # offloaded states are off the device; master weights stay, gradients go straight to the host
     states = _states(model, workload, table, rank, params)
     optimizer = optimizer + np.where(table.offloads_optimizer, 0.0, states.resident)

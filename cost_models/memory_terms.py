@@ -92,8 +92,10 @@ def _states(
     parts: MemoryParts,
 ) -> list[Term]:
     """Weights and optimizer: bytes a parameter times parameters."""
-    compute, model = setting.workload.compute_bytes, setting.model
-    frozen = first(frozen_bytes(model, rank, table, compute)) if has_frozen(model) else 0.0
+    model = setting.model
+    frozen = 0.0
+    if has_frozen(model):
+        frozen = first(frozen_bytes(model, rank, table, setting.workload))
     terms = []
     if frozen:
         terms.append(

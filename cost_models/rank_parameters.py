@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models.adapters import (
-    QUANTISED_BYTES,
+    STORED_BYTES,
     UNPACKED_AT_ONCE,
     frozen_part,
     has_frozen,
@@ -18,6 +18,7 @@ from cost_models.parameters import kind_numel, routed_numel, shard_numel
 from cost_models.plan import PlanTable
 from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
+from cost_models.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,28 @@ def rank_parameters(
 
 
 def frozen_bytes(
-    model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
+    model: ModelSpec, rank: PipelineRank, table: PlanTable, workload: Workload
 ) -> Real:
-    """Bytes of frozen weights, whole on every data rank: c P, or 4 bits and scales."""
+    """Bytes of frozen weights, whole on every data rank: c P, or few bits and scales.
+
+    nf4          0.5 + 4/64 bytes an element (4.5 bits)
+    nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
+    int8         1 byte, and 4 bytes for each output of a matrix
+    """
     if not has_frozen(model):
         return np.zeros(len(table))
     plain = table_parameters(frozen_part(model, quantised=False), rank, table)
-    small = table_parameters(frozen_part(model, quantised=True), rank, table)
-    return compute_bytes * plain.total + QUANTISED_BYTES * small.total
+    element, row = STORED_BYTES[workload.quantisation]
+    stored: Real = np.zeros(len(table))
+    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        for weight in kind.weights:
+            if not weight.quantised:
+                continue
+            numel = shard_numel(weight, table.tensor_parallel)
+            outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
+            rows = outputs / (table.tensor_parallel if weight.cut == "column" else 1)
+            stored = stored + count * (element * numel + row * rows)
+    return workload.compute_bytes * plain.total + stored
 
 
 def unpacked_bytes(

@@ -22,7 +22,13 @@ TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "optimizer": ("adamw", "sgd", "sgd_momentum", "adam", "lion"),
     "optimizer_state_precision": ("auto",),
     "gradient_precision": ("auto",),
+    "quantisation": ("nf4",),
 }
+# fp8 is no number format of the whole computation as the others are: each matmul has its own scales
+FP8_REFUSED: Final = (
+    "precision = fp8: the executor keeps no scales of each tensor, which fp8 matmuls need (and "
+    f"GPUs of compute capability 8.9 or newer); only {', '.join(TRAINED['precision'])}"
+)
 AXES: Final = (*OF_FAMILY, "dp_replicate", "context_parallel")
 
 
@@ -39,6 +45,8 @@ def untrained_value(workload: Workload) -> str | None:
     Factors of a matrix (Adafactor) and products of whole ones (Muon) are other numbers on shards;
     8-bit and paged states are bitsandbytes'.
     """
+    if workload.precision == "fp8":
+        return FP8_REFUSED
     for name, known in TRAINED.items():
         value = getattr(workload, name)
         if value not in known:

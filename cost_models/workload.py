@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
-Precision = Literal["bf16", "fp16", "fp32", "fp64", "tf32"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "tf32", "fp8"]
 Optimizer = Literal[
     "adamw",
     "sgd",
@@ -31,6 +31,7 @@ KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
 AdapterTargets = Literal["all", "attention"]
+Quantisation = Literal["nf4", "nf4_double", "int8"]  # of the frozen matrices of qlora
 MAX_ADAPTER_RANK: Final = 4096
 
 # bytes of one element of the weights that are multiplied, and of the activations. tf32 is fp32 in
@@ -41,6 +42,7 @@ COMPUTE_BYTES: Final = {
     "fp32": 4.0,
     "fp64": 8.0,
     "tf32": 4.0,
+    "fp8": 2.0,  # beside fp8 copies, see ``fp8``
 }
 # bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
 # optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740,
@@ -51,14 +53,10 @@ MASTER_BYTES: Final = {
     "fp32": 4.0,
     "fp64": 8.0,
     "tf32": 4.0,
+    "fp8": 4.0,
 }
 KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
-MIXED: Final = ("bf16", "fp16")  # precisions with fp32 master weights, unless told otherwise
-# fp8 is no number format of the whole computation as the others are: each matmul has its own scales
-FP8_REFUSED: Final = (
-    "precision = fp8: the executor keeps no scales of each tensor, which fp8 matmuls need (and "
-    f"GPUs of compute capability 8.9 or newer); allowed: {', '.join(get_args(Precision))}"
-)
+MIXED: Final = ("bf16", "fp16", "fp8")  # precisions with fp32 master weights, unless told otherwise
 # states of 8-bit optimizers are bytes and fp32 scales, whatever else is asked
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
 
@@ -76,6 +74,7 @@ class Workload:
     adapter_rank: int = 0
     adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
     adapter_targets: AdapterTargets = "all"  # linear layers of attention and MLP
+    quantisation: Quantisation = "nf4"  # of qlora's frozen matrices
     document_mask: bool = False  # documents of one sequence do not see each other
     master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
     optimizer_state_precision: KeptPrecision = "auto"
@@ -119,8 +118,6 @@ class Workload:
     def from_fields(cls, fields: Fields) -> Workload:
         """Read and check."""
         fields.refuse_unknown(cls.__slots__)
-        if fields.values.get("precision") == "fp8":
-            raise InputError(f"{fields.where}: {FP8_REFUSED}")
         found = cls(
             seq_len=fields.integer("seq_len", low=1, high=10**8),
             global_batch_size=fields.integer("global_batch_size", low=1, high=10**7),
@@ -145,6 +142,11 @@ class Workload:
 
 def require_consistent(workload: Workload, where: str = "") -> None:
     """Raise an InputError where two of its values contradict each other."""
+    if workload.quantisation != "nf4" and workload.adapter != "qlora":
+        raise InputError(
+            f"{where}quantisation = {workload.quantisation} is of qlora's frozen matrices (adapter "
+            f"is {workload.adapter})"
+        )
     if not workload.master_weights and workload.precision not in MIXED:
         raise InputError(
             f"{where}master_weights = false: precision {workload.precision} updates the weights "
@@ -175,4 +177,5 @@ def _adapter(fields: Fields) -> dict[str, Any]:
         "adapter_rank": rank,
         "adapter_alpha": fields.number("adapter_alpha", 2.0 * rank, low=0.0, high=1e6),
         "adapter_targets": fields.text("adapter_targets", "all", choices=get_args(AdapterTargets)),
+        "quantisation": fields.text("quantisation", "nf4", choices=get_args(Quantisation)),
     }

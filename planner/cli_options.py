@@ -15,7 +15,7 @@ ClusterText = Annotated[
 ]
 SeqLen = Annotated[int | None, typer.Option(help="tokens of a sequence")]
 GlobalBatch = Annotated[int | None, typer.Option(help="sequences of one optimizer step")]
-Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32, fp64")]
+Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp32, tf32, fp64, fp8")]
 OptimizerName = Annotated[
     str | None, typer.Option("--optimizer", help="adamw, sgd, adafactor, lion, muon, adamw_8bit, …")
 ]
@@ -37,6 +37,10 @@ Software = Annotated[str | None, typer.Option(help="whose memory and time: shard
 Lora = Annotated[int | None, typer.Option(help="train adapters of this rank on a frozen base")]
 Qlora = Annotated[int | None, typer.Option(help="the same, the frozen base in 4 bits")]
 LoraAlpha = Annotated[float | None, typer.Option(help="default: twice the rank")]
+QuantisationName = Annotated[
+    str | None,
+    typer.Option("--quantisation", help="frozen matrices of --qlora: nf4, nf4_double, int8"),
+]
 LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: all, attention")]
 Layers = Annotated[
     str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")

@@ -59,6 +59,7 @@ def fit(
     qlora: int | None = None,
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
+    quantisation: str | None = None,
     layers: str | Sequence[int] | None = None,
     inference: bool = False,
     concurrency: int | None = None,
@@ -100,7 +101,7 @@ def fit(
         master_weights=master_weights,
         attention_kernel=attention_kernel,
         software=software,
-        adapter=adapting(lora, qlora, lora_alpha, lora_targets),
+        adapter=adapting(lora, qlora, lora_alpha, lora_targets, quantisation),
         layers=layers,
         stage_recompute_layers=by_stage,
     )
@@ -267,6 +268,7 @@ def plan(
     qlora: int | None = None,
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
+    quantisation: str | None = None,
     layers: str | Sequence[int] | None = None,
     fix: str | Mapping[str, Any] | None = None,
     top: int = 10,
@@ -289,7 +291,7 @@ def plan(
         master_weights=master_weights,
         attention_kernel=attention_kernel,
         software=software,
-        adapter=adapting(lora, qlora, lora_alpha, lora_targets),
+        adapter=adapting(lora, qlora, lora_alpha, lora_targets, quantisation),
         layers=layers,
         stage_recompute_layers=by_stage,
     )

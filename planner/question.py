@@ -10,13 +10,13 @@ from cost_models.adapters import adapted
 from cost_models.estimate import Setting
 from cost_models.model import ModelSpec
 from cost_models.workload import (
-    FP8_REFUSED,
     MAX_ADAPTER_RANK,
     AdapterTargets,
     AttentionKernel,
     KeptPrecision,
     Optimizer,
     Precision,
+    Quantisation,
     Workload,
     require_consistent,
 )
@@ -47,6 +47,7 @@ class Adapting:
     rank: int
     alpha: float | None = None
     targets: str | None = None
+    quantisation: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a workload."""
@@ -60,11 +61,18 @@ class Adapting:
             "adapter_rank": rank,
             "adapter_alpha": alpha,
             "adapter_targets": targets,
+            "quantisation": check_choice(
+                "quantisation", self.quantisation or "nf4", get_args(Quantisation)
+            ),
         }
 
 
 def adapting(
-    lora: int | None, qlora: int | None, alpha: float | None, targets: str | None
+    lora: int | None,
+    qlora: int | None,
+    alpha: float | None,
+    targets: str | None,
+    quantisation: str | None = None,
 ) -> Adapting | None:
     """Return what ``--lora`` and its kin ask for; None without one of them."""
     if lora is not None and qlora is not None:
@@ -72,10 +80,12 @@ def adapting(
     if lora is None and qlora is None:
         if alpha is not None or targets is not None:
             raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
+        if quantisation is not None:
+            raise InputError("--quantisation belongs to --qlora")
         return None
     kind, rank = ("lora", lora) if lora is not None else ("qlora", qlora)
     assert rank is not None
-    return Adapting(kind, rank, alpha, targets)
+    return Adapting(kind, rank, alpha, targets, quantisation)
 
 
 def build_question(
@@ -113,8 +123,6 @@ def build_question(
         batch = cluster.num_gpus * micro_batch_size
         default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
     chosen_precision = precision
-    if chosen_precision == "fp8":
-        raise InputError(FP8_REFUSED)
     if chosen_precision is None:
         chosen_precision = default_precision(cluster.accelerator)
         default(
@@ -147,6 +155,11 @@ def build_question(
         **({} if adapter is None else adapter.fields()),
     )
     require_consistent(workload)
+    if workload.precision == "fp8":
+        assumptions.append(
+            "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
+            "16 bits beside two fp8 copies"
+        )
     model = adapted(model, workload)
     if adapter is not None:
         assumptions.append(

@@ -90,6 +90,8 @@ def _asked(setting: Setting) -> list[str]:
         words.append(f"--{workload.adapter} {workload.adapter_rank}")
         words.append(f"--lora-alpha {workload.adapter_alpha:g}")
         words.append(f"--lora-targets {workload.adapter_targets}")
+        if workload.quantisation != usual.quantisation:
+            words.append(f"--quantisation {workload.quantisation}")
     if setting.layer_ranges is not None:
         words.append(typed_layers(setting.layer_ranges))
     words += typed_by_stage(setting.stage_recompute_layers)

@@ -49,7 +49,12 @@ def test_left_out_values_are_the_documented_defaults() -> None:
         ({"optimizer_state_precision": "fp16"}, "must be one of auto, fp32, bf16"),
         ({"gradient_precision": 16}, "gradient_precision = 16"),
         ({"master_weights": "no"}, "master_weights"),
-        ({"master_weights": False, "precision": "fp32"}, "must be true; false needs bf16, fp16"),
+        ({"quantisation": "int8"}, "of qlora's frozen matrices (adapter is none)"),
+        ({"quantisation": "int4"}, "must be one of nf4, nf4_double, int8"),
+        (
+            {"master_weights": False, "precision": "fp32"},
+            "must be true; false needs bf16, fp16, fp8",
+        ),
         ({"optimizer": "adamw_8bit", "optimizer_state_precision": "fp32"}, "are 8-bit"),
         ({"precision": "fp64", "gradient_precision": "bf16"}, "everything in fp64"),
         ({"attention_kernel": 3}, "a string"),

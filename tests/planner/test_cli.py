@@ -462,6 +462,9 @@ def test_optimizer_and_its_precisions_are_options(run: Any, tmp_path: Path) -> N
     wrong = run(*FIT, "--optimizer", "adamm")
     assert wrong.code == 2
     assert "Did you mean adam" in wrong.err
+    foreign = run(*FIT, "--quantisation", "int8")
+    assert foreign.code == 2
+    assert "--quantisation belongs to --qlora" in foreign.err
     contradiction = run(*FIT, "--precision", "fp32", "--no-master-weights")
     assert contradiction.code == 2
     assert "master_weights = false" in contradiction.err

@@ -1,0 +1,77 @@
+"""Training with matmuls in fp8 (NVIDIA Transformer Engine): what is kept in which precision.
+
+Symbols   h hidden_size   F ffn_hidden_size   a query heads, e value_head_dim   c compute_bytes (2)
+          k experts of a token
+Units     bytes a token, or bytes; every argument may be a column of a plan table.
+
+In fp8: the matrices inside layers (attention, MLP, experts) as they are multiplied, and the inputs
+that their weight gradients read. In 16 bits: the weights themselves and their gradients, norms and
+their inputs, queries, keys and values, the inputs of activations, the residual stream, embedding,
+head and logits. Master weights and optimizer states as elsewhere.
+
+Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
+considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
+Leaves out: scales (one fp32 a tensor, or a byte for 32 elements), weights that are stored in fp8
+alone (``fp8_model_init``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from cost_models.activations import Regions
+from cost_models.arrays import Real
+from cost_models.model import LayerKind, ModelSpec
+from cost_models.parameters import shard_numel
+from cost_models.plan import PlanTable
+from cost_models.stages import PipelineRank
+
+FP8_BYTES: Final = 1.0
+# of a weight: as it is read along its rows (forward) and along its columns (input gradients); both
+# stay from the forward to the backward pass
+COPIES: Final = 2.0
+
+
+def fp8_regions(
+    regions: Regions, kind: LayerKind, hidden_size: int, compute_bytes: float
+) -> Regions:
+    """Saved bytes of one layer where inputs of its matrices are kept in fp8.
+
+    inputs   1 of c            of column-cut matrices
+    split    + a e             of the output matrix: the core keeps its own copy in 16 bits
+             - (c - 1) F       of the second matrix of the MLP, k times and shared experts
+    routed   - (c - 1) k h     of the first matrices of experts
+    """
+    less = compute_bytes - FP8_BYTES
+    attentions = [kind.attention, *([kind.cross_attention] if kind.cross_attention else [])]
+    copies = FP8_BYTES * sum(a.num_heads * a.value_head_dim for a in attentions)
+    mlp = kind.feed_forward
+    per_token = mlp.experts_per_token if mlp.num_experts else 1
+    width = per_token * mlp.ffn_hidden_size
+    width += mlp.shared_ffn_hidden_size if mlp.num_experts else 0
+    experts = less * mlp.experts_per_token * hidden_size if mlp.num_experts else 0.0
+    return replace(
+        regions,
+        inputs=regions.inputs * FP8_BYTES / compute_bytes,
+        split=regions.split + copies - less * width,
+        routed=regions.routed - experts,
+    )
+
+
+def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank) -> Real:
+    """Bytes of the fp8 copies of a rank's matrices: 2 an element, whole whatever the ZeRO stage."""
+    elements: Real = np.zeros(len(table))
+    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        for weight in kind.weights:
+            if weight.role in ("linear", "expert") and weight.part != "router":
+                numel = shard_numel(
+                    weight,
+                    table.tensor_parallel,
+                    expert_tensor=table.expert_tensor,
+                    expert_parallel=table.expert_parallel,
+                )
+                elements = elements + count * numel
+    return COPIES * FP8_BYTES * elements

@@ -1,0 +1,169 @@
+"""Matmuls in fp8, and frozen matrices in few bits: bytes by hand, and published figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import make_setting, sample_model
+
+from cost_models.activations import Regions, feed_forward_bytes, layer_regions
+from cost_models.adapters import STORED_BYTES, adapted
+from cost_models.compute import rates
+from cost_models.estimate import Setting, price
+from cost_models.fp8 import fp8_regions, fp8_weight_bytes
+from cost_models.plan import Plan, PlanTable
+from cost_models.rank_parameters import frozen_bytes
+from cost_models.stages import even_rank_contents
+from cost_models.workload import Quantisation, Workload
+from hardware_profiles.software import software_profile
+from hardware_profiles.spec import parse_cluster
+
+MEGATRON = software_profile("megatron")
+
+
+def first(column: Any) -> float:
+    return float(np.ravel(column)[0])
+
+
+# --- fp8 ------------------------------------------------------------------------------------------
+
+
+def of_layer(family: str) -> tuple[Regions, Regions, Any, int]:
+    model = sample_model(family)
+    kind, hidden = model.kinds[0], model.hidden_size
+    regions = layer_regions(
+        kind,
+        hidden,
+        512,
+        compute_bytes=2.0,
+        kernel="flash",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        software=MEGATRON,
+    )
+    return regions, fp8_regions(regions, kind, hidden, 2.0), kind, hidden
+
+
+def test_inputs_of_matrices_are_kept_in_8_bits() -> None:
+    """Two inputs of h and the product of F lose a byte each; the core's output is kept twice."""
+    sixteen, eight, kind, hidden = of_layer("llama")
+    ffn = kind.feed_forward.ffn_hidden_size
+    heads = kind.attention.num_heads * kind.attention.value_head_dim
+    assert sixteen.inputs == 2 * 2 * hidden
+    assert eight.inputs == 2 * hidden
+    assert first(eight.split - sixteen.split) == heads - ffn
+    assert (eight.replicated, eight.routed) == (sixteen.replicated, sixteen.routed)
+    assert first(eight.core) == first(sixteen.core)
+
+
+def test_inputs_of_experts_too() -> None:
+    sixteen, eight, kind, hidden = of_layer("mixtral")
+    experts = kind.feed_forward
+    assert sixteen.routed - eight.routed == experts.experts_per_token * hidden
+    heads = kind.attention.num_heads * kind.attention.value_head_dim
+    width = experts.experts_per_token * experts.ffn_hidden_size
+    assert first(sixteen.split - eight.split) == width - heads
+    assert width < feed_forward_bytes(experts, 2.0, MEGATRON)
+
+
+def test_two_copies_of_every_matrix_of_a_layer() -> None:
+    model = sample_model("llama")
+    (rank,) = even_rank_contents(model, 1, 1)
+    matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
+    one = PlanTable.from_plans([Plan(), Plan(1, 4), Plan(4, zero_stage=3)])
+    found = fp8_weight_bytes(model, one, rank)
+    whole = 2 * model.num_layers * matrices
+    assert np.asarray(found).tolist() == [whole, whole / 4, whole]
+
+
+def test_fp8_saves_activations_and_costs_weights() -> None:
+    def priced(precision: str) -> Any:
+        setting = make_setting("llama-3-8b", "8xH100-SXM", seq_len=4096, global_batch_size=8)
+        workload = replace(setting.workload, precision=precision)
+        setting = replace(setting, workload=workload, software=MEGATRON)
+        return setting, price(setting, PlanTable.from_plans([Plan(8, zero_stage=1)]))
+
+    setting, sixteen = priced("bf16")
+    _, eight = priced("fp8")
+    matrices = sum(w.numel for w in setting.model.kinds[0].weights if w.role == "linear")
+    more = first(eight.memory.weights) - first(sixteen.memory.weights)
+    assert more == 2 * setting.model.num_layers * matrices
+    assert first(eight.memory.optimizer) == first(sixteen.memory.optimizer)
+    assert 0.7 < first(eight.memory.activations) / first(sixteen.memory.activations) < 0.95
+    assert first(eight.memory.logits) == first(sixteen.memory.logits)
+    assert first(eight.time.compute) < first(sixteen.time.compute)
+
+
+def test_cores_and_head_run_at_the_rate_of_16_bits() -> None:
+    chip = parse_cluster("8xH100-SXM").accelerator
+    eight, sixteen = rates(chip, "fp8", MEGATRON), rates(chip, "bf16", MEGATRON)
+    assert eight.matmul > sixteen.matmul
+    assert eight.of_core.matmul == sixteen.matmul
+    assert sixteen.of_core is sixteen
+
+
+# --- frozen matrices ------------------------------------------------------------------------------
+
+
+def qlora(quantisation: Quantisation) -> tuple[Setting, float]:
+    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
+    options: Any = {"adapter": "qlora", "adapter_rank": 16, "adapter_alpha": 32.0}
+    workload = replace(setting.workload, quantisation=quantisation, **options)
+    model = adapted(setting.model, workload)
+    matrices = sum(w.numel for w in model.kinds[0].weights if w.quantised) * model.num_layers
+    return replace(setting, model=model, workload=workload), float(matrices)
+
+
+def stored_bits(quantisation: Quantisation) -> float:
+    """Bits of a quantised element, of a whole model."""
+    setting, matrices = qlora(quantisation)
+    (rank,) = even_rank_contents(setting.model, 1, 1)
+    table = PlanTable.from_plans([Plan()])
+    stored = first(frozen_bytes(setting.model, rank, table, setting.workload))
+    plain = sum(
+        w.numel
+        for kind in setting.model.pattern
+        for w in setting.model.kinds[kind].weights
+        if w.frozen and not w.quantised
+    )
+    plain += sum(w.numel for w in (*setting.model.embedding, *setting.model.head))
+    return 8 * (stored - 2.0 * plain) / matrices
+
+
+def test_bits_of_a_frozen_element() -> None:
+    """Dettmers et al., arXiv:2305.14314, sec. 3: scales cost 0.5 bits, doubly quantised 0.127."""
+    assert stored_bits("nf4") == pytest.approx(4.5, rel=1e-12)
+    assert stored_bits("nf4_double") == pytest.approx(4 + 0.127, abs=1e-3)
+    assert 8 < stored_bits("int8") < 8.01
+
+
+def test_double_quantisation_saves_3_gb_of_65_billion() -> None:
+    """The same section: 0.373 bits a parameter, about 3 GB of a 65 B model."""
+    saved = STORED_BYTES["nf4"][0] - STORED_BYTES["nf4_double"][0]
+    assert 8 * saved == pytest.approx(0.373, abs=1e-3)
+    assert saved * 65e9 == pytest.approx(3e9, rel=0.02)
+
+
+def test_int8_has_a_scale_for_every_output() -> None:
+    """Cut along the inputs a rank has all outputs, cut along the outputs its own."""
+    setting, matrices = qlora("int8")
+    (rank,) = even_rank_contents(setting.model, 1, 1)
+    kind = setting.model.kinds[0]
+    for tensor in (1, 4):
+        table = PlanTable.from_plans([Plan(1, tensor)])
+        eight = first(frozen_bytes(setting.model, rank, table, setting.workload))
+        four = replace(setting.workload, quantisation="nf4")
+        nf4 = first(frozen_bytes(setting.model, rank, table, four))
+        rows = sum(
+            w.shape[0] / (tensor if w.cut == "column" else 1) for w in kind.weights if w.quantised
+        )
+        expected = (1.0 - 0.5625) * matrices / tensor + 4 * rows * setting.model.num_layers
+        assert eight - nf4 == pytest.approx(expected, rel=1e-12)
+
+
+def test_today_s_default_is_nf4_with_fp32_scales() -> None:
+    assert Workload(1, 1).quantisation == "nf4"
+    assert STORED_BYTES["nf4"] == (0.5 + 4 / 64, 0.0)
