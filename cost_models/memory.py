@@ -29,6 +29,7 @@ from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.fp8 import fp8_weight_bytes
 from cost_models.held_activations import held_activations
 from cost_models.host_memory import HostBytes, offloaded_bytes
+from cost_models.memory_parts import MemoryParts
 from cost_models.model import ModelSpec
 from cost_models.model_states import (
     accumulated_gradient_bytes,
@@ -61,36 +62,6 @@ MOMENTS = (
     "embedding",
     "optimizer",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryParts:
-    """Bytes on one accelerator at its peak, by what they are."""
-
-    weights: Real
-    gradients: Real
-    optimizer: Real
-    activations: Real
-    logits: Real
-    buffers: Real
-    runtime: Real
-
-    @property
-    def allocated(self) -> Real:
-        """Bytes of live tensors."""
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.logits
-            + self.buffers
-        )
-
-    @property
-    def peak(self) -> Real:
-        """Bytes that the device shows as used."""
-        return self.allocated + self.runtime
 
 
 def rank_memory(
@@ -397,15 +368,3 @@ def _buffers(
         last_layer=np.maximum(np.maximum(gathered + reducing, at_end) * layer, fresh),
         embedding=reducing * params.embedding,
     )
-
-
-def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, Real, Real]:
-    """Return the parts of the rank with the largest peak, that rank's position, its moment."""
-    peaks = np.stack([parts.peak for parts, _ in per_rank])
-    limiting = np.argmax(peaks, axis=0)
-    chosen = {
-        f.name: pick([getattr(parts, f.name) for parts, _ in per_rank], limiting)
-        for f in fields(MemoryParts)
-    }
-    moment = pick([moment for _, moment in per_rank], limiting)
-    return MemoryParts(**chosen), limiting, moment

@@ -18,7 +18,8 @@ from cost_models.arrays import Real
 from cost_models.context_parallel import rank_tokens
 from cost_models.estimate import Setting
 from cost_models.held_activations import Held, held_activations, layer_bytes
-from cost_models.memory import MOMENTS, MemoryParts
+from cost_models.memory import MOMENTS
+from cost_models.memory_parts import MemoryParts
 from cost_models.offload import without_offload
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import RankParameters, frozen_bytes, table_parameters

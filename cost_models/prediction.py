@@ -18,7 +18,8 @@ from cost_models.estimate import (
     rank_memories,
     throughput,
 )
-from cost_models.memory import MOMENTS, MemoryParts
+from cost_models.memory import MOMENTS
+from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.step_time import TimeParts

@@ -11,7 +11,8 @@ from dataclasses import fields
 import numpy as np
 
 from cost_models.estimate import Setting, pipeline_rank
-from cost_models.memory import MemoryParts, rank_timeline
+from cost_models.memory import rank_timeline
+from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 
 

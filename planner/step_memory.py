@@ -9,7 +9,8 @@ from typing import Any, Final
 from cost_models.estimate import Setting, default_layer_ranges, pipeline_rank
 from cost_models.held_activations import held_activations
 from cost_models.layer_terms import LayerTerm, layer_terms
-from cost_models.memory import MOMENTS, MemoryParts
+from cost_models.memory import MOMENTS
+from cost_models.memory_parts import MemoryParts
 from cost_models.memory_terms import Term, first, memory_terms
 from cost_models.plan import Plan, PlanTable
 from cost_models.prediction import MEMORY_PARTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cost_models.memory import MemoryParts
+from cost_models.memory_parts import MemoryParts
 from cost_models.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes, format_gib
 from planner.render.paragraphs import labelled

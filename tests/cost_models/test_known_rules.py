@@ -23,7 +23,7 @@ from cost_models.activations import (
 from cost_models.adapters import QUANTISED_BYTES, adapted
 from cost_models.estimate import Setting, price
 from cost_models.families import model_spec
-from cost_models.memory import MemoryParts
+from cost_models.memory_parts import MemoryParts
 from cost_models.model_states import adam_mixed_precision
 from cost_models.parameters import kind_numel
 from cost_models.plan import Plan, PlanTable

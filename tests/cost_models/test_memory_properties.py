@@ -15,7 +15,8 @@ from cost_models.adapters import adapted
 from cost_models.estimate import Setting, default_layer_ranges, price, rank_memories
 from cost_models.families import model_spec
 from cost_models.legality import legality_codes, question_of
-from cost_models.memory import MOMENTS, MemoryParts
+from cost_models.memory import MOMENTS
+from cost_models.memory_parts import MemoryParts
 from cost_models.model import ModelSpec
 from cost_models.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.timeline import timelines

@@ -10,7 +10,8 @@ from samples import CONFIGS, LLAMA, llama, make_setting, sample_model
 
 from cost_models.estimate import Setting, default_layer_ranges, price, rank_memories
 from cost_models.families import model_spec
-from cost_models.memory import MOMENTS, MemoryParts
+from cost_models.memory import MOMENTS
+from cost_models.memory_parts import MemoryParts
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import rank_parameters

@@ -7,7 +7,8 @@ import pytest
 from samples import CONFIGS, make_setting
 
 from cost_models.estimate import Setting, default_layer_ranges, price, rank_memories
-from cost_models.memory import MOMENTS, MemoryParts
+from cost_models.memory import MOMENTS
+from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.timeline import timelines
 

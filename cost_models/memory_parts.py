@@ -1,0 +1,54 @@
+"""The parts of the memory of one accelerator, and the fullest of several ranks.
+
+Units: bytes; columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cost_models.arrays import Real, pick
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """Bytes on one accelerator at its peak, by what they are."""
+
+    weights: Real
+    gradients: Real
+    optimizer: Real
+    activations: Real
+    logits: Real
+    buffers: Real
+    runtime: Real
+
+    @property
+    def allocated(self) -> Real:
+        """Bytes of live tensors."""
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.logits
+            + self.buffers
+        )
+
+    @property
+    def peak(self) -> Real:
+        """Bytes that the device shows as used."""
+        return self.allocated + self.runtime
+
+
+def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, Real, Real]:
+    """Return the parts of the rank with the largest peak, that rank's position, its moment."""
+    peaks = np.stack([parts.peak for parts, _ in per_rank])
+    limiting = np.argmax(peaks, axis=0)
+    chosen = {
+        f.name: pick([getattr(parts, f.name) for parts, _ in per_rank], limiting)
+        for f in fields(MemoryParts)
+    }
+    moment = pick([moment for _, moment in per_rank], limiting)
+    return MemoryParts(**chosen), limiting, moment
