@@ -25,7 +25,7 @@ from hardware_profiles.software import SoftwareProfile
 FP32 = 4.0
 SINK_FEATURES = 8  # that queries and keys get for their product with a sink, in our executor
 CAPPED_BLOCK = 128.0  # queries whose capped scores are alive at once: executor.capped.BLOCK
-NONE, SELECTIVE, FULL = (RECOMPUTE.index(name) for name in ("none", "selective", "full"))
+NONE, SELECTIVE, FULL, SELECTIVE_OPS = (RECOMPUTE.index(name) for name in RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,10 @@ class Regions:
     inputs: float  # inputs of column-parallel matrices
     split: Real  # between the matrices
     core: Real  # of ``split``, what selective recomputation drops
+    # what ``selective_ops`` keeps beside the layer's input, see ``kept_results``
+    results_split: Real = 0.0  # over the tensor-parallel ranks
+    results_along: Real = 0.0  # along the sequence, with sequence parallelism
+    results_whole: Real = 0.0  # on every rank
 
 
 def norm_bytes(
@@ -222,6 +226,7 @@ def saved_bytes_per_token(
                    + routed (/ t where tensor-parallel ranks hold experts whole)
         selective  without the attention core's own tensors
         full       the layer's input: c h / (t if sp)
+        selective_ops  that, and results of matmuls, fused attention and collectives
 
     Source: Korthikanti et al. (arXiv:2205.05198), eq. 2, 4, 6; generalised to grouped queries,
     gated MLPs and flash attention.
@@ -239,10 +244,12 @@ def saved_bytes_per_token(
     )
     selective = everything - regions.core / tensor_parallel
     full = compute_bytes * hidden_size / along_sequence
-    return np.where(
-        np.equal(recompute, FULL),
-        full,
-        np.where(np.equal(recompute, SELECTIVE), selective, everything),
+    kept = full + regions.results_split / tensor_parallel
+    kept = kept + regions.results_along / along_sequence + regions.results_whole
+    return np.select(
+        [np.equal(recompute, code) for code in (FULL, SELECTIVE, SELECTIVE_OPS)],
+        [full, selective, kept],
+        everything,
     )
 
 

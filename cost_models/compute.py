@@ -247,6 +247,7 @@ def layer_seconds(
     expert_parallel: Count = 1,
     recompute_full: Flag,
     recompute_core: Flag,
+    recompute_around: Flag = False,
     kernel: str,
     compute_bytes: float,
     rate: Rates,
@@ -256,7 +257,8 @@ def layer_seconds(
     """Device seconds of one layer: forward, backward, and what is computed twice.
 
     ``tokens``: queries on this rank; each meets ``seq_len`` keys. ``core_work``: the share of
-    them that it does meet, where the core skips some.
+    them that it does meet, where the core skips some. ``recompute_around``: what is neither a
+    matmul nor attention is computed again.
 
     Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
     Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice. One of the two matmuls gives the
@@ -299,7 +301,8 @@ def layer_seconds(
     backward = (
         matrices + trained + CORE_RATIO[kernel] * core + software.backward_access_ratio * moved
     )
-    again = np.where(recompute_full, forward, np.where(recompute_core, core, 0.0))
+    again = np.where(recompute_core, core, 0.0) + np.where(recompute_around, moved, 0.0)
+    again = np.where(recompute_full, forward, again)
     return PassSeconds(forward, backward, again, matrices, core)
 
 

@@ -138,7 +138,8 @@ def exposed_seconds(
     """
     n = 1.0 * table.context_parallel
     wide = max(FP32, compute_bytes) / compute_bytes
-    again = np.where(table.recompute == 0, 0.0, recomputed_share)
+    core = (table.recompute == FULL) | (table.recompute == SELECTIVE)
+    again = np.where(core, recomputed_share, 0.0)
     forward = (n - 1.0) * (1.0 + again)
     backward = (n - 1.0) + n * wide
     share = forward / np.maximum(1.0, forward + backward)

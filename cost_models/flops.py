@@ -124,7 +124,8 @@ def hardware_flops_per_step(
 
     Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
     computes the scores again. Full recomputation repeats a layer up to the last tensor that is
-    needed (its last matrix only where a norm or a dropout follows), selective the attention core.
+    needed (its last matrix only where a norm or a dropout follows), selective the attention core,
+    selective_ops nothing but an eager core.
     ``layer_ranges``: the stages of a single plan, else even ones; where recomputation is for some
     layers of a stage, these matter. ``stage_recompute_layers``: of each stage, of a single plan.
     Dense models without context parallelism (which skips blocks that a causal mask hides).
@@ -142,6 +143,7 @@ def hardware_flops_per_step(
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
+    ops = np.where(table.recompute == RECOMPUTE.index("selective_ops"), 1.0, 0.0)
     repeats = _recomputed_layers(model, table, layer_ranges, stage_recompute_layers)
     adapters = _adapter_extras(model, table, [n * full for n in repeats])
     # an eager core ends with its second matmul, whose result the backward pass does not need
@@ -152,6 +154,7 @@ def hardware_flops_per_step(
         of_core = core_flops_per_token(kind, workload.seq_len)
         of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
+        again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
     return tokens * (once + again + adapters)
 
 

@@ -14,6 +14,7 @@ from cost_models.activations import (
     FULL,
     NONE,
     SELECTIVE,
+    SELECTIVE_OPS,
     Regions,
     backward_working_bytes_per_token,
     due_bytes_per_token,
@@ -34,6 +35,7 @@ from cost_models.context_parallel import (
 from cost_models.cross_activations import shared_bytes_per_token
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.fp8 import fp8_regions
+from cost_models.kept_results import kept_results
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.schedules import SPLIT_CODES
@@ -246,6 +248,10 @@ def _layers(
         kept = _saved(model, compute, software, table, regions, SELECTIVE)
         dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)
         again = np.where(table.recompute == FULL, whole, dropped)
+        # what was kept beside the input is given out once, and freed where nothing saves it
+        inputs = _saved(model, compute, software, table, regions, FULL)
+        rest = np.maximum(0.0, whole - (left - inputs))
+        again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
         repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
         working = np.maximum(working, walk * (recomputed < count))
         alone = np.maximum(alone, whole + walk)
@@ -289,7 +295,11 @@ def _regions(
     masked = masked_key_bytes(kind.attention, workload, software)
     # of all tensor-parallel ranks, as the others
     more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)
-    return replace(regions, split=regions.split + more, core=regions.core + more)
+    regions = replace(regions, split=regions.split + more, core=regions.core + more)
+    if not np.any(table.recompute == SELECTIVE_OPS):
+        return regions
+    split, along, whole = kept_results(model, workload, table, kind)
+    return replace(regions, results_split=split, results_along=along, results_whole=whole)
 
 
 def _saved(
@@ -350,7 +360,8 @@ def _messages(
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         saves_itself = True
     inputs = rank.num_stages - float(rank.first)
-    alone = np.where(table.recompute == FULL, 1.0 * rank.recomputed_starts, 0.0)
+    keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
+    alone = np.where(keeps_input, 1.0 * rank.recomputed_starts, 0.0)
     alone = np.where(saves_itself, inputs, alone)
     # offloaded: the layer's copy leaves, the received tensor stays
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)

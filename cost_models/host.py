@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.activations import FULL
+from cost_models.activations import FULL, SELECTIVE_OPS
 from cost_models.arrays import Real
 from cost_models.compute import Rates
 from cost_models.plan import PlanTable
@@ -26,14 +26,16 @@ def operator_seconds(
 ) -> tuple[Real, Real]:
     """Host seconds that starting the operators of a forward and of a backward pass takes.
 
-    Recomputation starts the forward operators again; those outside the layers are shared out like a
-    layer's. Weights that are shared, or apart from their master copy, are handled in groups: every
-    layer, the embedding, the head.
+    Recomputation of layers starts the forward operators again (with ``selective_ops`` the host
+    walks through all of them, and the device leaves the matmuls out); those outside the layers are
+    shared out like a layer's. Weights that are shared, or apart from their master copy, are
+    handled in groups: every layer, the embedding, the head.
     """
     layers = sum(rank.kind_counts)
     forward, backward = software.layer_operators_forward, software.layer_operators_backward
     outside = software.microbatch_operators / (forward + backward)
-    again = np.where(table.recompute == FULL, forward, 0.0)
+    walked_again = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
+    again = np.where(walked_again, forward, 0.0)
     mixed = workload.compute_bytes != workload.master_bytes
     outer = rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)

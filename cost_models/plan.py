@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "selective_ops"]
 Schedule = Literal[
     "gpipe",
     "1f1b",
@@ -39,6 +39,7 @@ Offload = Literal[
 ]
 OffloadDevice = Literal["cpu", "nvme"]
 RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
+SEARCHED_RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
 OFFLOADS: Final[tuple[str, ...]] = get_args(Offload)

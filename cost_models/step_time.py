@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from cost_models.activations import FULL, SELECTIVE
+from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.arrays import Count, Real, pick
 from cost_models.collectives import (
     all_reduce,
@@ -218,6 +218,8 @@ def rank_seconds(
     tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel
     work = core_work(workload.attention_kernel, table.context_parallel, is_blockwise(table))
+    around = table.recompute == SELECTIVE_OPS
+    scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
     for count, recomputed, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True):
         if not count:
@@ -232,7 +234,8 @@ def rank_seconds(
             expert_tensor=table.expert_tensor,
             expert_parallel=table.expert_parallel,
             recompute_full=table.recompute == FULL,
-            recompute_core=table.recompute == SELECTIVE,
+            recompute_core=(table.recompute == SELECTIVE) | (around & scores_again),
+            recompute_around=around,
             kernel=workload.attention_kernel,
             compute_bytes=compute_bytes,
             rate=rate,

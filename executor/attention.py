@@ -39,6 +39,8 @@ class Core:
     cap: float | None = None  # scores stay within it (Gemma 2)
     context: ContextAxis = ONE_RANK
     documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
+    # a recomputed layer does not run it again: what it draws must not be missed later on
+    draws_apart: bool = False
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
@@ -90,7 +92,7 @@ class Core:
         attend = _eager if self.kernel == "eager" else _fused if self.cap is None else _capped
         if not self.dropout:
             return attend(self, query, key, value, sinks)
-        with rank_randomness(self.axis):
+        with rank_randomness(self.axis, apart=self.draws_apart):
             return attend(self, query, key, value, sinks)
 
     def narrower(self, query: Tensor) -> int | None:

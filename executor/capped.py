@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from executor.kept_results import once
+
 BLOCK: Final = 128  # queries, as priced in cost_models.activations
 CHUNKS: Final = 16
 Seen = Callable[[slice], Tensor]  # whether these queries see each key: (B or 1, 1, Q, S)
@@ -64,16 +66,7 @@ class _CappedAttention(Function):  # type: ignore[misc]
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
     ) -> Tensor:
         ctx.seen, ctx.scaling, ctx.cap = seen, scaling, cap
-        output = torch.empty_like(query)
-        exact = torch.promote_types(query.dtype, torch.float32)
-        log_sums = query.new_empty(query.shape[:-1], dtype=exact)
-        for rows in _blocks(query.size(2)):
-            scores = _tangents(query[:, :, rows], key, scaling / cap).mul_(cap)
-            scores.masked_fill_(~seen(rows), float("-inf"))
-            log_sum = scores.logsumexp(-1, keepdim=True)
-            weights = scores.sub_(log_sum).exp_().to(value.dtype)
-            output[:, :, rows] = _ungrouped(_grouped(weights, value) @ value, query)
-            log_sums[:, :, rows] = log_sum.squeeze(-1)
+        output, log_sums = once(lambda: _forward(query, key, value, seen, scaling, cap))
         ctx.save_for_backward(query, key, value, output, log_sums)
         return output
 
@@ -102,6 +95,23 @@ class _CappedAttention(Function):  # type: ignore[misc]
             query_gradient[:, :, rows] = _ungrouped(by_key @ key, query)
             key_gradient += by_key.transpose(2, 3) @ _grouped(asked, key)
         return query_gradient, key_gradient, value_gradient, None, None, None
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of every query's scores."""
+    output = torch.empty_like(query)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    log_sums = query.new_empty(query.shape[:-1], dtype=exact)
+    for rows in _blocks(query.size(2)):
+        scores = _tangents(query[:, :, rows], key, scaling / cap).mul_(cap)
+        scores.masked_fill_(~seen(rows), float("-inf"))
+        log_sum = scores.logsumexp(-1, keepdim=True)
+        weights = scores.sub_(log_sum).exp_().to(value.dtype)
+        output[:, :, rows] = _ungrouped(_grouped(weights, value) @ value, query)
+        log_sums[:, :, rows] = log_sum.squeeze(-1)
+    return output, log_sums
 
 
 def _blocks(length: int) -> Iterator[slice]:

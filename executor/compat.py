@@ -36,8 +36,10 @@ from transformers.utils import logging as transformers_logging
 from hardware_profiles.errors import InputError
 
 __all__ = [
+    "KEPT_OPERATORS",
     "Conv1D",
     "ParameterGroup",
+    "alias_below_autograd",
     "all_gather",
     "all_to_all",
     "apply_rotary_pos_emb",
@@ -65,6 +67,7 @@ __all__ = [
     "store_of_the_world",
     "turn_in_fp32",
     "turn_neighbours",
+    "version_of",
     "watching_collectives",
 ]
 
@@ -85,6 +88,33 @@ cuda_masked_backward = _ATEN._scaled_dot_product_efficient_attention_backward
 all_to_all = dist.all_to_all_single
 # one kernel for one matmul an expert; public since torch 2.10
 grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+
+# matmuls with a weight, and fused attention: what selective recomputation of torch's kind keeps
+_KEPT: Final = (
+    "mm",
+    "addmm",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+KEPT_OPERATORS: Final = frozenset(getattr(_ATEN, name).default for name in _KEPT)
+
+
+def alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a detached alias that sees, by its version, when the tensor is changed in place.
+
+    Inside ``__torch_dispatch__`` a plain ``detach`` would have a version of its own.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    version: int = tensor._version
+    return version
+
 
 multiply_each_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
 

@@ -31,6 +31,10 @@ def check_compilable(plan: Plan, family: str = "", adapter: Adapter = "none") ->
         raise InputError(
             f"--compile: with offload {plan.offload} it is not proven to give eager's values"
         )
+    if plan.recompute == "selective_ops":
+        raise InputError(
+            "--compile: with recompute selective_ops it is not proven to give eager's values"
+        )
     for name in ("context_parallel", "expert_parallel"):
         if (value := getattr(plan, name)) > 1:
             raise InputError(

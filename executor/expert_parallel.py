@@ -23,6 +23,7 @@ from torch.autograd import Function
 
 from executor import host_reads
 from executor.compat import all_to_all
+from executor.kept_results import once
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,7 @@ def mixture(
 
 def _elsewhere(axis: ExpertAxis, rows: Tensor, counts: Tensor, experts: RunExperts) -> Tensor:
     """Have every row computed by the rank that holds its expert."""
-    received = torch.empty_like(counts)
-    all_to_all(received, counts, group=axis.group)
+    received = once(lambda: _counts_of_others(axis, counts))
     by_source = received.view(axis.size, -1)
     sent = counts.view(axis.size, -1).sum(1)
     sizes = torch.stack([sent, by_source.sum(1)])
@@ -90,13 +90,19 @@ def _elsewhere(axis: ExpertAxis, rows: Tensor, counts: Tensor, experts: RunExper
     return result
 
 
+def _counts_of_others(axis: ExpertAxis, counts: Tensor) -> Tensor:
+    received = torch.empty_like(counts)
+    all_to_all(received, counts, group=axis.group)
+    return received
+
+
 class _Exchange(Function):  # type: ignore[misc]
     """Send ``there[i]`` rows to rank i and receive ``back[i]`` rows from it."""
 
     @staticmethod
     def forward(ctx: Any, group: Any, there: list[int], back: list[int], rows: Tensor) -> Tensor:
         ctx.group, ctx.there, ctx.back = group, there, back
-        return _exchanged(group, there, back, rows)
+        return once(lambda: _exchanged(group, there, back, rows))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

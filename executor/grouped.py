@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.compat import grouped_mm
+from executor.kept_results import once
 from executor.weight_gradients import Due, store
 
 
@@ -47,11 +48,15 @@ class _GroupedLinear(Function):  # type: ignore[misc]
         ctx.sources = (weight,)
         ctx.counts, ctx.transposed = counts, transposed
         ctx.bias, ctx.adds_bias = bias is not None, adds_bias
-        result = _multiply(rows, counts, weight if transposed else weight.transpose(1, 2))
-        if bias is not None and adds_bias:
-            for index, block in _blocks(counts):
-                result[block].add_(bias[index])
-        return result
+
+        def result() -> Tensor:
+            product = _multiply(rows, counts, weight if transposed else weight.transpose(1, 2))
+            if bias is not None and adds_bias:
+                for index, block in _blocks(counts):
+                    product[block].add_(bias[index])
+            return product
+
+        return once(result)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

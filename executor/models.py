@@ -377,6 +377,7 @@ def _layer(
         recompute=plan.recompute == "selective",
         context=context,
         causal=kind.attention.causal,
+        draws_apart=plan.recompute == "selective_ops",
     )
     return Layer(
         family=family,
@@ -387,6 +388,7 @@ def _layer(
         dropout=spec.hidden_dropout,
         residual_multiplier=getattr(module, "residual_multiplier", 1.0),
         recompute=plan.recompute == "full",
+        keeps_results=plan.recompute == "selective_ops",
         random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
         offload=plan.offloads_activations,
     )
@@ -394,7 +396,8 @@ def _layer(
 
 def kept(layer: Layer) -> Layer:
     """Return the layer as one that keeps all its activations."""
-    return replace(layer, core=replace(layer.core, recompute=False), recompute=False)
+    core = replace(layer.core, recompute=False)
+    return replace(layer, core=core, recompute=False, keeps_results=False)
 
 
 def _look_up(table: Any, offset: int, positions: Tensor) -> Tensor:

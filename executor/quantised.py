@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cost_models.adapters import BLOCK, UNPACKED_AT_ONCE
+from executor.kept_results import once
 
 # Dettmers et al., appendix E: quantiles of the normal distribution, with an exact zero
 LEVELS: Final = (
@@ -115,7 +116,7 @@ class _Linear(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
-        return F.linear(x, weight.matrix(x.dtype), bias)
+        return once(lambda: F.linear(x, weight.matrix(x.dtype), bias))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from torch.autograd import Function
 from executor.blockwise import Kernel, Sum, sinks_gradient
 from executor.compat import all_gather, reduce_scatter
 from executor.context_parallel import ContextAxis, Sight
+from executor.kept_results import once
 
 
 def blockwise_attention(
@@ -55,23 +56,9 @@ class _Blockwise(Function):  # type: ignore[misc]
         value: Tensor,
         sinks: Tensor | None,
     ) -> Tensor:
-        total = Sum(query, value)
-        for rank, keys, values in _exchange(sight.axis, key, value)():
-            for block in sight.blocks(rank, query.size(2)):
-                mask = sight.mask(block, rank, query)
-                part = kernel.forward(
-                    query[:, :, block.queries],
-                    keys[:, :, block.keys],
-                    values[:, :, block.keys],
-                    block.causal,
-                    mask,
-                )
-                total.add(block.queries, *part)
-        if sinks is not None:
-            total.add_sinks(sinks)
-        output = total.output.to(query.dtype)
+        output, lse = once(lambda: _attended(sight, kernel, query, key, value, sinks))
         ctx.sight, ctx.kernel = sight, kernel
-        ctx.save_for_backward(query, key, value, output, total.lse, sinks)
+        ctx.save_for_backward(query, key, value, output, lse, sinks)
         return output
 
     @staticmethod
@@ -101,6 +88,27 @@ class _Blockwise(Function):  # type: ignore[misc]
         of_key, of_value = exchange.own_gradients()
         of_sinks = None if sinks is None else sinks_gradient(sinks, lse, output, gradient)
         return None, None, of_query.to(query.dtype), of_key, of_value, of_sinks
+
+
+def _attended(
+    sight: Sight, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of every query's scores."""
+    total = Sum(query, value)
+    for rank, keys, values in _exchange(sight.axis, key, value)():
+        for block in sight.blocks(rank, query.size(2)):
+            mask = sight.mask(block, rank, query)
+            part = kernel.forward(
+                query[:, :, block.queries],
+                keys[:, :, block.keys],
+                values[:, :, block.keys],
+                block.causal,
+                mask,
+            )
+            total.add(block.queries, *part)
+    if sinks is not None:
+        total.add_sinks(sinks)
+    return total.output.to(query.dtype), total.lse
 
 
 class _Pairs:

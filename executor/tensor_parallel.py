@@ -26,6 +26,7 @@ from torch.autograd import Function
 
 from executor import host_reads
 from executor.compat import all_gather, reduce_scatter
+from executor.kept_results import block_result, once, repeats
 from executor.quantised import Packed, linear, matrix_of
 from executor.weight_gradients import Due, store
 
@@ -77,10 +78,13 @@ def row_linear(axis: TensorAxis, x: Tensor, weight: Tensor, bias: Tensor | None)
     backward  all_gather   or nothing
     """
     if axis.size == 1 and not axis.weights_later:
-        return F.linear(x, weight, bias)
-    y = _row_linear(axis, x, weight)
+        with block_result():
+            return F.linear(x, weight, bias)
+    with block_result(summed=axis.size > 1):
+        y = _row_linear(axis, x, weight)
     if axis.size > 1:
-        y = sum_over_ranks(axis, y)
+        with block_result():
+            y = sum_over_ranks(axis, y)
     return y if bias is None else y + bias
 
 
@@ -134,12 +138,14 @@ def every_token(axis: TensorAxis, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def rank_randomness(axis: TensorAxis) -> Iterator[None]:
+def rank_randomness(axis: TensorAxis, *, apart: bool = False) -> Iterator[None]:
     """Let dropout differ between ranks that hold different heads, and nowhere else.
 
     The seed is drawn from the generator that all ranks share, so recomputation draws it again.
+    ``apart``: whether anything is drawn inside leaves no trace on what is drawn after it.
     """
-    if axis.size == 1 or axis.sequence_parallel:  # there every rank has its own seed anyway
+    # with sequence parallelism every rank has its own seed anyway
+    if (axis.size == 1 or axis.sequence_parallel) and not apart:
         yield
         return
     (seed,) = host_reads.numbers(torch.randint(2**62, (1,)))
@@ -159,8 +165,12 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         ctx.sources = weights  # as they came: a gradient goes through a view to its parameter
         ctx.trained = [number for number in range(count) if ctx.needs_input_grad[3 + number]]
         ctx.save_for_backward(x, *(None if isinstance(w, Packed) else w for w in weights))
-        whole = _gather(axis, x)() if axis.sequence_parallel else x
-        return tuple(linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
+
+        def outputs() -> tuple[Tensor, ...]:
+            whole = _gather(axis, x)() if axis.sequence_parallel else x
+            return tuple(linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
+
+        return once(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -240,9 +250,9 @@ class _SumOverRanks(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        if not axis.sequence_parallel:
+        if not axis.sequence_parallel and not repeats():
             ctx.mark_dirty(x)
-        return _reduce(axis, x)()
+        return once(lambda: _reduce(axis, x)())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -254,7 +264,7 @@ class _Total(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return _all_reduced(axis, x)
+        return once(lambda: _all_reduced(axis, x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -271,7 +281,7 @@ class _WholeTokens(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return _gather(axis, x)() if axis.sequence_parallel else x.view_as(x)
+        return once(lambda: _gather(axis, x)()) if axis.sequence_parallel else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -296,7 +306,7 @@ class _EveryToken(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return _gather(axis, x)()
+        return once(lambda: _gather(axis, x)())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

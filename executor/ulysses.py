@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from executor.compat import all_to_all
 from executor.context_parallel import ContextAxis
+from executor.kept_results import once
 
 
 def ulysses(
@@ -49,7 +50,7 @@ class _ToHeads(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: ContextAxis, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.axis = axis
-        return _to_heads(axis, tensors)
+        return once(lambda: _to_heads(axis, tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -62,7 +63,7 @@ class _ToTokens(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: ContextAxis, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.axis = axis
-        return _to_tokens(axis, tensors)
+        return once(lambda: _to_tokens(axis, tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from typing import Final
 
 from cost_models.adapters import adapted
 from cost_models.estimate import Setting
-from cost_models.plan import Plan, Recompute
+from cost_models.plan import SEARCHED_RECOMPUTE, Plan
 from cost_models.workload import Optimizer
 from hardware_profiles.build import build_cluster
 from hardware_profiles.catalogue import accelerators
@@ -49,7 +49,7 @@ def other_plans(setting: Setting, plan: Plan) -> Iterator[Change]:
         asked = even if kind in ANEW else setting
         return Change(PLAN, kind, words, options, asked, changed)
 
-    for recompute in get_args(Recompute)[1:]:
+    for recompute in SEARCHED_RECOMPUTE[1:]:
         changed = replace(plan, recompute=recompute, recompute_layers=0, recompute_every=0)
         options = f"--recompute {recompute}" + (TAKE_BACK if some else "")
         yield change("recompute", f"recompute {recompute}", options, changed)

@@ -46,7 +46,8 @@ Layers = Annotated[
     str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")
 ]
 Recompute = Annotated[
-    str | None, typer.Option(help="none, selective, full; full:1/2: one of every two layers")
+    str | None,
+    typer.Option(help="none, selective, full, selective_ops; full:1/2: every other layer"),
 ]
 RecomputeLayers = Annotated[
     str | None,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from cost_models.estimate import Setting
 from cost_models.families import model_spec
 from cost_models.legality import FEWEST, question_of, require_legal
 from cost_models.model import ModelSpec
 from cost_models.offload import HOST_MEMORY_BANDWIDTH, NVME_BANDWIDTH
-from cost_models.plan import Plan, Recompute
+from cost_models.plan import SEARCHED_RECOMPUTE, Plan
 from cost_models.schedules import default_virtual_stages
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.schema import Cluster
@@ -161,7 +161,7 @@ def _least_recompute(
 
     ``none``: may be the answer.
     """
-    choices = get_args(Recompute)
+    choices = SEARCHED_RECOMPUTE
     for recompute in choices if none else choices[1:]:
         candidate = replace(plan, recompute=recompute)
         document = plan_document(setting, candidate)

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.model import ModelSpec
-from cost_models.plan import CONTEXT_METHODS, FLAGS, RECOMPUTE, SCHEDULES, WORDS, Plan, PlanTable
+from cost_models.plan import (
+    CONTEXT_METHODS,
+    FLAGS,
+    RECOMPUTE,
+    SCHEDULES,
+    SEARCHED_RECOMPUTE,
+    WORDS,
+    Plan,
+    PlanTable,
+)
 from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError, did_you_mean
@@ -205,7 +214,7 @@ def _blocks(
     methods = _wanted(fixed, "context_parallel_method", known)
     zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
-    recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(RECOMPUTE))]
+    recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))]
     return [
         {
             "data_parallel": data,

@@ -14,7 +14,7 @@ from cost_models.estimate import Setting
 from cost_models.families import model_spec
 from cost_models.legality import legality_codes
 from cost_models.model import ModelSpec
-from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.presets import load_preset
 from cost_models.rule import Question
 from cost_models.workload import Workload
@@ -103,7 +103,7 @@ def all_plans(
     setting: Setting,
     *,
     virtual_stages: tuple[int, ...] = (1, 2, 3, 4),
-    recompute: tuple[str, ...] = RECOMPUTE,
+    recompute: tuple[str, ...] = SEARCHED_RECOMPUTE,
     replicas: bool = False,
     experts: bool = False,
 ) -> Iterator[Plan]:

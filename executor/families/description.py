@@ -95,5 +95,6 @@ class Layer:
     dropout: float  # of what attention and MLP add to the hidden state
     residual_multiplier: float  # of the same
     recompute: bool  # the whole layer
+    keeps_results: bool  # it is recomputed, but for its matrices, attention and collectives
     random: bool  # has dropout
     offload: bool  # what it saves goes to the host

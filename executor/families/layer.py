@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from executor.attention import Documents
 from executor.families.description import Block, Layer, Rotary
+from executor.kept_results import recomputed_around, unread
 from executor.offload import offloaded
 from executor.recompute import recomputed
 
@@ -27,7 +28,9 @@ def run_layer(
         layer = replace(layer, core=replace(layer.core, documents=documents))
     if not module.training:  # evaluation: nothing is dropped, nothing is kept
         core = replace(layer.core, dropout=0.0, recompute=False)
-        layer = replace(layer, core=core, dropout=0.0, recompute=False, offload=False)
+        layer = replace(
+            layer, core=core, dropout=0.0, recompute=False, keeps_results=False, offload=False
+        )
     if layer.offload:
         rest = partial(_run, layer, module, hidden, rotary)
         staying = [*module.parameters(), *module.buffers(), *(rotary or ())]
@@ -38,6 +41,8 @@ def run_layer(
 def _run(layer: Layer, module: nn.Module, hidden: Tensor, rotary: Rotary | None) -> Tensor:
     if layer.recompute:
         return recomputed(decoder_layer, module, layer, hidden, rotary, random=layer.random)
+    if layer.keeps_results:
+        return recomputed_around(decoder_layer, module, layer, hidden, rotary, random=layer.random)
     return decoder_layer(module, layer, hidden, rotary)
 
 
@@ -51,7 +56,10 @@ def decoder_layer(module: Any, layer: Layer, hidden: Tensor, rotary: Rotary | No
     block = family.attention_block
     attention = module.get_submodule(block.name)
     read = _normed(module, block.norm_before, hidden)
-    output = _finished(module, layer, block, family.attention(attention, layer, read, rotary))
+    # side by side, the backward pass asks for neither block's result
+    with unread(layer.kind.parallel_residual and not _is_normed(block)):
+        output = family.attention(attention, layer, read, rotary)
+    output = _finished(module, layer, block, output)
     after = _normed(module, block.norm_sum, hidden + output)
 
     block = family.feed_forward_block
@@ -59,9 +67,14 @@ def decoder_layer(module: Any, layer: Layer, hidden: Tensor, rotary: Rotary | No
         read = _normed(module, block.norm_before, after)
     elif block.norm_before is not None:  # else it shares the norm of the attention
         read = _normed(module, block.norm_before, hidden)
-    output = family.feed_forward(module.get_submodule(block.name), layer, read)
+    with unread(not layer.kind.feed_forward.num_experts and not _is_normed(block)):
+        output = family.feed_forward(module.get_submodule(block.name), layer, read)
     after = after + _finished(module, layer, block, output)
     return _normed(module, block.norm_sum, after)
+
+
+def _is_normed(block: Block) -> bool:
+    return block.norm_after is not None or block.norm_sum is not None
 
 
 def _normed(module: Any, name: str | None, x: Tensor) -> Tensor:

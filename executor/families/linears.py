@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from executor.compat import Conv1D
+from executor.kept_results import block_result
 from executor.quantised import Packed
 from executor.quantised import linear as multiply
 from executor.tensor_parallel import WHOLE, TensorAxis, column_linear, row_linear, sum_over_ranks
@@ -42,10 +43,12 @@ def row(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
     if not is_adapted(linear):
         return row_linear(axis, x, _out_in(linear), linear.bias)
     inner = F.linear(x, linear.lora_A.weight)
-    y = linear.lora_scale * F.linear(inner, linear.lora_B.weight)
-    y = y + multiply(x, _out_in(linear))  # last, where a recomputation may leave it out
+    with block_result(summed=axis.size > 1):
+        y = linear.lora_scale * F.linear(inner, linear.lora_B.weight)
+        y = y + multiply(x, _out_in(linear))  # last, where a recomputation may leave it out
     if axis.size > 1:
-        y = sum_over_ranks(axis, y)
+        with block_result():
+            y = sum_over_ranks(axis, y)
     return y if linear.bias is None else y + linear.bias
 
 

@@ -46,6 +46,7 @@ def cases() -> list[Case]:
         *_experts(),
         *_adapters(),
         *_offload(),
+        *_kept_results(),
         *_together(),
     ]
     found = list({case.name: case for case in found}.values())
@@ -198,6 +199,29 @@ def _offload() -> Iterator[Case]:
     yield _case(whole, tied=True)
     both = Plan(1, 2, 2, recompute="selective", num_microbatches=2, offload="optimizer+activations")
     yield _case(both, "gpt2", tied=True)
+
+
+def _kept_results() -> Iterator[Case]:
+    """Layers that are recomputed around their matmuls, with everything that has results to keep."""
+    ops: dict[str, Any] = {"recompute": "selective_ops", "num_microbatches": 2}
+    yield _case(Plan(2, zero_stage=3, **ops), "gpt_neox")
+    for family in ("llama", "gpt2", "gemma2", "olmo2", "bert"):
+        yield _case(Plan(1, 2, sequence_parallel=family != "olmo2", **ops), family)
+    yield _case(Plan(1, 2, 2, 2, "zbv", **{**ops, "num_microbatches": 4}), "phi", tied=True)
+    everything = Plan(2, 2, 2, 1, "zero_bubble", 2, True, **ops)
+    yield _case(everything, "qwen3", tied=True)
+    for method in ("ring", "ulysses"):
+        shared: dict[str, Any] = {"context_parallel": 2, "context_parallel_method": method}
+        yield _case(Plan(1, 2, sequence_parallel=True, **shared, **ops), "mistral")
+    yield _case(Plan(2, 2, expert_parallel=2, zero_stage=1, **ops), "qwen2_moe")
+    yield _case(Plan(1, 2, sequence_parallel=True, **ops), "deepseek_v3")
+    yield Case(
+        "llama the first layer of each stage selective_ops, lora",
+        Plan(1, 2, 2, recompute_layers=1, **ops),
+        options={"lora": 4},
+    )
+    eager = {"attention_kernel": "eager"}
+    yield Case("qwen2 eager attention selective_ops", Plan(1, 2, **ops), "qwen2", eager)
 
 
 def _together() -> Iterator[Case]:

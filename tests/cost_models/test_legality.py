@@ -73,6 +73,16 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {},
         ["recompute_layers = 2", "needs recompute selective or full"],
     ),
+    "recompute_offload": (
+        {"recompute": "selective_ops", "offload": "activations"},
+        {},
+        ["selective_ops with offload activations", "stay on the device"],
+    ),
+    "recompute_encoder_decoder": (
+        {"recompute": "selective_ops"},
+        {"model": sample_model("t5")},
+        ["selective_ops", "encoder-decoder", "must be none, selective or full"],
+    ),
     "recompute_every": (
         {"recompute": "full", "recompute_layers": 1, "recompute_every": 5},
         {},
@@ -320,6 +330,8 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "sequence_length"
     if p * v > model.num_layers:
         return "num_layers"
+    if plan.recompute == "selective_ops" and any(k.cross_attention for k in model.kinds):
+        return "recompute_encoder_decoder"
     schedule = plan.pipeline_schedule
     several = {"zbv": (2,), "dualpipev": (2,)}
     several |= dict.fromkeys(("interleaved_1f1b", "interleaved_zero_bubble"), (2, 3))

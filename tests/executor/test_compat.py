@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import CONFIGS, tiny
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_models.plan import Plan
 from executor import compat
@@ -119,6 +120,35 @@ def test_every_family_builds_without_memory_and_without_words(recwarn, capsys):
         assert all(p.is_meta for p in model.parameters())
     assert not recwarn.list
     assert capsys.readouterr() == ("", "")
+
+
+class _Aliasing(TorchDispatchMode):  # type: ignore[misc]
+    """Keeps an alias of what every exponential gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.exp.default:
+            self.kept.append(compat.alias_below_autograd(found))
+        return found
+
+
+def test_an_alias_below_autograd_sees_changes_in_place():
+    with _Aliasing() as mode:
+        y = torch.ones(2, requires_grad=True).exp()
+        before = compat.version_of(mode.kept[0])
+        y.add_(1.0)
+    assert compat.version_of(mode.kept[0]) == before + 1
+    assert mode.kept[0].data_ptr() == y.data_ptr()
+    assert not mode.kept[0].requires_grad
+
+
+def test_kept_operators_are_overloads():
+    assert len(compat.KEPT_OPERATORS) == 6
+    assert torch.ops.aten.mm.default in compat.KEPT_OPERATORS
 
 
 def test_rotary_positions_turn_pairs():

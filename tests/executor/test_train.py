@@ -12,6 +12,7 @@ from tiny import random_batch, tiny
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.data.batch import IGNORED, Batch
+from executor.families import layer
 from executor.forked import run_forked
 from executor.gather import gathered
 from executor.learning_rate import LearningRate
@@ -124,17 +125,34 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bool):
     found = {}
-    for recompute in ("none", "selective", "full"):
+    # with it attention draws apart from the rest, where ranks do not do so anyway
+    again = ("selective", "full", *(["selective_ops"] if not sequence_parallel else []))
+    for recompute in ("none", *again):
         plan = Plan(1, 2, sequence_parallel=sequence_parallel, recompute=recompute)
         file = tiny(plan, "gpt2", num_layers=2, **DROPOUT)
         first, second = run_forked(_dropped, 2, file)
         assert first == second
         found[recompute] = first
-    for recompute in ("selective", "full"):
+    for recompute in again:
         assert found[recompute]["loss"] == found["none"]["loss"]
         assert found[recompute]["norm"] == pytest.approx(found["none"]["norm"], rel=1e-12)
     without = run_forked(_dropped, 1, exact(tiny(Plan(), "gpt2", num_layers=2, **DROPOUT)))[0]
     assert found["none"]["loss"] != pytest.approx(without["loss"], rel=1e-6)
+
+
+def _dropped_once(rank: int, file: PlanFile) -> dict[str, Any]:
+    """The same without any recomputation; what is drawn is the same."""
+    layer.recomputed_around = lambda run, *arguments, random: run(*arguments)  # type: ignore[assignment]
+    return _dropped(rank, file)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "eager"])
+def test_dropout_is_replayed_around_what_is_kept(kernel: str):
+    plan = Plan(1, 2, sequence_parallel=True, recompute="selective_ops")
+    file = tiny(plan, "gpt2", num_layers=2, attention_kernel=kernel, **DROPOUT)
+    once, twice = (run_forked(run, 2, file)[0] for run in (_dropped_once, _dropped))
+    assert twice["loss"] == once["loss"]
+    assert twice["norm"] == pytest.approx(once["norm"], rel=1e-12)
 
 
 def _warm_up(rank: int, file: PlanFile) -> list[float]:

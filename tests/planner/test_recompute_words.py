@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 import planner
 from cost_models.plan_file import read_plan_file
+from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 from planner import cli, front_door
 from planner.cli import app
 from planner.compare import compare
 from planner.replan import replan
+from planner.space import enumerate_plans
 
 CLUSTER = "8xA100-80GB"
 OPTIONS: dict[str, Any] = {"seq_len": 256, "pipeline_parallel": 4}
@@ -124,3 +126,29 @@ def test_search_and_file(tmp_path: Path) -> None:
         cli.main(["fit", "gpt2", CLUSTER, "--recompute", "full", "--recompute-layers", "1,x"])
     assert stop.value.code == 2
     assert not fewer.exists()
+
+
+def test_what_is_recomputed_around_what_is_kept(tmp_path: Path) -> None:
+    none, ops, full = (fitted(recompute=name) for name in ("none", "selective_ops", "full"))
+    peaks = [answer.document["memory"]["peak_bytes"] for answer in (none, ops, full)]
+    assert peaks == sorted(peaks, reverse=True)
+    times = [answer.document["time"]["parts"]["recompute"] for answer in (none, ops, full)]
+    assert times == sorted(times)
+    assert len(set(times)) == len(set(peaks)) == 3
+    half = fitted(recompute="selective_ops:1/2")
+    assert half.document["time"]["parts"]["recompute"] == pytest.approx(times[1] / 2)
+    assert ops.to_dict()["not_run"] is None
+    assert "--recompute selective_ops:1/2" in str(half)
+    with pytest.raises(InputError, match="selective_ops with offload activations"):
+        fitted(recompute="selective_ops", offload="activations")
+    output = tmp_path / "plan.json"
+    command = ["plan", "llama-3.2-1b", CLUSTER, "--seq-len", "1024", "--output", str(output)]
+    result = CliRunner().invoke(app, [*command, "--fix", "recompute=selective_ops,mbs=1,pp=1"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert read_plan_file(output).plan.recompute == "selective_ops"
+
+
+def test_the_search_leaves_it_out_unless_it_is_pinned() -> None:
+    for fixed, codes in (({}, [0, 1, 2]), ({"recompute": "selective_ops"}, [3])):
+        table = enumerate_plans(llama(), Workload(256, 8), 8, fixed)
+        assert sorted(set(table.recompute.tolist())) == codes
