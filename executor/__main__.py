@@ -1,4 +1,4 @@
-"""``python -m executor``: run a plan, export its weights, tokenize data, measure this machine.
+"""``python -m executor``: run a plan, export weights, tokenize data, measure, trace a module.
 
 Also the program that torchrun starts: ``torchrun --nproc-per-node 8 -m executor run plan.json …``.
 torch is imported inside the commands, so that --help answers at once.
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser().parse_args(given)
         if options.command == "measure":
             return _measure(options)
+        if options.command == "trace":
+            return _trace(options)
         if options.command == "tokenize":
             return _tokenize(options)
         if options.command == "export":
@@ -85,6 +87,20 @@ def _tokenize(options: argparse.Namespace) -> int:
     if header.skipped_rows:
         print(f"{header.skipped_rows:,} bad rows were skipped", file=sys.stderr)
     print(f"wrote {options.output}; next: shardplan run PLAN --data {options.output}")
+    return 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    """Print, on one line, what a module holds, keeps and computes."""
+    from executor.trace_module import trace
+
+    found = trace(
+        options.module,
+        precision=options.precision,
+        typed=options.input,
+        device=options.device,
+    )
+    print(json.dumps(found, allow_nan=False))
     return 0
 
 

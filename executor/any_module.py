@@ -1,29 +1,37 @@
 """Training any ``nn.Module`` over data ranks, with ZeRO 0 to 3; nothing is cut inside a layer.
 
-A factory returns the module; called with the rows of a micro-batch it returns their mean loss. What
-it computes is not looked into: its memory and time are unknown, its parameters can be counted.
+A factory returns the module; called with the rows of a micro-batch it returns their mean loss, or
+something whose ``loss`` it is. Blocks (``executor.module_blocks``) are gathered one at a time and
+may be recomputed. ``executor.trace_module`` says what it keeps and computes.
+
+In bf16 weights, gradients and optimizer states are fp32 and operators run under torch.autocast,
+which knows those that need fp32 (batch norms, losses); fp16 would need a loss scale.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from cost_models.plan import Plan
 from cost_models.workload import Optimizer, Precision
 from executor.compat import replicate
 from executor.mesh import Grid, connect, local_device
 from executor.models import COMPUTE_DTYPE, MASTER_DTYPE, local_tensor
+from executor.module_blocks import blocks, loss_of, recompute
 from hardware_profiles.errors import InputError
 
 PREFIX: Final = "module:"
+PRECISIONS: Final = ("bf16", "fp32", "fp64")
+OPTIMIZERS: Final[dict[str, Any]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 _ITS_OWN: Final = {"data_parallel", "dp_replicate", "zero_stage", "micro_batch_size"}
 _ITS_OWN_TOO: Final = {"num_microbatches", "pipeline_schedule", "context_parallel_method"}
 Factory = Callable[[], nn.Module]
@@ -57,7 +65,7 @@ def load_factory(name: str) -> Factory:
 def sizes(factory: Factory) -> Sizes:
     """Count the parameters, without memory for them where the factory asks for none itself."""
     with torch.device("meta"):
-        module = _module(factory)
+        module = module_of(factory)
     found = list(module.parameters())
     return Sizes(sum(p.numel() for p in found), sum(p.numel() for p in found if p.requires_grad))
 
@@ -67,11 +75,22 @@ def check_plan(plan: Plan) -> None:
     default = Plan()
     for field in fields(Plan):
         value, allowed = getattr(plan, field.name), getattr(default, field.name)
+        if field.name == "recompute" and value == "full":
+            continue
         if field.name not in _ITS_OWN | _ITS_OWN_TOO and value not in (allowed, False):
             raise InputError(
                 f"{field.name} = {value}: an nn.Module of unknown layers is trained over data "
                 f"ranks only (must be {allowed})"
             )
+
+
+def check_precision(precision: str) -> None:
+    """Raise an InputError for a precision that needs more than autocast: fp16 a loss scale."""
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"precision = {precision!r}: a module of unknown layers is trained in "
+            f"{', '.join(PRECISIONS)}"
+        )
 
 
 class ModuleTrainer:
@@ -91,17 +110,21 @@ class ModuleTrainer:
         device: torch.device | None = None,
     ) -> None:
         check_plan(plan)
-        self.plan, self.max_grad_norm = plan, max_grad_norm
+        check_precision(precision)
+        self.plan, self.max_grad_norm, self.precision = plan, max_grad_norm, precision
         self.device = device or local_device()
         connect(self.device)
         self.grid = Grid.of(plan, self.device)
         torch.manual_seed(seed)  # every rank starts with the same weights
-        self.module = _module(factory).to(self.device, MASTER_DTYPE[precision])
-        self._share(precision)
+        self.module = module_of(factory).to(self.device, MASTER_DTYPE[precision])
+        if plan.recompute == "full":
+            recompute(blocks(self.module).values())
+        self._share()
         torch.manual_seed(seed + 1 + self.grid.samples_rank)  # dropout differs
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
-        self.optimizer: torch.optim.Optimizer = kind(
+        if optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer = {optimizer!r} (must be {' or '.join(OPTIMIZERS)})")
+        self.optimizer: torch.optim.Optimizer = OPTIMIZERS[optimizer](
             parameters, lr=learning_rate, weight_decay=weight_decay, foreach=False
         )
 
@@ -131,24 +154,31 @@ class ModuleTrainer:
             self._before_backward(last=number == plan.num_microbatches - 1)
             first = self.grid.samples_rank * plan.num_microbatches + number
             here = slice(first * plan.micro_batch_size, (first + 1) * plan.micro_batch_size)
-            loss = self.module(**{k: v[here].to(self.device) for k, v in batch.items()}) / whole
+            loss = self._loss({k: v[here].to(self.device) for k, v in batch.items()}) / whole
             loss.backward()
             total += loss.detach()
         return total
 
-    def _share(self, precision: Precision) -> None:
-        """Share the parameters over the data ranks, a layer of a list at a time."""
-        master, compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
-        if self.plan.data_parallel == 1 and master == compute:
+    def _loss(self, arguments: dict[str, Any]) -> Tensor:
+        master, compute = MASTER_DTYPE[self.precision], COMPUTE_DTYPE[self.precision]
+        kind = self.device.type
+        with torch.autocast(kind, compute) if master != compute else nullcontext():
+            loss = loss_of(self.module(**arguments))
+        if loss is None:
+            raise InputError("the module returns no loss (a single number, or something with one)")
+        return loss
+
+    def _share(self) -> None:
+        """Share the parameters over the data ranks, a block at a time."""
+        if self.plan.data_parallel == 1:
             return
-        policy = MixedPrecisionPolicy(compute, master) if master != compute else None
-        options = {"mesh": self.grid.sharding_mesh(), "mp_policy": policy or MixedPrecisionPolicy()}
-        for part in (*_layers(self.module), self.module):
-            if self.plan.zero_stage == 0 and self.plan.data_parallel > 1:
-                replicate(part, **options)
+        mesh = self.grid.sharding_mesh()
+        for part in (*blocks(self.module).values(), self.module):
+            if self.plan.zero_stage == 0:
+                replicate(part, mesh=mesh)
                 continue
             frees = self.plan.zero_stage == 3 and part is not self.module
-            fully_shard(part, **options, reshard_after_forward=frees)
+            fully_shard(part, mesh=mesh, reshard_after_forward=frees)
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.set_gradient_divide_factor(1.0)  # losses are shares of the mean already
@@ -166,7 +196,7 @@ class ModuleTrainer:
         local = [local_tensor(gradient) for gradient in gradients]
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         for gradient in local:
-            squares += gradient.double().square().sum()
+            squares += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
         copies = 1 if self.plan.zero_stage else self.plan.data_parallel
         dist.all_reduce(squares)  # HSDP: every replica holds a copy of each shard
         copies = max(copies, self.plan.dp_replicate)
@@ -177,17 +207,9 @@ class ModuleTrainer:
         return norm
 
 
-def _module(factory: Factory) -> nn.Module:
+def module_of(factory: Factory) -> nn.Module:
+    """Call the factory; raise an InputError unless it returns a module."""
     module = factory()
     if not isinstance(module, nn.Module):
         raise InputError(f"the factory returns {type(module).__name__} (an nn.Module is expected)")
     return module
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members of the outermost lists of layers: they are gathered one at a time."""
-    for child in module.children():
-        if isinstance(child, (nn.ModuleList, nn.Sequential)):
-            yield from (member for member in child if any(True for _ in member.parameters()))
-        else:
-            yield from _layers(child)

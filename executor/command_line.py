@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, get_args
 
+from cost_models.workload import Precision
 from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.failure_options import add_failures, add_nodes
 from executor.learning_rate import SCHEDULES, LearningRate
@@ -81,7 +82,28 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of one file (default: %(default)s)",
     )
-    for command in (run, measure, tokenize, export):
+    trace = commands.add_parser(
+        "trace",
+        prog="python -m executor trace",
+        help="what a module holds, keeps and computes (JSON)",
+        epilog=EXIT_CODES,
+    )
+    trace.add_argument("module", metavar="module:package.path:factory")
+    trace.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=DTYPE[B,…]",
+        help="an argument of the module, for example x=float32[B,3,224,224]",
+    )
+    trace.add_argument("--precision", choices=get_args(Precision), default="fp32")
+    trace.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="whose operators to follow (none is needed; default: %(default)s)",
+    )
+    for command in (run, measure, tokenize, export, trace):
         command.add_argument("--json", action="store_true", help="one JSON document on stdout")
         command.add_argument("--traceback", action="store_true", help="show where errors arise")
     return top

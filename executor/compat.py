@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -38,6 +38,8 @@ from hardware_profiles.errors import InputError
 __all__ = [
     "KEPT_OPERATORS",
     "Conv1D",
+    "FakeTensor",
+    "FakeTensorMode",
     "ParameterGroup",
     "alias_below_autograd",
     "all_gather",
@@ -67,6 +69,7 @@ __all__ = [
     "store_of_the_world",
     "turn_in_fp32",
     "turn_neighbours",
+    "unset_fake_temporarily",
     "version_of",
     "watching_collectives",
 ]

@@ -22,6 +22,7 @@ from planner.cli_options import (
     Force,
     GlobalBatch,
     GradientPrecision,
+    Inputs,
     Json,
     Kernel,
     Layers,
@@ -77,6 +78,7 @@ def plan(
     lora_targets: LoraTargets = None,
     quantisation: QuantisationName = None,
     layers: Layers = None,
+    inputs: Inputs = None,
     fix: Annotated[str, typer.Option(help="pin parts of the plan: tp=2,pp=2,zero=1")] = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="plans to show")] = 10,
     output: Annotated[
@@ -88,13 +90,15 @@ def plan(
     """What is the best plan? A search over DP x TP x PP x ZeRO, recompute and micro-batch size."""
     from cost_models.plan_file import write_plan_file
     from hardware_profiles.errors import NoLegalPlanError
-    from planner.answers import not_run, to_json
+    from planner.answers import PlanAnswer, not_run, to_json
     from planner.front_door import plan as ask
     from planner.here import cluster_or_measure
+    from planner.module_trace import refuse_for_modules
     from planner.outputs import refuse_existing
 
     if output is not None:
         refuse_existing(output, force=force)  # before any work is done
+    refuse_for_modules(model, output)
     try:
         answer = ask(
             model,
@@ -114,6 +118,7 @@ def plan(
             lora_targets=lora_targets,
             quantisation=quantisation,
             layers=layers,
+            inputs=inputs,
             fix=fix,
             top=top,
         )
@@ -121,10 +126,10 @@ def plan(
         if json:
             print(to_json(error.document))
         raise
-    if output is not None:
+    if output is not None and isinstance(answer, PlanAnswer):
         write_plan_file(output, answer.plan_file(), force=force)
     print(to_json(answer.to_dict()) if json else answer)
-    if output is not None:
+    if output is not None and isinstance(answer, PlanAnswer):
         why = not_run(answer.setting, answer.best)
         following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
         say(f"{'':<11}wrote {output}; {following if why is None else why}")

@@ -16,6 +16,7 @@ from planner.cli_options import (
     GlobalBatch,
     GradientPrecision,
     Inference,
+    Inputs,
     Json,
     Kernel,
     KVPrecision,
@@ -63,6 +64,7 @@ def fit(
     lora_targets: LoraTargets = None,
     quantisation: QuantisationName = None,
     layers: Layers = None,
+    inputs: Inputs = None,
     dp: Annotated[int | None, typer.Option(help="data parallel")] = None,
     tp: Annotated[int | None, typer.Option(help="tensor parallel")] = None,
     pp: Annotated[int | None, typer.Option(help="pipeline parallel")] = None,
@@ -103,9 +105,11 @@ def fit(
     from planner.drawing import check_drawing, refuse_drawings, write_drawing
     from planner.front_door import fit as ask
     from planner.here import cluster_or_measure
+    from planner.module_trace import refuse_for_modules
 
     if inference:
         refuse_drawings(explain=explain, output=output)
+    refuse_for_modules(model, output, explain=explain)
     if output is not None:
         check_drawing(output, force=force)  # before any work is done
     answer = ask(
@@ -127,6 +131,7 @@ def fit(
         lora_targets=lora_targets,
         quantisation=quantisation,
         layers=layers,
+        inputs=inputs,
         data_parallel=dp,
         tensor_parallel=tp,
         pipeline_parallel=pp,

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 Model = Annotated[
-    str, typer.Argument(help="preset, config.json, folder, hub id, or a size such as 7b")
+    str,
+    typer.Argument(
+        help="preset, config.json, folder, hub id, size such as 7b, or module:package.path:factory"
+    ),
 ]
 ClusterText = Annotated[
     str, typer.Argument(metavar="CLUSTER", help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8")
@@ -70,6 +73,14 @@ KVPrecision = Annotated[
 WeightPrecision = Annotated[
     str | None,
     typer.Option(help="inference: of the weights: bf16, fp16, fp32, fp8, int8, int4, mxfp4"),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=DTYPE[B,…]",
+        help="of module:…: an argument, for example x=float32[B,3,224,224] (may be repeated)",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 Explain = Annotated[

@@ -21,6 +21,7 @@ from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.document import plan_document
 from planner.host_room import host_assumptions
 from planner.model_source import resolve_model
+from planner.module_trace import is_module
 from planner.question import Question, adapting, build_question
 from planner.reach import reach
 from planner.recompute_words import without_list
@@ -35,6 +36,8 @@ from planner.serving_question import (
 )
 from planner.serving_setting import PLAN_FIELDS
 from planner.space import check_fixed, parse_fixed
+from planner.traced_answers import TracedFitAnswer, TracedPlanAnswer
+from planner.traced_front_door import fit_module, plan_module
 from planner.ways_out import ways_out
 
 MOST_PLANS: Final = 1000  # in an answer
@@ -61,6 +64,7 @@ def fit(
     lora_targets: str | None = None,
     quantisation: str | None = None,
     layers: str | Sequence[int] | None = None,
+    inputs: Sequence[str] | None = None,
     inference: bool = False,
     concurrency: int | None = None,
     context_len: int | None = None,
@@ -68,14 +72,15 @@ def fit(
     kv_precision: str | None = None,
     weight_precision: str | None = None,
     **plan_options: Any,
-) -> FitAnswer | ServingAnswer:
+) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """Say whether a model trains on a cluster with a plan, and with which margin.
 
     ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its
     documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
     ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
     sequence a micro-batch, and the least recomputation that fits. ``layers``: those of every stage
-    in order (``"3,5,5,3"``), which are even ones otherwise.
+    in order (``"3,5,5,3"``), which are even ones otherwise. ``inputs``: what a
+    ``module:package.path:factory`` is called with (``"x=float32[B,3,224,224]"``).
 
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
     tokens each (prompt and answer); see ``planner.serving``.
@@ -88,22 +93,45 @@ def fit(
         plan_options["micro_batch_size"] = micro_batch_size
     options = {k: v for k, v in plan_options.items() if v is not None}
     fixed, by_stage = without_list(check_fixed(options, "plan"))
+    common: dict[str, Any] = {
+        "global_batch_size": global_batch_size,
+        "precision": precision,
+        "optimizer": optimizer,
+    }
+    of_layers: dict[str, Any] = {
+        "seq_len": seq_len,
+        "optimizer_state_precision": optimizer_state_precision,
+        "gradient_precision": gradient_precision,
+        "master_weights": master_weights,
+        "attention_kernel": attention_kernel,
+        "software": software,
+        "layers": layers,
+        "stage_recompute_layers": by_stage,
+    }
+    adapters: dict[str, Any] = {
+        "lora": lora,
+        "qlora": qlora,
+        "lora_alpha": lora_alpha,
+        "lora_targets": lora_targets,
+        "quantisation": quantisation,
+    }
+    if is_module(model):
+        return fit_module(
+            str(model),
+            _cluster(cluster),
+            inputs=inputs,
+            **common,
+            unknown={**of_layers, **adapters},
+            fixed=fixed,
+        )
+    _refuse_inputs(inputs)
     question = build_question(
         _model(model),
         _cluster(cluster),
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
         micro_batch_size=fixed.get("micro_batch_size", 1),
-        precision=precision,
-        optimizer=optimizer,
-        optimizer_state_precision=optimizer_state_precision,
-        gradient_precision=gradient_precision,
-        master_weights=master_weights,
-        attention_kernel=attention_kernel,
-        software=software,
-        adapter=adapting(lora, qlora, lora_alpha, lora_targets, quantisation),
-        layers=layers,
-        stage_recompute_layers=by_stage,
+        adapter=adapting(**adapters),
+        **common,
+        **of_layers,
     )
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=global_batch_size is not None
@@ -270,33 +298,57 @@ def plan(
     lora_targets: str | None = None,
     quantisation: str | None = None,
     layers: str | Sequence[int] | None = None,
+    inputs: Sequence[str] | None = None,
     fix: str | Mapping[str, Any] | None = None,
     top: int = 10,
-) -> PlanAnswer:
+) -> PlanAnswer | TracedPlanAnswer:
     """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
 
     ``layers`` pins those of every stage in order (``"3,5,5,3"``).
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
     fixed, by_stage = without_list(_fixed(fix))
+    _check_top(top)
+    common: dict[str, Any] = {
+        "global_batch_size": global_batch_size,
+        "precision": precision,
+        "optimizer": optimizer,
+    }
+    of_layers: dict[str, Any] = {
+        "seq_len": seq_len,
+        "optimizer_state_precision": optimizer_state_precision,
+        "gradient_precision": gradient_precision,
+        "master_weights": master_weights,
+        "attention_kernel": attention_kernel,
+        "software": software,
+        "layers": layers,
+        "stage_recompute_layers": by_stage,
+    }
+    adapters: dict[str, Any] = {
+        "lora": lora,
+        "qlora": qlora,
+        "lora_alpha": lora_alpha,
+        "lora_targets": lora_targets,
+        "quantisation": quantisation,
+    }
+    if is_module(model):
+        return plan_module(
+            str(model),
+            _cluster(cluster),
+            inputs=inputs,
+            **common,
+            unknown={**of_layers, **adapters},
+            fixed=fixed,
+            top=top,
+        )
+    _refuse_inputs(inputs)
     question = build_question(
         _model(model),
         _cluster(cluster),
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        precision=precision,
-        optimizer=optimizer,
-        optimizer_state_precision=optimizer_state_precision,
-        gradient_precision=gradient_precision,
-        master_weights=master_weights,
-        attention_kernel=attention_kernel,
-        software=software,
-        adapter=adapting(lora, qlora, lora_alpha, lora_targets, quantisation),
-        layers=layers,
-        stage_recompute_layers=by_stage,
+        adapter=adapting(**adapters),
+        **common,
+        **of_layers,
     )
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
-        raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
     result = search(question.setting, fixed, top=top)
     if not result.plans:
         refusal = no_plan(question.setting, result, question.assumptions)
@@ -309,6 +361,16 @@ def plan(
         assumptions=question.assumptions,
         fixed=fixed,
     )
+
+
+def _check_top(top: int) -> None:
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
+        raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
+
+
+def _refuse_inputs(inputs: Sequence[str] | None) -> None:
+    if inputs:
+        raise InputError(f"--input {inputs[0]}: belongs to module:package.path:factory")
 
 
 def _fixed(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:

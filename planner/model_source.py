@@ -76,8 +76,7 @@ def resolve_model(text: str) -> ModelSpec:
         raise InputError(f"model {text[:40]!r}: {_CHOICES}")
     if text.startswith("module:"):
         raise InputError(
-            f"model {text!r}: an nn.Module cannot be priced (its layers are not known); "
-            "it can be trained from Python, over data ranks: executor.any_module.ModuleTrainer"
+            f"model {text!r}: an nn.Module has no config; it is priced from a trace by fit and plan"
         )
     path = _config_path(text)
     if path is not None:

@@ -70,22 +70,22 @@ class Adapting:
 def adapting(
     lora: int | None,
     qlora: int | None,
-    alpha: float | None,
-    targets: str | None,
+    lora_alpha: float | None,
+    lora_targets: str | None,
     quantisation: str | None = None,
 ) -> Adapting | None:
     """Return what ``--lora`` and its kin ask for; None without one of them."""
     if lora is not None and qlora is not None:
         raise InputError("--lora and --qlora: choose one of them")
     if lora is None and qlora is None:
-        if alpha is not None or targets is not None:
+        if lora_alpha is not None or lora_targets is not None:
             raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
         if quantisation is not None:
             raise InputError("--quantisation belongs to --qlora")
         return None
     kind, rank = ("lora", lora) if lora is not None else ("qlora", qlora)
     assert rank is not None
-    return Adapting(kind, rank, alpha, targets, quantisation)
+    return Adapting(kind, rank, lora_alpha, lora_targets, quantisation)
 
 
 def build_question(

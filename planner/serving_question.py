@@ -35,6 +35,7 @@ SHARED: Final = ("seq_len", "precision", "attention_kernel", "layers")
 # options whose names differ from those of the arguments
 OPTION_NAMES: Final[Mapping[str, str]] = {
     "zero_stage": "--zero",
+    "inputs": "--input",
     "optimizer_state_precision": "--optimizer-precision",
     "sequence_parallel": "--sp",
     "pipeline_schedule": "--schedule",

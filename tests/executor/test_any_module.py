@@ -81,6 +81,7 @@ def _alone() -> dict[str, Any]:
     [
         *(Plan(2, zero_stage=z, micro_batch_size=2, num_microbatches=2) for z in range(4)),
         Plan(4, zero_stage=2, num_microbatches=2, dp_replicate=2),
+        Plan(2, zero_stage=3, micro_batch_size=2, num_microbatches=2, recompute="full"),
     ],
 )
 def test_losses_norms_and_weights_are_those_of_one_process(plan: Plan):
@@ -112,9 +113,12 @@ def test_parameters_are_counted_and_factories_found():
         Plan(tensor_parallel=2),
         Plan(pipeline_parallel=2, num_microbatches=2),
         Plan(context_parallel=2),
-        Plan(recompute="full"),
+        Plan(recompute="selective"),
+        Plan(recompute="full", recompute_layers=1),
     ],
 )
 def test_other_axes_are_refused_by_name(plan: Plan):
-    with pytest.raises(InputError, match=r"(tensor|pipeline|context)_parallel = 2|recompute = "):
+    with pytest.raises(
+        InputError, match=r"(tensor|pipeline|context)_parallel = 2|recompute(_layers)? = "
+    ):
         check_plan(plan)

@@ -215,3 +215,17 @@ def test_collectives_and_waits_can_be_watched():
         assert vars(torch.distributed.Work)["wait"] is not wait
     assert vars(torch.distributed.Work)["wait"] is wait
     assert before == {name: vars(torch.distributed.ProcessGroup)[name] for name in methods}
+
+
+def test_fake_tensors_have_sizes_and_no_values():
+    with compat.FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        made = torch.zeros(3, 4)
+        with compat.unset_fake_temporarily():
+            real = torch.ones(2)
+        taken = fake.from_tensor(real)
+    assert isinstance(made, compat.FakeTensor)
+    assert isinstance(taken, compat.FakeTensor)
+    assert not isinstance(real, compat.FakeTensor)
+    assert made.untyped_storage().nbytes() == 48
+    with pytest.raises(Exception, match="_local_scalar_dense"), fake:
+        made.sum().item()

@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_path(tmp_path: Path) -> None:
         ("a\0b", "Give a preset"),
         ("x" * 300, "is not known"),
         ("x" * 9999, "Give a preset"),
-        ("module:package.models:build", "cannot be priced .*from Python.*executor.any_module"),
+        ("module:package.models:build", "priced from a trace by fit and plan"),
         ("19m", "from 20m to 2t"),
         ("3t", "from 20m to 2t"),
         ("0b", "from 20m to 2t"),
