@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real, pick
-from cost_models.memory import MemoryParts
+from cost_models.memory_parts import MemoryParts
 from cost_models.optimizer_states import RULES
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.traced_module import OUTSIDE, Tensors, TracedModule

@@ -40,6 +40,18 @@ from planner.traced_answers import TracedFitAnswer, TracedPlanAnswer
 from planner.traced_front_door import fit_module, plan_module
 from planner.ways_out import ways_out
 
+# arguments of every model, of those whose layers are known, and of adapters beside these
+COMMON: Final = ("global_batch_size", "precision", "optimizer")
+OF_LAYERS: Final = (
+    "seq_len",
+    "optimizer_state_precision",
+    "gradient_precision",
+    "master_weights",
+    "attention_kernel",
+    "software",
+    "layers",
+)
+ADAPTERS: Final = ("lora", "qlora", "lora_alpha", "lora_targets", "quantisation")
 MOST_PLANS: Final = 1000  # in an answer
 ModelLike = str | Path | Mapping[str, Any] | ModelSpec
 
@@ -85,7 +97,7 @@ def fit(
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
     tokens each (prompt and answer); see ``planner.serving``.
     """
-    given = {name: value for name, value in locals().items() if name != "plan_options"}
+    given: dict[str, Any] = {k: v for k, v in locals().items() if k != "plan_options"}
     if inference:
         return _serve(_model(model), _cluster(cluster), {**given, **plan_options})
     refuse_serving_options(given)
@@ -93,28 +105,10 @@ def fit(
         plan_options["micro_batch_size"] = micro_batch_size
     options = {k: v for k, v in plan_options.items() if v is not None}
     fixed, by_stage = without_list(check_fixed(options, "plan"))
-    common: dict[str, Any] = {
-        "global_batch_size": global_batch_size,
-        "precision": precision,
-        "optimizer": optimizer,
-    }
-    of_layers: dict[str, Any] = {
-        "seq_len": seq_len,
-        "optimizer_state_precision": optimizer_state_precision,
-        "gradient_precision": gradient_precision,
-        "master_weights": master_weights,
-        "attention_kernel": attention_kernel,
-        "software": software,
-        "layers": layers,
-        "stage_recompute_layers": by_stage,
-    }
-    adapters: dict[str, Any] = {
-        "lora": lora,
-        "qlora": qlora,
-        "lora_alpha": lora_alpha,
-        "lora_targets": lora_targets,
-        "quantisation": quantisation,
-    }
+    common, of_layers, adapters = (
+        {name: given[name] for name in names} for names in (COMMON, OF_LAYERS, ADAPTERS)
+    )
+    of_layers["stage_recompute_layers"] = by_stage
     if is_module(model):
         return fit_module(
             str(model),
@@ -307,30 +301,13 @@ def plan(
     ``layers`` pins those of every stage in order (``"3,5,5,3"``).
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
+    given: dict[str, Any] = dict(locals())
     fixed, by_stage = without_list(_fixed(fix))
     _check_top(top)
-    common: dict[str, Any] = {
-        "global_batch_size": global_batch_size,
-        "precision": precision,
-        "optimizer": optimizer,
-    }
-    of_layers: dict[str, Any] = {
-        "seq_len": seq_len,
-        "optimizer_state_precision": optimizer_state_precision,
-        "gradient_precision": gradient_precision,
-        "master_weights": master_weights,
-        "attention_kernel": attention_kernel,
-        "software": software,
-        "layers": layers,
-        "stage_recompute_layers": by_stage,
-    }
-    adapters: dict[str, Any] = {
-        "lora": lora,
-        "qlora": qlora,
-        "lora_alpha": lora_alpha,
-        "lora_targets": lora_targets,
-        "quantisation": quantisation,
-    }
+    common, of_layers, adapters = (
+        {name: given[name] for name in names} for names in (COMMON, OF_LAYERS, ADAPTERS)
+    )
+    of_layers["stage_recompute_layers"] = by_stage
     if is_module(model):
         return plan_module(
             str(model),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from traced_sample import document, large, sample
 
-from cost_models.memory import MemoryParts
+from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.step_time import TimeParts
 from cost_models.traced_memory import OPTIMIZER_MOMENT, traced_memory
