@@ -18,23 +18,32 @@ from torch import Tensor, nn
 from cost_models.plan import Plan
 
 
+class Block(nn.Module):
+    """Two linear layers and a sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the new hidden state."""
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
 class Mlp(nn.Module):
     """Blocks of equal linear layers between an embedding and a head: mostly states."""
 
     def __init__(self, width: int = 256, layers: int = 6, vocabulary: int = 500) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-            for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss."""
         h = self.embedding(x)
         for layer in self.layers:
-            h = h + layer(h)
+            h = layer(h)
         return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
 
 

@@ -80,9 +80,10 @@ def refuse_structure(options: Mapping[str, Any], name: str) -> None:
             f"{option} = {value}: what is inside {name} is not known, so it is laid out over data "
             f"ranks only (must be {getattr(default, option)})"
         )
-    if options.get("recompute") == "selective":
+    recompute = options.get("recompute", "none")
+    if recompute not in ("none", "full"):
         raise InputError(
-            f"recompute = selective: where {name} attends is not known (must be none or full)"
+            f"recompute = {recompute}: what {name} computes is not known (must be none or full)"
         )
 
 
