@@ -16,20 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.adapters import BLOCK
-from cost_models.model import LayerKind, ModelSpec
+from cost_models.model import ModelSpec
 from cost_models.plan_file import PlanFile
 from cost_models.workload import Precision, Workload
 from executor.adapters import add_adapter
-from executor.attention import Core, Documents
+from executor.attention import Documents
 from executor.capped import capped
 from executor.compat import causal_lm
 from executor.context_parallel import ONE_RANK, ContextAxis
 from executor.data.batch import Batch
 from executor.expert_parallel import EVERY_EXPERT, ExpertAxis
 from executor.families import FAMILIES
-from executor.families.description import Family, Layer, Rotary
+from executor.families.description import Layer, Rotary
 from executor.families.experts import prepare_experts
 from executor.families.layer import run_layer
+from executor.families.planned import layer_of
 from executor.layout import Layout, Pieces, Start, buffer_layouts, layouts, within
 from executor.loss import summed_cross_entropy
 from executor.quantised import Packed, num_blocks, packed
@@ -116,7 +117,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
-            layer = _layer(file, self.family, kind, module, axis, experts, context)
+            layer = layer_of(file, self.family, kind, module, axis, experts, context)
             if number not in recomputed:
                 layer = kept(layer)
             self._prepare_layer(name, layer)
@@ -352,46 +353,6 @@ class Stage(nn.Module):  # type: ignore[misc]
         if self.logits_cap is not None:
             logits = capped(logits, self.logits_cap)
         return summed_cross_entropy(self.axis, logits.flatten(0, 1), labels.flatten(), self.start)
-
-
-def _layer(
-    file: PlanFile,
-    family: Family,
-    kind: LayerKind,
-    module: nn.Module,
-    axis: TensorAxis,
-    experts: ExpertAxis,
-    context: ContextAxis,
-) -> Layer:
-    spec, plan = file.model, file.plan
-    attention: Any = module.get_submodule(family.attention_block.name)
-    width = kind.attention.head_dim
-    core = Core(
-        axis=axis,
-        kernel=file.workload.attention_kernel,
-        scaling=getattr(attention, "scaling", width**-0.5),
-        window=kind.attention.window,
-        dropout=spec.attention_dropout,
-        softmax_in_fp32=family.softmax_in_fp32,
-        cap=getattr(attention, "attn_logit_softcapping", None),
-        recompute=plan.recompute == "selective",
-        context=context,
-        causal=kind.attention.causal,
-        draws_apart=plan.recompute == "selective_ops",
-    )
-    return Layer(
-        family=family,
-        kind=kind,
-        axis=axis,
-        experts=experts,
-        core=core,
-        dropout=spec.hidden_dropout,
-        residual_multiplier=getattr(module, "residual_multiplier", 1.0),
-        recompute=plan.recompute == "full",
-        keeps_results=plan.recompute == "selective_ops",
-        random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
-        offload=plan.offloads_activations,
-    )
 
 
 def kept(layer: Layer) -> Layer:
