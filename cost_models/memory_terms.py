@@ -152,8 +152,8 @@ def _gradients(plan: Plan, params: RankParameters, parts: MemoryParts, moment: i
         Term(
             "gradients",
             "of the layers that are done",
-            f"bytes · {symbols} − the blocks still to come",
-            f"of {numbers}",
+            f"bytes · ({symbols} − the blocks still to come)",
+            "",
             size,
         )
     ]
@@ -173,7 +173,8 @@ def _activations(
         return []
     name = MOMENTS[moment]
     if name == "last_layer":
-        numbers = f"{first(rank_tokens(setting.workload, table)):,.0f} tokens"
+        tokens = first(rank_tokens(setting.workload, table))
+        numbers = f"{size / tokens:,.0f} bytes × {tokens:,.0f} tokens"
         what = "one layer on its way backward, the last one left"
         return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
     flying = first(held.in_flight)
@@ -231,16 +232,15 @@ def _buffers(
         "head": params.head,
         "embedding": params.embedding,
     }
-    largest = format_count(first(block.get(MOMENTS[moment], params.largest_layer)))
-    if MOMENTS[moment] == "optimizer":
-        return [Term("buffers", "copies that the update makes", "bytes of the update", "", size)]
+    elements = first(block.get(MOMENTS[moment], params.largest_layer))
+    each = f"{size / elements:.3g} bytes × " if elements else ""
     sharding = "gathered weights, and gradients" if plan.zero_stage >= 3 else "gradients"
     terms = [
         Term(
             "buffers",
             f"{sharding} on their way",
             "bytes · P of a block",
-            f"the block here has {largest} parameters",
+            f"{each}{format_count(elements)} parameters",
             size,
         )
     ]

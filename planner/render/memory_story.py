@@ -9,7 +9,7 @@ from cost_models.memory_parts import MemoryParts
 from cost_models.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes, format_gib
 from planner.render.paragraphs import labelled
-from planner.render.stacked import axis, legend, stacked_bar
+from planner.render.stacked import axis, legend, shown_scale, stacked_bar
 from planner.step_memory import StageMemory, StepMemory
 
 BAR: Final = 54
@@ -68,11 +68,13 @@ def story_text(story: StepMemory, memory: Mapping[str, Any]) -> str:
 def _timeline(story: StepMemory, budget: float) -> list[str]:
     whole = len(story.stages) == 1
     where = "" if whole else f", stage {story.stage} of {len(story.stages)} (the fullest)"
-    scale = max(budget, *(float(moment.parts.peak) for moment in story.moments))
+    largest = max(float(moment.parts.peak) for moment in story.moments)
+    scale = shown_scale(largest, budget)
+    line = "the line is" if budget <= scale else "beyond the right edge lies"
     union = {
         name: max(parts_of(moment.parts)[name] for moment in story.moments) for name in MEMORY_PARTS
     }
-    lines = [f"One step's memory{where}; the line is the budget, {format_bytes(budget)}", ""]
+    lines = [f"One step's memory{where}; {line} the budget, {format_bytes(budget)}", ""]
     lines.append(f"{'':<{NAME}} {'GiB':>6}  {axis(scale, BAR)}")
     for moment in story.shown:
         mark = "▶" if moment is story.moments[story.peak] else " "

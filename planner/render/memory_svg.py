@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cost_models.units import GIB, format_bytes, format_gib
 from planner.render.memory_story import moment_name, parts_of
-from planner.render.stacked import ORDER, tick
+from planner.render.stacked import ORDER, shown_scale, tick
 from planner.step_memory import StageMemory, StepMemory
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, and a grey
@@ -37,7 +37,7 @@ def memory_svg(story: StepMemory, memory: Mapping[str, Any], title: str) -> str:
     budget = float(memory["budget_bytes"])
     stages = _drawn_stages(story)
     peaks = [moment.parts for moment in story.moments] + [stage.parts for stage in stages]
-    scale = 1.02 * max(budget, *(float(parts.peak) for parts in peaks))
+    scale = 1.02 * shown_scale(max(float(parts.peak) for parts in peaks), budget)
     shown = [name for name in ORDER if any(parts_of(parts)[name] > 0.0 for parts in peaks)]
     body = [_text(LEFT, 22, title, "strong")]
     y = 44 + _legend(body, shown, 44)
@@ -122,14 +122,19 @@ def _axis(body: list[str], top: int, bottom: int, scale: float, budget: float) -
     """Draw round numbers below the bars, and the line that must not be crossed."""
     width = WIDTH - LEFT - RIGHT
     step, value = tick(scale), 0.0
-    at = LEFT + width * budget / scale
+    drawn = budget <= scale
+    at = LEFT + width * (budget / scale if drawn else 1.0)
     while value <= scale:
         x = LEFT + width * value / scale
         body.insert(
             0, f'<line class="grid" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom - 6}"/>'
         )
-        if abs(x - at) > 60:
+        if abs(x - at) > (60 if drawn else 110):
             body.append(_text(x, bottom + 8, f"{value / GIB:g}", "small", "middle"))
         value += step
+    if not drawn:
+        beyond = f"budget {format_bytes(budget)} →"
+        body.append(_text(WIDTH - RIGHT, bottom + 8, beyond, "small", "end"))
+        return
     body.append(f'<line class="budget" x1="{at:.2f}" y1="{top}" x2="{at:.2f}" y2="{bottom - 6}"/>')
     body.append(_text(at, bottom + 8, f"budget {format_bytes(budget)}", "small", "middle"))

@@ -27,6 +27,16 @@ ORDER: Final = (
     "buffers",
 )
 STEPS: Final = (1, 2, 5)
+LEAST_SHARE: Final = 0.25  # of the budget: lower bars are drawn on a scale of their own
+
+
+def shown_scale(largest: float, budget: float) -> float:
+    """Return what the whole width stands for: the budget too, unless that hides the bars.
+
+    >>> shown_scale(50.0, 80.0), shown_scale(90.0, 80.0), shown_scale(8.0, 80.0)
+    (80.0, 90.0, 8.0)
+    """
+    return max(largest, budget) if largest >= LEAST_SHARE * budget else largest
 
 
 def stacked_bar(parts: Mapping[str, float], scale: float, width: int, budget: float) -> str:
@@ -42,7 +52,8 @@ def stacked_bar(parts: Mapping[str, float], scale: float, width: int, budget: fl
         right = min(width, round(width * reached / scale))
         cells[left:right] = MARKS[name] * (right - left)
         left = right
-    cells[min(width, round(width * budget / scale))] = "│"
+    if budget <= scale:
+        cells[round(width * budget / scale)] = "│"
     return "".join(cells).rstrip()
 
 

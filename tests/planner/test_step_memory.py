@@ -127,6 +127,7 @@ def test_bars_are_to_scale() -> None:
     assert bar.count(MARKS["optimizer"]) == 20
     assert bar.count(MARKS["activations"]) == 30
     assert bar.index("│") == 80
+    assert "│" not in stacked_bar(parts, 60.0, 100, 80.0)
     over = stacked_bar({"weights": 90.0}, 100.0, 100, 80.0)
     assert over.index("│") == 80
     assert len(over) == 90
@@ -140,6 +141,10 @@ def test_drawings_are_to_scale_and_well_formed(answer: Any) -> None:
     bars = [rect for rect in svg.iter(f"{name}rect") if rect.find(f"{name}title") is not None]
     lines = [line for line in svg.iter(f"{name}line") if line.get("class") == "budget"]
     left = min(float(bar.get("x", "0")) for bar in bars)
+    assert bool(lines) == (memory["peak_bytes"] >= 0.25 * memory["budget_bytes"])
+    if not lines:
+        assert "budget" in answer.to_svg()
+        return
     right = max(float(bar.get("x", "0")) + float(bar.get("width", "0")) for bar in bars)
     budget = float(lines[0].get("x1", "0")) - left
     # drawn with two decimals
