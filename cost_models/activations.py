@@ -85,6 +85,7 @@ def score_bytes(
     """What the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
 
     eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
+           c a s, with dropout (2 c + 1) a s, where softmax is in compute precision (T5)
     flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head);
            c (a - k) (d + e) where a window needs a mask, which a kernel with grouped queries
            does not take: keys and values of every query head
@@ -105,6 +106,9 @@ def score_bytes(
         kept = FP32 * attention.num_heads + compute_bytes * more
         return kept + np.where(masked, every, 0.0)
     per_pair = software.eager_scores_bytes + (software.attention_dropout_bytes if dropout else 0.0)
+    if not attention.softmax_in_fp32:  # weights; a mask and what is left of them
+        dropped = software.dropout_mask_bytes + compute_bytes
+        per_pair = compute_bytes + (dropped if dropout else 0.0)
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
 
 
@@ -190,6 +194,8 @@ def layer_regions(
     core = np.where(blockwise, log_sums, core)
     split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
     split = split + feed_forward_bytes(kind.feed_forward, compute_bytes, software)
+    if mlp.inner_dropout and hidden_dropout > 0:
+        split = split + (software.dropout_mask_bytes + compute_bytes) * mlp.ffn_hidden_size
     latents = [rank for rank in (kind.attention.q_lora_rank, kind.attention.kv_lora_rank) if rank]
     if kind.attention.qk_norm:
         heads = kind.attention.num_heads + kind.attention.num_kv_heads

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.activations import norm_bytes
+from cost_models.activations import NONE, norm_bytes
 from cost_models.arrays import Real
-from cost_models.model import ModelSpec
+from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.workload import Workload
@@ -29,11 +29,12 @@ def shared_bytes_per_token(
 
         the norm behind the encoder, and c h / (t if sp)    where the decoder begins
         c h                                                 with sp, a stage that reads it: gathered
-        c a s / t                                           a stack on a stage: added to its scores
+        c a s / t                                           an encoder's stack on a stage: added to
+        c a s / t / b                                       its scores; a decoder's
 
     Without sequence parallelism a stage reads the encoder's output as it was received. The
     decoder's positions are one table for all sequences, the encoder's one for each, since what
-    fills a sequence up is hidden; both are counted for each.
+    fills a sequence up is hidden. Eager attention saves neither, unless it is computed again.
     """
     if not model.bridge:
         return np.zeros(len(table))
@@ -42,7 +43,32 @@ def shared_bytes_per_token(
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     norm = norm_bytes(kind, model.hidden_size, compute, software) + compute * model.hidden_size
     gathered = np.where(table.sequence_parallel, compute * model.hidden_size, 0.0)
-    scores = compute * kind.attention.num_heads * workload.seq_len / table.tensor_parallel
+    keeps = (workload.attention_kernel != "eager") | (table.recompute != NONE)
+    tables = rank.stacks - rank.decoders + rank.decoders / table.micro_batch_size
+    scores = np.where(keeps, tables, 0.0) * _scores(kind, workload, table)
     bridge = float(bool(rank.bridge)) * norm / along
-    shared: Real = bridge + rank.decoders * gathered + rank.stacks * scores
+    shared: Real = bridge + rank.decoders * gathered + scores
     return shared
+
+
+def walk_bytes_per_token(
+    kind: LayerKind, hidden_size: int, workload: Workload, table: PlanTable, walk: Real, done: float
+) -> Real:
+    """What one layer on its way backward adds, where its positions are trained.
+
+        walk + c a s / t                             the MLP, beside the gradient of the positions
+        (2 eager, 1 flash) c a s / t + that + 3 c h  the attention: gradients of weights and scores
+
+    ``walk``: of the MLP; ``done``: what the MLP had saved, gone when the attention's turn comes.
+    """
+    if not kind.stack:
+        return walk
+    scores = _scores(kind, workload, table)
+    own = 2.0 if workload.attention_kernel == "eager" else 1.0
+    attention = (1.0 + own) * scores + 3.0 * workload.compute_bytes * hidden_size
+    return np.maximum(walk + scores, attention - done / table.tensor_parallel)
+
+
+def _scores(kind: LayerKind, workload: Workload, table: PlanTable) -> Real:
+    heads = workload.compute_bytes * kind.attention.num_heads / table.tensor_parallel
+    return heads * workload.seq_len

@@ -32,7 +32,7 @@ from cost_models.context_parallel import (
     is_blockwise,
     rank_tokens,
 )
-from cost_models.cross_activations import shared_bytes_per_token
+from cost_models.cross_activations import shared_bytes_per_token, walk_bytes_per_token
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.fp8 import fp8_regions
 from cost_models.kept_results import kept_results
@@ -244,6 +244,7 @@ def _layers(
         exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
         exchange = exchange - done / table.tensor_parallel
         walk = np.maximum(walk, exchange + compute * 3.0 * model.hidden_size)
+        walk = walk_bytes_per_token(kind, model.hidden_size, workload, table, walk, done)
         # what was dropped is there again while its layer is walked backward
         kept = _saved(model, compute, software, table, regions, SELECTIVE)
         dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)

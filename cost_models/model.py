@@ -80,6 +80,8 @@ class Attention:
     capped: bool = False  # scores are capped (Gemma 2): torch's fused kernels cannot do that
     rotary_dim: int = 0  # elements of a head that positions turn; 0: all
     sinks: bool = False  # a learned score a head to which no value belongs (gpt-oss)
+    # eager: softmax in fp32, and a copy of it in compute precision; else in that alone (T5)
+    softmax_in_fp32: bool = True
     qk_norm: str = ""  # norms of q and k over each "head" or over "all" of them; "": none
     # multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1); 0: ordinary attention
     q_lora_rank: int = 0
@@ -97,6 +99,7 @@ class FeedForward:
     num_experts: int = 0
     experts_per_token: int = 0
     shared_ffn_hidden_size: int = 0  # of all shared experts together
+    inner_dropout: bool = False  # between the matrices too (T5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from cost_models.families.blocks import (
@@ -25,7 +26,7 @@ from cost_models.families.reader import (
     Config,
     Defaults,
 )
-from cost_models.model import FeedForward, LayerKind, ModelSpec, Weight
+from cost_models.model import Attention, FeedForward, LayerKind, ModelSpec, Weight
 
 T5 = Defaults(
     {
@@ -107,7 +108,9 @@ def _feed_forward(config: Config) -> FeedForward:
         known = f"an activation, or gated-(activation), of {', '.join(ACTIVATIONS)}"
         raise config.wrong("feed_forward_proj", written, known)
     name = "gelu_new" if written == "gated-gelu" else activation
-    return FeedForward(ffn_size(config, "d_ff"), gated=bool(gate), activation=name)
+    return FeedForward(
+        ffn_size(config, "d_ff"), gated=bool(gate), activation=name, inner_dropout=True
+    )
 
 
 def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: int) -> LayerKind:
@@ -124,7 +127,7 @@ def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: in
     )
     return LayerKind(
         name=f"{stack_name}_first" if buckets else stack_name,
-        attention=ordinary_attention(sizes, rotary=False, causal=is_decoder),
+        attention=_attends(sizes, causal=is_decoder),
         feed_forward=feed_forward,
         norm="rms",
         num_norms=mlp + 1,
@@ -135,11 +138,13 @@ def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: in
             *_mlp(f"layer.{mlp}.DenseReluDense", hidden_size, feed_forward),
             *norm(f"layer.{mlp}.layer_norm", hidden_size),
         ),
-        cross_attention=ordinary_attention(sizes, rotary=False, causal=False)
-        if is_decoder
-        else None,
+        cross_attention=_attends(sizes, causal=False) if is_decoder else None,
         stack=stack_name,
     )
+
+
+def _attends(sizes: Sizes, *, causal: bool) -> Attention:
+    return replace(ordinary_attention(sizes, rotary=False, causal=causal), softmax_in_fp32=False)
 
 
 def _attention(name: str, sizes: Sizes, buckets: int = 0) -> Weights:

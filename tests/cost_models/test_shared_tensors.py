@@ -140,15 +140,17 @@ def test_what_layers_share_is_kept_where_it_is_made() -> None:
     model = _t5()
     software = software_profile("shardplan")
     first, last = _ranks(model, (0,))
-    plans = [Plan(tensor_parallel=2, pipeline_parallel=2, sequence_parallel=s) for s in (0, 1)]
-    table = PlanTable.from_plans(plans)  # type: ignore[arg-type]
+    plans = [Plan(1, 2, 2, sequence_parallel=along, micro_batch_size=2) for along in (False, True)]
+    table = PlanTable.from_plans(plans)
     positions = 4 * model.kinds[0].attention.num_heads * WORKLOAD.seq_len / 2
     found = shared_bytes_per_token(model, WORKLOAD, software, table, first)
     assert np.asarray(found).tolist() == [positions, positions]
+    eager = replace(WORKLOAD, attention_kernel="eager")
+    assert not np.any(shared_bytes_per_token(model, eager, software, table, first))
     plain, along = np.asarray(shared_bytes_per_token(model, WORKLOAD, software, table, last))
     state = 4 * model.hidden_size
-    norm = plain - positions - state
-    assert along == positions + (norm + state) / 2 + state
+    norm = plain - positions / 2 - state  # of two sequences one table
+    assert along == positions / 2 + (norm + state) / 2 + state
     llama = sample_model("llama")
     (rank,) = rank_contents(llama, [(0, llama.num_layers)], 1)
     assert not np.any(shared_bytes_per_token(llama, WORKLOAD, software, table, rank))

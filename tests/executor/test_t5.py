@@ -11,6 +11,8 @@ import torch
 from test_parity import assert_equal
 from tiny import random_batch, tiny, verified
 
+from benchmarks import small_models
+from benchmarks.memory_truth.rows import rows_of
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor import encoder_decoder, train
@@ -74,6 +76,29 @@ def test_parity_of_more_plans(name: str):
     assert_equal(found)
     for row in found.memory:
         assert row["predicted_bytes"] == pytest.approx(row["counted_bytes"], rel=0.3)
+
+
+WIDE = {
+    "model_type": "t5",
+    "vocab_size": 4096,
+    "d_model": 256,
+    "d_kv": 32,
+    "d_ff": 704,
+    "num_heads": 8,
+    "num_layers": 4,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_peak_of_every_stage_is_predicted(recompute: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(small_models.CONFIGS, "t5", WIDE)
+    plan = Plan(1, 1, 4, recompute=recompute, num_microbatches=4)
+    for row in rows_of(small_models.small("t5", "fp32", plan, attention_kernel="eager")):
+        assert abs(row["error_percent"]) < 6.0, row
 
 
 def _see_everything() -> None:
