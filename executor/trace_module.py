@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -55,6 +56,7 @@ def trace(
             notes.append(RECURRENT)
         document = _describe(name, module, parts, inputs, run)
         if parts:
+            run.rule_blocks()
             recompute(parts.values())
             passes["full"] = pass_lines([run.timeline(rows) for rows in ROWS])
     return {
@@ -101,6 +103,19 @@ class _Run:
             gc.enable()
         timeline.name_gradients(self.block_of)
         return timeline
+
+    def rule_blocks(self) -> None:
+        """Have blocks follow the rules by themselves: in a backward pass torch leaves modes out."""
+        for part in self.parts.values():
+            part.forward = self._ruled(part.forward)
+
+    def _ruled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.rules():
+                return forward(*args, **kwargs)
+
+        return run
 
     def _loss(self, arguments: dict[str, Any], rows: int) -> Tensor:
         mixed = self.compute != self.master

@@ -86,6 +86,21 @@ class Dropped(Reads):
         return nn.functional.dropout(self.linear(x), 0.5).square().sum()
 
 
+class Recomputed(nn.Module):
+    """Blocks whose norm and dropout differ between a GPU and a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.1)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
 class Drawn(Reads):
     """Its constructor reads a number off a tensor, as many do for rates of dropped paths."""
 
@@ -172,6 +187,11 @@ def test_on_a_gpu_dropout_keeps_bytes_and_attention_none_of_its_scores():
         return max(float(s.kept.at(1000)) for s in module.passes["none"].segments)
 
     assert peak("cpu") - peak("cuda") == pytest.approx(4 * 1000 * 3, rel=0.01)
+
+
+def test_recomputed_blocks_follow_the_rules_of_a_gpu_too():
+    module = traced_module(trace(HERE + "Recomputed", typed=TYPED, precision="bf16", device="cuda"))
+    assert set(module.passes) == {"none", "full"}
 
 
 def test_envelopes_are_the_largest_line_everywhere():
