@@ -34,12 +34,15 @@ from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
+from cost_models.zero_plus_plus import gathered_bytes, scattered_bytes
 
 # "data": the ranks that share a model's shards; "replicate": the same shard of all copies (HSDP)
+# "secondary": neighbours with a second copy of the weights (ZeRO++)
 # "expert": the ranks that share a layer's experts; "expert_data": those that share the same ones
 AXES: Final = (
     "data",
     "replicate",
+    "secondary",
     "context",
     "tensor",
     "expert",
@@ -134,7 +137,8 @@ def _shared_out(
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
     zero = np.zeros(len(table))
-    reduced = gathered = scattered = copied = Traffic(zero, zero)
+    reduced = gathered = scattered = copied = near = Traffic(zero, zero)
+    has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
     for block in parts:
         numel, shards = zero, zero
         for weight in block.weights:
@@ -149,9 +153,14 @@ def _shared_out(
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
         reduced += once + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
-        gathered += (once + Traffic(zero, repeats * compute * d * shards)).times(gathers)
+        # the backward pass gathers from the second copy, where there is one
+        again = np.where(has_second, (block.gathers - 1.0) * m, 0.0)
+        first_way = repeats * gathered_bytes(compute, table) * d * shards
+        gathered += (once + Traffic(zero, first_way)).times(gathers - again)
+        near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
         scatters = np.where(table.zero_stage >= 2, m, 1.0)
-        scattered += (once + Traffic(zero, repeats * reduction * d * shards)).times(scatters)
+        scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
+        scattered += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
@@ -159,6 +168,7 @@ def _shared_out(
         (axis, "all_reduce"): reduced.times(whole),
         (axis, "all_gather"): gathered.times(sharded),
         (axis, "reduce_scatter"): scattered.times(sharded),
+        ("secondary", "all_gather"): near.times(sharded),
         ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }
 

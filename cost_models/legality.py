@@ -246,6 +246,25 @@ RULES: tuple[Rule, ...] = (
             f"offload optimizer or weights (got {p.offload})"
         ),
     ),
+    Rule(
+        "zero_plus_plus",
+        lambda q, t: (
+            ((t.secondary_ranks > 1) | t.quantised_weights | t.quantised_gradients)
+            & (t.zero_stage < 3)
+        ),
+        lambda q, p: (
+            f"secondary_ranks {p.secondary_ranks}, quantised_weights and quantised_gradients are "
+            f"parts of ZeRO++: they need zero_stage 3 (got {p.zero_stage})"
+        ),
+    ),
+    Rule(
+        "secondary_ranks",
+        lambda q, t: t.shard_ranks % t.secondary_ranks != 0,
+        lambda q, p: (
+            f"secondary_ranks = {p.secondary_ranks} does not divide the {p.shard_ranks} ranks that "
+            f"ZeRO shards over; legal values: {divisors_text([p.shard_ranks])}"
+        ),
+    ),
     *SHARING_RULES,
     Rule(
         "without_experts",

@@ -50,6 +50,7 @@ from cost_models.rank_parameters import (
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.workload import Workload
+from cost_models.zero_plus_plus import gathering_buffer, reducing_buffer, secondary_bytes
 from hardware_profiles.software import SoftwareProfile
 
 MOMENTS = (
@@ -145,6 +146,7 @@ def _moments(
     fetched = 2.0 * master * params.largest_layer / np.maximum(1, table.shard_ranks)
     weights = np.where(table.offloads_weights, fetched, weights)
     optimizer = np.where(table.offloads_weights, 0.0, optimizer)
+    weights = weights + secondary_bytes(params.total - params.apart, compute, table)
     if workload.precision == "fp8":
         weights = weights + fp8_weight_bytes(model, table, rank)
     weights = weights + frozen_bytes(model, rank, table, workload)
@@ -346,8 +348,9 @@ def _buffers(
         2.0 * head,
         np.where(sharded & (table.num_microbatches == 1), head, 0.0),
     )
-    gathered = np.where(zero >= 3, compute, 0.0)
-    reducing = np.where(sharded, compute + reduction, compute if mixed else 0.0)
+    gathered = np.where(zero >= 3, compute + gathering_buffer(table), 0.0)
+    reduced = reducing_buffer(reduction, table)
+    reducing = np.where(sharded, compute + reduced, compute if mixed else 0.0)
     now = every | (in_flight <= 1.0)
     # before it is added up: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input

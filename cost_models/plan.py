@@ -52,7 +52,12 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "offload": OFFLOADS,
     "offload_device": OFFLOAD_DEVICES,
 }
-FLAGS: Final = ("sequence_parallel", "expert_tensor_parallel")
+FLAGS: Final = (
+    "sequence_parallel",
+    "expert_tensor_parallel",
+    "quantised_weights",
+    "quantised_gradients",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ class Plan:
     offload: Offload = "none"
     offload_device: OffloadDevice = "cpu"  # where optimizer and weights go; activations: cpu
     recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
+    secondary_ranks: int = 1  # ZeRO++: neighbours that share a second copy of the weights (hpZ)
+    quantised_weights: bool = False  # ZeRO++: gathered in int8 (qwZ)
+    quantised_gradients: bool = False  # ZeRO++: exchanged in int4 (qgZ)
     recompute_every: int = 0  # the first ones of every so many layers of a stage; 0: of them all
 
     @property
@@ -88,6 +96,11 @@ class Plan:
     def offloads_weights(self) -> bool:
         """Whether the shards of weights and gradients are off the accelerator."""
         return "weights" in self.offload
+
+    @property
+    def is_zero_plus_plus(self) -> bool:
+        """Whether it has a part of ZeRO++."""
+        return self.secondary_ranks > 1 or self.quantised_weights or self.quantised_gradients
 
     @property
     def offloads_activations(self) -> bool:
@@ -166,6 +179,9 @@ class Plan:
             offload=source.text("offload", "none", choices=OFFLOADS),
             offload_device=source.text("offload_device", "cpu", choices=OFFLOAD_DEVICES),
             recompute_layers=source.integer("recompute_layers", 0, low=0, high=10**6),
+            secondary_ranks=source.integer("secondary_ranks", 1, **count),
+            quantised_weights=source.flag("quantised_weights", False),
+            quantised_gradients=source.flag("quantised_gradients", False),
             recompute_every=source.integer("recompute_every", 0, low=0, high=10**6),
         )
 
@@ -221,6 +237,9 @@ class PlanTable:
     offload: Column
     offload_device: Column
     recompute_layers: Column
+    secondary_ranks: Column
+    quantised_weights: Column
+    quantised_gradients: Column
     recompute_every: Column
 
     @property

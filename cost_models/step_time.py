@@ -172,6 +172,7 @@ def axis_seconds(
         "tensor": (tensor, ones),
         "data": (data, tensor),
         "replicate": (replicas, tensor * data),
+        "secondary": (table.secondary_ranks, tensor),
         "expert": (table.expert_parallel, between),
         "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
         "context": (table.context_parallel, tensor),
@@ -299,7 +300,7 @@ def rank_seconds(
         # a pass that waits for its host waits in both of its halves
         weights=later * (backward + again + host_backward) / (backward + again),
         expert_communication=by_axis["expert"] / table.num_microbatches,
-        data_communication=by_axis["data"] + by_axis["expert_data"],
+        data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
         replica_communication=by_axis["replicate"],
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)
         + software.step_operators * rate.operator

@@ -84,6 +84,8 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
         words["pipeline_schedule"] = plan.pipeline_schedule
     if plan.context_parallel > 1:
         words["context_parallel_method"] = plan.context_parallel_method
+    if plan.is_zero_plus_plus:
+        return "secondary_ranks, quantised_weights, quantised_gradients (ZeRO++ is priced only)"
     for name, value in words.items():
         if value not in proven[name]:
             return f"{name} = {value} (only {', '.join(proven[name])})"

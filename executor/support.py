@@ -75,6 +75,11 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "
             f"{did_you_mean(model.family, FAMILIES)}"
         ).rstrip()
+    if plan.is_zero_plus_plus:
+        yield (
+            "secondary_ranks, quantised_weights and quantised_gradients (ZeRO++) are priced only "
+            "(1, off and off)"
+        )
     if plan.offloads_weights:
         yield f"offload {plan.offload} (only none, optimizer, activations, optimizer+activations)"
     if plan.offload_device != "cpu":

@@ -89,6 +89,15 @@ def fit(
     offload_device: Annotated[
         str | None, typer.Option(help="where optimizer and weights go: cpu, nvme")
     ] = None,
+    secondary_ranks: Annotated[
+        int | None, typer.Option(help="ZeRO++: neighbours that share a second copy of weights")
+    ] = None,
+    quantised_weights: Annotated[
+        bool | None, typer.Option("--quantised-weights", help="ZeRO++: gathered in int8")
+    ] = None,
+    quantised_gradients: Annotated[
+        bool | None, typer.Option("--quantised-gradients", help="ZeRO++: exchanged in int4")
+    ] = None,
     explain: Explain = False,
     output: Drawing = None,
     force: Force = False,
@@ -149,6 +158,9 @@ def fit(
         expert_tensor_parallel=etp,
         offload=offload,
         offload_device=offload_device,
+        secondary_ranks=secondary_ranks,
+        quantised_weights=quantised_weights,
+        quantised_gradients=quantised_gradients,
         inference=inference,
         concurrency=concurrency,
         context_len=context_len,

@@ -48,7 +48,15 @@ SHORT_NAMES: Final = {
     "etp": "expert_tensor_parallel",
 }
 # fields that the search leaves at their default unless they are pinned
-UNVARIED: Final = ("offload", "offload_device", "recompute_layers", "recompute_every")
+UNVARIED: Final = (
+    "offload",
+    "offload_device",
+    "recompute_layers",
+    "recompute_every",
+    "secondary_ranks",
+    "quantised_weights",
+    "quantised_gradients",
+)
 ON: Final = {"on": True, "true": True, "1": True, "yes": True}
 OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 

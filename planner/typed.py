@@ -34,6 +34,12 @@ def describe_plan(plan: Plan) -> str:
     if not plan.expert_tensor_parallel:
         words.append("--no-etp")
     words += [f"--zero {plan.zero_stage}", typed_recompute(plan)]
+    if plan.secondary_ranks > 1:
+        words.append(f"--secondary-ranks {plan.secondary_ranks}")
+    if plan.quantised_weights:
+        words.append("--quantised-weights")
+    if plan.quantised_gradients:
+        words.append("--quantised-gradients")
     if plan.offload != "none":
         words.append(f"--offload {plan.offload}")
         if plan.offload_device != "cpu":

@@ -139,6 +139,16 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {},
         ["offload_device = nvme", "got activations"],
     ),
+    "zero_plus_plus": (
+        {"zero_stage": 1, "quantised_weights": True},
+        {},
+        ["ZeRO++", "zero_stage 3 (got 1)"],
+    ),
+    "secondary_ranks": (
+        {"zero_stage": 3, "secondary_ranks": 3},
+        {},
+        ["secondary_ranks = 3", "the 2 ranks", "1, 2"],
+    ),
     "context_attention": (
         {"context_parallel": 2, "pipeline_parallel": 1, "context_parallel_method": "ulysses"},
         {"model": sample_model("t5")},

@@ -24,6 +24,7 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
     "offload": (Plan(2, zero_stage=3, offload="weights"), {}, r"offload weights \(only none"),
+    "ZeRO++": (Plan(4, zero_stage=3, secondary_ranks=2), {}, r"secondary_ranks.*priced only"),
     "drives": (Plan(offload="optimizer", offload_device="nvme"), {}, r"nvme \(only cpu\)"),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
     "both ways over ranks": (
