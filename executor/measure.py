@@ -155,14 +155,26 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
     return int(sdpa_backward_flop_count(*shapes))
 
 
+def _convolution_backward(
+    gradient: Any, inputs: Any, weight: Any, *arguments: Any, **__: Any
+) -> int:
+    """The gradients of input and weight each multiply as often as the forward pass."""
+    transposed, needed = arguments[4], arguments[7]
+    positions = inputs.numel() if transposed else gradient.numel()
+    forward = 2 * positions * (weight.numel() // weight.shape[0])
+    return int(forward * (needed[0] + needed[1]))
+
+
 _ATEN = torch.ops.aten
-# Torch's registry lacks the CPU's flash attention. Counted as torch counts the CUDA kernel: all
+# Torch's formula of a convolution's backward pass takes all groups for one, and its registry lacks
+# the CPU's flash attention. That is counted as torch counts the CUDA kernel: all
 # S x S scores (a causal mask halves nothing), and the backward pass computes the scores again
 # (5 matmuls against eager attention's 4).
 FLOP_FORMULAS: Final[dict[Any, Any]] = {
     **flop_registry,
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _ATEN.convolution_backward: _convolution_backward,
 }
 
 

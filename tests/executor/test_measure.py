@@ -1,5 +1,7 @@
 """Counters against numbers worked out by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -197,3 +199,16 @@ def test_a_failing_rank_is_named():
     with pytest.raises(RunError, match="rank 1: ValueError: no") as caught:
         run_forked(_fail_on_rank_one, 2, timeout=20)
     assert "_fail_on_rank_one" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_convolutions_cost_twice_as_much_backward(kind: Any, groups: int):
+    layer = kind(8, 8, 3, padding=1, groups=groups)
+    x = torch.randn(2, 8, 5, 5, requires_grad=True)
+    with FlopCounter() as counter:
+        y = layer(x)
+        forward = counter.total
+        y.sum().backward()
+    assert forward == 2 * 2 * 25 * 9 * 8 * 8 // groups
+    assert counter.total == 3 * forward
