@@ -76,6 +76,7 @@ RULES: Final[dict[Optimizer, Rule]] = {
     "paged_adamw": Rule(2.0, 2.0, paged=True),
     "paged_adamw_8bit": Rule(2.0, 2.0, eight_bit=True, paged=True),
 }
+ITERATIONS: Final = 5.0  # of Newton and Schulz, torch's default
 # torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
 FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
 
@@ -214,7 +215,8 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
         + 2 (w - 4) + 4 (g - 4) + 2 (k s - 8)
 
     since the weight is read and written, the gradient read by norm, clipping and update and written
-    by clipping, and every state read and written. Leaves out factors, scales and Muon's products.
+    by clipping, and every state read and written. Leaves out factors and scales; Muon's products:
+    ``update_flops``.
 
     >>> from hardware_profiles.software import software_profile
     >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))
@@ -225,6 +227,28 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     weights = 2.0 * (workload.master_bytes - 4.0)
     gradients = 4.0 * (workload.reduction_bytes - 4.0)
     return software.optimizer_accesses_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
+
+
+def update_flops(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    """FLOP in 16 bits of the update on one rank: Muon's Newton-Schulz iterations.
+
+        5 (4 r^2 c + 2 r^3)    of every matrix of r rows and c >= r columns, over d from ZeRO-1 on
+
+    Source: torch 2.13, optim/_muon.py: five times X X^T, its square, and their product with X. Liu
+    et al. (arXiv:2502.16982), sec. 2.3: a rank works on the whole matrices of which it has a shard.
+    """
+    flops: Real = np.zeros(len(table))
+    if not RULES[workload.optimizer].whole_matrices:
+        return flops
+    for block in blocks(trainable_part(model), rank):
+        for weight in filter(is_layer_matrix, block.weights):
+            least, most = sorted(float(length) for length in weight.shape[-2:])
+            count = float(weight.numel) / (least * most) * block.repeats
+            each = 4.0 * least**2 * most + 2.0 * least**3
+            flops = flops + ITERATIONS * each * count
+    return flops / optimizer_shards(table.shard_ranks, table.zero_stage)
 
 
 def _whole_matrix_bytes(

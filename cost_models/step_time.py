@@ -45,7 +45,7 @@ from cost_models.offload import (
     weight_seconds,
     without_offload,
 )
-from cost_models.optimizer_states import RULES, update_accesses
+from cost_models.optimizer_states import RULES, update_accesses, update_flops
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
@@ -286,7 +286,8 @@ def rank_seconds(
     state_bytes = RULES[workload.optimizer].states * workload.state_bytes
     stored = cluster.gpus_per_node * (workload.master_bytes + state_bytes) * shard
     on_host = on_host + np.where(table.offload_device == NVME, drive_seconds(stored), 0.0)
-    on_device = optimizer_seconds(shard, rate, accesses)
+    products = update_flops(model, workload, table, rank) / rate.of_core.matmul
+    on_device = optimizer_seconds(shard, rate, accesses) + products
     return RankSeconds(
         compute=forward + backward,
         recompute=again,

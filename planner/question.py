@@ -9,6 +9,7 @@ from typing import Any, get_args
 from cost_models.adapters import adapted
 from cost_models.estimate import Setting
 from cost_models.model import ModelSpec
+from cost_models.optimizer_states import BLOCK, MIN_8BIT_ELEMENTS, RULES
 from cost_models.workload import (
     MAX_ADAPTER_RANK,
     AdapterTargets,
@@ -155,6 +156,7 @@ def build_question(
         **({} if adapter is None else adapter.fields()),
     )
     require_consistent(workload)
+    assumptions += _about_optimizer(workload)
     if workload.precision == "fp8":
         assumptions.append(
             "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
@@ -187,6 +189,28 @@ def build_question(
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return Question(setting, tuple(assumptions))
+
+
+def _about_optimizer(workload: Workload) -> list[str]:
+    """Say what an optimizer keeps where that is not the same of every tensor."""
+    rule, said = RULES[workload.optimizer], []
+    if rule.whole_matrices:
+        said.append(
+            "muon updates the matrices of layers, AdamW embedding, head, norms and biases; a "
+            "matrix is gathered whole for its update"
+        )
+    if rule.factored:
+        said.append("adafactor keeps rows and columns of the part of a matrix that a rank holds")
+    if rule.eight_bit:
+        said.append(
+            f"8-bit states have an fp32 scale for {BLOCK} elements; parts of tensors below "
+            f"{MIN_8BIT_ELEMENTS} keep fp32 states (bitsandbytes)"
+        )
+    if rule.paged:
+        said.append(
+            "paged states are in host memory where the device is full: the peak is without them"
+        )
+    return said
 
 
 def default_precision(accelerator: Accelerator) -> str:

@@ -23,6 +23,7 @@ from cost_models.optimizer_states import (
     tensor_states,
     update_accesses,
     update_bytes,
+    update_flops,
 )
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import table_parameters
@@ -264,6 +265,23 @@ def test_muon_takes_a_whole_matrix_and_its_products() -> None:
     rows, columns = CONFIGS["llama"]["intermediate_size"], CONFIGS["llama"]["hidden_size"]
     assert float(found[0]) == (4 + 4) * rows * columns + 4 * columns**2  # type: ignore[index]
     assert all(is_layer_matrix(w) for w in model.kinds[0].weights if w.role == "linear")
+
+
+def test_muon_multiplies_whole_matrices() -> None:
+    """By hand: attention of 64 x 64 (two of 64 x 32), an MLP of 128 x 64, eight layers."""
+    model = sample_model("llama")
+    (rank,) = even_rank_contents(model, 1, 1)
+    workload = Workload(8, 8, optimizer="muon")
+
+    def product(rows: int, columns: int) -> int:
+        return 5 * (4 * rows**2 * columns + 2 * rows**3)
+
+    whole = 8 * (2 * product(64, 64) + 2 * product(32, 64) + 3 * product(64, 128))
+    plans = [Plan(), Plan(4, zero_stage=1), Plan(4)]
+    found = update_flops(model, workload, PlanTable.from_plans(plans), rank)
+    assert np.asarray(found).tolist() == [whole, whole / 4, whole]
+    none = update_flops(model, Workload(8, 8), PlanTable.from_plans(plans), rank)
+    assert np.asarray(none).tolist() == [0, 0, 0]
 
 
 def test_bytes_that_an_update_moves() -> None:

@@ -463,6 +463,11 @@ def test_optimizer_and_its_precisions_are_options(run: Any, tmp_path: Path) -> N
     assert workload.optimizer == "adafactor"
     assert workload.optimizer_state_precision == workload.gradient_precision == "bf16"
     assert not workload.master_weights
+    muon = " ".join(run(*FIT, "--optimizer", "muon").out.split())
+    assert "muon updates the matrices of layers, AdamW embedding, head, norms and biases" in muon
+    paged = " ".join(run(*FIT, "--optimizer", "paged_adamw_8bit").out.split())
+    assert "fp32 scale for 256 elements" in paged
+    assert "paged states are in host memory where the device is full" in paged
     wrong = run(*FIT, "--optimizer", "adamm")
     assert wrong.code == 2
     assert "Did you mean adam" in wrong.err
