@@ -26,11 +26,14 @@ BLOCK: Final = 64
 BLOCK_OF_SCALES: Final = 256
 QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
 # Bytes of an element, and of a row (output) of its matrix. int8: one fp32 scale a row (Dettmers et
-# al., LLM.int8, arXiv:2208.07339, sec. 2.1; bitsandbytes Int8Params.SCB)
+# al., LLM.int8, arXiv:2208.07339, sec. 2.1; bitsandbytes Int8Params.SCB). int4: groups of 128 with
+# an fp16 scale and a 4-bit zero point (GPTQ, Frantar et al., arXiv:2210.17323)
+GROUP: Final = 128
 STORED_BYTES: Final[dict[Quantisation, tuple[float, float]]] = {
     "nf4": (QUANTISED_BYTES, 0.0),
     "nf4_double": (0.5 + 1.0 / BLOCK + 4.0 / (BLOCK * BLOCK_OF_SCALES), 0.0),
     "int8": (1.0, 4.0),
+    "int4": (0.5 + (2.0 + 0.5) / GROUP, 0.0),
 }
 # elements, a multiple of the block: what is unpacked at once with the indices that this takes
 UNPACKED_AT_ONCE: Final = 1 << 22

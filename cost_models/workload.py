@@ -31,7 +31,7 @@ KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
 AdapterTargets = Literal["all", "attention"]
-Quantisation = Literal["nf4", "nf4_double", "int8"]  # of the frozen matrices of qlora
+Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
 MAX_ADAPTER_RANK: Final = 4096
 
 # bytes of one element of the weights that are multiplied, and of the activations. tf32 is fp32 in

@@ -42,7 +42,7 @@ Qlora = Annotated[int | None, typer.Option(help="the same, the frozen base in 4 
 LoraAlpha = Annotated[float | None, typer.Option(help="default: twice the rank")]
 QuantisationName = Annotated[
     str | None,
-    typer.Option("--quantisation", help="frozen matrices of --qlora: nf4, nf4_double, int8"),
+    typer.Option("--quantisation", help="frozen matrices of --qlora: nf4, nf4_double, int8, int4"),
 ]
 LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: all, attention")]
 Layers = Annotated[

@@ -138,6 +138,7 @@ def test_bits_of_a_frozen_element() -> None:
     assert stored_bits("nf4") == pytest.approx(4.5, rel=1e-12)
     assert stored_bits("nf4_double") == pytest.approx(4 + 0.127, abs=1e-3)
     assert 8 < stored_bits("int8") < 8.01
+    assert stored_bits("int4") == pytest.approx(4 + 20 / 128, rel=1e-12)  # GPTQ, groups of 128
 
 
 def test_double_quantisation_saves_3_gb_of_65_billion() -> None:
