@@ -13,7 +13,7 @@ gathered and kept; everything between the two matrices of a block is split t way
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -178,6 +178,8 @@ def layer_regions(
     attentions = [kind.attention]
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
+    if software.repeats_keys:
+        attentions = [replace(each, num_kv_heads=each.num_heads) for each in attentions]
     shares_input = kind.parallel_residual and kind.num_norms == 1
     mlp = kind.feed_forward
     reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
@@ -260,7 +262,11 @@ def saved_bytes_per_token(
 
 
 def backward_working_bytes_per_token(
-    kind: LayerKind, hidden_size: int, compute_bytes: float, tensor_parallel: Count
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    software: SoftwareProfile,
 ) -> Real:
     """Gradients of activations alive at once while one layer is walked backward.
 
@@ -269,10 +275,13 @@ def backward_working_bytes_per_token(
 
     The MLP is the widest place; beside it the gradients of the layer's output, of the residual
     stream and of the block's input. Capped scores (executor/capped.py) are walked in blocks of
-    Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision.
+    Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision. A loop
+    over experts walks one of them at a time.
     """
     feed_forward = kind.feed_forward
-    width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
+    width = float(feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token))
+    if software.experts_one_by_one:
+        width /= max(1, feed_forward.num_experts)
     width += feed_forward.shared_ffn_hidden_size
     tensors = 3.0 if feed_forward.gated else 2.0
     between = compute_bytes * tensors * width / np.multiply(1.0, tensor_parallel)
@@ -334,15 +343,25 @@ def logits_bytes_per_token(
     compute_bytes: float,
     tensor_parallel: Count,
     software: SoftwareProfile,
+    tokens: Real = 1.0,
 ) -> Logits:
-    """Logits and their wide copies, split with the vocabulary.
+    """Logits and their copies at the loss, split with the vocabulary.
 
-    kept      c V / t
-    forward   (c + w n) V / t                n copies of w = max(4, c) bytes
-    backward  (c + w n + c [16 bits]) V / t  and their gradient, where it is cast back
+    kept      c l V / t                              l 1, or the share of a chunk's tokens
+    forward   (c (l + k - 1) + w n) V / t            k copies in compute precision, the logits one
+                                                     of them, n copies of w = max(4, c) bytes
+    backward  (c (l + k - 1) + w n + c g [16 bits]) V / t    g gradients that are cast back
+
+    A loss that works on chunks has one chunk's n and k - 1 copies at once.
     """
     wide = max(FP32, compute_bytes)
-    cast = compute_bytes if compute_bytes < wide else 0.0
+    cast = compute_bytes * software.logits_gradient_copies if compute_bytes < wide else 0.0
     share = vocab_size / np.multiply(1.0, tensor_parallel)
-    at_loss = (compute_bytes + wide * software.fp32_logits_copies) * share
-    return Logits(compute_bytes * share, at_loss, at_loss + cast * share)
+    chunk: Real = 1.0
+    if software.loss_chunk_tokens:
+        chunk = np.minimum(1.0, software.loss_chunk_tokens / np.multiply(1.0, tokens))
+    kept = compute_bytes * (chunk if software.logits_chunked else 1.0)
+    copies = compute_bytes * (software.logits_copies - 1.0) + wide * software.fp32_logits_copies
+    at_loss = kept + copies * chunk
+    back = at_loss + cast * (chunk if software.logits_chunked else 1.0)
+    return Logits(kept * share, at_loss * share, back * share)

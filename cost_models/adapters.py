@@ -9,6 +9,7 @@ one is whole on every tensor-parallel rank, and each rank's gradient of it is a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +36,16 @@ STORED_BYTES: Final[dict[Quantisation, tuple[float, float]]] = {
     "int8": (1.0, 4.0),
     "int4": (0.5 + (2.0 + 0.5) / GROUP, 0.0),
 }
+# the matrices that a target names, by a part of their own name; fused ones belong to all of theirs
+TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "q": ("q_proj", "c_attn", "qkv", "query_key_value", "q_a_proj", "q_b_proj", ".query"),
+    "k": ("k_proj", "c_attn", "qkv", "query_key_value", ".key"),
+    "v": ("v_proj", "c_attn", "qkv", "query_key_value", ".value"),
+    "o": ("o_proj", "self_attn.dense", "attention.dense", "attn.c_proj", "self_attention.dense"),
+    "gate": ("gate_proj", "gate_up_proj"),
+    "up": ("up_proj", "fc1", "c_fc", "dense_h_to_4h"),
+    "down": ("down_proj", "fc2", "mlp.c_proj", "dense_4h_to_h"),
+}
 # elements, a multiple of the block: what is unpacked at once with the indices that this takes
 UNPACKED_AT_ONCE: Final = 1 << 22
 
@@ -42,11 +53,20 @@ UNPACKED_AT_ONCE: Final = 1 << 22
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # behind the name of the matrix
 
 
+def quantised_bytes(kind: Quantisation) -> float:
+    """Bytes of a quantised element, its share of the scales included."""
+    return STORED_BYTES[kind][0]
+
+
 def is_adapted(weight: Weight, targets: str) -> bool:
-    """Return whether a matrix gets adapters."""
-    return (
-        weight.role == "linear" and len(weight.shape) == 2 and weight.part in ADAPTED_PARTS[targets]
-    )
+    """Return whether a matrix gets adapters: targets "all", "attention", or names such as "q,v"."""
+    if weight.role != "linear" or len(weight.shape) != 2:
+        return False
+    if targets in ADAPTED_PARTS:
+        return weight.part in ADAPTED_PARTS[targets]
+    if weight.part not in ADAPTED_PARTS["all"]:
+        return False
+    return any(part in weight.name for target in targets.split(",") for part in TARGETS[target])
 
 
 def adapter_names(name: str) -> tuple[str, str]:
@@ -59,11 +79,16 @@ def adapter_names(name: str) -> tuple[str, str]:
     return stem + FIRST, stem + SECOND
 
 
-def adapted(model: ModelSpec, workload: Workload) -> ModelSpec:
-    """Return the model with what the workload trains of it; itself without an adapter."""
+def adapted(
+    model: ModelSpec, workload: Workload, *, quantises_every_matrix: bool = False
+) -> ModelSpec:
+    """Return the model with what the workload trains of it; itself without an adapter.
+
+    QLoRA quantises what is adapted, or every matrix of every layer, experts included.
+    """
     if workload.adapter == "none":
         return model
-    kinds = tuple(_adapted_kind(kind, workload) for kind in model.kinds)
+    kinds = tuple(_adapted_kind(kind, workload, quantises_every_matrix) for kind in model.kinds)
     if not any(w.is_adapter for kind in kinds for w in kind.weights):
         raise InputError(f"adapter = {workload.adapter}: {model.name} has no matrix to adapt")
     return replace(
@@ -104,11 +129,12 @@ def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSp
     )
 
 
-def _adapted_kind(kind: LayerKind, workload: Workload) -> LayerKind:
+def _adapted_kind(kind: LayerKind, workload: Workload, every: bool) -> LayerKind:
     found = []
     for weight in kind.weights:
         chosen = is_adapted(weight, workload.adapter_targets)
-        quantised = workload.adapter == "qlora" and chosen
+        matrix = every and weight.role in ("linear", "expert") and len(weight.shape) >= 2
+        quantised = workload.adapter == "qlora" and (chosen or matrix)
         found.append(replace(weight, frozen=True, quantised=quantised))
         if chosen:
             found += _pair(weight, workload.adapter_rank)

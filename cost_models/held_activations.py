@@ -35,6 +35,7 @@ from cost_models.context_parallel import (
 from cost_models.cross_activations import shared_bytes_per_token, walk_bytes_per_token
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.fp8 import fp8_regions
+from cost_models.frozen_layers import of_frozen_layer, sharded_input_bytes
 from cost_models.kept_results import kept_results
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
@@ -212,6 +213,7 @@ def _layers(
     repeated: Real = np.zeros(len(table))  # as ``working``, of layers that are recomputed
     done_before: Real = np.zeros(len(table))
     largest: Real = np.zeros(len(table))
+    copies: Real = np.zeros(len(table))
     counts = zip(rank.kind_counts, rank.recomputed, rank.kept_behind, model.kinds, strict=True)
     for count, recomputed, behind, kind in counts:
         if not count:
@@ -219,6 +221,10 @@ def _layers(
         regions = _regions(model, workload, software, table, kind)
         everything = _saved(model, compute, software, table, regions, NONE)
         left = _saved(model, compute, software, table, regions, table.recompute)
+        full = table.recompute == FULL
+        left = left + software.layer_input_extra_bytes * model.hidden_size * full
+        # copies that come while later layers are walked backward
+        copies = copies + count * sharded_input_bytes(model, compute, software, table)
         saved = saved + recomputed * left + (count - recomputed) * everything
         largest = np.maximum(largest, left * (recomputed > 0))
         largest = np.maximum(largest, everything * (recomputed < count))
@@ -237,7 +243,7 @@ def _layers(
             along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
             whole = whole - norm_bytes(kind, model.hidden_size, compute, software) / along
         walk = backward_working_bytes_per_token(
-            kind, model.hidden_size, compute, table.tensor_parallel
+            kind, model.hidden_size, compute, table.tensor_parallel, software
         )
         # the walk through the attention holds what travels between the ranks; the MLP is done then
         done = feed_forward_bytes(kind.feed_forward, compute, software)
@@ -258,7 +264,8 @@ def _layers(
         alone = np.maximum(alone, whole + walk)
     # offloaded, the layers behind it had left already
     done_before = np.where(table.offloads_activations, 0.0, done_before)
-    return saved, due, np.maximum(working, repeated - done_before), alone, largest
+    working = np.maximum(working, repeated - done_before) + copies
+    return saved, due, working, alone + copies, largest
 
 
 def layer_bytes(
@@ -297,6 +304,7 @@ def _regions(
     # of all tensor-parallel ranks, as the others
     more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
+    regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not np.any(table.recompute == SELECTIVE_OPS):
         return regions
     split, along, whole = kept_results(model, workload, table, kind)
@@ -340,7 +348,10 @@ def _head(
     inputs_over = 1.0 if software.keeps_gathered_inputs else along
     tail = norm_bytes(kind, model.hidden_size, compute, software) / along
     tail = tail + compute * model.hidden_size / inputs_over
-    logits = logits_bytes_per_token(model.vocab_size, compute, table.tensor_parallel, software)
+    tokens = rank_tokens(workload, table)
+    logits = logits_bytes_per_token(
+        model.vocab_size, compute, table.tensor_parallel, software, tokens
+    )
     return zeros + tail, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
 
 

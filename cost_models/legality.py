@@ -15,10 +15,21 @@ from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
 from cost_models.host_memory import NVME
-from cost_models.model import ModelSpec
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.recompute_rules import RECOMPUTE_RULES
-from cost_models.rule import Question, Rule, divisors_text, indivisible, key_heads, query_heads
+from cost_models.rule import (
+    Question,
+    Rule,
+    adapts_experts,
+    divisors_text,
+    expert_sizes,
+    ffn_sizes,
+    indivisible,
+    key_heads,
+    num_experts,
+    query_heads,
+    too_long,
+)
 from cost_models.schedules import LOOPED, LOOPED_CODES, SPLIT, SPLIT_CODES, V_CODES, V_SHAPED
 from cost_models.sharing_rules import SHARING_RULES
 from hardware_profiles.errors import InputError
@@ -34,10 +45,6 @@ FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def _has_experts(model: ModelSpec) -> bool:
-    return any(kind.feed_forward.num_experts for kind in model.kinds)
-
-
 def question_of(setting: Setting) -> Question:
     """Return what the rules ask of a setting."""
     software = setting.software
@@ -51,22 +58,6 @@ def question_of(setting: Setting) -> Question:
         setting.layer_ranges,
         setting.stage_recompute_layers,
     )
-
-
-def _ffn_sizes(model: ModelSpec) -> list[int]:
-    dense = [kind for kind in model.kinds if not kind.feed_forward.num_experts]
-    sizes = [kind.feed_forward.ffn_hidden_size for kind in dense]
-    sizes += [kind.feed_forward.shared_ffn_hidden_size for kind in model.kinds]
-    return [size for size in sizes if size]
-
-
-def _num_experts(model: ModelSpec) -> list[int]:
-    counts = [kind.feed_forward.num_experts for kind in model.kinds]
-    return [count for count in counts if count]
-
-
-def _expert_sizes(model: ModelSpec) -> list[int]:
-    return [k.feed_forward.ffn_hidden_size for k in model.kinds if k.feed_forward.num_experts]
 
 
 RULES: tuple[Rule, ...] = (
@@ -110,21 +101,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "ffn_hidden_size",
-        lambda q, t: indivisible(_ffn_sizes(q.model), t.tensor_parallel),
+        lambda q, t: indivisible(ffn_sizes(q.model), t.tensor_parallel),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide ffn_hidden_size = "
-            f"{min(_ffn_sizes(q.model))}; legal values: {divisors_text(_ffn_sizes(q.model))}"
+            f"{min(ffn_sizes(q.model))}; legal values: {divisors_text(ffn_sizes(q.model))}"
         ),
     ),
     Rule(
         "expert_ffn_hidden_size",
         lambda q, t: (
-            t.expert_tensor_parallel & indivisible(_expert_sizes(q.model), t.tensor_parallel)
+            t.expert_tensor_parallel & indivisible(expert_sizes(q.model), t.tensor_parallel)
         ),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide the experts' ffn_hidden_size = "
-            f"{min(_expert_sizes(q.model))}; legal values: "
-            f"{divisors_text(_expert_sizes(q.model))}, or whole experts on every tensor-parallel "
+            f"{min(expert_sizes(q.model))}; legal values: "
+            f"{divisors_text(expert_sizes(q.model))}, or whole experts on every tensor-parallel "
             "rank (expert_tensor_parallel off)"
         ),
     ),
@@ -270,7 +261,7 @@ RULES: tuple[Rule, ...] = (
         "without_experts",
         lambda q, t: (
             (t.expert_parallel > 1) | np.logical_not(t.expert_tensor_parallel)
-            if not _num_experts(q.model)
+            if not num_experts(q.model)
             else np.zeros(len(t), dtype=bool)
         ),
         lambda q, p: (
@@ -281,10 +272,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "expert_parallel",
-        lambda q, t: indivisible(_num_experts(q.model), t.expert_parallel),
+        lambda q, t: indivisible(num_experts(q.model), t.expert_parallel),
         lambda q, p: (
             f"expert_parallel = {p.expert_parallel} does not divide num_experts = "
-            f"{min(_num_experts(q.model))}; legal values: {divisors_text(_num_experts(q.model))}"
+            f"{min(num_experts(q.model))}; legal values: {divisors_text(num_experts(q.model))}"
         ),
     ),
     Rule(
@@ -311,7 +302,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "adapter_experts",
-        lambda q, t: np.full(len(t), q.workload.adapter != "none" and _has_experts(q.model)),
+        lambda q, t: np.full(len(t), adapts_experts(q)),
         lambda q, p: (
             f"adapter {q.workload.adapter}: the matrices of routed experts cannot be adapted; the "
             "model must be a dense one"
@@ -319,7 +310,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "positions",
-        lambda q, t: np.full(len(t), _too_long(q)),
+        lambda q, t: np.full(len(t), too_long(q)),
         lambda q, p: (
             f"seq_len = {q.workload.seq_len} is longer than the model's "
             f"{q.model.max_seq_len} learned positions"
@@ -327,15 +318,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 CODES = ("legal", *(rule.code for rule in RULES))
-
-
-def _too_long(question: Question) -> bool:
-    longest = question.model.max_seq_len
-    return (
-        question.model.max_seq_len_is_hard
-        and longest is not None
-        and question.workload.seq_len > longest
-    )
 
 
 def fewest_microbatches(table: PlanTable) -> Any:

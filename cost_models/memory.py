@@ -18,24 +18,24 @@ and the layers that are recomputed (what a rank holds is found once for them, se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cost_models.adapters import (
     trainable_part,
 )
-from cost_models.arrays import Count, Flag, Real, pick
+from cost_models.arrays import Real, pick
+from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
+from cost_models.gradients import gradients_of, shares
 from cost_models.held_activations import held_activations
 from cost_models.host_memory import HostBytes, offloaded_bytes
 from cost_models.memory_parts import MemoryParts
 from cost_models.model import ModelSpec
 from cost_models.model_states import (
-    accumulated_gradient_bytes,
     master_copy_bytes,
     optimizer_shards,
-    reduced_gradient_bytes,
     weight_bytes,
 )
 from cost_models.offload import without_offload
@@ -135,7 +135,7 @@ def _moments(
     compute, master = workload.compute_bytes, workload.master_bytes
     params = table_parameters(trainable_part(model), rank, table)
     weights, optimizer = np.zeros(len(table)), np.zeros(len(table))
-    for numel, ranks in _shares(params, table):
+    for numel, ranks in shares(params, table):
         # a tensor that one rank holds alone, in one precision, is left as it is: no shard beside it
         zero = np.where((ranks > 1) | (compute != master), table.zero_stage, 0)
         shared = (numel, ranks, zero, compute, master)
@@ -149,7 +149,7 @@ def _moments(
     weights = weights + secondary_bytes(params.total - params.apart, compute, table)
     if workload.precision == "fp8":
         weights = weights + fp8_weight_bytes(model, table, rank)
-    weights = weights + frozen_bytes(model, rank, table, workload)
+    weights = weights + frozen_bytes(model, rank, table, workload, software)
     # offloaded states are off the device; master weights stay, gradients go straight to the host
     states = _states(model, workload, table, rank, params)
     optimizer = optimizer + np.where(table.offloads_optimizer, 0.0, states.resident)
@@ -158,9 +158,13 @@ def _moments(
     update = np.where(table.offloads_optimizer, 0.0, update)
 
     held = held_activations(model, workload, software, table, rank)
-    gradients = _gradients(workload, software, table, params, held.in_flight + held.due)
+    gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
     buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
+    if software.flat_parameters:
+        whole = units(model, workload, software, table, rank)
+        buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
+        gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
     used = unpacked_bytes(model, rank, table, compute)
     zeros = np.zeros_like(held.saved)
     moments = (
@@ -178,7 +182,8 @@ def _moments(
         (gradients.embedding, zeros, zeros, buffers.embedding),
         (gradients.reduced, zeros, zeros, zeros + update),
     )
-    return (weights, optimizer), [(*first, buffer + held.messages) for *first, buffer in moments]
+    passing = held.messages + software.buffer_bytes * on_gpu
+    return (weights, optimizer), [(*first, buffer + passing) for *first, buffer in moments]
 
 
 def rank_host_bytes(
@@ -208,19 +213,11 @@ def rank_host_bytes(
     )
 
 
-def _shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
-    """Return elements and the ranks that share them: experts that are apart, and all else."""
-    return [
-        (params.total - params.apart, table.shard_ranks),
-        (params.apart, np.maximum(1, table.expert_shard_ranks)),
-    ]
-
-
 def _updated(params: RankParameters, table: PlanTable) -> Real:
     """Return the elements that a rank's optimizer updates."""
-    shares = _shares(params, table)
+    parts_of = shares(params, table)
     return sum(
-        (numel / optimizer_shards(ranks, table.zero_stage) for numel, ranks in shares),
+        (numel / optimizer_shards(ranks, table.zero_stage) for numel, ranks in parts_of),
         start=np.zeros(len(table)),
     )
 
@@ -238,72 +235,6 @@ def _states(
         each = workload.state_bytes * rule.states
         return StateBytes(each * _updated(params, table), np.zeros(len(table)))
     return rank_states(model, workload, table, rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """Bytes of gradients at the moments of ``MOMENTS``."""
-
-    full_flight: Real  # while all micro-batches are in flight
-    later: Real  # once the first of them is done
-    last_layer: Real  # when the last backward pass is at the first layer
-    embedding: Real  # when it is at the embedding
-    reduced: Real  # what the optimizer reads
-
-    def where_offloaded(self, table: PlanTable, layer: Real) -> Gradients:
-        """With the weights gradients leave too: a layer's shard is on its way at most."""
-        moves = table.offloads_weights
-        shard = layer / np.maximum(1, table.shard_ranks)
-        at = {f.name: np.where(moves, shard, getattr(self, f.name)) for f in fields(self)}
-        return Gradients(**{**at, "reduced": np.where(moves, 0.0, self.reduced)})
-
-
-def _gradients(
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    params: RankParameters,
-    in_flight: Real,
-) -> Gradients:
-    gradient = workload.gradient_bytes(in_master_precision=software.gradients_in_master_precision)
-    pipelined = table.pipeline_parallel > 1
-    defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
-
-    shares, numel = _shares(params, table), params.total
-
-    def accumulated(when: Flag) -> Real:
-        parts = (
-            accumulated_gradient_bytes(
-                part,
-                ranks,
-                table.zero_stage,
-                gradient,
-                accumulates=when,
-                defers_reduction=defers,
-            )
-            for part, ranks in shares
-        )
-        return sum(parts, start=np.zeros(len(table)))
-
-    if software.whole_gradient_buffer:
-        buffer = gradient * numel
-        return Gradients(buffer, buffer, buffer, buffer, buffer)
-    reduced = sum(
-        (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in shares),
-        start=np.zeros(len(table)),
-    )
-    later = accumulated(table.num_microbatches > 1)
-    # a block's gradient comes only when the pass has reached it, unless an earlier one left it
-    each = reduced / numel
-    at_embedding = np.maximum(later, reduced - each * params.embedding)
-    at_layer = np.maximum(later, reduced - each * (params.embedding + params.largest_layer))
-    return Gradients(
-        full_flight=accumulated(table.num_microbatches > in_flight),
-        later=later,
-        last_layer=at_layer,
-        embedding=at_embedding,
-        reduced=reduced,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +291,9 @@ def _buffers(
     flying = np.where(now, (gathered + reducing) * layer, 0.0)
     # weight gradients that come last are reduced while others are still due: the copy in the
     # precision of the reduction, and what comes out of it beside what was accumulated
-    shares = np.where(sharded, np.multiply(1.0, table.shard_ranks), 1.0)
+    ranks = np.where(sharded, np.multiply(1.0, table.shard_ranks), 1.0)
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-    at_end = np.where(split & apart, reduction * (1.0 + 1.0 / shares) + compute * mixed, 0.0)
+    at_end = np.where(split & apart, reduction * (1.0 + 1.0 / ranks) + compute * mixed, 0.0)
     return Buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,

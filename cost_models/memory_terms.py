@@ -96,7 +96,7 @@ def _states(
     model = setting.model
     frozen = 0.0
     if has_frozen(model):
-        frozen = first(frozen_bytes(model, rank, table, setting.workload))
+        frozen = first(frozen_bytes(model, rank, table, setting.workload, setting.software))
     terms = []
     if frozen:
         terms.append(

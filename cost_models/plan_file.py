@@ -22,7 +22,7 @@ from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
 from hardware_profiles.schema import Cluster
-from hardware_profiles.software import profile_names
+from hardware_profiles.software import profile_names, software_profile
 
 SCHEMA_VERSION: Final = 1
 KEYS: Final = (
@@ -108,7 +108,8 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         where=f"{path}: model: config",
     )
     workload = Workload.from_fields(fields.sub("workload"))
-    model = adapted(model, workload)
+    every = software_profile(fields.text("software", "shardplan")).quantises_every_matrix
+    model = adapted(model, workload, quantises_every_matrix=every)
     plan = Plan.from_fields(fields.sub("plan"))
     if plan.global_batch_size != workload.global_batch_size:
         raise InputError(

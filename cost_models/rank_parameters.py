@@ -19,6 +19,7 @@ from cost_models.plan import PlanTable
 from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
 from cost_models.workload import Workload
+from hardware_profiles.software import SoftwareProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,17 @@ def rank_parameters(
 
 
 def frozen_bytes(
-    model: ModelSpec, rank: PipelineRank, table: PlanTable, workload: Workload
+    model: ModelSpec,
+    rank: PipelineRank,
+    table: PlanTable,
+    workload: Workload,
+    software: SoftwareProfile,
 ) -> Real:
-    """Bytes of frozen weights, whole on every data rank: c P, or few bits and scales.
+    """Bytes of frozen weights: c P, or few bits and scales; a share where ZeRO-3 shards them too.
 
     nf4          0.5 + 4/64 bytes an element (4.5 bits)
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
+    gptq         0.5 + 2.5/128
     int8         1 byte, and 4 bytes for each output of a matrix
     int4         0.5 + 2.5/128                (4.156 bits)
     """
@@ -118,7 +124,9 @@ def frozen_bytes(
             outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
             rows = outputs / (table.tensor_parallel if weight.cut == "column" else 1)
             stored = stored + count * (element * numel + row * rows)
-    return workload.compute_bytes * plain.total + stored
+    whole = workload.compute_bytes * plain.total + stored
+    shared = software.shards_frozen_weights & (table.zero_stage >= 3)
+    return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
 
 
 def unpacked_bytes(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cost_models.model import Attention, ModelSpec
 from cost_models.plan import Plan, PlanTable
-from cost_models.workload import Workload
+from cost_models.workload import AdapterTargets, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,24 @@ class Rule:
     code: str
     broken: Callable[[Question, PlanTable], Any]
     words: Callable[[Question, Plan], str]
+
+
+def adapts_experts(question: Question) -> bool:
+    """Whether adapters are asked for beside routed experts, by a choice that names no matrix."""
+    workload = question.workload
+    experts = any(kind.feed_forward.num_experts for kind in question.model.kinds)
+    named = workload.adapter_targets not in get_args(AdapterTargets)
+    return workload.adapter != "none" and experts and not named
+
+
+def too_long(question: Question) -> bool:
+    """Whether the sequence is longer than the learned positions."""
+    longest = question.model.max_seq_len
+    return (
+        question.model.max_seq_len_is_hard
+        and longest is not None
+        and question.workload.seq_len > longest
+    )
 
 
 def attentions(model: ModelSpec) -> list[Attention]:
@@ -72,3 +90,22 @@ def divisors_text(sizes: list[int]) -> str:
     common = int(np.gcd.reduce(sizes))
     legal = [d for d in range(1, min(common, 1024) + 1) if common % d == 0]
     return ", ".join(str(d) for d in legal)
+
+
+def ffn_sizes(model: ModelSpec) -> list[int]:
+    """Return the widths of dense MLPs and of shared experts."""
+    dense = [kind for kind in model.kinds if not kind.feed_forward.num_experts]
+    sizes = [kind.feed_forward.ffn_hidden_size for kind in dense]
+    sizes += [kind.feed_forward.shared_ffn_hidden_size for kind in model.kinds]
+    return [size for size in sizes if size]
+
+
+def num_experts(model: ModelSpec) -> list[int]:
+    """Return how many experts each kind of layer has, where it has any."""
+    counts = [kind.feed_forward.num_experts for kind in model.kinds]
+    return [count for count in counts if count]
+
+
+def expert_sizes(model: ModelSpec) -> list[int]:
+    """Return the widths of routed experts."""
+    return [k.feed_forward.ffn_hidden_size for k in model.kinds if k.feed_forward.num_experts]

@@ -30,7 +30,7 @@ Optimizer = Literal[
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
-AdapterTargets = Literal["all", "attention"]
+AdapterTargets = Literal["all", "attention"]  # or names of matrices: "q,v", see ``adapters``
 Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
 MAX_ADAPTER_RANK: Final = 4096
 
@@ -73,7 +73,7 @@ class Workload:
     adapter: Adapter = "none"
     adapter_rank: int = 0
     adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
-    adapter_targets: AdapterTargets = "all"  # linear layers of attention and MLP
+    adapter_targets: str = "all"  # linear layers of attention and MLP: AdapterTargets
     quantisation: Quantisation = "nf4"  # of qlora's frozen matrices
     document_mask: bool = False  # documents of one sequence do not see each other
     master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones

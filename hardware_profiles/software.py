@@ -50,8 +50,32 @@ class SoftwareProfile:
     attention_dropout_bytes: float  # per head and pair of tokens, on top, with dropout
     dropout_mask_bytes: float  # per element of a hidden-size dropout
     router_saved_bytes: float  # per token and expert
-    # logits and loss, bytes per logit: fp32 copies alive at the peak of the loss
+    experts_one_by_one: bool  # a loop over experts: gradients of one expert's tokens at a time
+    repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)
+    # what is not trained
+    frozen_weights_save_inputs: bool  # a function of the trainer's own keeps what they multiply
+    shards_frozen_weights: bool  # ZeRO-3 shards them as all others
+    quantises_every_matrix: bool  # QLoRA: of all layers (true), or those that are adapted
+    adapter_input_bytes: float  # per adapted matrix and input element; 0: the matrix's own input
+    adapter_output_bytes: float  # per output element of adapted queries, keys and values
+    quantised_input_bytes: (
+        float  # per input element of a matrix in 4 bits, kept though it is frozen
+    )
+    fused_qkv_stays: bool  # values are a view: queries and keys before their positions stay too
+    frozen_layer_inputs: float  # copies of each layer's input that sharded frozen layers keep
+    layer_input_extra_bytes: float  # per hidden element, beside a recomputed layer's input
+    # how weights are gathered and gradients added up under ZeRO-3
+    flat_parameters: bool  # torch FSDP1: the root's weights stay gathered through the step
+    gathered_layers: float  # layers whose weights are gathered at once (prefetch)
+    optimizer_in_backward: bool  # weights are updated as their gradients come, which then go
+    accumulates_whole_gradients: bool  # no_sync: unsharded gradients until the last micro-batch
+    frozen_in_gradients: bool  # gradients of flat parameters span what is frozen in them
+    # logits and loss: copies alive at the peak of the loss, beside the logits themselves
+    logits_copies: float  # in compute precision, forward; the logits count as one
     fp32_logits_copies: float
+    logits_gradient_copies: float  # in compute precision, on top in the backward pass
+    loss_chunk_tokens: float  # tokens whose copies exist at once; 0: all of a micro-batch
+    logits_chunked: bool  # the logits themselves exist only chunk by chunk, too
     # memory-bound work: element accesses per layer, forward
     rms_norm_accesses: float  # per norm and hidden element
     layer_norm_accesses: float
@@ -76,8 +100,10 @@ class SoftwareProfile:
     # attention kernel
     flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done
     # runtime memory on a GPU, bytes
+    buffer_bytes: float  # of collectives, whatever the model
     context_bytes: float
-    allocator_slack: float  # reserved / allocated - 1
+    allocator_slack: float  # of what is allocated: blocks that cannot be given back
+    allocator_cache: float  # reserved / allocated - 1 where memory is plentiful
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,15 +125,22 @@ def software_profile(name: str) -> SoftwareProfile:
 
 
 def _from_fields(source: Fields) -> SoftwareProfile:
+    """Read a profile; what it does not say is as in the profile that it ``inherits``."""
     known = [f.name for f in fields(SoftwareProfile) if f.name != "sources"]
-    source.refuse_unknown(known)
+    source.refuse_unknown([*known, "inherits"])
     values: dict[str, Any] = {
         "name": source.text("name"),
         "description": source.text("description"),
     }
     sources: dict[str, str] = {}
+    parent = source.text("inherits", None)
+    base = None if parent is None else software_profile(parent)
     for name in known:
         if name in values:
+            continue
+        if base is not None and name not in source:
+            values[name] = getattr(base, name)
+            sources[name] = base.sources[name]
             continue
         entry = source.sub(name)
         entry.refuse_unknown(("value", "source"))

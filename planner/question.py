@@ -162,7 +162,8 @@ def build_question(
             "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
             "16 bits beside two fp8 copies"
         )
-    model = adapted(model, workload)
+    every = software_profile(trainer).quantises_every_matrix
+    model = adapted(model, workload, quantises_every_matrix=every)
     if adapter is not None:
         assumptions.append(
             "the frozen base is whole on every data rank: ZeRO shards the adapters alone"

@@ -6,14 +6,14 @@ why (``Unpriceable``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_args
 
 from cost_models.adapters import adapted
 from cost_models.estimate import Setting
 from cost_models.model import ModelSpec
 from cost_models.plan import OFFLOADS, RECOMPUTE, Plan
-from cost_models.workload import Adapter, Optimizer, Precision, Workload
+from cost_models.workload import MIXED, Adapter, Optimizer, Precision, Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.software import software_profile
 from planner.question import default_precision
@@ -22,6 +22,8 @@ from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.words import look_up, number_in
+
+DEFAULT_RANK: Final = 8  # of adapters whose rank is not said; their size hardly counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +70,29 @@ def case_of(row: Row) -> Case:
 
 def _case(reading: Reading) -> Case:
     row = reading.row
-    profile = look_up("software", row)["profile"]
+    if why := look_up("unpriced", row).get("why"):
+        raise Unpriceable(why)
+    words = look_up("software", row)
+    profile = words["profile"]
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base)
     workload = _workload(reading, batch, default_precision(cluster.accelerator))
-    model = _adapted(base, model_key, workload)
-    setting = Setting(model, cluster, workload, software_profile(profile))
-    key = (model_key, cluster_key, workload, profile)
+    changes = words.get("with", {})
+    software = replace(software_profile(profile), **changes)
+    model = _adapted(base, model_key, workload, software.quantises_every_matrix)
+    setting = Setting(model, cluster, workload, software)
+    key = (model_key, cluster_key, workload, profile, tuple(sorted(changes.items())))
     return Case(row, setting, plan, tuple(reading.defaults), key)
 
 
-_MODELS: dict[tuple[str, str, int, str], ModelSpec] = {}
+_MODELS: dict[tuple[str, str, int, str, bool], ModelSpec] = {}
 
 
-def _adapted(base: ModelSpec, key: str, workload: Workload) -> ModelSpec:
-    full = (key, workload.adapter, workload.adapter_rank, workload.adapter_targets)
+def _adapted(base: ModelSpec, key: str, workload: Workload, every: bool) -> ModelSpec:
+    full = (key, workload.adapter, workload.adapter_rank, workload.adapter_targets, every)
     if full not in _MODELS:
-        _MODELS[full] = adapted(base, workload)
+        _MODELS[full] = adapted(base, workload, quantises_every_matrix=every)
     return _MODELS[full]
 
 
@@ -103,7 +110,7 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     if data * ranks != num_gpus:
         raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
     micro = reading.value("micro_batch_size", 1, "one sequence")
-    batch = reading.value("global_batch_size", micro * data, "one micro-batch for each data rank")
+    batch = _batch(reading, micro * data)
     if batch % (micro * data):
         raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")
     profile = look_up("software", row)
@@ -132,6 +139,15 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
         expert_tensor_parallel=tensor == 1 or experts == 1,
         offload=_offload(row),
     ), batch
+
+
+def _batch(reading: Reading, least: int) -> int:
+    """Return sequences of a step: as said, as its words say, of that trainer, or the fewest."""
+    row = reading.row
+    words = number_in("batch", row) or look_up("software", row).get("batch")
+    if row.get("global_batch_size") is None and words:
+        return max(least, int(words) // least * least)
+    return int(reading.value("global_batch_size", least, "one micro-batch for each data rank"))
 
 
 def _sequence_parallel(reading: Reading, tensor: int) -> bool:
@@ -176,17 +192,32 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
     optimizer: Any = look_up("optimizer", row).get("is") if row.get("optimizer") else "adamw"
     if optimizer not in get_args(Optimizer):
         raise Unpriceable(f"optimizer {row.get('optimizer')!r} is not priced")
-    flash = row.get("flash_attention")
-    if flash in (None, "unknown"):
-        reading.defaults.append("flash_attention 1 (default: torch's SDPA)")
     return Workload(
         seq_len=reading.need("seq_len"),
         global_batch_size=batch,
         precision=word,
         optimizer=optimizer,
-        attention_kernel="eager" if flash == "0" else "flash",
+        attention_kernel=_attention(reading),
+        master_weights=_keeps_master_weights(row, word),
         **_adapter(row),
     )
+
+
+def _attention(reading: Reading) -> Any:
+    flash = reading.row.get("flash_attention")
+    if flash not in (None, "unknown"):
+        return "eager" if flash == "0" else "flash"
+    kernel = look_up("attention", reading.row).get("is", "flash")
+    reading.defaults.append(f"attention {kernel} (default: flash_attention is not said)")
+    return kernel
+
+
+def _keeps_master_weights(row: Row, precision: str) -> bool:
+    """Whether weights are updated in fp32: as the trainer does, unless the optimizer says so."""
+    if precision not in MIXED:
+        return True
+    said = look_up("master_weights", row)
+    return bool(said.get("is", look_up("software", row).get("master_weights", True)))
 
 
 def _adapter(row: Row) -> dict[str, Any]:
@@ -195,15 +226,11 @@ def _adapter(row: Row) -> dict[str, Any]:
     kind = look_up("adapter", row).get("is")
     if kind not in get_args(Adapter):
         raise Unpriceable(f"peft {row.get('peft')!r} is not priced")
-    rank = number_in("adapter_rank", row)
-    if rank is None:
-        raise Unpriceable(f"peft {row.get('peft')!r} has no rank")
-    targets = look_up("targets", row).get("is")
-    if targets is None:
-        raise Unpriceable(f"peft {row.get('peft')!r}: these matrices are not priced")
+    rank = number_in("adapter_rank", row) or DEFAULT_RANK
     return {
         "adapter": kind,
         "adapter_rank": rank,
         "adapter_alpha": 2.0 * rank,
-        "adapter_targets": targets,
+        "adapter_targets": look_up("targets", row)["is"],
+        "quantisation": look_up("quantisation", row)["is"],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,13 +21,33 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row, and a text that is the same for the same model."""
     name = str(reading.row.get("model") or reading.row.row_id)
     config = _preset(name) or _config(reading)
+    if look_up("architecture", reading.row).get("untied"):
+        config = {**config, "tie_word_embeddings": False}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
 
 
 @cache
 def _spec(config: str, name: str) -> ModelSpec:
-    return model_spec(json.loads(config), name=name, where=name)
+    values = json.loads(config)
+    plain = values.pop("_plain_experts", False)
+    spec = model_spec(values, name=name, where=name)
+    return _without_gates(spec) if plain else spec
+
+
+def _without_gates(spec: ModelSpec) -> ModelSpec:
+    """Return a mixture of gated experts with plain ones: no family of transformers has them."""
+    kinds = []
+    for kind in spec.kinds:
+        weights = tuple(
+            replace(w, shape=(w.shape[0], w.shape[1] // 2, w.shape[2]), parts=())
+            if w.is_routed_expert and "gate_up" in w.name
+            else w
+            for w in kind.weights
+        )
+        experts = replace(kind.feed_forward, gated=False, activation="gelu")
+        kinds.append(replace(kind, weights=weights, feed_forward=experts))
+    return replace(spec, kinds=tuple(kinds))
 
 
 def _preset(name: str) -> Mapping[str, Any] | None:
@@ -122,13 +143,13 @@ def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:
         raise Unpriceable("latent attention of unknown ranks (model is no preset)")
     if kind != "moe":
         raise Unpriceable(f"model_kind {kind!r} is not priced")
-    if not gated:
-        raise Unpriceable("experts without a gate are not priced")
     experts = reading.need("num_experts")
     config = {
         **_sizes(reading),
         "num_experts_per_tok": reading.need("experts_per_token"),
     }
+    if not gated:
+        config["_plain_experts"] = True
     expert = reading.value("moe_ffn_hidden_size", config["intermediate_size"], "ffn_hidden_size")
     shared = row.get("num_shared_experts") or 0
     if shared:

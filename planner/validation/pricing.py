@@ -10,9 +10,10 @@ from typing import Any, Final
 from cost_models.estimate import default_layer_ranges, price, rank_memories
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import PlanTable
+from cost_models.runtime_memory import shown_bytes
 from cost_models.uncertainty import MEMORY, interval, time_spread
 from planner.validation.case import Case
-from planner.validation.measurement import MemoryKind, measured_memory
+from planner.validation.measurement import measured_memory
 from planner.verdict import Verdict, budget_bytes, verdict
 
 # what other trainers do that torch's schedules and our executor refuse: priced all the same
@@ -23,6 +24,7 @@ PRICED_ANYWAY: Final = (
     "sequence_length",
     "positions",
     "zero_stage",
+    "context_dropout",
 )
 
 
@@ -76,24 +78,21 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
-        peak = _compared_peak(case, device, float(priced.memory.allocated[number]))  # type: ignore[index]
+        allocated = float(priced.memory.allocated[number])  # type: ignore[index]
+        peak = _compared_peak(case, device, allocated, budget)
         found[case.row.row_id] = Prediction(
             step, *interval(step, spread), peak, *interval(peak, MEMORY), verdict(device, budget)
         )
     return found
 
 
-def _compared_peak(case: Case, device: float, allocated: float) -> float:
+def _compared_peak(case: Case, device: float, allocated: float, budget: float) -> float:
     """Return the peak that the row measured: of its kind, on its pipeline rank."""
     measured = measured_memory(case.row)
     if measured is None:
         return device
-    if measured.rank == "fullest" or case.plan.pipeline_parallel == 1:
-        return _of_kind(measured.kind, device, allocated)
-    ranks = rank_memories(case.setting, case.plan, default_layer_ranges(case.setting, case.plan))
-    parts = ranks[0 if measured.rank == "first" else -1][0]
-    return _of_kind(measured.kind, float(parts.peak), float(parts.allocated))
-
-
-def _of_kind(kind: MemoryKind, device: float, allocated: float) -> float:
-    return allocated if kind == "allocated" else device
+    setting = case.setting
+    if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
+        ranks = rank_memories(setting, case.plan, default_layer_ranges(setting, case.plan))
+        allocated = float(ranks[0 if measured.rank == "first" else -1][0].allocated)
+    return shown_bytes(measured.kind, allocated, setting.software, budget)

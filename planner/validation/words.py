@@ -1,8 +1,9 @@
 """What words in the cells of RUNS.csv stand for: words.toml, read and looked up.
 
 A section is a list of entries, of which the first counts whose conditions hold. A condition is a
-column with words that its cell must hold, all of them, whatever the case; ``without`` lists words
-that the columns of the entry must not hold. An entry without conditions always holds.
+column with words that its cell must hold, all of them, whatever the case (a number must be one of
+them); ``without`` lists words that the columns of the entry must not hold. An entry without
+conditions always holds.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ def _holds(entry: Mapping[str, Any], row: Row) -> bool:
     cells = [row.words(column) for column in conditions]
     if any(word in cell for word in entry.get("without", ()) for cell in cells):
         return False
-    return all(
-        all(word in row.words(column) for word in words) for column, words in conditions.items()
-    )
+    return all(_says(column, words, row) for column, words in conditions.items())
+
+
+def _says(column: str, words: list[str], row: Row) -> bool:
+    """Whether a text holds all words, or a number is one of them."""
+    if COLUMNS[column].kind == "text":
+        return all(word in row.words(column) for word in words)
+    value = row.get(column)
+    return value is not None and f"{value:g}" in words
 
 
 def number_in(section: str, row: Row) -> int | None:

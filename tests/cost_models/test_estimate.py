@@ -471,7 +471,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "head_numel": lambda t: parameters.head_numel(model, t.tensor_parallel),
         "saved_bytes_per_token": saved,
         "backward_working_bytes_per_token": lambda t: activations.backward_working_bytes_per_token(
-            kind, model.hidden_size, 2.0, t.tensor_parallel
+            kind, model.hidden_size, 2.0, t.tensor_parallel, software
         ),
         "logits_bytes_per_token": lambda t: (
             activations.logits_bytes_per_token(512, 2.0, t.tensor_parallel, software).backward

@@ -16,7 +16,7 @@ RUNS = """\
 row_id,source_group,framework,model,gpu,gpu_mem_gb,num_gpus,seq_len,micro_batch_size,\
 global_batch_size,zero_stage,recompute,flash_attention,outcome,step_time_s,peak_memory_gib,\
 memory_definition,usable
-fine,mine,torch,llama-3-8b,A100-SXM,80,8,4096,1,8,3,full,1,ok,1.7,24,nvidia-smi,time+mem
+fine,mine,torch,llama-3-8b,A100-SXM,80,8,4096,1,8,3,full,1,ok,1.7,24,torch allocated,time+mem
 died,mine,torch,llama-3-70b,A100-SXM,80,8,8192,4,32,0,none,1,oom,,,,oom
 strange,mine,torch,nobody-knows,A100-SXM,80,8,4096,1,8,3,full,1,ok,1.7,,,time
 vague,theirs,torch,llama-3-8b,A100-SXM,80,8,4096,,,3,,1,ok,,,,partial
@@ -37,7 +37,7 @@ def test_rows_are_compared_or_say_why_not(runs: Path) -> None:
     assert fine.predicted_step_seconds > 0
     assert fine.time_error == pytest.approx(fine.predicted_step_seconds / 1.7 - 1)
     assert fine.measured_peak_bytes == 24 * 2**30
-    assert fine.memory_kind == "device"
+    assert fine.memory_kind == "allocated"
     assert rows.loc["died"].verdict == "does_not_fit"
     assert "architecture is not given" in rows.loc["strange"].skipped
     assert any("micro_batch_size" in default for default in rows.loc["vague"].defaults)
@@ -60,7 +60,9 @@ def test_what_fit_predicts_is_what_validate_compares(runs: Path) -> None:
         micro_batch_size=1,
     ).to_dict()
     assert fine.predicted_step_seconds == fit["time"]["step_seconds"]
-    assert fine.predicted_peak_bytes == fit["memory"]["peak_bytes"]
+    parts = fit["memory"]["parts"]
+    allocated = sum(parts.values()) - parts["runtime"]
+    assert fine.predicted_peak_bytes == pytest.approx(allocated, rel=1e-12)
     assert fine.verdict == fit["verdict"]
 
 

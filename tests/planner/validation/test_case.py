@@ -67,7 +67,7 @@ def test_every_default_is_listed() -> None:
         "zero_stage",
         "recompute",
         "optimizer",
-        "flash_attention",
+        "attention",
         "gated_mlp",
         "ffn_hidden_size",
     ):
@@ -105,7 +105,7 @@ def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -
         ({"global_batch_size": 17}, "a batch of 17 is not a multiple of 1 x 16"),
         ({"optimizer": "soap"}, "optimizer 'soap' is not priced"),
         ({"recompute": "some"}, "recompute 'some' is not known"),
-        ({"peft": "lora"}, "peft 'lora' has no rank"),
+        ({"peft": "adapter_v2"}, "peft 'adapter_v2' is not priced"),
         ({"model_kind": "hybrid-mamba"}, "model_kind 'hybrid-mamba' is not priced"),
     ],
 )

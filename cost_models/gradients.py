@@ -1,0 +1,96 @@
+"""Gradients that one accelerator holds at the moments of a step that can be its peak.
+
+Units: bytes. Every argument may be a column of a plan table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cost_models.arrays import Count, Flag, Real
+from cost_models.model_states import accumulated_gradient_bytes, reduced_gradient_bytes
+from cost_models.plan import PlanTable
+from cost_models.rank_parameters import RankParameters
+from cost_models.workload import Workload
+from hardware_profiles.software import SoftwareProfile
+
+
+def shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
+    """Return elements and the ranks that share them: experts that are apart, and all else."""
+    return [
+        (params.total - params.apart, table.shard_ranks),
+        (params.apart, np.maximum(1, table.expert_shard_ranks)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Bytes of gradients at the moments of ``MOMENTS``."""
+
+    full_flight: Real  # while all micro-batches are in flight
+    later: Real  # once the first of them is done
+    last_layer: Real  # when the last backward pass is at the first layer
+    embedding: Real  # when it is at the embedding
+    reduced: Real  # what the optimizer reads
+
+    def where_offloaded(self, table: PlanTable, layer: Real) -> Gradients:
+        """With the weights gradients leave too: a layer's shard is on its way at most."""
+        moves = table.offloads_weights
+        shard = layer / np.maximum(1, table.shard_ranks)
+        at = {f.name: np.where(moves, shard, getattr(self, f.name)) for f in fields(self)}
+        return Gradients(**{**at, "reduced": np.where(moves, 0.0, self.reduced)})
+
+
+def gradients_of(
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    params: RankParameters,
+    in_flight: Real,
+) -> Gradients:
+    """Return them, as the trainer and the ZeRO stage accumulate and reduce."""
+    gradient = workload.gradient_bytes(in_master_precision=software.gradients_in_master_precision)
+    pipelined = table.pipeline_parallel > 1
+    defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
+
+    parts_of, numel = shares(params, table), params.total
+
+    def accumulated(when: Flag) -> Real:
+        parts = (
+            accumulated_gradient_bytes(
+                part,
+                ranks,
+                table.zero_stage,
+                gradient,
+                accumulates=when,
+                defers_reduction=defers,
+            )
+            for part, ranks in parts_of
+        )
+        return sum(parts, start=np.zeros(len(table)))
+
+    if software.optimizer_in_backward:  # only what one block's gradients take
+        none = np.zeros(len(table))
+        layer, outer = gradient * params.largest_layer, gradient * params.embedding
+        return Gradients(none, none, layer, outer, none)
+    if software.whole_gradient_buffer:
+        buffer = gradient * numel
+        return Gradients(buffer, buffer, buffer, buffer, buffer)
+    reduced = sum(
+        (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in parts_of),
+        start=np.zeros(len(table)),
+    )
+    later = accumulated(table.num_microbatches > 1)
+    # a block's gradient comes only when the pass has reached it, unless an earlier one left it
+    each = reduced / numel
+    at_embedding = np.maximum(later, reduced - each * params.embedding)
+    at_layer = np.maximum(later, reduced - each * (params.embedding + params.largest_layer))
+    return Gradients(
+        full_flight=accumulated(table.num_microbatches > in_flight),
+        later=later,
+        last_layer=at_layer,
+        embedding=at_embedding,
+        reduced=reduced,
+    )
