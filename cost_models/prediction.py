@@ -23,7 +23,7 @@ from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.step_time import TimeParts
-from cost_models.uncertainty import MEMORY, interval, time_spread
+from cost_models.uncertainty import interval, memory_spread, time_spread
 from hardware_profiles.software import software_profile
 
 MEMORY_PARTS: Final = tuple(f.name for f in fields(MemoryParts))
@@ -70,7 +70,7 @@ def memory_prediction(
 ) -> dict[str, Any]:
     """Peak with its interval, its parts, and every pipeline rank's own peak."""
     peak = float(priced.peak[0])
-    low, high = interval(peak, MEMORY)
+    low, high = interval(peak, memory_spread(setting.software.name))
     ranks = rank_memories(setting, plan, ranges)
     return {
         "peak_bytes": peak,

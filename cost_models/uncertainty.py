@@ -34,6 +34,17 @@ TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest is for allocator slack and the libraries' own
 # memory on a GPU, which no trace on a CPU shows.
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
+_MEMORY_COMMAND: Final = "shardplan validate --memory --only"
+# by the first word of the software profile: 5th and 95th percentile of measured / predicted - 1
+MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
+    # upper end: what runs that died needed at least
+    "hf": Spread(0.09, 0.05, f"{_MEMORY_COMMAND} fms-acceleration: 90 runs, 42 that died"),
+    "litgpt": Spread(0.13, 0.12, f"{_MEMORY_COMMAND} litgpt: 63 runs"),
+    "lit": Spread(0.13, 0.12, f"{_MEMORY_COMMAND} litgpt: 63 runs"),
+    "torchtune": Spread(0.32, 0.20, f"{_MEMORY_COMMAND} torchtune: 21 runs"),
+    "peft": Spread(0.04, 0.07, f"{_MEMORY_COMMAND} peft-method-comparison: 7 runs"),
+    "megatron": Spread(0.13, 0.21, f"{_MEMORY_COMMAND} megatron-ci, bigscience-v100: 86 runs"),
+}
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM lie within 0.7 %),
 # what kernels, graphs and libraries need differs between engines and versions: published activation
 # peaks lie within 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
@@ -46,6 +57,15 @@ def time_spread(software: str, accelerator: Accelerator) -> Spread:
     if accelerator.device == "cpu":
         return TIME_ON_CPU
     return TIME_BY_KIND.get((software, accelerator.architecture), TIME_ELSEWHERE)
+
+
+def memory_spread(software: str) -> Spread:
+    """Return the spread of peaks of a trainer; of our own, what the traced cases leave.
+
+    >>> memory_spread("hf-trainer-foak").below
+    0.09
+    """
+    return MEMORY_BY_TRAINER.get(software.split("-")[0], MEMORY)
 
 
 def was_compared(software: str, accelerator: Accelerator) -> bool:

@@ -11,6 +11,7 @@ from cost_models.parameters import active_parameters
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.prediction import communication_prediction, memory_prediction, time_prediction
+from cost_models.uncertainty import memory_spread
 from hardware_profiles.build import describe
 from hardware_profiles.schema import Cluster
 from planner.host_room import host_document
@@ -50,11 +51,12 @@ def plan_document(
     allowed = memory_budget(setting.cluster.accelerator)
     budget = allowed.size
     host = host_document(setting, priced)
+    around = memory_spread(setting.software.name)
     short = host["short_of"] is not None
     return {
         "plan": plan.to_dict(),
         "memory": {
-            "verdict": "does_not_fit" if short else verdict(memory["peak_bytes"], budget),
+            "verdict": "does_not_fit" if short else verdict(memory["peak_bytes"], budget, around),
             "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
             "budget_bytes": budget,
             "budget_source": f"{allowed.kind}: {allowed.source}",

@@ -14,6 +14,7 @@ from cost_models.estimate import Setting, price
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from cost_models.rule import Question
+from cost_models.uncertainty import memory_spread
 from planner.host_room import host_codes
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
@@ -71,7 +72,8 @@ def search(
     codes = legality_codes(question, table)
     legal = table.rows(codes == 0)
     step, peak, host = _price_in_chunks(setting, legal)
-    verdicts = np.maximum(verdict_codes(peak, budget_bytes(setting.cluster)), host)
+    around = memory_spread(setting.software.name)
+    verdicts = np.maximum(verdict_codes(peak, budget_bytes(cluster), around), host)
     order = np.lexsort((_rank_of_effort(legal), peak, step, verdicts))
     order = order[verdicts[order] < 2][:top]
     if len(order):

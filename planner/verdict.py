@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.uncertainty import MEMORY
+from cost_models.uncertainty import MEMORY, Spread
 from cost_models.units import GIB
 from hardware_profiles.schema import Accelerator, Cluster, Kind
 
@@ -56,13 +56,15 @@ def budget_bytes(cluster: Cluster) -> float:
     return memory_budget(cluster.accelerator).size
 
 
-def verdict_codes(peak: NDArray[np.float64], budget: float) -> NDArray[np.int8]:
+def verdict_codes(
+    peak: NDArray[np.float64], budget: float, spread: Spread = MEMORY
+) -> NDArray[np.int8]:
     """Return positions in VERDICTS: upper end within, interval astride, lower end above."""
-    fits = peak * (1.0 + MEMORY.above) <= budget
-    over = peak * (1.0 - MEMORY.below) > budget
+    fits = peak * (1.0 + spread.above) <= budget
+    over = peak * (1.0 - spread.below) > budget
     return np.where(fits, 0, np.where(over, 2, 1)).astype(np.int8)
 
 
-def verdict(peak: float, budget: float) -> Verdict:
+def verdict(peak: float, budget: float, spread: Spread = MEMORY) -> Verdict:
     """Return the verdict on one plan."""
-    return VERDICTS[int(verdict_codes(np.array([peak]), budget)[0])]
+    return VERDICTS[int(verdict_codes(np.array([peak]), budget, spread)[0])]

@@ -11,7 +11,7 @@ from cost_models.estimate import default_layer_ranges, price, rank_memories
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import PlanTable
 from cost_models.runtime_memory import shown_bytes
-from cost_models.uncertainty import MEMORY, interval, time_spread
+from cost_models.uncertainty import interval, memory_spread, time_spread
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
 from planner.verdict import Verdict, budget_bytes, verdict
@@ -75,13 +75,18 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
     priced = price(setting, PlanTable.from_plans([case.plan for case in cases]))
     spread = time_spread(setting.software.name, accelerator)
     budget = budget_bytes(setting.cluster)
+    around = memory_spread(setting.software.name)
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
         allocated = float(priced.memory.allocated[number])  # type: ignore[index]
         peak = _compared_peak(case, device, allocated, budget)
         found[case.row.row_id] = Prediction(
-            step, *interval(step, spread), peak, *interval(peak, MEMORY), verdict(device, budget)
+            step,
+            *interval(step, spread),
+            peak,
+            *interval(peak, around),
+            verdict(device, budget, around),
         )
     return found
 
