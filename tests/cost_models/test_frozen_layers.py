@@ -116,7 +116,7 @@ def test_bytes_of_a_logit_at_the_loss(profile: str, forward: float) -> None:
 def test_a_chunked_loss_has_copies_of_one_chunk() -> None:
     software = software_profile("torchtune-chunked")
     logits = logits_bytes_per_token(1000, 2.0, 1, software, 8192.0)
-    assert float(np.asarray(logits.forward)) == pytest.approx((2.0 + 8.0 / 8.0) * 1000)
+    assert float(np.asarray(logits.forward)) == pytest.approx((2.0 + 4.0 / 8.0) * 1000)
     none = logits_bytes_per_token(1000, 2.0, 1, software_profile("hf-trainer-liger"), 8192.0)
     assert float(np.asarray(none.forward)) < 2000.0
 
@@ -185,5 +185,5 @@ def test_what_torch_reserves_and_the_device_shows() -> None:
     device = shown_bytes("device", 10e9, software, budget)
     assert device == pytest.approx(11.2e9 + software.context_bytes)
     # near the end of memory cached blocks are given back
-    assert shown_bytes("device", 74e9, software, budget) == pytest.approx(budget)
-    assert shown_bytes("reserved", 79e9, software, budget) == pytest.approx(79e9 * 1.04)
+    assert shown_bytes("device", 71e9, software, budget) == pytest.approx(budget)
+    assert shown_bytes("reserved", 79e9, software, budget) == pytest.approx(79e9 * 1.11)
