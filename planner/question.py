@@ -165,8 +165,11 @@ def build_question(
     every = software_profile(trainer).quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
     if adapter is not None:
+        shared = software_profile(trainer).shards_frozen_weights
         assumptions.append(
-            "the frozen base is whole on every data rank: ZeRO shards the adapters alone"
+            "ZeRO-3 shards the frozen base too"
+            if shared
+            else "the frozen base is whole on every data rank: ZeRO shards the adapters alone"
         )
     if model.max_seq_len is not None and workload.seq_len > model.max_seq_len:
         if model.max_seq_len_is_hard:
