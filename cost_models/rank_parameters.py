@@ -107,7 +107,6 @@ def frozen_bytes(
 
     nf4          0.5 + 4/64 bytes an element (4.5 bits)
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
-    gptq         0.5 + 2.5/128
     int8         1 byte, and 4 bytes for each output of a matrix
     int4         0.5 + 2.5/128                (4.156 bits)
     """

@@ -153,7 +153,7 @@ def test_bytes_of_a_quantised_element() -> None:
     assert quantised_bytes("nf4_double") == pytest.approx(
         0.5 + 0.127 / 8, rel=0.001
     )  # QLoRA sec. 3
-    assert quantised_bytes("gptq") == pytest.approx(4.15625 / 8)
+    assert quantised_bytes("int4") == pytest.approx(4.15625 / 8)
 
 
 def test_qlora_of_other_trainers_quantises_every_matrix_of_a_layer() -> None:
