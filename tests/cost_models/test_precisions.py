@@ -122,7 +122,7 @@ def stored_bits(quantisation: Quantisation) -> float:
     setting, matrices = qlora(quantisation)
     (rank,) = even_rank_contents(setting.model, 1, 1)
     table = PlanTable.from_plans([Plan()])
-    stored = first(frozen_bytes(setting.model, rank, table, setting.workload))
+    stored = first(frozen_bytes(setting.model, rank, table, setting.workload, setting.software))
     plain = sum(
         w.numel
         for kind in setting.model.pattern
@@ -155,9 +155,9 @@ def test_int8_has_a_scale_for_every_output() -> None:
     kind = setting.model.kinds[0]
     for tensor in (1, 4):
         table = PlanTable.from_plans([Plan(1, tensor)])
-        eight = first(frozen_bytes(setting.model, rank, table, setting.workload))
+        eight = first(frozen_bytes(setting.model, rank, table, setting.workload, setting.software))
         four = replace(setting.workload, quantisation="nf4")
-        nf4 = first(frozen_bytes(setting.model, rank, table, four))
+        nf4 = first(frozen_bytes(setting.model, rank, table, four, setting.software))
         rows = sum(
             w.shape[0] / (tensor if w.cut == "column" else 1) for w in kind.weights if w.quantised
         )
