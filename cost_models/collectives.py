@@ -12,6 +12,10 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 
+# Seconds of a collective of NCCL beside bytes and hops: fitted on the all-reduces of 16 MB and more
+# over 2, 4 and 8 A100 of one node (VIA-Research/vTrain@f8dda84: trace/a100), with hops of 3.4 us
+COLLECTIVE_START = 38e-6
+
 
 def ring_all_gather(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
     """All-gather (or reduce-scatter) by a ring: (n - 1)/n B / beta + (n - 1) alpha.

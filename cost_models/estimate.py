@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.communication import rank_traffic
-from cost_models.compute import rates
 from cost_models.flops import model_flops_per_step
 from cost_models.host_memory import HostBytes
 from cost_models.memory import rank_host_bytes, rank_memory
 from cost_models.memory_parts import MemoryParts, stack_ranks
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
+from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import SPLIT_CODES, V_CODES, ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents

@@ -10,14 +10,16 @@ import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE_OPS
 from cost_models.arrays import Real
-from cost_models.compute import Rates
+from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
+from cost_models.rates import Rates
 from cost_models.stages import PipelineRank
 from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 
 def operator_seconds(
+    model: ModelSpec,
     software: SoftwareProfile,
     workload: Workload,
     table: PlanTable,
@@ -32,7 +34,9 @@ def operator_seconds(
     handled in groups: every layer, the embedding, the head.
     """
     layers = sum(rank.kind_counts)
-    forward, backward = software.layer_operators_forward, software.layer_operators_backward
+    more = _unfused(model, software, workload, table)
+    forward = software.layer_operators_forward + more
+    backward = software.layer_operators_backward + more
     outside = software.microbatch_operators / (forward + backward)
     walked_again = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
     again = np.where(walked_again, forward, 0.0)
@@ -43,6 +47,18 @@ def operator_seconds(
     starts_forward = layers * forward + outside * forward + around
     starts_backward = layers * backward + sum(rank.recomputed) * again + outside * backward + around
     return operator * starts_forward, operator * starts_backward
+
+
+def _unfused(
+    model: ModelSpec, software: SoftwareProfile, workload: Workload, table: PlanTable
+) -> Real:
+    """Operators a pass where a fused softmax does not take the number of attention matrices."""
+    if workload.attention_kernel != "eager" or not software.fused_softmax_batch:
+        return np.zeros(len(table))
+    heads = max(kind.attention.num_heads for kind in model.kinds)
+    matrices = 1.0 * table.micro_batch_size * heads / table.tensor_parallel
+    refused = np.mod(matrices, software.fused_softmax_batch) != 0.0
+    return np.where(refused, software.unfused_softmax_operators, 0.0)
 
 
 def host_wait(starting: Real, device: Real, rate: Rates) -> Real:

@@ -22,6 +22,7 @@ import numpy as np
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.arrays import Count, Real, pick
 from cost_models.collectives import (
+    COLLECTIVE_START,
     all_reduce,
     pairwise_all_to_all,
     ring_all_gather,
@@ -29,8 +30,8 @@ from cost_models.collectives import (
     ring_reduce_scatter,
     send,
 )
-from cost_models.communication import AXES, KINDS, rank_traffic
-from cost_models.compute import CORE_RATIO, Rates, head_seconds, layer_seconds, optimizer_seconds
+from cost_models.communication import AXES, KINDS, rank_traffic, scattered
+from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
 from cost_models.held_activations import layer_bytes
@@ -49,6 +50,8 @@ from cost_models.optimizer_states import RULES, update_accesses, update_flops
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
+from cost_models.rates import Rates
+from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
@@ -147,7 +150,9 @@ def traffic_seconds(
         if kind == "send"
         else cost[kind](mean, ranks, bandwidth, latency)
     )
-    return np.where(np.greater(traffic.count, 0), count * one, 0.0)
+    one = one + (0.0 if gloo else COLLECTIVE_START)
+    happens = np.greater(traffic.count, 0) & np.greater(ranks, 1)
+    return np.where(happens, count * one, 0.0)
 
 
 def axis_seconds(
@@ -252,11 +257,24 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate)
         forward, backward = forward + head.forward, backward + head.backward
 
+    traffic = rank_traffic(model, workload, table, rank)
+    if software.scatters_stage_messages:
+        traffic = scattered(traffic, table)
+    by_axis = axis_seconds(traffic, cluster, software, table)
+    tensor_seconds = (1.0 - software.tensor_parallel_overlap) * by_axis["tensor"]
+    tensor_seconds = tensor_seconds / table.num_microbatches
+    passes = np.where(table.recompute == FULL, 3.0, 2.0)
+    if software.hides_tensor_reduction:  # of inputs' gradients, behind the gradients of weights
+        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+        hidden = np.minimum(tensor_seconds / passes, later)
+        tensor_seconds = tensor_seconds - np.where(split, 0.0, hidden)
     starts_forward, starts_backward = operator_seconds(
-        software, workload, table, rank, rate.operator
+        model, software, workload, table, rank, rate.operator
     )
-    host_forward = host_wait(starts_forward, forward, rate)
-    host_backward = host_wait(starts_backward, backward + again, rate)
+    # collectives between the matrices of a layer stand in the same queue as these
+    ahead = tensor_seconds / passes
+    host_forward = host_wait(starts_forward, forward + ahead, rate)
+    host_backward = host_wait(starts_backward, backward + again + tensor_seconds - ahead, rate)
     link = host_link(cluster.accelerator, table, software)
     if np.any(table.offloads_activations):
         saved = layer_bytes(model, workload, software, table, rank)
@@ -270,8 +288,6 @@ def rank_seconds(
         fetched = np.where(table.offloads_weights, workload.master_bytes * shard, 0.0)
         down, up = weight_seconds(fetched, forward + host_forward, backward + host_backward, link)
         host_forward, host_backward = host_forward + down, host_backward + up
-    traffic = rank_traffic(model, workload, table, rank)
-    by_axis = axis_seconds(traffic, cluster, software, table)
     exposed = exposed_seconds(
         by_axis["context"] / table.num_microbatches,
         core,
@@ -292,9 +308,7 @@ def rank_seconds(
         compute=forward + backward,
         recompute=again,
         host=host_forward + host_backward,
-        tensor_communication=(1.0 - software.tensor_parallel_overlap)
-        * by_axis["tensor"]
-        / table.num_microbatches,
+        tensor_communication=tensor_seconds,
         context_communication=exposed,
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
         backward=backward + again + host_backward,

@@ -19,10 +19,11 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.compute import Rates, optimizer_seconds, rates
+from cost_models.compute import optimizer_seconds
 from cost_models.host import host_wait
 from cost_models.optimizer_states import update_accesses
 from cost_models.plan import RECOMPUTE, PlanTable
+from cost_models.rates import Rates, rates
 from cost_models.step_time import RankSeconds, TimeParts, axis_seconds, exposed_data_seconds
 from cost_models.traced_memory import Sizes
 from cost_models.traced_module import OUTSIDE, Operators, TracedModule
@@ -42,7 +43,7 @@ def traced_time(
     table: PlanTable,
 ) -> TimeParts:
     """Return the seconds of a step in parts; shapes: columns of the table's length."""
-    rate = rates(cluster.accelerator, module.precision, software)
+    rate = rates(cluster.accelerator, module.precision, software).of_unknown_shapes
     sizes = Sizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
     zeros = np.zeros(len(table))
     forward, again, backward, waits_forward, waits_backward = (zeros.copy() for _ in range(5))

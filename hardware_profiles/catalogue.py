@@ -265,6 +265,7 @@ def accelerator_from_table(
         usable_memory=_optional(table, "usable_memory", cited),
         host_bandwidth=_optional(table, "host_bandwidth", cited),
         power=_optional(table, "power", cited),
+        compute_units=_optional(table, "compute_units", cited),
         kernel_launch=_optional(table, "kernel_launch", cited),
         aliases=tuple(table.items("aliases", ())),
     )

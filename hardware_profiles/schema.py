@@ -47,6 +47,7 @@ class Accelerator:
     usable_memory: Figure | None = None  # bytes, of the capacity, that a process can get
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts
+    compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
     kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
     # of a CPU process, measured
     score_seconds: Figure | None = None  # an attention score, forward, beside its matmuls

@@ -85,6 +85,7 @@ class SoftwareProfile:
     rotary_accesses: float  # per query/key element
     eager_scores_accesses: float  # per head and pair of tokens
     backward_access_ratio: float  # backward accesses / forward accesses
+    gradient_accumulation_bytes: float  # moved per parameter when a micro-batch's gradient is added
     optimizer_accesses_bytes: float  # bytes moved per parameter in the optimizer step
     # host: operators (kernels) that one pass starts
     layer_operators_forward: float
@@ -92,11 +93,16 @@ class SoftwareProfile:
     microbatch_operators: float
     step_operators: float
     group_operators: float  # sharded weights: around each group (layer), forward and backward
+    # a fused softmax that takes multiples of so many attention matrices only; 0: any number
+    fused_softmax_batch: float
+    unfused_softmax_operators: float  # that take its place, on top
     operator_seconds: float  # host seconds per operator where the machine was not measured
     # communication
     bus_efficiency: float  # achieved / nominal link bandwidth of large collectives
     data_parallel_overlap: float  # share of the backward pass that can hide gradient reduction
     tensor_parallel_overlap: float  # share of tensor-parallel traffic hidden behind compute
+    hides_tensor_reduction: bool  # of inputs' gradients, behind the matmuls of weights' gradients
+    scatters_stage_messages: bool  # each tensor-parallel rank sends its part, gathered over there
     # attention kernel
     flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done
     # runtime memory on a GPU, bytes

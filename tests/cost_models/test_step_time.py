@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pipeline_simulator import makespan, torch_order
 from samples import make_setting
 
+from cost_models.collectives import COLLECTIVE_START
 from cost_models.communication import Traffic
-from cost_models.compute import rates
 from cost_models.estimate import price
 from cost_models.plan import Plan, PlanTable
+from cost_models.rates import rates
 from cost_models.stages import even_rank_contents
 from cost_models.step_time import (
     RankSeconds,
@@ -184,9 +185,11 @@ def test_links_work_while_the_host_starts_kernels() -> None:
 def test_collectives_pay_for_their_bytes_once_and_for_each_latency() -> None:
     traffic = Traffic(np.array([10.0, 0.0]), np.array([10e9, 0.0]))
     seconds = traffic_seconds("all_gather", traffic, np.array([8, 8]), 1e9, 1e-3)
-    assert seconds == pytest.approx([10 * 7 / 8 + 10 * 7e-3, 0.0])
+    assert seconds == pytest.approx([10 * 7 / 8 + 10 * (7e-3 + COLLECTIVE_START), 0.0])
     sends = traffic_seconds("send", traffic, np.array([2, 2]), 1e9, 1e-3)
-    assert sends == pytest.approx([10 + 10e-3, 0.0])
+    assert sends == pytest.approx([10 + 10 * (1e-3 + COLLECTIVE_START), 0.0])
+    alone = traffic_seconds("all_gather", traffic, np.array([1, 1]), 1e9, 1e-3)
+    assert alone.tolist() == [0.0, 0.0]
 
 
 def rank_parts(setting: Any, plan: Plan) -> RankSeconds:

@@ -171,9 +171,9 @@ def test_time_by_hand():
     def time(plan: Plan) -> TimeParts:
         return traced_time(module, Workload(1, 1), cluster, SOFTWARE, PlanTable.from_plans([plan]))
 
-    from cost_models.compute import rates
+    from cost_models.rates import rates
 
-    rate = rates(cluster.accelerator, "fp32", SOFTWARE)
+    rate = rates(cluster.accelerator, "fp32", SOFTWARE).of_unknown_shapes
     rows = 100
     forward = max(100 * rows * 1e9 / rate.matmul, (128 + 40 * rows) * 1e9 / rate.memory)
     backward = max(100 * rows * 1e9 / rate.matmul, 40 * rows * 1e9 / rate.memory)

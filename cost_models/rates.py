@@ -1,0 +1,84 @@
+"""What an accelerator achieves: FLOP/s of matmuls, bytes/s of memory, host seconds an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.schema import Accelerator
+from hardware_profiles.software import SoftwareProfile
+
+# Share of the peak that the best large matmul reaches where nobody measured it: the median of the
+# NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
+# H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
+ACHIEVABLE_SHARE = 0.80
+# Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183 bf16
+# shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
+# configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
+TYPICAL_SHARE = 0.886
+# Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
+# read 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
+MEMORY_SHARE = 0.88
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the formulas need of an accelerator."""
+
+    matmul: float  # FLOP/s
+    memory: float  # bytes/s
+    operator: float  # host seconds to start one operator
+    host_is_device: bool  # a CPU: starting an operator and running it add up
+    score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
+    units: float = 0.0  # multiprocessors of a GPU; 0: unknown, or a CPU
+    core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
+
+    @property
+    def of_core(self) -> Rates:
+        """The rates of attention cores and head."""
+        return self if self.core is None else replace(self, matmul=self.core, core=None)
+
+    @property
+    def of_unknown_shapes(self) -> Rates:
+        """The rates of a typical large matmul; a CPU's are measured over such."""
+        return self if self.host_is_device else replace(self, matmul=TYPICAL_SHARE * self.matmul)
+
+
+def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
+    """Return the rates of an accelerator in a precision; unknown is an error, not a guess.
+
+    On a CPU both rates are those measured with all processes at work. On a GPU the rate is that of
+    the best large matmul, ACHIEVABLE_SHARE of the peak where nobody measured it.
+    """
+    best = best_matmul(accelerator, precision)
+    if best is None:
+        have = ", ".join(sorted(accelerator.peak_flops)) or "none"
+        raise InputError(
+            f"{accelerator.name}: no rate is known for {precision} (known: {have}); choose one "
+            "with --precision"
+        )
+    measured = accelerator.device == "cpu"
+    launch, units = accelerator.kernel_launch, accelerator.compute_units
+    return Rates(
+        matmul=best,
+        memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
+        operator=launch.value if launch is not None else software.operator_seconds,
+        host_is_device=measured,
+        score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
+        core=best_matmul(accelerator, "bf16") if precision == "fp8" else None,
+        units=0.0 if measured or units is None else units.value,
+    )
+
+
+def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
+    """Return FLOP/s of the best large matmul; 16-bit formats of one peak share one measurement."""
+    peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
+    if precision in measured:
+        return measured[precision].value
+    peak = peaks.get(precision)
+    if peak is None:
+        return None
+    twin = {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)
+    if twin in measured and twin in peaks and peaks[twin].value == peak.value:
+        return measured[twin].value
+    return ACHIEVABLE_SHARE * peak.value

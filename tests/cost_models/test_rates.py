@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.rates import ACHIEVABLE_SHARE, MEMORY_SHARE, rates
+from hardware_profiles.errors import InputError
+from hardware_profiles.software import software_profile
+from hardware_profiles.spec import parse_cluster
+
+SOFTWARE = software_profile("shardplan")
+
+
+def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
+    chip = parse_cluster("8xA100-80GB").accelerator
+    peak = chip.peak_flops["bf16"]
+    unmeasured = replace(chip, achievable_flops={})
+    assert rates(unmeasured, "bf16", SOFTWARE).matmul == pytest.approx(
+        ACHIEVABLE_SHARE * peak.value
+    )
+    measured = replace(chip, achievable_flops={"bf16": replace(peak, value=2e14)})
+    assert rates(measured, "bf16", SOFTWARE).matmul == 2e14
+    assert rates(chip, "bf16", SOFTWARE).memory == MEMORY_SHARE * chip.memory_bandwidth.value
+    cpu = rates(replace(measured, device="cpu"), "bf16", SOFTWARE)
+    assert cpu.host_is_device
+    assert cpu.matmul == 2e14  # measured on this very machine, under load
+    assert cpu.memory == chip.memory_bandwidth.value
+
+
+def test_an_unknown_rate_is_an_error_that_says_which_are_known() -> None:
+    chip = replace(parse_cluster("8xA100-80GB").accelerator, achievable_flops={})
+    chip = replace(chip, peak_flops={"bf16": chip.peak_flops["bf16"]})
+    with pytest.raises(InputError, match=r"no rate is known for fp64 \(known: bf16\)"):
+        rates(chip, "fp64", SOFTWARE)
