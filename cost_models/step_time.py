@@ -14,23 +14,14 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
-from cost_models.arrays import Count, Real, pick
-from cost_models.collectives import (
-    COLLECTIVE_START,
-    all_reduce,
-    pairwise_all_to_all,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-    send,
-)
-from cost_models.communication import AXES, KINDS, rank_traffic, scattered
+from cost_models.arrays import Real, pick
+from cost_models.communication import rank_traffic, scattered
 from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
@@ -53,9 +44,8 @@ from cost_models.rank_parameters import table_parameters
 from cost_models.rates import Rates
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
-from cost_models.traffic import Traffic
+from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
-from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
 
@@ -97,6 +87,7 @@ class RankSeconds:
     expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
     context_communication: Real = 0.0  # that attention does not hide
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
+    surplus: Real = 0.0  # of ``tensor_communication``, what backward has beyond forward
 
     @property
     def microbatch(self) -> Real:
@@ -113,9 +104,9 @@ class RankSeconds:
 
     @property
     def backward_pass(self) -> Real:
-        """The backward half of a micro-batch, with half of its communication."""
+        """The backward half of a micro-batch, with its share of the communication."""
         passes = self.compute + self.recompute + self.host
-        return self.backward + 0.5 * (self.microbatch - passes)
+        return self.backward + 0.5 * (self.microbatch - passes + self.surplus)
 
     @property
     def forward_pass(self) -> Real:
@@ -123,89 +114,23 @@ class RankSeconds:
         return self.microbatch - self.backward_pass
 
 
-def traffic_seconds(
-    kind: str,
-    traffic: Traffic,
-    ranks: Count,
-    bandwidth: Real,
-    latency: Real,
-    *,
-    gloo: bool = False,
-) -> Real:
-    """Seconds of all collectives of one kind on one axis: bytes once, latency for each.
+def tensor_seconds(
+    traffic: Real, weights: Real, software: SoftwareProfile, table: PlanTable
+) -> tuple[Real, Real]:
+    """Seconds of tensor-parallel traffic in a forward and in a backward pass that nothing hides.
 
-    gloo always takes a ring, and reduces everything everywhere to scatter it (torch:
-    ProcessGroupGloo.cpp, reduce_scatter).
+    ``traffic``: of a micro-batch, shared out evenly by its passes; full recomputation repeats the
+    forward's. ``weights``: the gradients of weights, behind which ``hides_tensor_reduction`` sets
+    those of inputs; a split backward pass has them later.
     """
-    cost = {
-        "all_reduce": ring_all_reduce if gloo else all_reduce,
-        "all_gather": ring_all_gather,
-        "reduce_scatter": ring_all_reduce if gloo else ring_reduce_scatter,
-        "all_to_all": pairwise_all_to_all,
-    }
-    count = np.maximum(traffic.count, 1)
-    mean = traffic.size / count
-    one = (
-        send(mean, bandwidth, latency)
-        if kind == "send"
-        else cost[kind](mean, ranks, bandwidth, latency)
-    )
-    one = one + (0.0 if gloo else COLLECTIVE_START)
-    happens = np.greater(traffic.count, 0) & np.greater(ranks, 1)
-    return np.where(happens, count * one, 0.0)
-
-
-def axis_seconds(
-    traffic: Mapping[tuple[str, str], Traffic],
-    cluster: Cluster,
-    software: SoftwareProfile,
-    table: PlanTable,
-) -> dict[str, Real]:
-    """Seconds of all traffic of a rank in one step, by axis.
-
-    The grid is (pipeline, replicate, shard, context, tensor), tensor fastest: a tensor group is
-    contiguous, the ranks that share a model's shards (shard and context) stride over it, replicas
-    over those, and pipeline neighbours are all of them apart. A layer's experts are shared by
-    neighbours among the data (and, where these hold experts whole, tensor) ranks.
-    """
-    tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
-    measured = cluster.accelerator.device == "cpu"
-    efficiency = 1.0 if measured else software.bus_efficiency
-    ones = np.ones_like(tensor)
-    between = np.where(table.expert_tensor_parallel, tensor, 1)
-    layout = {
-        "tensor": (tensor, ones),
-        "data": (data, tensor),
-        "replicate": (replicas, tensor * data),
-        "secondary": (table.secondary_ranks, tensor),
-        "expert": (table.expert_parallel, between),
-        "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
-        "context": (table.context_parallel, tensor),
-        "world": (table.world_size, ones),
-    }
-    seconds: dict[str, Real] = {}
-    for axis in AXES:
-        total: Real = np.zeros(len(table))
-        ranks: Count = 2 * ones
-        if axis == "pipeline":
-            bandwidth, latency = point_to_point_link(
-                cluster, tensor * data * replicas, group_size=table.pipeline_parallel
-            )
-        else:
-            ranks, stride = layout[axis]
-            bandwidth, latency = group_link(cluster, ranks, stride)
-        for kind in KINDS:
-            if (axis, kind) in traffic:
-                total = total + traffic_seconds(
-                    kind,
-                    traffic[axis, kind],
-                    ranks,
-                    efficiency * bandwidth,
-                    latency,
-                    gloo=measured,
-                )
-        seconds[axis] = total
-    return seconds
+    each = (1.0 - software.tensor_parallel_overlap) * traffic
+    recomputes = table.recompute == FULL
+    forward = each / np.where(recomputes, 3.0, 2.0)
+    backward = each - forward
+    if software.hides_tensor_reduction:
+        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+        backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
+    return forward, backward
 
 
 def rank_seconds(
@@ -261,20 +186,15 @@ def rank_seconds(
     if software.scatters_stage_messages:
         traffic = scattered(traffic, table)
     by_axis = axis_seconds(traffic, cluster, software, table)
-    tensor_seconds = (1.0 - software.tensor_parallel_overlap) * by_axis["tensor"]
-    tensor_seconds = tensor_seconds / table.num_microbatches
-    passes = np.where(table.recompute == FULL, 3.0, 2.0)
-    if software.hides_tensor_reduction:  # of inputs' gradients, behind the gradients of weights
-        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-        hidden = np.minimum(tensor_seconds / passes, later)
-        tensor_seconds = tensor_seconds - np.where(split, 0.0, hidden)
+    tensor_forward, tensor_backward = tensor_seconds(
+        by_axis["tensor"] / table.num_microbatches, later, software, table
+    )
     starts_forward, starts_backward = operator_seconds(
         model, software, workload, table, rank, rate.operator
     )
     # collectives between the matrices of a layer stand in the same queue as these
-    ahead = tensor_seconds / passes
-    host_forward = host_wait(starts_forward, forward + ahead, rate)
-    host_backward = host_wait(starts_backward, backward + again + tensor_seconds - ahead, rate)
+    host_forward = host_wait(starts_forward, forward + tensor_forward, rate)
+    host_backward = host_wait(starts_backward, backward + again + tensor_backward, rate)
     link = host_link(cluster.accelerator, table, software)
     if np.any(table.offloads_activations):
         saved = layer_bytes(model, workload, software, table, rank)
@@ -308,7 +228,8 @@ def rank_seconds(
         compute=forward + backward,
         recompute=again,
         host=host_forward + host_backward,
-        tensor_communication=tensor_seconds,
+        tensor_communication=tensor_forward + tensor_backward,
+        surplus=tensor_backward - tensor_forward,
         context_communication=exposed,
         pipeline_communication=by_axis["pipeline"] / table.num_microbatches,
         backward=backward + again + host_backward,

@@ -24,10 +24,11 @@ from cost_models.host import host_wait
 from cost_models.optimizer_states import update_accesses
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.rates import Rates, rates
-from cost_models.step_time import RankSeconds, TimeParts, axis_seconds, exposed_data_seconds
+from cost_models.step_time import RankSeconds, TimeParts, exposed_data_seconds
 from cost_models.traced_memory import Sizes
 from cost_models.traced_module import OUTSIDE, Operators, TracedModule
 from cost_models.traffic import Traffic
+from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile

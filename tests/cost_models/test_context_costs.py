@@ -134,14 +134,21 @@ def test_saved_activations_are_shared_out(method: str) -> None:
 
 
 def test_time_of_the_layers_is_shared_out() -> None:
-    def computing(context: int) -> float:
+    """Exactly where the multiprocessors are unknown; tiles and waves may only add to a share."""
+
+    def computing(context: int, *, tiles: bool) -> float:
         setting: Setting = make_setting(
             "llama-3-8b", f"{context}xH100-SXM", seq_len=32768, global_batch_size=1
         )
+        if not tiles:
+            chip = replace(setting.cluster.accelerator, compute_units=None)
+            setting = replace(setting, cluster=replace(setting.cluster, accelerator=chip))
         plan = Plan(context_parallel=context)
         return float(price(setting, PlanTable.from_plans([plan])).time.compute[0])  # type: ignore[index]
 
-    assert computing(8) == pytest.approx(computing(1) / 8, rel=1e-6)
+    assert computing(8, tiles=False) == pytest.approx(computing(1, tiles=False) / 8, rel=1e-6)
+    shared = 8 * computing(8, tiles=True) / computing(1, tiles=True)
+    assert 1.0 <= shared < 1.02
 
 
 def test_experts_get_the_tokens_of_the_rank_only() -> None:

@@ -12,7 +12,8 @@ from cost_models.compute import CPU_FLASH_KEYS, attention_core_seconds
 from cost_models.model import Attention
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import Rates
-from cost_models.step_time import RankSeconds, step_seconds, traffic_seconds
+from cost_models.step_time import RankSeconds, step_seconds
+from cost_models.traffic_time import traffic_seconds
 from hardware_profiles.software import software_profile
 from tests.cost_models.pipeline_simulator import _needs, torch_order
 

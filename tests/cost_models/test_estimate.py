@@ -319,7 +319,7 @@ def test_faster_links_and_chips_are_never_slower(key: Any) -> None:
 def test_links_that_cost_nothing_leave_only_computation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cost_models.step_time.COLLECTIVE_START", 0.0)
+    monkeypatch.setattr("cost_models.traffic_time.COLLECTIVE_START", 0.0)
     setting, table = legal_table(SETTINGS[0])
     free = priced_with(setting, table, cluster=faster(setting.cluster, 1e30)).time
     for part in (free.tensor_communication, free.pipeline_communication, free.data_communication):

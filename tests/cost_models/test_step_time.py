@@ -23,8 +23,8 @@ from cost_models.step_time import (
     exposed_data_seconds,
     rank_seconds,
     step_seconds,
-    traffic_seconds,
 )
+from cost_models.traffic_time import traffic_seconds
 
 
 def rank_of(microbatch: float, *, data: float = 0.0, optimizer: float = 0.0) -> RankSeconds:
