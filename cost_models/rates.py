@@ -12,8 +12,8 @@ from hardware_profiles.software import SoftwareProfile
 # NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
 # H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
-# Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183 bf16
-# shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
+# Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183
+# bf16 shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
 TYPICAL_SHARE = 0.886
 # Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
