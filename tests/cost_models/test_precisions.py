@@ -11,11 +11,11 @@ from samples import make_setting, sample_model
 
 from cost_models.activations import Regions, feed_forward_bytes, layer_regions
 from cost_models.adapters import STORED_BYTES, adapted
-from cost_models.rates import rates
 from cost_models.estimate import Setting, price
 from cost_models.fp8 import fp8_regions, fp8_weight_bytes
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import frozen_bytes
+from cost_models.rates import rates
 from cost_models.stages import even_rank_contents
 from cost_models.workload import Quantisation, Workload
 from hardware_profiles.software import software_profile
