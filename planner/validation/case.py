@@ -102,6 +102,7 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     tensor = reading.value("tensor_parallel", 1, "none")
     pipeline = reading.value("pipeline_parallel", 1, "none")
     virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
+    virtual = _virtual_stages(reading, model, pipeline, virtual)
     context = reading.value("context_parallel", 1, "none")
     ranks = tensor * pipeline * context
     if num_gpus % ranks:
@@ -139,6 +140,17 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
         expert_tensor_parallel=tensor == 1 or experts == 1,
         offload=_offload(row),
     ), batch
+
+
+def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:
+    """Return stages of a rank: fewer where embedding and head were counted as layers."""
+    most = max(1, model.num_layers // pipeline)
+    if virtual <= most or pipeline * virtual > model.num_layers + 2:
+        return virtual
+    reading.defaults.append(
+        f"virtual_stages {most} instead of {virtual}: embedding and head count as layers there"
+    )
+    return most
 
 
 def _batch(reading: Reading, least: int) -> int:

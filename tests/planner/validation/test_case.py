@@ -125,6 +125,41 @@ def test_words_in_notes_count() -> None:
     assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
 
 
+def test_stages_of_embedding_and_head_are_priced_with_fewer() -> None:
+    some = case(num_layers=30, tensor_parallel=2, pipeline_parallel=4, virtual_stages=8)
+    assert some.plan.virtual_stages == 7
+    assert any("virtual_stages 7 instead of 8" in default for default in some.defaults)
+    assert case(num_layers=20, pipeline_parallel=4, virtual_stages=8).plan.virtual_stages == 8
+
+
+def test_profiles_of_trainers_are_chosen_by_words() -> None:
+    def profile(framework: str, **cells: Any) -> str:
+        return case(framework=framework, **cells).setting.software.name
+
+    trl = "HF transformers SFTTrainer + accelerate FSDP"
+    assert profile(f"{trl} (none)", source="a100_80gb.csv") == "hf-trainer-early"
+    assert profile(f"{trl} (foak-fast-kernels)", source="a100_80gb_liger.csv") == "hf-trainer-foak"
+    assert profile(f"{trl} (foak-fast-kernels-liger)") == "hf-trainer-liger"
+    assert profile("lit-gpt 8641822", peft="qlora (bnb.nf4) r=8 q,v") == "lit-gpt-nf4"
+    assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
+    assert profile("torchtune", notes="compile; chunked CE") == "torchtune-chunked"
+    assert profile("nobody's own") == "shardplan"
+    fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
+    assert fused.setting.software.optimizer_in_backward
+    assert not fused.setting.workload.master_weights
+
+
+def test_adapters_follow_from_the_words() -> None:
+    tuned = {"gated_mlp": True, "framework": "litgpt"}
+    one = case(peft="qlora (nf4) r=16 query,key,value,projection,mlp,head", **tuned)
+    workload = one.setting.workload
+    assert (workload.adapter, workload.adapter_rank) == ("qlora", 16)
+    assert (workload.adapter_targets, workload.quantisation) == ("all", "nf4")
+    two = case(peft="qlora (gptq) r=8 q,k,v,o", framework="SFTTrainer", gated_mlp=True)
+    assert two.setting.workload.adapter_targets == "q,k,v,o"
+    assert two.setting.workload.quantisation == "int4"
+
+
 def test_time_is_taken_as_it_was_measured() -> None:
     one = case(micro_batch_size=1)
     tokens = 2048.0 * 16
