@@ -64,19 +64,23 @@ def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm
     mlp = feed_forward_bytes(kind.feed_forward, compute, software)
     split = float(np.asarray(regions.split))
     routed = routed_bytes(kind.feed_forward, model.hidden_size, compute, software)
-    eager = "5·a·s with dropout" if dropout else "bytes of softmax · a·s"
+    router = 0.0
+    if kind.feed_forward.num_experts:
+        router = software.router_saved_bytes * kind.feed_forward.num_experts
+    core = "5·a·s with dropout" if dropout else "bytes of softmax · a·s"
+    if kernel == "flash":
+        bare = 4.0 * sum(each.num_heads for each in attentions)
+        core = "4·a" if scores <= bare else "4·a, and what is copied for the kernel"
+    over = 1.0 if plan.expert_tensor_parallel else 1.0 / tensor
     terms = [
         LayerTerm("norms, dropout masks", "∝ h", regions.replicated / along),
         LayerTerm("inputs of matrices", "c·h each", regions.inputs / inputs_over),
         LayerTerm("queries, keys, values, output", "c·(a·d + k·d + k·e + a·e)", heads / tensor),
-        LayerTerm("attention core", "4·a" if kernel == "flash" else eager, scores / tensor),
+        LayerTerm("attention core", core, scores / tensor),
         LayerTerm("MLP", _mlp_formula(kind.feed_forward, setting), mlp / tensor),
         LayerTerm("norms of queries and keys", "∝ a·d", (split - heads - scores - mlp) / tensor),
-        LayerTerm(
-            "copies for experts",
-            "(2·experts a token + 1)·c·h",
-            routed * (1.0 if plan.expert_tensor_parallel else 1.0 / tensor),
-        ),
+        LayerTerm("copies for experts", "(2·experts a token + 1)·c·h", (routed - router) * over),
+        LayerTerm("router", "∝ experts", router * over),
     ]
     return sorted((t for t in terms if t.size > 0.5), key=lambda term: -term.size)
 

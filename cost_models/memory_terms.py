@@ -109,10 +109,20 @@ def _states(
         elements, symbols, numbers = _sharded(plan, params, least)
         if not elements or size <= 0.0:
             continue
+        if part == "weights" and plan.offloads_weights:
+            terms.append(_fetched(plan, size))
+            continue
         each = size / elements
         what = _what_states(setting, plan)[part]
         terms.append(Term(part, what, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
     return terms
+
+
+def _fetched(plan: Plan, size: float) -> Term:
+    """Of weights that lie elsewhere: the shards that are on their way."""
+    where = "the drives" if plan.offload_device == "nvme" else "the host"
+    layers = "of the layer that runs and of the next one"
+    return Term("weights", f"shards on their way from {where}", layers, "", size)
 
 
 def _what_states(setting: Setting, plan: Plan) -> dict[str, str]:

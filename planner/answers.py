@@ -95,6 +95,7 @@ class FitAnswer:
             ways_out=self.ways_out,
             reach=self.reach,
             largest=self._largest,
+            not_run=not_run(self.setting, self.plan),
         )
 
     __repr__ = __str__

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from cost_models.adapters import adapted
 from cost_models.estimate import Setting
-from cost_models.plan import SEARCHED_RECOMPUTE, Plan
+from cost_models.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.workload import Optimizer
 from hardware_profiles.build import build_cluster
 from hardware_profiles.catalogue import accelerators
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Accelerator, Cluster
 from planner.reach import fits, largest, longest_sequence, with_seq_len
+from planner.retyped import TAKE_BACK, retyped_batch, retyped_plan
 from planner.search import search
-from planner.typed import describe_plan, typed_batch, typed_cluster
+from planner.typed import typed_cluster
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
 MAX_NODES: Final = 1024
@@ -25,7 +26,23 @@ ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
 # kinds that put the plan's layers anew: numbers of recomputed layers for each stage go
 ANEW: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
-TAKE_BACK: Final = " --recompute-layers 0"  # what was typed before
+CUDA: Final = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Blackwell Ultra")
+# what more can leave the accelerators, the least first
+MORE_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
+    "none": ("optimizer", "activations", "optimizer+activations", "weights"),
+    "optimizer": ("optimizer+activations", "weights"),
+    "activations": ("optimizer+activations", "weights+activations"),
+    "optimizer+activations": ("weights+activations",),
+    "weights": ("weights+activations",),
+    "weights+activations": (),
+}
+OFFLOADED: Final[dict[Offload, str]] = {
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "optimizer+activations": "optimizer and activations",
+    "weights": "weights, gradients and optimizer",
+    "weights+activations": "weights, gradients, optimizer and activations",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ def other_plans(setting: Setting, plan: Plan) -> Iterator[Change]:
     for size in _divisors(plan.micro_batch_size):
         count = plan.num_microbatches * plan.micro_batch_size // size
         changed = replace(plan, micro_batch_size=size, num_microbatches=count)
-        options = f"--micro-batch-size {size} {typed_batch(setting.workload)}"
+        options = f"--micro-batch-size {size} {retyped_batch(setting, changed, plan)}"
         yield change("micro-batch", f"micro-batch size {size}", options, changed)
     if plan.micro_batch_size > 1 and (some or plan.recompute != "full"):
         changed = replace(
@@ -74,20 +91,31 @@ def other_plans(setting: Setting, plan: Plan) -> Iterator[Change]:
             recompute_layers=0,
             recompute_every=0,
         )
-        options = f"--micro-batch-size 1 --recompute full {typed_batch(setting.workload)}"
+        options = f"--micro-batch-size 1 --recompute full {retyped_batch(setting, changed, plan)}"
         options += TAKE_BACK if some else ""
         yield change("both", "micro-batch size 1 and recompute full", options, changed)
     whole = plan if not some else replace(plan, recompute_layers=0, recompute_every=0)
     for kind, words, changed in _more_parallel(setting, whole):
-        yield change(kind, words, typed_plan(setting, changed, anew=some), changed)
-    if setting.on_gpu and plan.offload == "none":
-        for offload in ("optimizer", "activations", "optimizer+activations"):
-            changed = replace(plan, offload=offload)
-            words = f"offload {offload.replace('+', ' and ')} to the host"
-            yield change("offload", words, f"--offload {offload}", changed)
+        yield change(kind, words, retyped_plan(setting, changed, plan, anew=some), changed)
+    offloaded = [replace(plan, offload=more) for more in MORE_OFFLOAD[plan.offload]]
+    for changed in offloaded if setting.on_gpu else ():
+        options = f"--offload {changed.offload}"
+        yield change("offload", _offload_words(changed.offload), options, changed)
     if best := _best(even):
-        options = typed_plan(setting, best, anew=some)
+        options = retyped_plan(setting, best, plan, anew=some)
         yield change("search", "another plan on the same cluster", options, best)
+    elif setting.on_gpu and not any(fits(setting, changed) for changed in offloaded):
+        for offload in MORE_OFFLOAD[plan.offload]:
+            best = _best(even, offload=offload, offload_device=plan.offload_device)
+            if best is not None and fits(even, best):
+                words = f"{_offload_words(offload)}, under another plan"
+                yield change("search", words, retyped_plan(setting, best, plan, anew=some), best)
+                return
+
+
+def _offload_words(offload: Offload) -> str:
+    """Say what of a plan goes to the host (with the weights all that belongs to them)."""
+    return f"offload {OFFLOADED[offload]} to the host"
 
 
 def _more_parallel(setting: Setting, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
@@ -137,14 +165,9 @@ def _fewest_recomputed(setting: Setting, plan: Plan) -> int:
     return smallest - most if most else 0
 
 
-def _best(setting: Setting) -> Plan | None:
-    plans = search(setting, top=1).plans
+def _best(setting: Setting, **fixed: Any) -> Plan | None:
+    plans = search(setting, fixed, top=1).plans
     return plans[0] if plans else None
-
-
-def typed_plan(setting: Setting, plan: Plan, *, anew: bool = False) -> str:
-    """Return a whole plan and its batch as options; ``anew``: numbers of layers are taken back."""
-    return f"{describe_plan(plan)} {typed_batch(setting.workload)}" + (TAKE_BACK if anew else "")
 
 
 def without_own_stages(setting: Setting) -> Setting:
@@ -216,7 +239,7 @@ def other_hardware(setting: Setting, plan: Plan) -> Iterator[Change]:
         return
     yield from _larger_accelerator(setting, plan)
     some = recomputes_some(setting, plan)
-    yield from _more_nodes(without_own_stages(setting), anew=some)
+    yield from _more_nodes(without_own_stages(setting), plan, anew=some)
 
 
 def _larger_accelerator(setting: Setting, plan: Plan) -> Iterator[Change]:
@@ -230,6 +253,8 @@ def _larger_accelerator(setting: Setting, plan: Plan) -> Iterator[Change]:
     for accelerator in sorted(accelerators(), key=memory):
         if accelerator.device != "gpu" or memory(accelerator) <= 1.05 * have:
             continue
+        if not _same_programs(accelerator, cluster.accelerator):
+            continue
         if setting.workload.precision not in accelerator.peak_flops:
             continue
         larger = build_cluster(
@@ -239,9 +264,20 @@ def _larger_accelerator(setting: Setting, plan: Plan) -> Iterator[Change]:
         changed = replace(setting, cluster=larger)
         if name is not None and fits(changed, plan):
             words = f"{cluster.num_gpus} {accelerator.name} instead"
-            options = f"{name} {typed_plan(setting, plan)}"
+            options = f"{name} {retyped_plan(setting, plan, plan)}"
             yield Change(HARDWARE, "accelerator", words, options, changed, plan)
             return
+
+
+def _same_programs(one: Accelerator, other: Accelerator) -> bool:
+    """Whether what runs on one accelerator runs on the other: both CUDA's, or of one line."""
+    lines = [
+        "CUDA"
+        if accelerator.architecture in CUDA
+        else accelerator.architecture.rstrip("0123456789")
+        for accelerator in (one, other)
+    ]
+    return lines[0] == lines[1]
 
 
 def resized(cluster: Cluster, num_nodes: int) -> Cluster:
@@ -256,7 +292,7 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     )
 
 
-def _more_nodes(setting: Setting, *, anew: bool) -> Iterator[Change]:
+def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:
     """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
     nodes = setting.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
@@ -270,7 +306,7 @@ def _more_nodes(setting: Setting, *, anew: bool) -> Iterator[Change]:
         best = _best(changed)
         if best is not None and fits(changed, best):
             name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
-            options = f"{name} {typed_plan(changed, best, anew=anew)}"
+            options = f"{name} {retyped_plan(changed, best, plan, anew=anew)}"
             yield Change(HARDWARE, "nodes", words, options, changed, best)
             return
         nodes *= 2

@@ -93,10 +93,14 @@ def fit(
         int | None, typer.Option(help="ZeRO++: neighbours that share a second copy of weights")
     ] = None,
     quantised_weights: Annotated[
-        bool | None, typer.Option("--quantised-weights", help="ZeRO++: gathered in int8")
+        bool | None,
+        typer.Option("--quantised-weights/--no-quantised-weights", help="ZeRO++: gathered in int8"),
     ] = None,
     quantised_gradients: Annotated[
-        bool | None, typer.Option("--quantised-gradients", help="ZeRO++: exchanged in int4")
+        bool | None,
+        typer.Option(
+            "--quantised-gradients/--no-quantised-gradients", help="ZeRO++: exchanged in int4"
+        ),
     ] = None,
     explain: Explain = False,
     output: Drawing = None,

@@ -134,12 +134,15 @@ def fit(
     asked = plan
     some = by_stage is not None or plan.recompute_layers > 0
     if some and "recompute" not in fixed:
-        asked = replace(plan, recompute="selective")  # none is no choice then
+        asked = replace(plan, recompute="full")  # some layers, so these wholly
     require_legal(question_of(setting), asked)
     if "recompute" in fixed:
         document = plan_document(setting, plan)
+    elif some:
+        plan, document = asked, plan_document(setting, asked)
+        assumptions.append("recompute full (default: where --recompute-layers is given)")
     else:
-        plan, document, why = _least_recompute(setting, plan, none=not some)
+        plan, document, why = _least_recompute(setting, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     assumptions += _about_offload(setting, plan, document["memory"]["host"])
     fits = document["memory"]["verdict"] == "fits"
@@ -176,15 +179,9 @@ def _about_offload(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[s
     return said
 
 
-def _least_recompute(
-    setting: Setting, plan: Plan, *, none: bool
-) -> tuple[Plan, dict[str, Any], str]:
-    """Return the plan with the least recomputation that fits, or else with the most.
-
-    ``none``: may be the answer.
-    """
-    choices = SEARCHED_RECOMPUTE
-    for recompute in choices if none else choices[1:]:
+def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
+    """Return the plan with the least recomputation that fits, or else with the most."""
+    for recompute in SEARCHED_RECOMPUTE:
         candidate = replace(plan, recompute=recompute)
         document = plan_document(setting, candidate)
         if document["memory"]["verdict"] == "fits":

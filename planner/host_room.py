@@ -72,7 +72,8 @@ def host_assumptions(setting: Setting, plan: Plan, host: dict[str, Any]) -> list
     ):
         if host[f"{name}_bytes"] <= 0.0:
             continue
-        said.append(f"{what} of a node: {_known(figure)}")
+        usable = f", {100 * HOST_SHARE:.0f} % of it usable" if name == "memory" and figure else ""
+        said.append(f"{what} of a node: {_known(figure)}{usable}")
     if plan.offloads_activations or plan.offloads_optimizer:
         said.append("seconds of offload were never measured")
     return said

@@ -62,9 +62,13 @@ def typed_cluster(cluster: Cluster) -> str | None:
     return shlex.quote(cluster.name) if same else None
 
 
-def plan_command(setting: Setting) -> str:
-    """Return the command that searches for the best plan of a setting."""
-    return " ".join(["shardplan plan", *_asked(setting), "-o plan.json"])
+def plan_command(setting: Setting, plan: Plan) -> str:
+    """Return the command that searches for the best plan, offloading what a plan offloads."""
+    pinned = []
+    if plan.offload != "none":
+        device = f",offload_device={plan.offload_device}" if plan.offload_device != "cpu" else ""
+        pinned = [f"--fix offload={plan.offload}{device}"]
+    return " ".join(["shardplan plan", *_asked(setting), *pinned, "-o plan.json"])
 
 
 def fit_command(setting: Setting, plan: Plan) -> str:

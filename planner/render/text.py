@@ -112,6 +112,7 @@ def fit_text(
     ways_out: Sequence[Mapping[str, Any]],
     reach: Mapping[str, Any],
     largest: str,
+    not_run: str | None,
 ) -> str:
     """The answer of ``fit``."""
     memory = document["memory"]
@@ -146,7 +147,9 @@ def fit_text(
     lines += _reach(reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
-    lines += labelled("Next", _next_command(setting, ways_out))
+    if not_run is not None:
+        lines += labelled("Not run", not_run)
+    lines += labelled("Next", _next_command(setting, plan, ways_out))
     return "\n".join(lines)
 
 
@@ -175,10 +178,10 @@ def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _next_command(setting: Setting, ways_out: Sequence[Mapping[str, Any]]) -> str:
+def _next_command(setting: Setting, plan: Plan, ways_out: Sequence[Mapping[str, Any]]) -> str:
     if ways_out:
         return "add the options of one of the ways out (each was checked to fit)"
-    return plan_command(setting)
+    return plan_command(setting, plan)
 
 
 COLUMNS: Final = (

@@ -157,7 +157,9 @@ def test_recomputation_in_parts_lies_between_none_and_all() -> None:
         plans[3].document["time"]["parts"]["recompute"] / 4
     )
     # which layers recompute is no question without recomputation
-    assert fitted(recompute_layers=8).plan.recompute == "selective"
+    counted = fitted(recompute_layers=8)  # with flash attention, selective would spare nothing
+    assert counted.plan.recompute == "full"
+    assert counted.document["memory"]["peak_bytes"] < fitted().document["memory"]["peak_bytes"]
 
 
 def test_the_search_prices_recomputation_in_parts_where_it_is_pinned() -> None:

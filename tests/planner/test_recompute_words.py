@@ -14,6 +14,7 @@ from cost_models.plan_file import read_plan_file
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 from planner import cli, front_door
+from planner.changes import other_plans
 from planner.cli import app
 from planner.compare import compare
 from planner.replan import replan
@@ -66,7 +67,7 @@ def test_a_plain_number_keeps_its_meaning() -> None:
 
 def test_which_layers_recompute_is_no_question_without_recomputation() -> None:
     answer = planner.fit(llama(), CLUSTER, recompute_layers="2,1,0,0", **OPTIONS)
-    assert answer.plan.recompute == "selective"
+    assert answer.plan.recompute == "full"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,12 @@ def test_a_way_out_takes_back_which_layers_recompute() -> None:
     options = {"seq_len": 32768, "zero_stage": 3, "recompute": "full"}
     answer = planner.fit("llama-3-8b", CLUSTER, recompute_layers="1", **options)
     assert answer.verdict == "does_not_fit"
-    words = [w["options"] for w in answer.ways_out if w["change"].startswith("recompute full")]
-    assert words == ["--recompute full --recompute-layers 0"]
+    changes = other_plans(answer.setting, answer.plan)
+    full = next(change for change in changes if change.words == "recompute full")
+    assert full.options == "--recompute full --recompute-layers 0"
+    anew = [w["options"] for w in answer.ways_out if w["kind"] in ("tensor", "context")]
+    assert anew
+    assert all(options.endswith("--recompute-layers 0") for options in anew)
 
 
 def test_search_and_file(tmp_path: Path) -> None:

@@ -219,3 +219,21 @@ def test_the_bars_of_the_page_are_what_is_printed() -> None:
     told = [line for line in shown if line]
     assert len(told) > 10
     assert told == [line for line in printed if line][: len(told)]
+
+
+def test_a_layer_of_experts_says_what_its_numbers_are() -> None:
+    """DeepSeek-V3: 8 experts a token of 7168 features; values narrower than keys are padded."""
+    answer = planner.fit("deepseek-v3", "32x8xH100-SXM", expert_parallel=64, seq_len=4096)
+    terms = {term.name: term for term in answer.step_memory.layer}
+    assert terms["copies for experts"].size == (2 * 8 + 1) * 2 * 7168
+    assert terms["router"].size == 12 * 256
+    assert terms["attention core"].formula != "4·a"
+
+
+def test_offloaded_weights_are_not_called_shared_out() -> None:
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024, offload="weights")
+    (term,) = [term for term in answer.step_memory.terms if term.part == "weights"]
+    assert term.name == "shards on their way from the host"
+    assert "Not run" in str(answer)
+    assert "--fix offload=weights" in " ".join(str(answer).split())
+    assert "Not run" not in str(planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024))

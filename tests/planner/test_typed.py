@@ -20,10 +20,16 @@ from planner.typed import describe_plan, plan_command, typed_cluster
         ({"optimizer": "sgd"}, ["--optimizer", "sgd"]),
         ({"attention_kernel": "eager"}, ["--attention", "eager"]),
         ({"software": "megatron"}, ["--software", "megatron"]),
+        ({"offload": "optimizer"}, ["--fix", "offload=optimizer"]),
+        (
+            {"offload": "weights", "offload_device": "nvme"},
+            ["--fix", "offload=weights,offload_device=nvme"],
+        ),
     ],
 )
 def test_the_next_command_asks_the_same_question(options: dict[str, Any], said: list[str]) -> None:
-    words = shlex.split(plan_command(fit("llama-3.2-1b", "8xA100-80GB", **options).setting))
+    answer = fit("llama-3.2-1b", "8xA100-80GB", **options)
+    words = shlex.split(plan_command(answer.setting, answer.plan))
     usual = ["--seq-len", "4096", "--global-batch-size", "8"]
     assert words[:4] == ["shardplan", "plan", "llama-3.2-1b", "8xA100-80GB"]
     assert words[4:-2] == [*usual, *said]
@@ -35,9 +41,9 @@ def test_names_with_spaces_can_be_pasted(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         Path("examples/tiny-llama/config.json").read_text(encoding="utf-8")
     )
-    command = plan_command(fit(str(folder), "1xA100-80GB").setting)
+    command = plan_command(fit(str(folder), "1xA100-80GB").setting, Plan())
     assert shlex.split(command)[2] == str(folder)
-    assert shlex.split(plan_command(fit("7b", "8xA100-80GB").setting))[2] == "7b"
+    assert shlex.split(plan_command(fit("7b", "8xA100-80GB").setting, Plan()))[2] == "7b"
 
 
 def test_only_a_cluster_of_the_grammar_has_a_name_to_type() -> None:

@@ -223,3 +223,42 @@ def test_more_nodes_of_a_cluster_file_are_not_given_a_name_of_the_catalogue(tmp_
     command = ["fit", "llama-3-70b", str(file), "--seq-len", "65536", *words, "--json"]
     result = CliRunner().invoke(app, command)
     assert json.loads(result.stdout)["time"]["step_seconds"] == way["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "llama-3-8b 8xA100-80GB --seq-len 32768 --recompute none --pp 4 --schedule gpipe "
+        "--num-microbatches 16",
+        "llama-3-8b 2x8xA100-40GB --secondary-ranks 8 --quantised-weights --micro-batch-size 16 "
+        "--recompute full",
+    ],
+)
+def test_ways_out_take_back_what_was_typed(typed: str) -> None:
+    """Behind a plan's own axes and number of micro-batches the options still give what they say."""
+    model, cluster, *given = typed.split()
+    result = CliRunner().invoke(app, ["fit", model, cluster, *given, "--json"])
+    assert result.exit_code == 3
+    for way in json.loads(result.stdout)["ways_out"]:
+        words = way["options"].split()
+        on = cluster
+        if not words[0].startswith("--"):
+            on, words = words[0], words[1:]
+        pasted = CliRunner().invoke(app, ["fit", model, on, *given, *words, "--json"])
+        assert pasted.exit_code == 0, (way["options"], pasted.output, pasted.exception)
+        assert json.loads(pasted.stdout)["memory"]["peak_bytes"] == way["peak_bytes"]
+
+
+def test_weights_go_to_the_host_where_less_is_too_little() -> None:
+    ways = fit("llama-3.1-70b", "8xH100-SXM", seq_len=4096).ways_out
+    assert {"--offload weights"} == {way["options"] for way in ways if way["kind"] == "offload"}
+    ways = fit("llama-3.1-70b", "8xH100-SXM", seq_len=4096, offload="optimizer").ways_out
+    assert "--offload weights" in {way["options"] for way in ways}
+
+
+def test_another_accelerator_runs_the_same_programs() -> None:
+    """A larger one of another maker is no way out of what was asked for CUDA."""
+    setting = make_setting("mixtral-8x7b", "8xA100-80GB", seq_len=8192, global_batch_size=32)
+    plan = Plan(8, zero_stage=3, expert_parallel=8, micro_batch_size=4, recompute="full")
+    (words,) = [w["change"] for w in ways_out(setting, plan) if w["kind"] == "accelerator"]
+    assert "Gaudi" not in words
