@@ -23,6 +23,7 @@ from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.words import look_up, number_in
 
+NEAR: Final = 0.8  # of the virtual stages: fewer are another plan
 DEFAULT_RANK: Final = 8  # of adapters whose rank is not said; their size hardly counts
 
 
@@ -145,7 +146,7 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
 def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:
     """Return stages of a rank: fewer where embedding and head were counted as layers."""
     most = max(1, model.num_layers // pipeline)
-    if virtual <= most or pipeline * virtual > model.num_layers + 2:
+    if virtual <= most or pipeline * virtual > model.num_layers + 2 or most < NEAR * virtual:
         return virtual
     reading.defaults.append(
         f"virtual_stages {most} instead of {virtual}: embedding and head count as layers there"

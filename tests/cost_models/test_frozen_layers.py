@@ -106,6 +106,7 @@ def test_targets_name_matrices() -> None:
         ("hf-trainer-foak", 8.0),
         ("litgpt", 4.0),
         ("megatron", 6.0),
+        ("megatron-deepspeed", 10.0),
     ],
 )
 def test_bytes_of_a_logit_at_the_loss(profile: str, forward: float) -> None:

@@ -130,6 +130,7 @@ def test_stages_of_embedding_and_head_are_priced_with_fewer() -> None:
     assert some.plan.virtual_stages == 7
     assert any("virtual_stages 7 instead of 8" in default for default in some.defaults)
     assert case(num_layers=20, pipeline_parallel=4, virtual_stages=8).plan.virtual_stages == 8
+    assert case(num_layers=6, pipeline_parallel=4, virtual_stages=2).plan.virtual_stages == 2
 
 
 def test_profiles_of_trainers_are_chosen_by_words() -> None:
