@@ -97,9 +97,7 @@ def _check_size(words: str, total: int) -> None:
 def describe(cluster: Cluster) -> str:
     """Say back in words what a cluster is.
 
-    >>> from dataclasses import replace
-
-    from hardware_profiles.catalogue import find_accelerator
+    >>> from hardware_profiles.catalogue import find_accelerator
     >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
     '2 nodes of 8 A100-SXM-80GB, NVLink3 300 GB/s inside, 25 GB/s per GPU between nodes'
     """
