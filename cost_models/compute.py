@@ -141,7 +141,7 @@ def attention_core_seconds(
     if kernel == "flash":
         done = 0.5 if attention.causal and attention.window is None else 1.0
         flops = done * attention_flops_per_token(attention, keys) * tokens / tensor_parallel
-        return flops / (software.flash_efficiency * rate.matmul)
+        return flops / (software.flash_efficiency * rate.flash * rate.matmul)
     whole = np.multiply(1.0, seq_len)
     heads = attention.num_heads * tokens / whole / tensor_parallel
     products = matmul_seconds(

@@ -162,6 +162,7 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         table,
         software.data_parallel_overlap,
         on_gpu=on_gpu,
+        interference=software.data_parallel_interference,
         core_share=setting.core_share,
     )
     index = np.array([rank.index for rank in ranks])

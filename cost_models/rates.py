@@ -19,6 +19,7 @@ TYPICAL_SHARE = 0.886
 # Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
 # read 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
 MEMORY_SHARE = 0.88
+SINCE_HOPPER = ("Hopper", "Blackwell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Rates:
     score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
     units: float = 0.0  # multiprocessors of a GPU; 0: unknown, or a CPU
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
+
+    flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
 
     @property
     def of_core(self) -> Rates:
@@ -66,6 +69,9 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
         host_is_device=measured,
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=best_matmul(accelerator, "bf16") if precision == "fp8" else None,
+        flash=software.flash_share_since_hopper
+        if accelerator.architecture in SINCE_HOPPER
+        else 1.0,
         units=0.0 if measured or units is None else units.value,
     )
 

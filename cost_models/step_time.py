@@ -245,14 +245,20 @@ def rank_seconds(
 
 
 def exposed_data_seconds(
-    rank: RankSeconds, table: PlanTable, overlap: float, *, on_gpu: bool
+    rank: RankSeconds,
+    table: PlanTable,
+    overlap: float,
+    *,
+    on_gpu: bool,
+    interference: float = 0.0,
 ) -> Real:
-    """Data-parallel seconds that no computation hides.
+    """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
 
     ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
     reduces behind every one, ZeRO 3 also gathers behind every forward pass. Replicas always reduce
     behind the last one. Links work while a GPU computes or waits for its host; a CPU's cores do
-    both jobs.
+    both jobs. A hidden second costs ``interference`` seconds of computation: collectives take
+    multiprocessors and memory bandwidth.
     """
     hides = overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
@@ -261,8 +267,9 @@ def exposed_data_seconds(
     forward = np.where(table.zero_stage >= 3, passes - rank.backward, 0.0)
     window = hides * every * (rank.backward + forward)
     last = rank.replica_communication - hides * rank.backward
-    whole = rank.data_communication + rank.replica_communication - window
-    return np.maximum(0.0, np.maximum(last, whole))
+    whole = rank.data_communication + rank.replica_communication
+    exposed = np.maximum(0.0, np.maximum(last, whole - window))
+    return exposed + interference * (whole - exposed)
 
 
 def step_seconds(
@@ -272,6 +279,7 @@ def step_seconds(
     overlap: float,
     *,
     on_gpu: bool,
+    interference: float = 0.0,
     core_share: float = 1.0,
 ) -> tuple[TimeParts, Real]:
     """Put the ranks of a pipeline together; return the parts and which rank is the slowest.
@@ -313,7 +321,10 @@ def step_seconds(
             return microbatches * weighed / table.pipeline_parallel
         return microbatches * pick(columns, slowest)
 
-    exposed = [exposed_data_seconds(rank, table, overlap, on_gpu=on_gpu) for rank in ranks]
+    exposed = [
+        exposed_data_seconds(rank, table, overlap, on_gpu=on_gpu, interference=interference)
+        for rank in ranks
+    ]
     once = [e + rank.optimizer for e, rank in zip(exposed, ranks, strict=True)]
     ends_last = np.argmax(np.stack(once), axis=0)
     parts = TimeParts(

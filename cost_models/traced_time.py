@@ -76,7 +76,11 @@ def traced_time(
         + software.step_operators * rate.operator,
     )
     exposed = exposed_data_seconds(
-        seconds, table, software.data_parallel_overlap, on_gpu=not rate.host_is_device
+        seconds,
+        table,
+        software.data_parallel_overlap,
+        on_gpu=not rate.host_is_device,
+        interference=software.data_parallel_interference,
     )
     times = table.num_microbatches
     parts = {f.name: zeros for f in fields(TimeParts)} | {

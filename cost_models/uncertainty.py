@@ -27,12 +27,19 @@ TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(
         0.10, 0.20, f"{_COMMAND} vtrain-multi (and vtrain-single, megatron-sc21, korthikanti-2022)"
     ),
-    ("megatron", "Hopper"): Spread(0.15, 0.20, f"{_COMMAND} dgxc-benchmarking"),
-    ("shardplan", "Ampere"): Spread(0.25, 0.30, f"{_COMMAND} ibm-fms-fsdp: A100"),
-    ("shardplan", "Hopper"): Spread(0.30, 0.45, f"{_COMMAND} ibm-fms-fsdp: H100"),
+    ("megatron-2021", "Ampere"): Spread(0.10, 0.12, f"{_COMMAND} megatron-sc21"),
+    ("nemo", "Hopper"): Spread(0.15, 0.40, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
+    ("shardplan", "Ampere"): Spread(0.25, 0.10, f"{_COMMAND} ibm-fms-fsdp: A100"),
+    ("shardplan", "Hopper"): Spread(0.28, 0.30, f"{_COMMAND} ibm-fms-fsdp: H100"),
+    ("composer", "Ampere"): Spread(0.10, 0.15, f"{_COMMAND} mosaic-llm-foundry: A100"),
+    ("composer", "Hopper"): Spread(0.10, 0.15, f"{_COMMAND} mosaic-llm-foundry: H100"),
+    ("composer-2022", "Ampere"): Spread(0.15, 0.25, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
+    ("hf-trainer-foak", "Ampere"): Spread(0.08, 0.25, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-liger", "Ampere"): Spread(0.08, 0.20, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-early-foak", "Ampere"): Spread(0.10, 0.25, f"{_COMMAND} fms-acceleration"),
 }
 # nobody's run was compared: the widest of the others
-TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "as FSDP on H100; no published run was compared")
+TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "wider than any compared; no published run was")
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest is for allocator slack and the libraries' own
 # memory on a GPU, which no trace on a CPU shows.

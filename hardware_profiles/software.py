@@ -100,11 +100,13 @@ class SoftwareProfile:
     # communication
     bus_efficiency: float  # achieved / nominal link bandwidth of large collectives
     data_parallel_overlap: float  # share of the backward pass that can hide gradient reduction
+    data_parallel_interference: float  # seconds that computation loses to one hidden behind it
     tensor_parallel_overlap: float  # share of tensor-parallel traffic hidden behind compute
     hides_tensor_reduction: bool  # of inputs' gradients, behind the matmuls of weights' gradients
     scatters_stage_messages: bool  # each tensor-parallel rank sends its part, gathered over there
     # attention kernel
     flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done
+    flash_share_since_hopper: float  # of that, on Hopper and later: kernels without its matmuls
     # runtime memory on a GPU, bytes
     buffer_bytes: float  # of collectives, whatever the model
     context_bytes: float

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from samples import CONFIGS, GPT3, llama, sample_model
@@ -150,3 +151,17 @@ def test_the_cut_dimension_shrinks_whichever_way_a_matrix_is_stored(transposed: 
         seconds = float(matrices_seconds((weight,), tokens, t, 2.0, MEMORY_BOUND).forward)
         moved = 2.0 * (tokens * narrow + narrow * wide / t + tokens * wide / t)
         assert seconds == pytest.approx(moved / 1e12)
+
+
+def test_a_flash_core_takes_its_flops_at_the_rate_that_the_kernel_reaches() -> None:
+    attention = replace(llama().kinds[0].attention, window=None)
+
+    def seconds(rate: Rates, software: Any = SOFTWARE) -> float:
+        return float(
+            attention_core_seconds(attention, 1024.0, 1024, 1, "flash", 2.0, rate, software)
+        )
+
+    usual = seconds(COMPUTE_BOUND)
+    assert seconds(replace(COMPUTE_BOUND, flash=0.6)) == pytest.approx(usual / 0.6)
+    half = replace(SOFTWARE, flash_efficiency=SOFTWARE.flash_efficiency / 2)
+    assert seconds(COMPUTE_BOUND, half) == pytest.approx(2 * usual)

@@ -174,6 +174,23 @@ def test_what_hides_data_parallel_traffic(
     assert exposed(rank_of(3.0, data=1.0), plan) == 0
 
 
+@given(st.floats(0, 200), st.floats(0, 1), st.integers(0, 3))
+def test_hidden_traffic_takes_its_share_of_computation(
+    data: float, interference: float, zero_stage: int
+) -> None:
+    table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=zero_stage)])  # type: ignore[arg-type]
+    rank = rank_of(3.0, data=data)
+    found = (
+        float(exposed_data_seconds(rank, table, 1.0, on_gpu=True, interference=share)[0])
+        for share in (0.0, interference, 1.0)
+    )
+    free, some, whole = found
+    assert some == pytest.approx(free + interference * (data - free))
+    assert whole == pytest.approx(data)  # nothing is gained
+    on_cpu = exposed_data_seconds(rank, table, 1.0, on_gpu=False, interference=interference)
+    assert float(on_cpu[0]) == pytest.approx(data)  # once, not more
+
+
 def test_links_work_while_the_host_starts_kernels() -> None:
     """A pass that the host stretches hides as much traffic as one that the device stretches."""
     plan = Plan(data_parallel=8, zero_stage=3)
