@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
-from cost_models.workload import Workload
+from cost_models.workload import AdapterTargets, Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "supported.json"
 OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -67,6 +67,9 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     families = proven["families"]
     if untrained := untrained_value(workload):
         return untrained
+    targets = workload.adapter_targets
+    if workload.adapter != "none" and targets not in get_args(AdapterTargets):
+        return f"adapter_targets = {targets} (only {', '.join(get_args(AdapterTargets))})"
     if model.family not in families:
         return f"model_type {model.family} (it trains {', '.join(families)})"
     everywhere = {axis for axes in families.values() for axis in axes}

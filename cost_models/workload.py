@@ -30,7 +30,8 @@ Optimizer = Literal[
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
-AdapterTargets = Literal["all", "attention"]  # or names of matrices: "q,v", see ``adapters``
+AdapterTargets = Literal["all", "attention"]  # or TARGET_NAMES with commas: "q,v"
+TARGET_NAMES: Final = ("q", "k", "v", "o", "gate", "up", "down")
 Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
 MAX_ADAPTER_RANK: Final = 4096
 
@@ -166,6 +167,23 @@ def require_consistent(workload: Workload, where: str = "") -> None:
                 )
 
 
+def check_targets(text: str, where: str) -> str:
+    """Return what gets adapters: all, attention, or names of matrices such as "q,v".
+
+    >>> check_targets("q, v", "lora_targets")
+    'q,v'
+    """
+    if text in get_args(AdapterTargets):
+        return text
+    names = [name.strip() for name in text.split(",")]
+    if len(set(names)) < len(names) or not set(names) <= set(TARGET_NAMES):
+        raise InputError(
+            f"{where} = {text[:60]!r} (must be {', '.join(get_args(AdapterTargets))}, or some of "
+            f"{', '.join(TARGET_NAMES)} with commas between them)"
+        )
+    return ",".join(names)
+
+
 def _adapter(fields: Fields) -> dict[str, Any]:
     """Read the adapter; its rank and alpha belong to it alone."""
     kind = fields.text("adapter", "none", choices=get_args(Adapter))
@@ -176,6 +194,8 @@ def _adapter(fields: Fields) -> dict[str, Any]:
         "adapter": kind,
         "adapter_rank": rank,
         "adapter_alpha": fields.number("adapter_alpha", 2.0 * rank, low=0.0, high=1e6),
-        "adapter_targets": fields.text("adapter_targets", "all", choices=get_args(AdapterTargets)),
+        "adapter_targets": check_targets(
+            fields.text("adapter_targets", "all"), f"{fields.where}: adapter_targets"
+        ),
         "quantisation": fields.text("quantisation", "nf4", choices=get_args(Quantisation)),
     }

@@ -44,7 +44,9 @@ QuantisationName = Annotated[
     str | None,
     typer.Option("--quantisation", help="frozen matrices of --qlora: nf4, nf4_double, int8, int4"),
 ]
-LoraTargets = Annotated[str | None, typer.Option(help="matrices with adapters: all, attention")]
+LoraTargets = Annotated[
+    str | None, typer.Option(help="matrices with adapters: all, attention, or q,k,v,o,gate,up,down")
+]
 Layers = Annotated[
     str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")
 ]

@@ -12,13 +12,13 @@ from cost_models.model import ModelSpec
 from cost_models.optimizer_states import BLOCK, MIN_8BIT_ELEMENTS, RULES
 from cost_models.workload import (
     MAX_ADAPTER_RANK,
-    AdapterTargets,
     AttentionKernel,
     KeptPrecision,
     Optimizer,
     Precision,
     Quantisation,
     Workload,
+    check_targets,
     require_consistent,
 )
 from hardware_profiles.errors import InputError, did_you_mean
@@ -56,7 +56,7 @@ class Adapting:
         alpha = 2.0 * rank if self.alpha is None else float(self.alpha)
         if not 0.0 <= alpha <= 1e6:
             raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
-        targets = check_choice("lora_targets", self.targets or "all", get_args(AdapterTargets))
+        targets = check_targets(self.targets or "all", "lora_targets")
         return {
             "adapter": self.kind,
             "adapter_rank": rank,

@@ -86,6 +86,22 @@ def test_our_own_executor_keeps_inputs_of_frozen_matrices() -> None:
     )
 
 
+def test_targets_of_a_question_are_checked() -> None:
+    import planner
+    from cost_models.adapters import TARGETS
+    from cost_models.workload import TARGET_NAMES
+    from hardware_profiles.errors import InputError
+
+    assert set(TARGETS) == set(TARGET_NAMES)
+    options = {"seq_len": 512, "lora": 8}
+    answer = planner.fit("llama-3.2-1b", "1xA100-80GB", lora_targets="q, v", **options)
+    assert answer.setting.workload.adapter_targets == "q,v"
+    assert "adapter_targets = q,v" in str(answer.to_dict()["not_run"])
+    for wrong in ("q,q", "q,x", ","):
+        with pytest.raises(InputError, match="lora_targets"):
+            planner.fit("llama-3.2-1b", "1xA100-80GB", lora_targets=wrong, **options)
+
+
 def test_targets_name_matrices() -> None:
     case = setting(MISTRAL, "hf-trainer", "q,v")
     (kind,) = case.model.kinds
