@@ -63,6 +63,7 @@ class Held:
 
     in_flight: Real  # micro-batches, counted by the rank's layers
     due: Real  # micro-batches whose weight gradients are still to come
+    due_bytes: Real  # of ``saved``, the operands of these
     saved: Real  # by layers and head of all micro-batches in flight, logits of finished heads too
     saved_later: Real  # one micro-batch less
     working: Real  # one layer on its way backward: gradients, and what is recomputed
@@ -152,6 +153,7 @@ def held_activations(
     return Held(
         in_flight=in_flight,
         due=late,
+        due_bytes=due * late * tokens,
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
         working=working * tokens,

@@ -202,11 +202,16 @@ def _activations(
         formula = "n · L · b·s · bytes a token"
         terms.append(Term("activations", what, formula, numbers, flying * one))
         rest -= flying * one
+    late = first(held.due_bytes)
+    if late > 0.0 and not plan.offloads_activations:
+        due = first(held.due)
+        what, formula = "operands of weight gradients that come later", "n · bytes of a micro-batch"
+        numbers = f"{due:.3g} due × {format_bytes(late / due)}"
+        terms.append(Term("activations", what, formula, numbers, late))
+        rest -= late
     others = ["the head's inputs, rotary tables, token ids"]
     if name in ("backward", "later_backward"):
         others.insert(0, "a layer on its way backward")
-    if first(held.due) > 0.0:
-        others.append("operands of weight gradients that come later")
     if plan.offloads_activations:
         others.insert(0, "two layers on their way to the host")
     terms.append(Term("activations", "beside them", ", ".join(others), "", rest))

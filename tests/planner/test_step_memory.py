@@ -237,3 +237,14 @@ def test_offloaded_weights_are_not_called_shared_out() -> None:
     assert "Not run" in str(answer)
     assert "--fix offload=weights" in " ".join(str(answer).split())
     assert "Not run" not in str(planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024))
+
+
+def test_operands_of_late_weight_gradients_are_a_term_of_their_own() -> None:
+    """Under zbv with recomputation they are most of what the last rank keeps."""
+    plan = {"pipeline_schedule": "zbv", "pipeline_parallel": 8, "num_microbatches": 16}
+    answer = planner.fit("llama-3-8b", "8xH100-SXM", seq_len=8192, recompute="full", **plan)
+    terms = {term.name: term for term in answer.step_memory.terms}
+    due = terms["operands of weight gradients that come later"]
+    assert due.size > 0.5 * answer.document["memory"]["parts"]["activations"]
+    assert due.numbers
+    assert terms["beside them"].size > 0.0
