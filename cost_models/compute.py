@@ -13,6 +13,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.flops import attention_flops_per_token
+from cost_models.fp8 import cast_bytes, cast_elements
 from cost_models.matmul import matmul_seconds
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.rates import Rates
@@ -261,9 +262,15 @@ def layer_seconds(
     )
     params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
     added = software.gradient_accumulation_bytes * params / rate.memory
-    forward = matrices.forward + core + moved
+    forward, back = matrices.forward + core + moved, matrices.inputs
+    if rate.core is not None:  # fp8
+        to_inputs, to_outputs = (
+            cast_bytes(elements, compute_bytes) * tokens / rate.memory
+            for elements in cast_elements(kind, tensor_parallel)
+        )
+        forward, back = forward + to_inputs, back + to_outputs
     backward = (
-        matrices.inputs
+        back
         + matrices.weights
         + CORE_RATIO[kernel] * core
         + software.backward_access_ratio * moved

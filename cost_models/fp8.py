@@ -23,10 +23,11 @@ from typing import Final
 import numpy as np
 
 from cost_models.activations import Regions
-from cost_models.arrays import Real
+from cost_models.arrays import Count, Real
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.parameters import shard_numel
 from cost_models.plan import PlanTable
+from cost_models.sharding import cut_dim
 from cost_models.stages import PipelineRank
 
 FP8_BYTES: Final = 1.0
@@ -75,3 +76,32 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank) -> 
                 )
                 elements = elements + count * numel
     return COPIES * FP8_BYTES * elements
+
+
+def cast_elements(kind: LayerKind, tensor_parallel: Count) -> tuple[Real, Real]:
+    """Elements a token that a layer casts: inputs of its matrices, gradients of their outputs.
+
+    Column-cut matrices of a block share their input, which is cast once.
+    """
+    shared: set[tuple[str, int]] = set()
+    inputs: Real = 0.0
+    outputs: Real = 0.0
+    for weight in kind.weights:
+        if weight.role not in ("linear", "expert") or weight.part == "router":
+            continue
+        rows, columns = weight.shape[-2:]
+        length, width = (rows, columns) if weight.transposed else (columns, rows)
+        times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
+        over = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        if weight.cut == "row":
+            inputs = inputs + times * length / over
+        elif (weight.part, length) not in shared:
+            shared.add((weight.part, length))
+            inputs = inputs + times * length
+        outputs = outputs + times * width / (1.0 if weight.cut == "row" else over)
+    return inputs, outputs
+
+
+def cast_bytes(elements: Real, compute_bytes: float) -> Real:
+    """Bytes of casts: each element is read, and written along the rows and along the columns."""
+    return (compute_bytes + 2.0 * FP8_BYTES) * elements

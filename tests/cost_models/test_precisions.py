@@ -12,7 +12,7 @@ from samples import make_setting, sample_model
 from cost_models.activations import Regions, feed_forward_bytes, layer_regions
 from cost_models.adapters import STORED_BYTES, adapted
 from cost_models.estimate import Setting, price
-from cost_models.fp8 import fp8_regions, fp8_weight_bytes
+from cost_models.fp8 import cast_bytes, cast_elements, fp8_regions, fp8_weight_bytes
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import frozen_bytes
 from cost_models.rates import rates
@@ -103,6 +103,36 @@ def test_cores_and_head_run_at_the_rate_of_16_bits() -> None:
     assert eight.matmul > sixteen.matmul
     assert eight.of_core.matmul == sixteen.matmul
     assert sixteen.of_core is sixteen
+
+
+def test_casts_by_hand() -> None:
+    """q, k and v share an input, gate and up another; each input and output gradient once."""
+    kind = make_setting("llama-3-8b", "8xH100-SXM").model.kinds[0]
+    h, f, key = 4096, 14336, 1024
+    assert cast_elements(kind, 1) == (h + h + h + f, h + 2 * key + h + 2 * f + h)
+    # cut inputs and outputs are shared out, whole ones are not
+    assert cast_elements(kind, 8) == (2 * h + (h + f) / 8, (h + 2 * key + 2 * f) / 8 + 2 * h)
+    assert cast_bytes(10.0, 2.0) == 10 * (2 + 1 + 1)
+    experts = sample_model("mixtral").kinds[0]
+    # 64 for q, k and v, 64 of the output; 64 and 128 of each of two experts, not the router
+    assert cast_elements(experts, 1)[0] == 64 + 64 + 2 * (64 + 128)
+
+
+def test_casts_are_part_of_both_passes_in_fp8_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = make_setting("llama-3-8b", "1xH100-SXM", seq_len=4096, global_batch_size=1)
+
+    def computing(precision: Any) -> float:
+        workload = replace(setting.workload, precision=precision)
+        here = replace(setting, workload=workload, software=MEGATRON)
+        return first(price(here, PlanTable.from_plans([Plan()])).time.compute)
+
+    sixteen, eight = computing("bf16"), computing("fp8")
+    monkeypatch.setattr("cost_models.compute.cast_bytes", lambda elements, _: 0.0 * elements)
+    assert computing("bf16") == sixteen
+    h, f, key = 4096, 14336, 1024
+    elements = (3 * h + f) + (3 * h + 2 * key + 2 * f)
+    memory = rates(setting.cluster.accelerator, "fp8", MEGATRON).memory
+    assert eight - computing("fp8") == pytest.approx(32 * 4096 * 4.0 * elements / memory)
 
 
 # --- frozen matrices ------------------------------------------------------------------------------
