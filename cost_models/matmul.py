@@ -32,7 +32,7 @@ SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, added up after
 # Fitted together on 183 bf16 matmuls of an A100-PCIe (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json): ``python -m benchmarks.fit_matmul``.
 FULL_WAVE_SHARE = 0.963  # of R, that a full wave of the largest tiles and a long k reach
-TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of k
+TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of k in 16 bits
 OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements
 
 
@@ -49,6 +49,7 @@ def matmul_seconds(
 
         tiles     min over tiles and splits of  waves · 2 u w (k/p + setup) / (R/U e) + partial sums
                   waves = ceil(B ceil(m/u) ceil(n/w) p / U)
+                  setup in elements of k, more in faster precisions: it takes the same time
                   e = share / (1 + o (1/u + 1/w)), 1 at the largest tile before the share
         memory    c B (m k + k n + m n) / beta
 
@@ -71,7 +72,7 @@ def matmul_seconds(
         tiles = batch * np.ceil(m / high) * np.ceil(n / wide)
         for parts in SPLITS:
             waves = np.ceil(tiles * parts / rate.units)
-            seconds = waves * (k / parts + TILE_SETUP) * per_element
+            seconds = waves * (k / parts + TILE_SETUP * rate.setup) * per_element
             if parts > 1.0:  # fp32 partial sums: written, read
                 seconds = seconds + 8.0 * parts * batch * m * n / rate.memory
             fastest = np.minimum(fastest, seconds)

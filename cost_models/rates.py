@@ -12,6 +12,9 @@ from hardware_profiles.software import SoftwareProfile
 # NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
 # H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
+# The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
+# --only nvidia-bert)
+FP32_SHARE = 0.93
 # Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183
 # bf16 shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
@@ -36,10 +39,14 @@ class Rates:
 
     flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
 
+    setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
+
     @property
     def of_core(self) -> Rates:
         """The rates of attention cores and head."""
-        return self if self.core is None else replace(self, matmul=self.core, core=None)
+        if self.core is None:
+            return self
+        return replace(self, matmul=self.core, core=None, setup=1.0)
 
     @property
     def of_unknown_shapes(self) -> Rates:
@@ -61,6 +68,7 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
             "with --precision"
         )
     measured = accelerator.device == "cpu"
+    sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
     launch, units = accelerator.kernel_launch, accelerator.compute_units
     return Rates(
         matmul=best,
@@ -69,6 +77,7 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
         host_is_device=measured,
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=best_matmul(accelerator, "bf16") if precision == "fp8" else None,
+        setup=best / sixteen,
         flash=software.flash_share_since_hopper
         if accelerator.architecture in SINCE_HOPPER
         else 1.0,
@@ -87,4 +96,4 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     twin = {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)
     if twin in measured and twin in peaks and peaks[twin].value == peak.value:
         return measured[twin].value
-    return ACHIEVABLE_SHARE * peak.value
+    return (FP32_SHARE if precision == "fp32" else ACHIEVABLE_SHARE) * peak.value

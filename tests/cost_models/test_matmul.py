@@ -52,6 +52,20 @@ def test_a_short_sum_pays_for_the_setup_of_its_tiles() -> None:
     assert each[0] / each[1] == pytest.approx((64 + TILE_SETUP) / 64, rel=1e-3)
 
 
+def test_setting_up_a_tile_takes_as_long_in_any_precision() -> None:
+    """Of a rate twice as high, the same seconds: twice as many elements of k."""
+
+    def setup(rate: Rates) -> float:
+        short, long = (
+            float(matmul_seconds(256.0 * 108, k, 128.0, 2.0, rate)) for k in (64.0, 128.0)
+        )
+        return 2 * short - long  # what does not grow with k
+
+    twice = replace(GPU, matmul=2 * GPU.matmul, setup=2.0)
+    assert setup(GPU) > 0
+    assert setup(twice) == pytest.approx(setup(GPU))
+
+
 def test_a_tall_sum_is_split_where_few_tiles_are_left() -> None:
     alone = float(matmul_seconds(128.0, 65536.0, 128.0, 2.0, GPU))
     assert alone < 0.5 * 2 * 128 * 128 * 65536 / (GPU.matmul / GPU.units)

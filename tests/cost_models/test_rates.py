@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.rates import ACHIEVABLE_SHARE, MEMORY_SHARE, rates
+from cost_models.rates import ACHIEVABLE_SHARE, FP32_SHARE, MEMORY_SHARE, rates
 from hardware_profiles.errors import InputError
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
@@ -40,3 +40,18 @@ def test_flash_kernels_without_hoppers_matmuls_reach_their_share_of_it() -> None
         chip = parse_cluster(cluster).accelerator
         assert rates(chip, "bf16", SOFTWARE).flash == share
         assert rates(chip, "bf16", software_profile("nemo")).flash == 1.0
+
+
+def test_matmuls_without_tensor_cores_come_nearer_to_their_peak() -> None:
+    chip = parse_cluster("8xV100-SXM2-32GB").accelerator
+    plain = rates(chip, "fp32", SOFTWARE)
+    assert plain.matmul == FP32_SHARE * chip.peak_flops["fp32"].value
+    assert plain.setup == pytest.approx(plain.matmul / rates(chip, "fp16", SOFTWARE).matmul)
+    assert rates(chip, "fp16", SOFTWARE).setup == 1.0
+
+
+def test_cores_of_fp8_set_up_their_tiles_as_in_16_bits() -> None:
+    chip = parse_cluster("8xH100-SXM").accelerator
+    eight = rates(chip, "fp8", SOFTWARE)
+    assert eight.setup == pytest.approx(eight.matmul / rates(chip, "bf16", SOFTWARE).matmul)
+    assert eight.of_core.setup == 1.0
