@@ -105,7 +105,11 @@ def score_bytes(
         every = compute_bytes * repeated * width
         kept = FP32 * attention.num_heads + compute_bytes * more
         return kept + np.where(masked, every, 0.0)
-    per_pair = software.eager_scores_bytes + (software.attention_dropout_bytes if dropout else 0.0)
+    # in fp32 the softmax needs no second copy
+    copies = software.eager_scores_bytes if compute_bytes < FP32 else compute_bytes
+    copies += compute_bytes if attention.capped else 0.0  # tanh keeps what it gives
+    dropped = software.attention_dropout_bytes + max(0.0, compute_bytes - 2.0)
+    per_pair = copies + (dropped if dropout else 0.0)
     if not attention.softmax_in_fp32:  # weights; a mask and what is left of them
         dropped = software.dropout_mask_bytes + compute_bytes
         per_pair = compute_bytes + (dropped if dropout else 0.0)

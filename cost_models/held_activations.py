@@ -25,6 +25,7 @@ from cost_models.activations import (
     norm_bytes,
     saved_bytes_per_token,
 )
+from cost_models.adapters import trainable_part
 from cost_models.arrays import Count, Real, pick
 from cost_models.context_parallel import (
     buffer_bytes_per_token,
@@ -36,25 +37,29 @@ from cost_models.cross_activations import shared_bytes_per_token, walk_bytes_per
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.fp8 import fp8_regions
 from cost_models.frozen_layers import of_frozen_layer, sharded_input_bytes
+from cost_models.in_flight import due_at_the_end, fullest_moments, messages
 from cost_models.kept_results import kept_results
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
-from cost_models.schedules import SPLIT_CODES
-from cost_models.stages import (
-    Moment,
-    PipelineRank,
-    in_flight_1f1b,
-    in_flight_gpipe,
-    in_flight_interleaved,
-    moments_dualpipev,
-    moments_zbv,
-    moments_zero_bubble,
-)
+from cost_models.stages import PipelineRank
+from cost_models.walk import norm_working_bytes, places
 from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 TOKEN_ID_BYTES: Final = 8.0  # int64 inputs and labels
 GPIPE, ONE_F_ONE_B = SCHEDULES.index("gpipe"), SCHEDULES.index("1f1b")
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What one place on the way back through a layer adds (``cost_models.walk``); bytes."""
+
+    beside: Real  # to what all layers save
+    alone: Real  # to what all ranks' other layers have left: nothing
+    gradients: Real  # elements of weight gradients of this layer that are there
+    kept: Real  # that such a layer had saved, recomputed or not
+    experts_done: bool  # experts that others share than the rest are reduced now
+    complete: bool  # the layer is done, and its gradients are reduced now
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,45 +73,17 @@ class Held:
     saved_later: Real  # one micro-batch less
     working: Real  # one layer on its way backward: gradients, and what is recomputed
     last_layer: Real  # the same, and what that layer saved: all that is left at the end
+    walks: tuple[Walk, ...]  # our executor's: place by place
+    head_norm: Real  # the last norm on its way backward
+    tail: Real  # of ``saved``, by the head: gone before the layers
+    late: Real  # operands of weight gradients that come last
     logits_forward: Real  # of the micro-batch that is at the loss
     logits_backward: Real
+    logits_gradient: Real  # of the same, once its own backward pass is over
     logits_later: Real  # at the loss of the next one, where the first's layers are already gone
     messages: Real  # between stages
+    coming: Real  # of these: the next input, and what goes back
     offloaded: Real  # of layers, in host memory
-
-
-def fullest_moments(table: PlanTable, rank: PipelineRank) -> list[Moment]:
-    """Return the moments of which one is a rank's fullest: what is in flight, and what is due.
-
-    Counted in stages (1/v of the rank's layers): stage inputs whose activations it holds, and
-    stages of micro-batches whose weight gradients are still to come. A schedule with fewer such
-    moments repeats one.
-    """
-    schedule = table.pipeline_schedule
-    microbatches, pipeline = table.num_microbatches, table.pipeline_parallel
-    virtual, index = table.virtual_stages, rank.index
-    none = np.zeros(len(table))
-    by_schedule: dict[str, tuple[Moment, ...]] = {
-        "gpipe": ((in_flight_gpipe(microbatches) * virtual, none),),
-        "1f1b": ((in_flight_1f1b(microbatches, pipeline, index), none),),
-        "interleaved_1f1b": (
-            (in_flight_interleaved(microbatches, pipeline, virtual, index), none),
-        ),
-        "zero_bubble": moments_zero_bubble(microbatches, pipeline, virtual, index),
-        "zbv": moments_zbv(pipeline, index),
-        "dualpipev": moments_dualpipev(pipeline, index),
-    }
-    by_schedule["interleaved_zero_bubble"] = by_schedule["zero_bubble"]
-    chosen = [schedule == SCHEDULES.index(name) for name in by_schedule]
-    chosen = [each & (pipeline > 1) for each in chosen]
-    found: list[Moment] = []
-    for number in range(max(map(len, by_schedule.values()))):
-        of_each = [moments[min(number, len(moments) - 1)] for moments in by_schedule.values()]
-        # without a pipeline a micro-batch is walked back before the next one starts
-        flying = np.select(chosen, [f for f, _ in of_each], 1.0 * virtual)
-        due = np.select(chosen, [d for _, d in of_each], 0.0)
-        found.append((flying, due))
-    return found
 
 
 def held_activations(
@@ -118,7 +95,9 @@ def held_activations(
 ) -> Held:
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
     tokens = rank_tokens(workload, table)
-    layers, due, working, last_layer, largest = _layers(model, workload, software, table, rank)
+    layers, due, working, last_layer, largest, walks = _layers(
+        model, workload, software, table, rank
+    )
     # the last layer on its way backward still keeps all of its own
     behind = rank.num_stages / max(rank.num_stages, sum(rank.kind_counts))
     moments = []
@@ -150,6 +129,7 @@ def held_activations(
     flying, flying_later = flying + shared * in_flight, flying_later + shared * one_less
     saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
+    arrived, coming = messages(model, workload, table, rank, in_flight)
     return Held(
         in_flight=in_flight,
         due=late,
@@ -157,23 +137,49 @@ def held_activations(
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
         working=working * tokens,
-        last_layer=(np.maximum(last_layer, due * _due_at_the_end(table, rank)) + shared) * tokens,
+        walks=tuple(
+            replace(
+                walk,
+                beside=walk.beside * tokens,
+                alone=(walk.alone + shared) * tokens,
+                kept=walk.kept * tokens,
+            )
+            for walk in walks
+        ),
+        head_norm=_head_norm(model, workload, software, table, rank) * tokens,
+        tail=tail * tokens,
+        late=(due * due_at_the_end(table, rank) + shared) * tokens,
+        last_layer=(np.maximum(last_layer, due * due_at_the_end(table, rank)) + shared) * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
+        logits_gradient=kept * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
-        messages=_messages(model, workload, table, rank, in_flight) * tokens,
+        messages=arrived * tokens,
+        coming=coming * tokens,
         offloaded=away * tokens,
     )
 
 
-def _due_at_the_end(table: PlanTable, rank: PipelineRank) -> Real:
-    """Micro-batches whose weight gradients are due when a stage's last ones are computed.
+def by_blocks(software: SoftwareProfile) -> bool:
+    """Whether the way back is priced place by place: our executor's, which is traced."""
+    return software.name == "shardplan"
 
-    One stage with one stage a rank; with several the others' are due as well, at most r + 1.
-    """
-    split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-    stages = 1.0 if rank.num_stages == 1 else rank.index + 1.0
-    return np.where(split, stages / rank.num_stages, 0.0)
+
+def _head_norm(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """Bytes a token of the norm in front of the head, saved and on its way backward."""
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    kind = model.kinds[model.pattern[-1]]
+    compute = workload.compute_bytes
+    saved = norm_bytes(kind, model.hidden_size, compute, software)
+    turned = norm_working_bytes(kind, model.hidden_size, compute, software)
+    passing = compute * model.hidden_size  # nothing passes by the last norm
+    return float(rank.last) * (saved + turned - passing) / along
 
 
 def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
@@ -201,11 +207,11 @@ def _layers(
     software: SoftwareProfile,
     table: PlanTable,
     rank: PipelineRank,
-) -> tuple[Real, Real, Real, Real, Real]:
+) -> tuple[Real, Real, Real, Real, Real, list[Walk]]:
     """Return bytes a token of a rank's layers.
 
     Saved for the backward pass; kept for their weight gradients; added by one on its way backward;
-    by that one alone; saved by the largest.
+    by that one alone; saved by the largest; our executor's way back, place by place.
     """
     compute = workload.compute_bytes
     saved: Real = np.zeros(len(table))
@@ -216,8 +222,17 @@ def _layers(
     done_before: Real = np.zeros(len(table))
     largest: Real = np.zeros(len(table))
     copies: Real = np.zeros(len(table))
-    counts = zip(rank.kind_counts, rank.recomputed, rank.kept_behind, model.kinds, strict=True)
-    for count, recomputed, behind, kind in counts:
+    walks: list[Walk] = []
+    again_walks: list[Walk] = []  # of layers that are recomputed
+    counts = zip(
+        rank.kind_counts,
+        rank.recomputed,
+        rank.kept_behind,
+        model.kinds,
+        trainable_part(model).kinds,
+        strict=True,
+    )
+    for count, recomputed, behind, kind, trained in counts:
         if not count:
             continue
         regions = _regions(model, workload, software, table, kind)
@@ -264,10 +279,27 @@ def _layers(
         repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
         working = np.maximum(working, walk * (recomputed < count))
         alone = np.maximum(alone, whole + walk)
+        if not by_blocks(software):
+            continue
+        wide = backward_working_bytes_per_token(
+            kind, model.hidden_size, compute, table.tensor_parallel, software
+        )
+        for place in places(
+            kind, trained, model.hidden_size, everything, wide, workload, software, table
+        ):
+            there = place.working - place.freed
+            ends = (place.gradients, everything, place.experts_done, place.done)
+            way = Walk(there, everything + there, *ends)
+            walks += [way] if recomputed < count else []
+            core = np.where(table.recompute == SELECTIVE, everything - kept, 0.0)
+            again = np.where(table.recompute == FULL, everything, core * place.in_attention)
+            again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
+            again_walks += [replace(way, beside=again + there, kept=left)] if recomputed else []
     # offloaded, the layers behind it had left already
     done_before = np.where(table.offloads_activations, 0.0, done_before)
     working = np.maximum(working, repeated - done_before) + copies
-    return saved, due, working, alone + copies, largest
+    walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
+    return saved, due, working, alone + copies, largest, walks
 
 
 def layer_bytes(
@@ -355,29 +387,3 @@ def _head(
         model.vocab_size, compute, table.tensor_parallel, software, tokens
     )
     return zeros + tail, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
-
-
-def _messages(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank, in_flight: Real
-) -> Real:
-    """Bytes a token of messages between stages: c h (/ t with sequence parallelism) each.
-
-    A received input lives until its backward pass; where the first layer saves its input itself
-    (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
-    the message that it came in. Beside them one output and one gradient are on their way.
-    """
-    compute = workload.compute_bytes
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    one = compute * model.hidden_size / along
-    kind = model.kinds[model.pattern[0]]
-    saves_itself = kind.norm == "layer" or (compute >= 4.0 and kind.norm != "layer_in_fp32")
-    if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
-        saves_itself = True
-    inputs = rank.num_stages - float(rank.first)
-    keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
-    alone = np.where(keeps_input, 1.0 * rank.recomputed_starts, 0.0)
-    alone = np.where(saves_itself, inputs, alone)
-    # offloaded: the layer's copy leaves, the received tensor stays
-    apart = inputs - np.where(table.offloads_activations, 0.0, alone)
-    received = (apart + rank.states_received - inputs) * in_flight
-    return np.where(table.pipeline_parallel > 1, (received + 2.0 * rank.states_at_once) * one, 0.0)

@@ -26,10 +26,11 @@ from cost_models.adapters import (
     trainable_part,
 )
 from cost_models.arrays import Real, pick
+from cost_models.blocks import AtMoment, Blocks, fullest, total
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
 from cost_models.gradients import gradients_of, shares
-from cost_models.held_activations import held_activations
+from cost_models.held_activations import by_blocks, held_activations
 from cost_models.host_memory import HostBytes, offloaded_bytes
 from cost_models.memory_parts import MemoryParts
 from cost_models.model import ModelSpec
@@ -81,9 +82,8 @@ def rank_memory(
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
     states, moments = _moments(model, workload, software, table, rank, on_gpu=on_gpu)
-    zeros = np.zeros(len(table))
-    moment = np.argmax(np.stack([sum(parts, start=zeros) for parts in moments]), axis=0)
-    at_peak = [pick([parts[part] for parts in moments], moment) for part in range(4)]
+    moment = np.argmax(np.stack([total(parts) for parts in moments]), axis=0)
+    at_peak = [pick([parts[part] for parts in moments], moment) for part in range(5)]
     return _with_runtime(states, at_peak, software, on_gpu=on_gpu), moment
 
 
@@ -105,15 +105,16 @@ def rank_timeline(
     return tuple(_with_runtime(states, parts, software, on_gpu=on_gpu) for parts in moments)
 
 
-States = tuple[Real, Real]  # weights and optimizer: the same at every moment
-AtMoment = tuple[Real, Real, Real, Real]  # gradients, activations, logits, buffers
+States = tuple[Real, Real]  # weights and optimizer
 
 
 def _with_runtime(
     states: States, at: Sequence[Real], software: SoftwareProfile, *, on_gpu: bool
 ) -> MemoryParts:
     """Return all parts at a moment, what no tensor holds included."""
-    parts = MemoryParts(states[0], at[0], states[1], at[1], at[2], at[3], np.zeros_like(states[0]))
+    weights, optimizer = states
+    zeros = np.zeros_like(weights)
+    parts = MemoryParts(weights - at[4], at[0], optimizer, at[1], at[2], at[3], zeros)
     if not on_gpu:
         return parts
     runtime = software.context_bytes + software.allocator_slack * parts.allocated
@@ -183,7 +184,31 @@ def _moments(
         (gradients.reduced, zeros, zeros, zeros + update),
     )
     passing = held.messages + software.buffer_bytes * on_gpu
-    return (weights, optimizer), [(*first, buffer + passing) for *first, buffer in moments]
+    stay = (weights, optimizer)
+    if not by_blocks(software):
+        return stay, [(*first, buffer + passing, zeros) for *first, buffer in moments]
+    blocks = Blocks.of(model, workload, software, table, rank, params, held.in_flight + held.due)
+    flight, reduced = gradients.full_flight, gradients.reduced
+    loss_forward = blocks.at_loss_forward() + held.coming
+    loss_backward = blocks.at_loss_backward() + held.coming
+    by_block: list[list[AtMoment]] = [
+        [(flight, held.saved, held.logits_forward, loss_forward, zeros)],
+        [(flight, held.saved, held.logits_backward, loss_backward, zeros)],
+        blocks.at_head(flight, held),
+        blocks.at_layer(flight, held, zeros, used),
+        blocks.at_layer(
+            gradients.later, replace(held, saved=held.saved_later), held.logits_later, used
+        ),
+        blocks.at_last_layer(gradients.last_layer, held, used),
+        blocks.at_embedding(gradients.embedding),
+        [(reduced, zeros, zeros, zeros + update, blocks.all_gone())],
+    ]
+    beside: AtMoment = (zeros, zeros, zeros, passing - held.coming, zeros)
+    return stay, [_sum(fullest(block), beside) for block in by_block]
+
+
+def _sum(one: AtMoment, other: AtMoment) -> AtMoment:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def rank_host_bytes(

@@ -192,7 +192,7 @@ def _activations(
         flying = max(0.0, flying - 1.0)
     one = first(layer_bytes(setting.model, setting.workload, setting.software, table, rank))
     terms, rest = [], size
-    if flying * one > 0.0 and not plan.offloads_activations:
+    if 0.0 < flying * one <= size and not plan.offloads_activations:
         tokens, layers = first(rank_tokens(setting.workload, table)), sum(rank.kind_counts)
         each = one / tokens / layers
         numbers = (
@@ -260,7 +260,7 @@ def _buffers(
         )
     ]
     if messages > 0.0:
-        formula = "(received inputs + 2) · b·s · c·h"
+        formula = "received inputs · b·s · c·h"
         terms.append(Term("buffers", "messages between stages", formula, "", messages))
     return terms
 

@@ -100,6 +100,7 @@ class FeedForward:
     experts_per_token: int = 0
     shared_ffn_hidden_size: int = 0  # of all shared experts together
     inner_dropout: bool = False  # between the matrices too (T5)
+    weighted_in_fp32: bool = False  # the router's weights are not cast back (Mixtral, DeepSeek)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,8 @@ def _fused(
         key, value = _repeated(query, key), _repeated(query, value)
         query, key, value = _with_sinks(query, key, value, sinks / core.scaling)
     # the kernels want values as wide as keys: latent attention's are narrower
-    value = F.pad(value, (0, key.size(-1) - value.size(-1)))
+    if width < key.size(-1):  # a copy
+        value = F.pad(value, (0, key.size(-1) - width))
     grouped = key.size(1) != query.size(1)
     # kernels that take a mask do not know grouped queries, nor does a GPU's kernel for fp32: torch
     # would fall back to whole scores

@@ -81,7 +81,8 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
         # the head is used again at once: it stays whole from its forward to its backward pass
         share(group, grid.sharding_mesh(), plan.zero_stage == 3 and head not in group)
     share(stage, grid.sharding_mesh(), False)
-    _sum_gradients(stage)
+    if plan.world_size > 1:  # else torch would divide by 1, into a copy
+        _sum_gradients(stage)
     if plan.zero_stage > 0 or grid.sharding_mesh().size() == 1:
         _set_prefetch(stage, groups)
         if stage.first and head not in groups[0] and _looks_up_only(groups[0]):

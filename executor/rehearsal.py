@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
@@ -39,9 +40,15 @@ STEPS = 2  # with the second one the optimizer has its states
 LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
 
 
-def rehearsed(file: PlanFile, rank: int, *, documents: bool = False) -> MemoryPeak:
-    """Return the peak of one global rank, from a process of its own."""
-    return MemoryPeak(**in_child(partial(_rehearse, file, rank, documents)))
+def rehearsed(
+    file: PlanFile, rank: int, *, documents: bool = False, sends_stay: bool = False
+) -> MemoryPeak:
+    """Return the peak of one global rank, from a process of its own.
+
+    ``sends_stay``: a message counts until the end of the step, as with gloo, which tells nobody
+    when it has left; else until the next one is sent.
+    """
+    return MemoryPeak(**in_child(partial(_rehearse, file, rank, documents, sends_stay)))
 
 
 def in_child(function: Callable[[], Any]) -> Any:
@@ -69,8 +76,11 @@ def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
     os._exit(0)
 
 
-def _rehearse(file: PlanFile, rank: int, documents: bool) -> dict[str, Any]:
+def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> dict[str, Any]:
     host_reads.numbers, host_reads.counts = _zeros, _spread_evenly
+    torch.nn.functional.dropout = _dropout
+    if not sends_stay:
+        dist.isend = _sent_at_once
     # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
     train.distribute = really(distribute)  # type: ignore[attr-defined]
     for kind in (Stage, EncoderDecoderStage):
@@ -106,6 +116,25 @@ def _batch(file: PlanFile, trainer: train.Trainer, documents: bool) -> Batch:
     starts = torch.empty(shape, dtype=torch.int64) if documents else None
     tokens = file.plan.global_batch_size * file.workload.seq_len
     return Batch(inputs, labels, tokens, starts, trainer.rows.start)
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Drop out as a GPU does: the mask that is kept has a byte an element."""
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+class _Left:
+    """A message that has left."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+def _sent_at_once(*_: Any, **__: Any) -> _Left:
+    return _Left()
 
 
 def _zeros(values: Tensor) -> list[Any]:

@@ -186,7 +186,7 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         flat = [gradient.flatten(0, -2) for gradient in gradients]
         input_gradient = flat[0] @ matrix_of(weights[0], x.dtype)
         for gradient, weight in zip(flat[1:], weights[1:], strict=True):
-            input_gradient = torch.addmm(input_gradient, gradient, matrix_of(weight, x.dtype))
+            input_gradient.addmm_(gradient, matrix_of(weight, x.dtype))
         reduced = _reduce(axis, input_gradient.view(*gradients[0].shape[:-1], -1))
 
         def weight_gradients() -> list[Tensor]:

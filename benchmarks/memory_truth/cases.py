@@ -60,7 +60,12 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
 }
 LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 # of scores: a GPU's fused kernels draw it again, the CPU's cannot do it and hold whole scores
-SCORE_DROPOUT: Final = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
+SCORE_DROPOUT: Final = (
+    "attn_pdrop",
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "dropout_rate",  # of t5: for scores and all else
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,13 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
     attention = _latent_attention(config, sizes.num_heads)
     experts = config.size("moe_intermediate_size", MAX_FFN)
     shared = experts * config.size("n_shared_experts", MAX_EXPERTS)
-    sparse = read_experts(config, "n_routed_experts", experts, shared_ffn_hidden_size=shared)
+    sparse = read_experts(
+        config,
+        "n_routed_experts",
+        experts,
+        shared_ffn_hidden_size=shared,
+        weighted_in_fp32=True,
+    )
     dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     _only_every_layer(config)
     first_sparse = config.index("first_k_dense_replace", MAX_LAYERS)

@@ -103,6 +103,7 @@ def read_experts(
     *,
     shared_ffn_hidden_size: int = 0,
     low: int = 1,
+    weighted_in_fp32: bool = False,
 ) -> FeedForward:
     """Read a mixture of experts; a token cannot go to more experts than there are."""
     num_experts = config.size(experts, MAX_EXPERTS, low=low)
@@ -116,6 +117,7 @@ def read_experts(
         num_experts=num_experts,
         experts_per_token=per_token,
         shared_ffn_hidden_size=shared_ffn_hidden_size,
+        weighted_in_fp32=weighted_in_fp32,
     )
 
 
@@ -200,7 +202,9 @@ def mixtral(config: Config) -> ModelSpec:
     """Mixtral (Jiang et al., arXiv:2401.04088)."""
     sizes = read_sizes(config)
     check_rotary(config, sizes.head_dim)
-    feed_forward = read_experts(config, "num_local_experts", ffn_size(config))
+    feed_forward = read_experts(
+        config, "num_local_experts", ffn_size(config), weighted_in_fp32=True
+    )
     mlp = (
         *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
         *routed_experts(sizes.hidden_size, feed_forward),

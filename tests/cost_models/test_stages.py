@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline_simulator import makespan, most_in_flight, torch_order
 from samples import llama, sample_model
 
-from cost_models.held_activations import fullest_moments
+from cost_models.in_flight import fullest_moments
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.schedules import V_SHAPED, actions, most_held
 from cost_models.stages import (

@@ -48,6 +48,7 @@ def test_states_are_the_same_at_every_moment_and_logits_only_at_the_loss() -> No
     assert {name for name, parts in by_name.items() if parts.logits > 0} == {
         "loss_forward",
         "loss_backward",
+        "head",  # their gradient, beside the projection's
     }
     assert by_name["optimizer"].activations == 0
     assert by_name["optimizer"].gradients > 0

@@ -1,0 +1,326 @@
+"""Weights and gradients on their way while a backward pass goes from block to block (FSDP2).
+
+A block is what is gathered and reduced together: a layer, the embedding, or norm and head; a tied
+table is one block with both ends. Symbols, for a block of P elements:
+
+    c, g   bytes of the compute precision, and of the reduction        d ranks that share a shard
+    gathered   c P under ZeRO-3; the block that comes next is gathered meanwhile, c P more
+    fresh      c P of weight gradients, as far as the block's backward pass has come
+    reducing   max(c + g, g + g / d) P: the fresh gradient and its copy for the reduction, then that
+               copy and what comes out (and one more where every rank gets all of it); g P where a
+               whole gradient had been accumulated
+    left over  g P of the block that was reduced last, until the next reduction (torch 2.13,
+               FSDPCommContext.reduce_scatter_state)
+
+Below ZeRO-3 a block's gathered weights go when its last gradient of a step is reduced. Whether the
+last micro-batch of a step or one before it is fuller depends on the plan: both are priced.
+
+Units: bytes, columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.arrays import Flag, Real, pick
+from cost_models.held_activations import Held, Walk
+from cost_models.model import ModelSpec
+from cost_models.plan import PlanTable
+from cost_models.rank_parameters import RankParameters
+from cost_models.schedules import SPLIT_CODES
+from cost_models.stages import PipelineRank
+from cost_models.workload import Workload
+from hardware_profiles.software import SoftwareProfile
+
+# gradients, activations, logits, buffers, and weights that are not there any more
+AtMoment = tuple[Real, ...]
+
+
+def total(place: AtMoment) -> Real:
+    """Return the bytes of a place, beside all weights and the optimizer."""
+    return sum(place[:4], start=0.0 - place[4])
+
+
+def fullest(places: list[AtMoment]) -> AtMoment:
+    """Return, row by row, the place with most bytes."""
+    index = np.argmax(np.stack([total(place) for place in places]), axis=0)
+    return tuple(pick([place[part] for place in places], index) for part in range(5))
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of one rank, and how they are gathered and reduced."""
+
+    compute: float
+    reduction: float
+    mixed: bool
+    managed: Flag  # by FSDP2, or as good as that: gradients are copied for their reduction
+    sharded: Flag
+    frees: Flag  # gathered weights go with the last reduction
+    zero_3: Flag
+    every: Flag  # every micro-batch is reduced
+    alone: Flag  # one micro-batch is in flight: the last one may be fullest
+    several: Flag  # there are micro-batches before the last
+    two: Flag  # one before the last, which begins without gradients
+    shards: Real
+    replicas: Flag  # nothing is scattered, but added up over others: in a copy more (torch 2.13)
+    head: Real  # elements
+    layer: Real
+    num_layers: int
+    embedding: Real
+    total: Real
+    pair: Real  # two largest matrices of a layer
+    experts: Real  # of a layer, where others than the layer's ranks share them
+    expert_shards: Real
+    apart: Real  # of a layer: experts, gathered and reduced by themselves
+    inside: Real  # bytes an element: experts cut inside are rearranged matrix by matrix
+    tied: Real  # elements of a table that is both ends
+    behind: Real  # of the block that a backward pass reduced last
+    split: Flag  # weight gradients come after those of inputs
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        workload: Workload,
+        software: SoftwareProfile,
+        table: PlanTable,
+        rank: PipelineRank,
+        params: RankParameters,
+        in_flight: Real,
+    ) -> Blocks:
+        """Take the blocks of one rank under every plan."""
+        mixed = workload.compute_bytes != workload.master_bytes
+        ranks = table.data_parallel * table.context_parallel
+        sharded = table.zero_stage >= 1
+        zeros = np.zeros(len(table))
+        alone = rank.first and rank.last and model.tie_embeddings
+        lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
+        return cls(
+            compute=workload.compute_bytes,
+            reduction=workload.reduction_bytes,
+            mixed=mixed,
+            managed=np.logical_or(mixed, ranks > 1),
+            sharded=sharded,
+            frees=(mixed | (ranks > 1))
+            & (table.zero_stage < 3)
+            & (not software.whole_gradient_buffer)
+            & np.logical_not(table.offloads_weights),
+            zero_3=table.zero_stage >= 3,
+            every=table.zero_stage >= 2,
+            alone=in_flight <= 1.0,
+            several=table.num_microbatches > 1,
+            two=(table.num_microbatches == 2) & (in_flight <= 1.0),
+            shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
+            replicas=(ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
+            head=params.head + zeros,
+            layer=params.largest_layer + zeros,
+            num_layers=sum(rank.kind_counts),
+            embedding=params.embedding + zeros,
+            total=params.total + zeros,
+            pair=params.largest_pair + zeros,
+            experts=np.where(lonely, 0.0, params.apart_layer) + zeros,
+            apart=params.apart_layer + zeros,
+            inside=_rearranged(model, workload, table),
+            expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
+            tied=params.embedding + zeros if alone else zeros,
+            behind=(params.embedding if rank.first else params.largest_layer) + zeros,
+            split=np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1),
+        )
+
+    def at_loss_forward(self) -> Real:
+        """The head is gathered (twice while that goes on), and what is left of the last pass."""
+        first = np.where(self.sharded & self.frees & ~self.several, self.head, 0.0)
+        gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, first)
+        return self.compute * gathering + self._left_over()
+
+    def at_loss_backward(self) -> Real:
+        """The head, and the last layer on its way."""
+        whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
+        return self.compute * whole + self._left_over()
+
+    def at_head(self, gradients: Real, held: Held) -> list[AtMoment]:
+        """The head's weight gradient beside that of the logits; then its reduction."""
+        block = self.head + self.tied
+        zeros = np.zeros_like(held.saved)
+        ahead = self.head + self.tied + self._prefetched()
+        ahead = self.compute * np.where(self.zero_3, ahead, 0.0)
+        projection = ahead + self._fresh(block) + self._left_over()
+        places: list[AtMoment] = [(gradients, held.saved, held.logits_gradient, projection, zeros)]
+        turned = held.saved - held.tail + held.head_norm
+        places.append((gradients, turned, zeros, projection, zeros))
+        for last, there in self._modes():
+            coming = self._prefetched() + self.tied
+            coming = self.compute * np.where(self.zero_3, coming, 0.0)
+            buffers = coming + self._reduced(self.head, last) + self._tied_gradient()
+            gone = self._gone(self.head, last)
+            place = (gradients, held.saved - held.tail, zeros, buffers, gone)
+            places.append(_where(there, place))
+        return [self._named(place) for place in places]
+
+    def at_layer(self, gradients: Real, held: Held, logits: Real, used: Real) -> list[AtMoment]:
+        """A layer on its way backward: the first one, or the one behind that."""
+        first = np.where(self.tied > 0.0, 0.0, self.head)
+        first = np.where(self.head > 0.0, first, np.where(self.several, self.behind, 0.0))
+        # left over, blocks that are done, of their layers
+        behind: list[tuple[Real, Real, float]] = [(first, self.head, 0.0)]
+        if self.num_layers > 2:
+            behind.append((self.layer, self.head + self.layer, 1.0))
+        places = []
+        for walk in held.walks:
+            for before, done, layers in behind:
+                activations = held.saved - held.tail + walk.beside - layers * walk.kept
+                activations = np.maximum(activations, 0.0)
+                for last, there in self._modes():
+                    buffers, gone = self._walk(walk, last, before, self.layer - self.apart)
+                    gone = gone + self._gone(done, last)
+                    held_then = self._before(gradients, done, last)
+                    held_then = self._accumulated(held_then, self.total - done, last)
+                    held_then = held_then + self._single(done)
+                    place = self._named((held_then, activations, logits, buffers, gone), used)
+                    places.append(_where(there, place))
+        return places
+
+    def at_last_layer(self, gradients: Real, held: Held, used: Real) -> list[AtMoment]:
+        """The first layer on its way backward: nothing else is left."""
+        zeros = np.zeros_like(held.saved)
+        before = self.layer if self.num_layers > 1 else self.head
+        places = []
+        for walk in held.walks:
+            for last, there in self._modes():
+                buffers, gone = self._walk(walk, last, before, 0.0 * self.layer)
+                done = self.total - self.embedding - self.layer
+                gone = gone + self._gone(done, last)
+                whole = self._accumulated(gradients, self.embedding + self.layer, last)
+                whole = self._before(whole, done, last)
+                place = self._named((whole, walk.alone, zeros, buffers, gone), used)
+                places.append(_where(there, place))
+        # weight gradients that come last are reduced while others are still due: the copy in the
+        # precision of the reduction, and what comes out of it beside what was accumulated
+        copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
+        late = np.where(self.split & self.managed, copies * self.layer, 0.0)
+        places.append(_where(self.split, (gradients, held.last_layer, zeros, late + used, zeros)))
+        return places
+
+    def at_embedding(self, gradients: Real) -> list[AtMoment]:
+        """The embedding's gradient, whole however few rows were read; then its reduction."""
+        zeros = np.zeros_like(self.total)
+        places = []
+        for last, there in self._modes():
+            left = np.where(last | self.every, self.reduction * self.layer, 0.0)
+            whole = np.where(self.zero_3, self.compute * self.tied, 0.0) + self._tied_gradient()
+            whole = whole + self._fresh(self.embedding) + np.where(self.managed, left, 0.0)
+            held = self._accumulated(gradients, self.embedding, last)
+            held = self._before(held, self.total - self.embedding, last)
+            gone = self._gone(self.total - self.embedding, last)
+            places.append(_where(there, (held, zeros, zeros, whole, gone)))
+            reduced = self._reduced(self.embedding, last)
+            gone = self._gone(self.total, last)
+            places.append(_where(there, (held, zeros, zeros, reduced, gone)))
+        return [self._named(place) for place in places]
+
+    def all_gone(self) -> Real:
+        """Gathered weights that are not there while the optimizer runs."""
+        return self.compute * np.where(self.frees, self.total, 0.0)
+
+    def _named(self, place: AtMoment, used: Real = 0.0) -> AtMoment:
+        """Call gradients what stays: those of one micro-batch that nobody reduces."""
+        gradients, activations, logits, buffers, gone = place
+        stay = ~(self.managed | self.several)
+        missing = np.maximum(self.reduction * self.total - gradients, 0.0)
+        named = np.where(stay, np.minimum(buffers, missing), 0.0)
+        return gradients + named, activations, logits, buffers - named + used, gone
+
+    def _modes(self) -> list[tuple[bool, Flag]]:
+        """Return whether it is the step's last micro-batch, and where that may be fullest."""
+        return [(True, np.logical_or(self.alone, ~self.several)), (False, self.several)]
+
+    def _walk(self, walk: Walk, last: bool, before: Real, ahead: Real) -> tuple[Real, Real]:
+        """Return buffers, and weights that have gone, at one place in a layer.
+
+        ``before``: elements of the block that was reduced before; ``ahead``: of what is gathered
+        for the next one.
+        """
+        tied = self._tied_gradient() + np.where(self.zero_3, self.compute * self.tied, 0.0)
+        reduces = self.managed & (last | self.every)
+        apart = np.minimum(np.where(reduces, self.experts, 0.0), walk.gradients)
+        experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * apart
+        if walk.complete:
+            coming = np.where(self.zero_3, self.compute * ahead, 0.0)
+            rest = self._reduced(walk.gradients - apart, last)
+            shard = self.reduction / self.expert_shards * apart
+            return tied + coming + rest + shard, self._gone(walk.gradients, last)
+        ahead = np.where(self.zero_3, self.compute * (self.layer + ahead), 0.0)
+        if walk.experts_done:
+            going = self._reduced(apart, last, self.expert_shards) + self.inside * apart
+            fresh = self._fresh(walk.gradients - apart)
+            return tied + ahead + going + fresh, self._gone(apart, last)
+        left = np.where(reduces & (apart == 0.0), self.reduction * before, 0.0)
+        fresh = self._fresh(walk.gradients - apart)
+        return tied + ahead + left + fresh + experts, self._gone(apart, last)
+
+    def _fresh(self, elements: Real) -> Real:
+        """Gradients of a block before they are added up: elsewhere only of a pair of matrices."""
+        added = np.where(self.several, np.minimum(elements, self.pair), elements)
+        return self.compute * np.where(self.managed, elements, added)
+
+    def _tied_gradient(self) -> Real:
+        """The gradient that a tied table has from the head, until the embedding adds its own."""
+        return np.where(self.managed | ~self.several, self.compute * self.tied, 0.0)
+
+    def _reduced(self, elements: Real, last: bool, shards: Real | None = None) -> Real:
+        """A block's gradients while they are reduced, or only added up."""
+        shards = self.shards if shards is None else shards
+        g, c = self.reduction, self.compute
+        both = np.maximum(c + g, g + g / shards + g * self.replicas)
+        copied = np.where(self.several & ~self.every, g, both)
+        reduces = self.managed & (last | self.every)
+        return np.where(reduces, copied * elements, self._fresh(elements))
+
+    def _gone(self, elements: Real, last: bool) -> Real:
+        """Gathered weights of blocks that are done for this step."""
+        return self.compute * np.where(self.frees & last, elements, 0.0)
+
+    def _accumulated(self, gradients: Real, coming: Real, last: bool) -> Real:
+        """Whole gradients go block by block when the last micro-batch reduces them."""
+        whole = self.managed & self.several & ~self.every & last
+        shard = self.reduction / self.shards
+        mine = self.reduction * coming + shard * (self.total - coming)
+        return np.where(whole, np.minimum(gradients, mine), gradients)
+
+    def _single(self, done: Real) -> Real:
+        """The only micro-batch has left reduced gradients of the blocks behind it."""
+        return np.where(self.several, 0.0, self.reduction / self.shards * done)
+
+    def _before(self, gradients: Real, done: Real, last: bool) -> Real:
+        """The first of two micro-batches has left gradients of the blocks behind it only."""
+        each = self.reduction / np.where(self.every, self.shards, 1.0)
+        return np.where(self.two & (not last), np.minimum(gradients, each * done), gradients)
+
+    def _prefetched(self) -> Real:
+        """The last layer, which comes while the head runs; a tied table is the first block."""
+        return np.where(self.tied > 0.0, 0.0, self.layer - self.apart)
+
+    def _left_over(self) -> Real:
+        left = self.every & self.several & self.managed
+        return np.where(left, self.reduction * self.behind, 0.0)
+
+
+def _rearranged(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
+    """Bytes an element of experts that are cut inside: one matrix of three is there twice.
+
+    Source: torch 2.13, foreach_reduce: a gradient that is not cut along its first dimension.
+    """
+    experts = max((kind.feed_forward.num_experts for kind in model.kinds), default=0)
+    if not experts:
+        return np.zeros(len(table))
+    held = experts / table.expert_parallel
+    inside = np.greater(table.expert_shard_ranks, held) & (table.zero_stage > 0)
+    return np.where(inside, workload.compute_bytes / 3.0, 0.0)
+
+
+def _where(there: Flag, place: AtMoment) -> AtMoment:
+    """Return a place where it exists, and one without anything elsewhere."""
+    return tuple(np.where(there, part, 0.0) for part in place)
