@@ -20,7 +20,7 @@ from executor.ring import blockwise_attention
 from executor.tensor_parallel import TensorAxis, rank_randomness
 from executor.ulysses import ulysses
 
-# masks that layers share, by the address of their memory
+# masks that layers share, by their storage (fake tensors have no address)
 SHARED_MASKS: Final[WeakValueDictionary[int, Tensor]] = WeakValueDictionary()
 
 
@@ -171,7 +171,7 @@ def _window(
 
 
 def _shared(mask: Tensor) -> Tensor:
-    SHARED_MASKS[mask.untyped_storage().data_ptr()] = mask
+    SHARED_MASKS[mask.untyped_storage()._cdata] = mask
     return mask
 
 

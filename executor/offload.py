@@ -111,14 +111,14 @@ def offloaded(
     run: Callable[[], Tensor], device: torch.device, staying: Iterable[Tensor | None]
 ) -> Tensor:
     """Run a layer; what it saves goes to the host, but for the storages of ``staying``."""
-    stay = {t.untyped_storage().data_ptr() for t in staying if t is not None}
+    stay = {t.untyped_storage()._cdata for t in staying if t is not None}
     found: dict[int, _Kept] = {}  # keeps all of them alive, so an address is one storage
 
     def pack(tensor: Tensor) -> Tensor | _Saved:
         if tensor.device != device or type(tensor) not in (Tensor, torch.nn.Parameter):
             return tensor
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
+        address = storage._cdata
         if address in stay or address in SHARED_MASKS or storage.nbytes() < SMALLEST:
             return tensor
         kept = found.get(address) or found.setdefault(address, _Kept(storage))

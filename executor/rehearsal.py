@@ -80,7 +80,8 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
     host_reads.numbers, host_reads.counts = _zeros, _spread_evenly
     torch.nn.functional.dropout = _dropout
     if not sends_stay:
-        dist.isend = _sent_at_once
+        # where it is defined too: P2POp compares with that one
+        dist.isend = dist.distributed_c10d.isend = _sent_at_once
     # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
     train.distribute = really(distribute)  # type: ignore[attr-defined]
     for kind in (Stage, EncoderDecoderStage):

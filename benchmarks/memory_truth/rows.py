@@ -13,6 +13,7 @@ from cost_models.schedules import ranks_of_stages
 from cost_models.stages import contents_of
 from executor.peak import MemoryPeak
 from executor.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
+from hardware_profiles.software import software_profile
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 
@@ -73,6 +74,6 @@ def traced_parts(case: Case, peak: MemoryPeak) -> dict[str, float]:
 def frozen_of(file: PlanFile, stage: int) -> float:
     """Return the bytes of frozen weights of a pipeline rank."""
     rank = contents_of(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
-    compute = file.workload.compute_bytes
     table = PlanTable.from_plans([file.plan])
-    return float(frozen_bytes(file.model, rank, table, compute)[0])  # type: ignore[index]
+    stored = frozen_bytes(file.model, rank, table, file.workload, software_profile("shardplan"))
+    return float(stored[0])  # type: ignore[index]
