@@ -32,6 +32,7 @@ from cost_models.rank_parameters import RankParameters
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.workload import Workload
+from cost_models.zero_plus_plus import gathering_buffer, reducing_buffer
 from hardware_profiles.software import SoftwareProfile
 
 # gradients, activations, logits, buffers, and weights that are not there any more
@@ -55,6 +56,8 @@ class Blocks:
 
     compute: float
     reduction: float
+    gathered: Real  # bytes of an element that is gathered: with the int8 values it is made of (qwZ)
+    copied: Real  # of a gradient's copy for its reduction; int4 sent and received (qgZ)
     mixed: bool
     managed: Flag  # by FSDP2, or as good as that: gradients are copied for their reduction
     sharded: Flag
@@ -101,6 +104,8 @@ class Blocks:
         return cls(
             compute=workload.compute_bytes,
             reduction=workload.reduction_bytes,
+            gathered=workload.compute_bytes + gathering_buffer(table),
+            copied=reducing_buffer(workload.reduction_bytes, table),
             mixed=mixed,
             managed=np.logical_or(mixed, ranks > 1),
             sharded=sharded,
@@ -134,26 +139,26 @@ class Blocks:
         """The head is gathered (twice while that goes on), and what is left of the last pass."""
         first = np.where(self.sharded & self.frees & ~self.several, self.head, 0.0)
         gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, first)
-        return self.compute * gathering + self._left_over()
+        return self.gathered * gathering + self._left_over()
 
     def at_loss_backward(self) -> Real:
         """The head, and the last layer on its way."""
         whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
-        return self.compute * whole + self._left_over()
+        return self.gathered * whole + self._left_over()
 
     def at_head(self, gradients: Real, held: Held) -> list[AtMoment]:
         """The head's weight gradient beside that of the logits; then its reduction."""
         block = self.head + self.tied
         zeros = np.zeros_like(held.saved)
         ahead = self.head + self.tied + self._prefetched()
-        ahead = self.compute * np.where(self.zero_3, ahead, 0.0)
+        ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
         projection = ahead + self._fresh(block) + self._left_over()
         places: list[AtMoment] = [(gradients, held.saved, held.logits_gradient, projection, zeros)]
         turned = held.saved - held.tail + held.head_norm
         places.append((gradients, turned, zeros, projection, zeros))
         for last, there in self._modes():
             coming = self._prefetched() + self.tied
-            coming = self.compute * np.where(self.zero_3, coming, 0.0)
+            coming = self.gathered * np.where(self.zero_3, coming, 0.0)
             buffers = coming + self._reduced(self.head, last) + self._tied_gradient()
             gone = self._gone(self.head, last)
             place = (gradients, held.saved - held.tail, zeros, buffers, gone)
@@ -210,7 +215,7 @@ class Blocks:
         places = []
         for last, there in self._modes():
             left = np.where(last | self.every, self.reduction * self.layer, 0.0)
-            whole = np.where(self.zero_3, self.compute * self.tied, 0.0) + self._tied_gradient()
+            whole = np.where(self.zero_3, self.gathered * self.tied, 0.0) + self._tied_gradient()
             whole = whole + self._fresh(self.embedding) + np.where(self.managed, left, 0.0)
             held = self._accumulated(gradients, self.embedding, last)
             held = self._before(held, self.total - self.embedding, last)
@@ -243,16 +248,16 @@ class Blocks:
         ``before``: elements of the block that was reduced before; ``ahead``: of what is gathered
         for the next one.
         """
-        tied = self._tied_gradient() + np.where(self.zero_3, self.compute * self.tied, 0.0)
+        tied = self._tied_gradient() + np.where(self.zero_3, self.gathered * self.tied, 0.0)
         reduces = self.managed & (last | self.every)
         apart = np.minimum(np.where(reduces, self.experts, 0.0), walk.gradients)
         experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * apart
         if walk.complete:
-            coming = np.where(self.zero_3, self.compute * ahead, 0.0)
+            coming = np.where(self.zero_3, self.gathered * ahead, 0.0)
             rest = self._reduced(walk.gradients - apart, last)
             shard = self.reduction / self.expert_shards * apart
             return tied + coming + rest + shard, self._gone(walk.gradients, last)
-        ahead = np.where(self.zero_3, self.compute * (self.layer + ahead), 0.0)
+        ahead = np.where(self.zero_3, self.gathered * (self.layer + ahead), 0.0)
         if walk.experts_done:
             going = self._reduced(apart, last, self.expert_shards) + self.inside * apart
             fresh = self._fresh(walk.gradients - apart)
@@ -274,7 +279,7 @@ class Blocks:
         """A block's gradients while they are reduced, or only added up."""
         shards = self.shards if shards is None else shards
         g, c = self.reduction, self.compute
-        both = np.maximum(c + g, g + g / shards + g * self.replicas)
+        both = np.maximum(c + self.copied, self.copied + g / shards + g * self.replicas)
         copied = np.where(self.several & ~self.every, g, both)
         reduces = self.managed & (last | self.every)
         return np.where(reduces, copied * elements, self._fresh(elements))

@@ -167,11 +167,12 @@ def _convolution_backward(
 
 _ATEN = torch.ops.aten
 # Torch's formula of a convolution's backward pass takes all groups for one, and its registry lacks
-# the CPU's flash attention. That is counted as torch counts the CUDA kernel: all
+# addmm_ and the CPU's flash attention. That is counted as torch counts the CUDA kernel: all
 # S x S scores (a causal mask halves nothing), and the backward pass computes the scores again
 # (5 matmuls against eager attention's 4).
 FLOP_FORMULAS: Final[dict[Any, Any]] = {
     **flop_registry,
+    _ATEN.addmm_: flop_registry[_ATEN.addmm],
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     _ATEN.convolution_backward: _convolution_backward,
