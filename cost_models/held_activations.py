@@ -76,7 +76,6 @@ class Held:
     walks: tuple[Walk, ...]  # our executor's: place by place
     head_norm: Real  # the last norm on its way backward
     tail: Real  # of ``saved``, by the head: gone before the layers
-    late: Real  # operands of weight gradients that come last
     logits_forward: Real  # of the micro-batch that is at the loss
     logits_backward: Real
     logits_gradient: Real  # of the same, once its own backward pass is over
@@ -148,7 +147,6 @@ def held_activations(
         ),
         head_norm=_head_norm(model, workload, software, table, rank) * tokens,
         tail=tail * tokens,
-        late=(due * due_at_the_end(table, rank) + shared) * tokens,
         last_layer=(np.maximum(last_layer, due * due_at_the_end(table, rank)) + shared) * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
@@ -158,11 +156,6 @@ def held_activations(
         coming=coming * tokens,
         offloaded=away * tokens,
     )
-
-
-def by_blocks(software: SoftwareProfile) -> bool:
-    """Whether the way back is priced place by place: our executor's, which is traced."""
-    return software.name == "shardplan"
 
 
 def _head_norm(
@@ -259,14 +252,14 @@ def _layers(
         if kind.norms_after:  # walked before the MLP is
             along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
             whole = whole - norm_bytes(kind, model.hidden_size, compute, software) / along
-        walk = backward_working_bytes_per_token(
+        wide = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel, software
         )
         # the walk through the attention holds what travels between the ranks; the MLP is done then
         done = feed_forward_bytes(kind.feed_forward, compute, software)
         exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
         exchange = exchange - done / table.tensor_parallel
-        walk = np.maximum(walk, exchange + compute * 3.0 * model.hidden_size)
+        walk: Real = np.maximum(wide, exchange + compute * 3.0 * model.hidden_size)
         walk = walk_bytes_per_token(kind, model.hidden_size, workload, table, walk, done)
         # what was dropped is there again while its layer is walked backward
         kept = _saved(model, compute, software, table, regions, SELECTIVE)
@@ -279,11 +272,8 @@ def _layers(
         repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
         working = np.maximum(working, walk * (recomputed < count))
         alone = np.maximum(alone, whole + walk)
-        if not by_blocks(software):
+        if not software.walks_by_blocks:
             continue
-        wide = backward_working_bytes_per_token(
-            kind, model.hidden_size, compute, table.tensor_parallel, software
-        )
         for place in places(
             kind, trained, model.hidden_size, everything, wide, workload, software, table
         ):

@@ -22,15 +22,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cost_models.adapters import (
-    trainable_part,
-)
+from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
 from cost_models.blocks import AtMoment, Blocks, fullest, total
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
-from cost_models.gradients import gradients_of, shares
-from cost_models.held_activations import by_blocks, held_activations
+from cost_models.gradients import Gradients, gradients_of, shares
+from cost_models.held_activations import Held, held_activations
 from cost_models.host_memory import HostBytes, offloaded_bytes
 from cost_models.memory_parts import MemoryParts
 from cost_models.model import ModelSpec
@@ -161,50 +159,64 @@ def _moments(
     held = held_activations(model, workload, software, table, rank)
     gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
-    buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
-    if software.flat_parameters:
-        whole = units(model, workload, software, table, rank)
-        buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
-        gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
     used = unpacked_bytes(model, rank, table, compute)
-    zeros = np.zeros_like(held.saved)
-    moments = (
-        (gradients.full_flight, held.saved, held.logits_forward, buffers.loss_forward),
-        (gradients.full_flight, held.saved, held.logits_backward, buffers.loss_backward),
-        (gradients.full_flight, held.saved, zeros, buffers.head),
-        (gradients.full_flight, held.saved + held.working, zeros, buffers.backward + used),
-        (
-            gradients.later,
-            held.saved_later + held.working,
-            held.logits_later,
-            buffers.backward + used,
-        ),
-        (gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used),
-        (gradients.embedding, zeros, zeros, buffers.embedding),
-        (gradients.reduced, zeros, zeros, zeros + update),
-    )
     passing = held.messages + software.buffer_bytes * on_gpu
-    stay = (weights, optimizer)
-    if not by_blocks(software):
-        return stay, [(*first, buffer + passing, zeros) for *first, buffer in moments]
-    blocks = Blocks.of(model, workload, software, table, rank, params, held.in_flight + held.due)
-    flight, reduced = gradients.full_flight, gradients.reduced
+    if software.walks_by_blocks:
+        blocks = Blocks.of(
+            model, workload, software, table, rank, params, held.in_flight + held.due
+        )
+        moments = _by_blocks(blocks, gradients, held, used, update)
+        passing = passing - held.coming
+    else:
+        buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
+        if software.flat_parameters:
+            whole = units(model, workload, software, table, rank)
+            buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
+            gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
+        moments = _by_layers(buffers, gradients, held, used, update)
+    zeros = np.zeros_like(held.saved)
+    beside: AtMoment = (zeros, zeros, zeros, passing, zeros)
+    return (weights, optimizer), [_sum(moment, beside) for moment in moments]
+
+
+def _by_layers(
+    buffers: Buffers, gradients: Gradients, held: Held, used: Real, update: Real
+) -> list[AtMoment]:
+    """Return each of ``MOMENTS`` as one sum: a layer on its way backward is one place."""
+    zeros = np.zeros_like(held.saved)
+    flight, backward = gradients.full_flight, buffers.backward + used
+    later = held.saved_later + held.working
+    return [
+        (flight, held.saved, held.logits_forward, buffers.loss_forward, zeros),
+        (flight, held.saved, held.logits_backward, buffers.loss_backward, zeros),
+        (flight, held.saved, zeros, buffers.head, zeros),
+        (flight, held.saved + held.working, zeros, backward, zeros),
+        (gradients.later, later, held.logits_later, backward, zeros),
+        (gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used, zeros),
+        (gradients.embedding, zeros, zeros, buffers.embedding, zeros),
+        (gradients.reduced, zeros, zeros, zeros + update, zeros),
+    ]
+
+
+def _by_blocks(
+    blocks: Blocks, gradients: Gradients, held: Held, used: Real, update: Real
+) -> list[AtMoment]:
+    """Return each of ``MOMENTS`` as the fullest of its places."""
+    zeros = np.zeros_like(held.saved)
+    flight, later = gradients.full_flight, replace(held, saved=held.saved_later)
     loss_forward = blocks.at_loss_forward() + held.coming
     loss_backward = blocks.at_loss_backward() + held.coming
-    by_block: list[list[AtMoment]] = [
+    places: list[list[AtMoment]] = [
         [(flight, held.saved, held.logits_forward, loss_forward, zeros)],
         [(flight, held.saved, held.logits_backward, loss_backward, zeros)],
         blocks.at_head(flight, held),
         blocks.at_layer(flight, held, zeros, used),
-        blocks.at_layer(
-            gradients.later, replace(held, saved=held.saved_later), held.logits_later, used
-        ),
+        blocks.at_layer(gradients.later, later, held.logits_later, used),
         blocks.at_last_layer(gradients.last_layer, held, used),
         blocks.at_embedding(gradients.embedding),
-        [(reduced, zeros, zeros, zeros + update, blocks.all_gone())],
+        [(gradients.reduced, zeros, zeros, zeros + update, blocks.all_gone())],
     ]
-    beside: AtMoment = (zeros, zeros, zeros, passing - held.coming, zeros)
-    return stay, [_sum(fullest(block), beside) for block in by_block]
+    return [fullest(moment) for moment in places]
 
 
 def _sum(one: AtMoment, other: AtMoment) -> AtMoment:

@@ -36,9 +36,7 @@ class Rates:
     score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
     units: float = 0.0  # multiprocessors of a GPU; 0: unknown, or a CPU
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
-
     flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
-
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
 
     @property

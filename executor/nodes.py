@@ -131,11 +131,16 @@ class OpenPort:
         self.number = int(self.listening.getsockname()[1])
 
     def __enter__(self) -> OpenPort:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.accepting = threading.Thread(target=self._accept, daemon=True)
+        self.accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        # close() alone leaves the port open for as long as accept() waits in the thread
+        with contextlib.suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)
         self.listening.close()
+        self.accepting.join()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed

@@ -29,6 +29,8 @@ class SoftwareProfile:
     gradients_in_master_precision: bool  # accumulated gradients: fp32 (true) or compute precision
     whole_gradient_buffer: bool  # gradients of all weights have memory from the first step on
     largest_zero_stage: float  # beyond it the trainer shards nothing more
+    # the way back through a layer is priced place by place, as FSDP2 gathers and reduces blocks
+    walks_by_blocks: bool
     replicas_apart: bool  # data parallelism without ZeRO keeps compute weights beside the master
     reduces_gradients_at_last_microbatch_under_pipeline: bool
     fused_optimizer: bool  # one kernel updates in place; without, updates make copies of shards
