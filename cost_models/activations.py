@@ -48,8 +48,10 @@ def norm_bytes(
     kind: LayerKind, width: float, compute_bytes: float, software: SoftwareProfile
 ) -> float:
     """Bytes that one norm over ``width`` features saves: input, normalised copy, statistics."""
-    if kind.norm == "rms":
+    if kind.norm in ("rms", "rms_mixed"):
         saved = software.rms_norm_saved * compute_bytes + software.rms_norm_saved_fp32_bytes
+        if kind.norm == "rms_mixed" and software.rms_norm_saved_fp32_bytes and compute_bytes < FP32:
+            saved += compute_bytes
         return saved * width + software.rms_norm_statistics_bytes
     if kind.norm == "rms_in_fp32":
         saved = software.rms_norm_in_fp32_saved * compute_bytes
@@ -126,6 +128,12 @@ def needs_window_mask(
     return (needed & np.greater(seq_len, window or 0)) | sinks
 
 
+def activation_copies(feed_forward: FeedForward, software: SoftwareProfile) -> float:
+    """Return how many tensors of its own width an activation saves."""
+    saved = software.activation_saved
+    return saved.get(feed_forward.activation, saved["default"])
+
+
 def feed_forward_bytes(
     feed_forward: FeedForward, compute_bytes: float, software: SoftwareProfile
 ) -> float:
@@ -135,10 +143,7 @@ def feed_forward_bytes(
     gated   c (saved by the activation + 3) F     activation, up projection, product
     experts k times that, and the shared expert's
     """
-    saved = software.activation_saved.get(
-        feed_forward.activation, software.activation_saved["default"]
-    )
-    copies = saved + (3.0 if feed_forward.gated else 1.0)
+    copies = activation_copies(feed_forward, software) + (3.0 if feed_forward.gated else 1.0)
     one = copies * compute_bytes * feed_forward.ffn_hidden_size
     if not feed_forward.num_experts:
         return one

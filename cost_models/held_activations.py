@@ -20,8 +20,6 @@ from cost_models.activations import (
     due_bytes_per_token,
     feed_forward_bytes,
     layer_regions,
-    logits_bytes_per_token,
-    needs_window_mask,
     norm_bytes,
     saved_bytes_per_token,
 )
@@ -40,9 +38,16 @@ from cost_models.frozen_layers import of_frozen_layer, sharded_input_bytes
 from cost_models.in_flight import due_at_the_end, fullest_moments, messages
 from cost_models.kept_results import kept_results
 from cost_models.model import LayerKind, ModelSpec
+from cost_models.outer_activations import (
+    embedding_bytes_per_token,
+    head_bytes_per_token,
+    head_norm_bytes_per_token,
+    rotary_table_bytes,
+    window_mask_bytes,
+)
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.stages import PipelineRank
-from cost_models.walk import norm_working_bytes, places
+from cost_models.walk import places
 from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
@@ -107,16 +112,16 @@ def held_activations(
     in_flight = pick([f for f, _ in moments], fullest)
     late = pick([d for _, d in moments], fullest)
     ids = 2.0 * TOKEN_ID_BYTES
-    tail, kept, forward, backward = _head(model, workload, software, table, rank)
+    tail, kept, forward, backward = head_bytes_per_token(model, workload, software, table, rank)
     # at the head of a pipeline that runs all forward passes first, every micro-batch waits
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
     rows = np.where(workload.document_mask, table.micro_batch_size, 1.0)
-    tables = _rotary_tables(model, workload) * rows / table.context_parallel
+    tables = rotary_table_bytes(model, workload) * rows / table.context_parallel
     masks = mask_bytes(model, workload, software, table, rank)
     tables = (tables + np.where(is_blockwise(table), 0.0, masks)) * in_flight * table.virtual_stages
-    masks = _window_masks(model, workload, software)
+    masks = window_mask_bytes(model, workload, software)
     tables = tables + np.where(is_blockwise(table), 0.0, masks)  # blocks make their own, one by one
     one_less = np.maximum(in_flight - 1.0, 0.0)
     flying, flying_later = layers * in_flight, layers * one_less
@@ -125,6 +130,7 @@ def held_activations(
     away = flying - np.minimum(flying, here)
     flying, flying_later = np.minimum(flying, here), np.minimum(flying_later, here)
     shared = shared_bytes_per_token(model, workload, software, table, rank)
+    shared = shared + embedding_bytes_per_token(model, workload, software, table, rank)
     flying, flying_later = flying + shared * in_flight, flying_later + shared * one_less
     saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
@@ -145,7 +151,7 @@ def held_activations(
             )
             for walk in walks
         ),
-        head_norm=_head_norm(model, workload, software, table, rank) * tokens,
+        head_norm=head_norm_bytes_per_token(model, workload, software, table, rank) * tokens,
         tail=tail * tokens,
         last_layer=(np.maximum(last_layer, due * due_at_the_end(table, rank)) + shared) * tokens,
         logits_forward=forward * tokens,
@@ -156,42 +162,6 @@ def held_activations(
         coming=coming * tokens,
         offloaded=away * tokens,
     )
-
-
-def _head_norm(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Real:
-    """Bytes a token of the norm in front of the head, saved and on its way backward."""
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    kind = model.kinds[model.pattern[-1]]
-    compute = workload.compute_bytes
-    saved = norm_bytes(kind, model.hidden_size, compute, software)
-    turned = norm_working_bytes(kind, model.hidden_size, compute, software)
-    passing = compute * model.hidden_size  # nothing passes by the last norm
-    return float(rank.last) * (saved + turned - passing) / along
-
-
-def _rotary_tables(model: ModelSpec, workload: Workload) -> float:
-    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d a table."""
-    attentions = [kind.attention for kind in model.kinds if kind.attention.rotary]
-    if not attentions:
-        return 0.0
-    width = attentions[0].rope_head_dim or attentions[0].rotary_dim or attentions[0].head_dim
-    tables = len({attention.rotary_table for attention in attentions})
-    return 2.0 * workload.compute_bytes * workload.seq_len * width * tables
-
-
-def _window_masks(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
-    """Bytes of the masks that all layers and micro-batches share: c s^2 for every window."""
-    if workload.attention_kernel != "flash" or workload.document_mask:
-        return 0.0
-    attentions = [kind.attention for kind in model.kinds]
-    windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
-    return workload.compute_bytes * float(workload.seq_len) ** 2 * len(windows)
 
 
 def _layers(
@@ -353,27 +323,3 @@ def _saved(
         keeps_gathered_inputs=software.keeps_gathered_inputs,
         expert_tensor=table.expert_tensor,
     )
-
-
-def _head(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> tuple[Real, Real, Real, Real]:
-    """Return bytes a token: saved by norm and projection; logits kept, at the loss, and back."""
-    zeros: Real = np.zeros(len(table))
-    if not rank.last:
-        return zeros, zeros, zeros, zeros
-    compute = workload.compute_bytes
-    kind = model.kinds[model.pattern[-1]]
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    inputs_over = 1.0 if software.keeps_gathered_inputs else along
-    tail = norm_bytes(kind, model.hidden_size, compute, software) / along
-    tail = tail + compute * model.hidden_size / inputs_over
-    tokens = rank_tokens(workload, table)
-    logits = logits_bytes_per_token(
-        model.vocab_size, compute, table.tensor_parallel, software, tokens
-    )
-    return zeros + tail, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward

@@ -82,7 +82,9 @@ def messages(
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along
     kind = model.kinds[model.pattern[0]]
-    saves_itself = kind.norm == "layer" or (compute >= 4.0 and kind.norm != "layer_in_fp32")
+    saves_itself = kind.norm in ("layer", "rms_mixed") or (
+        compute >= 4.0 and kind.norm != "layer_in_fp32"
+    )
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         saves_itself = True
     inputs = rank.num_stages - float(rank.first)

@@ -80,7 +80,8 @@ class Attention:
     capped: bool = False  # scores are capped (Gemma 2): torch's fused kernels cannot do that
     rotary_dim: int = 0  # elements of a head that positions turn; 0: all
     sinks: bool = False  # a learned score a head to which no value belongs (gpt-oss)
-    # eager: softmax in fp32, and a copy of it in compute precision; else in that alone (T5)
+    # eager: softmax in fp32, and a copy of it in compute precision; else in that alone (T5,
+    # BERT, GPT-2)
     softmax_in_fp32: bool = True
     qk_norm: str = ""  # norms of q and k over each "head" or over "all" of them; "": none
     # multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1); 0: ordinary attention
@@ -111,7 +112,8 @@ class LayerKind:
     attention: Attention
     feed_forward: FeedForward
     # *_in_fp32: the weights multiply before the result is cast back (OLMo 2, Gemma, Cohere)
-    norm: Literal["rms", "layer", "rms_in_fp32", "layer_in_fp32"]
+    # rms_mixed: written out it multiplies its input itself, not the fp32 copy (T5)
+    norm: Literal["rms", "rms_mixed", "layer", "rms_in_fp32", "layer_in_fp32"]
     num_norms: int  # of the hidden size, in this layer
     weights: tuple[Weight, ...]
     cross_attention: Attention | None = None

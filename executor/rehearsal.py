@@ -4,9 +4,9 @@ Everything runs as it does on a machine (the real modules, our sharding, FSDP2, 
 schedule, the optimizer), but tensors have no memory and collectives move nothing; what would live
 when is followed by the tracker. A router that nobody trained is taken to spread its tokens evenly.
 
-The device is a CPU, whose flash attention keeps what a GPU's does. Not seen: memory inside a
-kernel, the caching allocator, the libraries' own buffers; host and device are one, so offload
-shows nothing.
+The device is a CPU, whose flash attention keeps what a GPU's does; where it cannot drop scores or
+train what is added to them, a GPU's kernels are taken. Not seen: memory inside a kernel, the
+caching allocator, the libraries' own buffers; host and device are one, so offload shows nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from cost_models.plan_file import PlanFile
 from executor import host_reads, train
 from executor.breadcrumbs import TRAIL
-from executor.compat import fake_world, really, shadows
+from executor.compat import cuda_flash, cuda_masked, fake_world, really, shadows
 from executor.data.batch import Batch
 from executor.data_parallel import distribute
 from executor.encoder_decoder import EncoderDecoderStage
@@ -79,6 +79,9 @@ def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
 def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> dict[str, Any]:
     host_reads.numbers, host_reads.counts = _zeros, _spread_evenly
     torch.nn.functional.dropout = _dropout
+    torch.nn.functional.scaled_dot_product_attention = partial(
+        _fused_attention, torch.nn.functional.scaled_dot_product_attention
+    )
     if not sends_stay:
         # where it is defined too: P2POp compares with that one
         dist.isend = dist.distributed_c10d.isend = _sent_at_once
@@ -122,6 +125,32 @@ def _batch(file: PlanFile, trainer: train.Trainer, documents: bool) -> Batch:
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Drop out as a GPU does: the mask that is kept has a byte an element."""
     return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _fused_attention(
+    on_cpu: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend with a GPU's kernels where a CPU has none and would hold whole scores."""
+    trained = attn_mask is not None and attn_mask.requires_grad
+    if not (dropout_p or trained):
+        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return on_cpu(query, key, value, attn_mask, **options)
+    if attn_mask is None:
+        outputs = cuda_flash(query, key, value, dropout_p, is_causal, False, scale=scale)
+    else:
+        added = attn_mask.expand(*query.shape[:-1], key.size(-2))
+        outputs = cuda_masked(query, key, value, added, True, dropout_p, is_causal, scale=scale)
+    output: Tensor = outputs[0]
+    return output
 
 
 class _Left:

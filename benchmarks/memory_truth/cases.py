@@ -59,13 +59,6 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
-# of scores: a GPU's fused kernels draw it again, the CPU's cannot do it and hold whole scores
-SCORE_DROPOUT: Final = (
-    "attn_pdrop",
-    "attention_dropout",
-    "attention_probs_dropout_prob",
-    "dropout_rate",  # of t5: for scores and all else
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +109,6 @@ def read(text: str) -> list[Case]:
         adapter_alpha=2.0 * workload.adapter_rank,
     )
     config = config_of(name)
-    if workload.attention_kernel == "flash":
-        config |= dict.fromkeys(SCORE_DROPOUT, 0.0)
     file = file_of(config, plan, workload)
     stages = sorted({0, min(1, plan.pipeline_parallel - 1), plan.pipeline_parallel - 1})
     return [Case(text, file, stage) for stage in stages]

@@ -115,6 +115,7 @@ def ordinary_attention(
     sinks: bool = False,
     rotary_dim: int = 0,
     rotary_table: str = "",
+    softmax_in_fp32: bool = True,
 ) -> Attention:
     """Multi-head, grouped-query or multi-query attention."""
     return Attention(
@@ -130,6 +131,7 @@ def ordinary_attention(
         sinks=sinks,
         qk_norm=qk_norm,
         capped=capped,
+        softmax_in_fp32=softmax_in_fp32,
     )
 
 

@@ -108,7 +108,7 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
     hidden_size, inner = sizes.hidden_size, ffn_size(config)
     return LayerKind(
         name="layer",
-        attention=ordinary_attention(sizes, rotary=False, causal=False),
+        attention=ordinary_attention(sizes, rotary=False, causal=False, softmax_in_fp32=False),
         feed_forward=FeedForward(inner, gated=False, activation=config.activation("hidden_act")),
         norm="layer",
         num_norms=2,

@@ -88,7 +88,7 @@ def _layer(config: Config, sizes: Sizes) -> LayerKind:
     weights: Weights = tuple(w for name in norms for w in norm(name, hidden_size, bias=True))
     return LayerKind(
         name="layer",
-        attention=ordinary_attention(sizes, rotary=not config.flag("alibi")),
+        attention=ordinary_attention(sizes, rotary=not config.flag("alibi"), softmax_in_fp32=False),
         feed_forward=FeedForward(
             ffn_hidden_size, gated=False, activation=config.activation("activation")
         ),

@@ -123,7 +123,7 @@ def _gpt2_layer(config: Config, sizes: Sizes) -> LayerKind:
 
     return LayerKind(
         name="layer",
-        attention=ordinary_attention(sizes, rotary=False),
+        attention=ordinary_attention(sizes, rotary=False, softmax_in_fp32=False),
         feed_forward=FeedForward(
             inner, gated=False, activation=config.activation("activation_function")
         ),

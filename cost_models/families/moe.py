@@ -175,7 +175,13 @@ def moe_layer(
     sinks: bool = False,
 ) -> LayerKind:
     """Build one layer of ordinary attention and the tensors ``mlp`` of a mixture of experts."""
-    attention = ordinary_attention(sizes, window=window, qk_norm=style.qk_norm, sinks=sinks)
+    attention = ordinary_attention(
+        sizes,
+        window=window,
+        qk_norm=style.qk_norm,
+        sinks=sinks,
+        softmax_in_fp32=not sinks,  # gpt-oss
+    )
     return LayerKind(
         name="moe" if window is None else f"moe_{SLIDING}",
         attention=attention,

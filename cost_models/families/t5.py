@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from cost_models.families.blocks import (
@@ -129,7 +128,7 @@ def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: in
         name=f"{stack_name}_first" if buckets else stack_name,
         attention=_attends(sizes, causal=is_decoder),
         feed_forward=feed_forward,
-        norm="rms",
+        norm="rms_mixed",
         num_norms=mlp + 1,
         weights=(
             *_attention("layer.0.SelfAttention", sizes, buckets),
@@ -144,7 +143,7 @@ def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: in
 
 
 def _attends(sizes: Sizes, *, causal: bool) -> Attention:
-    return replace(ordinary_attention(sizes, rotary=False, causal=causal), softmax_in_fp32=False)
+    return ordinary_attention(sizes, rotary=False, causal=causal, softmax_in_fp32=False)
 
 
 def _attention(name: str, sizes: Sizes, buckets: int = 0) -> Weights:

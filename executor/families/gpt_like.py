@@ -39,5 +39,4 @@ OPT: Final = Family(
     feed_forward_block=Block("", "final_layer_norm"),
     positions="model.decoder.embed_positions",
     position_offset=2,
-    softmax_in_fp32=False,
 )

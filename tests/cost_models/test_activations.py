@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from samples import GPT3, llama, sample_model
 
-from cost_models.activations import FULL, NONE, SELECTIVE, layer_regions, saved_bytes_per_token
+from cost_models.activations import (
+    FULL,
+    NONE,
+    SELECTIVE,
+    layer_regions,
+    norm_bytes,
+    saved_bytes_per_token,
+)
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec
 from hardware_profiles.software import software_profile
@@ -160,6 +167,38 @@ def test_dropout_masks_are_kept_only_where_there_is_dropout() -> None:
 
     # two masks of h bytes; of each head and pair of tokens a mask and the dropped scores (1 + 2)
     assert per_token(with_dropout) - per_token(without) == 2 * H + 3 * A * S
+
+
+@pytest.mark.parametrize(
+    ("name", "softmax", "dropped"),
+    [
+        ("llama-3-8b", 4 + 2, 0),  # fp32, and a 16-bit copy
+        ("gpt2", 2, 1 + 2),  # 16 bits; a mask and what is left
+        ("bert-base", 2, 1 + 2),
+        ("t5-large", 2, 1 + 2),
+        ("opt-6.7b", 4 + 2, 0),
+    ],
+)
+def test_eager_scores_are_kept_as_each_family_computes_them(
+    name: str, softmax: int, dropped: int
+) -> None:
+    model = sample_model(name)
+    shorter, longer = (
+        float(layer_bytes(model, s, software="shardplan", kernel="eager")) for s in (256, 512)
+    )
+    heads = model.kinds[0].attention.num_heads
+    assert longer - shorter == 256 * heads * (softmax + dropped)
+
+
+def test_t5_keeps_the_16_bit_input_of_its_norms_too() -> None:
+    """It multiplies the input itself; the fp32 copy was only squared."""
+    model = sample_model("t5-large")
+    kind, software = model.kinds[0], software_profile("shardplan")
+    assert norm_bytes(kind, 1.0, 2.0, software) == 4 + 2 + 2 + 4
+    llama_kind = sample_model("llama-3-8b").kinds[0]
+    assert norm_bytes(llama_kind, 1.0, 2.0, software) == 4 + 2 + 4
+    # one tensor in fp32
+    assert norm_bytes(kind, 1.0, 4.0, software) == norm_bytes(llama_kind, 1.0, 4.0, software)
 
 
 def test_experts_keep_what_their_tokens_need() -> None:

@@ -93,6 +93,24 @@ def test_shadows_of_global_shapes_are_not_counted() -> None:
     assert in_child(lambda: peak(False)) >= 8 * part
 
 
+def test_scores_that_a_cpu_would_hold_are_not_there() -> None:
+    """Dropout of scores, and positions that are trained: a CPU's torch makes whole scores."""
+    heads, seq_len, batch = 4, 1024, 2
+    t5 = {"model_type": "t5", "vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 128}
+    t5 |= {"num_heads": heads, "num_layers": 1, "dropout_rate": 0.1}
+    bert = {"model_type": "bert", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128}
+    bert |= {"num_attention_heads": heads, "num_hidden_layers": 2}
+    bert |= {"attention_probs_dropout_prob": 0.1, "max_position_embeddings": seq_len}
+    scores = 4 * batch * heads * seq_len**2
+    peaks = [
+        rehearsed(file_of(config, Plan(micro_batch_size=batch), Workload(seq_len, batch)), 0)
+        for config in (bert, t5)
+    ]
+    assert peaks[0].peak_bytes < scores
+    # T5: 16-bit positions of each sequence, and their gradients; no fp32 scores of three attentions
+    assert peaks[1].peak_bytes < 3 * scores
+
+
 def test_a_failure_is_told() -> None:
     def fails() -> None:
         raise InputError("no such layer")

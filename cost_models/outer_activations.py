@@ -1,0 +1,135 @@
+"""Activations outside the layers: of the embedding, of the head, tables and masks of all layers.
+
+Symbols   c compute_bytes   h hidden_size   s seq_len   d head_dim   t tensor_parallel
+Units     bytes a token of one micro-batch, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations import (
+    activation_copies,
+    logits_bytes_per_token,
+    needs_window_mask,
+    norm_bytes,
+)
+from cost_models.arrays import Real
+from cost_models.context_parallel import rank_tokens
+from cost_models.model import ModelSpec, Weight
+from cost_models.plan import PlanTable
+from cost_models.stages import PipelineRank
+from cost_models.walk import norm_working_bytes
+from cost_models.workload import Workload
+from hardware_profiles.software import SoftwareProfile
+
+
+def embedding_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """What the embedding saves on the first stage, and an encoder's end where a decoder begins.
+
+        mask h / (t if sp)    dropout: of the embedding, and of a decoder's and its encoder's output
+        norm / (t if sp)      of the embedding (BERT, BLOOM)
+        c in / (t if sp)      the input of its projection (OPT)
+
+    Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
+    """
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
+    dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
+    first = dropped + len(_norms(model.embedding)) * norm_bytes(
+        kind, model.hidden_size, compute, software
+    )
+    first += compute * sum(w.shape[-1] for w in _matrices(model.embedding))
+    between = 2.0 * dropped if rank.bridge else 0.0
+    saved: Real = (first * float(rank.first) + between) / along
+    return saved
+
+
+def head_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> tuple[Real, Real, Real, Real]:
+    """Return what norm and projection save; logits kept, at the loss, and back.
+
+    norm + c h            of the last norm and of the output projection
+    c h (1 + activation)  a dense layer before the norm, and its activation (BERT)
+    c h                   a projection behind the norm (OPT)
+    mask h                dropout behind the last norm (T5)
+    """
+    zeros: Real = np.zeros(len(table))
+    if not rank.last:
+        return zeros, zeros, zeros, zeros
+    compute = workload.compute_bytes
+    kind = model.kinds[model.pattern[-1]]
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    inputs_over = 1.0 if software.keeps_gathered_inputs else along
+    matrices, norms = _matrices(model.head), _norms(model.head)
+    tail = len(norms) * norm_bytes(kind, model.hidden_size, compute, software)
+    for matrix in matrices:
+        tail += compute * matrix.shape[-1]
+        if norms and model.head.index(matrix) < model.head.index(norms[0]):
+            copies = activation_copies(kind.feed_forward, software)
+            tail += compute * copies * model.hidden_size
+    if model.bridge and model.embedding_dropout:
+        tail += software.dropout_mask_bytes * model.hidden_size
+    width = matrices[-1].shape[0] if matrices else model.hidden_size
+    saved = tail / along + compute * width / inputs_over
+    tokens = rank_tokens(workload, table)
+    logits = logits_bytes_per_token(
+        model.vocab_size, compute, table.tensor_parallel, software, tokens
+    )
+    return zeros + saved, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
+
+
+def _norms(weights: tuple[Weight, ...]) -> list[Weight]:
+    return [w for w in weights if w.part == "norm" and w.name.endswith(".weight")]
+
+
+def _matrices(weights: tuple[Weight, ...]) -> list[Weight]:
+    """Return the matrices that every rank holds: not the vocabulary's."""
+    return [w for w in weights if w.role == "linear" and w.cut == "replicate"]
+
+
+def head_norm_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """Bytes a token of the norm in front of the head, saved and on its way backward."""
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    kind = model.kinds[model.pattern[-1]]
+    compute = workload.compute_bytes
+    saved = norm_bytes(kind, model.hidden_size, compute, software)
+    turned = norm_working_bytes(kind, model.hidden_size, compute, software)
+    passing = compute * model.hidden_size  # nothing passes by the last norm
+    return float(rank.last) * (saved + turned - passing) / along
+
+
+def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:
+    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d a table."""
+    attentions = [kind.attention for kind in model.kinds if kind.attention.rotary]
+    if not attentions:
+        return 0.0
+    width = attentions[0].rope_head_dim or attentions[0].rotary_dim or attentions[0].head_dim
+    tables = len({attention.rotary_table for attention in attentions})
+    return 2.0 * workload.compute_bytes * workload.seq_len * width * tables
+
+
+def window_mask_bytes(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes of the masks that all layers and micro-batches share: c s^2 for every window."""
+    if workload.attention_kernel != "flash" or workload.document_mask:
+        return 0.0
+    attentions = [kind.attention for kind in model.kinds]
+    windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
+    return workload.compute_bytes * float(workload.seq_len) ** 2 * len(windows)
