@@ -15,5 +15,5 @@ Flag: TypeAlias = bool | NDArray[np.bool_]
 def pick(columns: list[Real], index: Real) -> Real:
     """Return, row by row, the value of the column that ``index`` names."""
     stacked = np.stack([np.broadcast_to(column, np.shape(index)) for column in columns])
-    picked: Real = np.take_along_axis(stacked, np.asarray(index)[None], axis=0)[0]
+    picked: Real = np.take_along_axis(stacked, np.stack([index]), axis=0)[0]
     return picked

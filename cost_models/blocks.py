@@ -20,11 +20,13 @@ Units: bytes, columns of a plan table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cost_models.arrays import Flag, Real, pick
+from cost_models.columns import by_value
 from cost_models.held_activations import Held, Walk
 from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
@@ -44,8 +46,10 @@ def total(place: AtMoment) -> Real:
     return sum(place[:4], start=0.0 - place[4])
 
 
-def fullest(places: list[AtMoment]) -> AtMoment:
+def fullest(places: Sequence[AtMoment]) -> AtMoment:
     """Return, row by row, the place with most bytes."""
+    if len(places) == 1:
+        return places[0]
     index = np.argmax(np.stack([total(place) for place in places]), axis=0)
     return tuple(pick([place[part] for place in places], index) for part in range(5))
 
@@ -115,9 +119,9 @@ class Blocks:
             & np.logical_not(table.offloads_weights),
             zero_3=table.zero_stage >= 3,
             every=table.zero_stage >= 2,
-            alone=in_flight <= 1.0,
-            several=table.num_microbatches > 1,
-            two=(table.num_microbatches == 2) & (in_flight <= 1.0),
+            alone=by_value(in_flight <= 1.0),
+            several=by_value(table.num_microbatches > 1),
+            two=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
             shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
             replicas=(ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
             head=params.head + zeros,

@@ -149,7 +149,7 @@ def _shared_out(
                 here = apart if weight.is_routed_expert else 0.0
             numel = numel + here * _numel(weight, table)
             shards = shards + here * _shard(weight, table)
-        repeats = float(block.repeats)
+        repeats = 1.0 * block.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
         reduced += once + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
@@ -223,7 +223,7 @@ def tensor_traffic(
     rows_again = sum((step.rows_again.times(n) for n, step in twice), start=zero)
     inputs_again = sum(((step.columns + step.wholes).times(n) for n, step in twice), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
-    inputs = columns + wholes + outer.times(float(rank.decoders))
+    inputs = columns + wholes + outer.times(1.0 * rank.decoders)
     lookups = first + float(bool(rank.bridge))
     plain = rows + inputs + rows_again + outer.times(lookups + last)
     idle = sum((float(n * _untrained(kind)) for n, kind in layers), start=0.0)

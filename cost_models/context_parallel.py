@@ -127,7 +127,7 @@ def exposed_seconds(
     compute_bytes: float,
     *,
     overlaps: bool,
-    recomputed_share: float = 1.0,
+    recomputed_share: Real = 1.0,
 ) -> Real:
     """Seconds of a micro-batch's context traffic that no attention hides.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from cost_models.arrays import Count, Flag, Real
+from cost_models.columns import by_value
 from cost_models.model_states import accumulated_gradient_bytes, reduced_gradient_bytes
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import RankParameters
@@ -82,13 +83,13 @@ def gradients_of(
         (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in parts_of),
         start=np.zeros(len(table)),
     )
-    later = accumulated(table.num_microbatches > 1)
+    later = accumulated(by_value(table.num_microbatches > 1))
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     each = reduced / numel
     at_embedding = np.maximum(later, reduced - each * params.embedding)
     at_layer = np.maximum(later, reduced - each * (params.embedding + params.largest_layer))
     return Gradients(
-        full_flight=accumulated(table.num_microbatches > in_flight),
+        full_flight=accumulated(by_value(table.num_microbatches > in_flight)),
         later=later,
         last_layer=at_layer,
         embedding=at_embedding,

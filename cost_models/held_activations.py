@@ -103,7 +103,7 @@ def held_activations(
         model, workload, software, table, rank
     )
     # the last layer on its way backward still keeps all of its own
-    behind = rank.num_stages / max(rank.num_stages, sum(rank.kind_counts))
+    behind = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
     moments = []
     for number, (flying, owed) in enumerate(fullest_moments(table, rank)):
         shift = np.where(owed > 0, behind * (number > 0), 0.0)

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Real
+from cost_models.columns import on_distinct_rows
 from cost_models.rates import Rates
 
 # (rows, columns) of the usual tiles of 16-bit matmuls (the guide's table in sec. 2.3)
@@ -36,6 +37,7 @@ TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of 
 OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements
 
 
+@on_distinct_rows
 def matmul_seconds(
     rows: Real,
     summed: Real,

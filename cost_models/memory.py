@@ -25,6 +25,7 @@ import numpy as np
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
 from cost_models.blocks import AtMoment, Blocks, fullest, total
+from cost_models.columns import by_value
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
 from cost_models.gradients import Gradients, gradients_of, shares
@@ -79,7 +80,8 @@ def rank_memory(
     ``activations``; what torch's FSDP holds while it gathers and reduces (compute-precision weights
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
-    states, moments = _moments(model, workload, software, table, rank, on_gpu=on_gpu)
+    states, passing, places = rank_places(model, workload, software, table, rank, on_gpu=on_gpu)
+    moments = _at_moments(places, passing)
     moment = np.argmax(np.stack([total(parts) for parts in moments]), axis=0)
     at_peak = [pick([parts[part] for parts in moments], moment) for part in range(5)]
     return _with_runtime(states, at_peak, software, on_gpu=on_gpu), moment
@@ -99,7 +101,8 @@ def rank_timeline(
     The largest of them is what ``rank_memory`` returns. ``runtime`` is that of each moment: the
     device's own share, and the allocator's slack on what is allocated then.
     """
-    states, moments = _moments(model, workload, software, table, rank, on_gpu=on_gpu)
+    states, passing, places = rank_places(model, workload, software, table, rank, on_gpu=on_gpu)
+    moments = _at_moments(places, passing)
     return tuple(_with_runtime(states, parts, software, on_gpu=on_gpu) for parts in moments)
 
 
@@ -119,7 +122,14 @@ def _with_runtime(
     return replace(parts, runtime=runtime)
 
 
-def _moments(
+def _at_moments(places: Sequence[Sequence[AtMoment]], passing: Real) -> list[AtMoment]:
+    """Return each moment's fullest place, with what is on its way between stages all the time."""
+    zeros = np.zeros_like(passing)
+    beside: AtMoment = (zeros, zeros, zeros, passing, zeros)
+    return [_sum(fullest(moment), beside) for moment in places]
+
+
+def rank_places(
     model: ModelSpec,
     workload: Workload,
     software: SoftwareProfile,
@@ -127,8 +137,11 @@ def _moments(
     rank: PipelineRank,
     *,
     on_gpu: bool,
-) -> tuple[States, list[AtMoment]]:
-    """Return what stays through the step, and what there is beside it at each of ``MOMENTS``."""
+) -> tuple[States, Real, list[list[AtMoment]]]:
+    """Return what stays through a step, what is on its way between stages, and what else there is.
+
+    That at each of ``MOMENTS``, at every place that can be its fullest.
+    """
     if not on_gpu:
         table = without_offload(table)
     compute, master = workload.compute_bytes, workload.master_bytes
@@ -174,39 +187,37 @@ def _moments(
             buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
             gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
         moments = _by_layers(buffers, gradients, held, used, update)
-    zeros = np.zeros_like(held.saved)
-    beside: AtMoment = (zeros, zeros, zeros, passing, zeros)
-    return (weights, optimizer), [_sum(moment, beside) for moment in moments]
+    return (weights, optimizer), passing, moments
 
 
 def _by_layers(
     buffers: Buffers, gradients: Gradients, held: Held, used: Real, update: Real
-) -> list[AtMoment]:
+) -> list[list[AtMoment]]:
     """Return each of ``MOMENTS`` as one sum: a layer on its way backward is one place."""
     zeros = np.zeros_like(held.saved)
     flight, backward = gradients.full_flight, buffers.backward + used
     later = held.saved_later + held.working
     return [
-        (flight, held.saved, held.logits_forward, buffers.loss_forward, zeros),
-        (flight, held.saved, held.logits_backward, buffers.loss_backward, zeros),
-        (flight, held.saved, zeros, buffers.head, zeros),
-        (flight, held.saved + held.working, zeros, backward, zeros),
-        (gradients.later, later, held.logits_later, backward, zeros),
-        (gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used, zeros),
-        (gradients.embedding, zeros, zeros, buffers.embedding, zeros),
-        (gradients.reduced, zeros, zeros, zeros + update, zeros),
+        [(flight, held.saved, held.logits_forward, buffers.loss_forward, zeros)],
+        [(flight, held.saved, held.logits_backward, buffers.loss_backward, zeros)],
+        [(flight, held.saved, zeros, buffers.head, zeros)],
+        [(flight, held.saved + held.working, zeros, backward, zeros)],
+        [(gradients.later, later, held.logits_later, backward, zeros)],
+        [(gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used, zeros)],
+        [(gradients.embedding, zeros, zeros, buffers.embedding, zeros)],
+        [(gradients.reduced, zeros, zeros, zeros + update, zeros)],
     ]
 
 
 def _by_blocks(
     blocks: Blocks, gradients: Gradients, held: Held, used: Real, update: Real
-) -> list[AtMoment]:
-    """Return each of ``MOMENTS`` as the fullest of its places."""
+) -> list[list[AtMoment]]:
+    """Return the places of each of ``MOMENTS``."""
     zeros = np.zeros_like(held.saved)
     flight, later = gradients.full_flight, replace(held, saved=held.saved_later)
     loss_forward = blocks.at_loss_forward() + held.coming
     loss_backward = blocks.at_loss_backward() + held.coming
-    places: list[list[AtMoment]] = [
+    return [
         [(flight, held.saved, held.logits_forward, loss_forward, zeros)],
         [(flight, held.saved, held.logits_backward, loss_backward, zeros)],
         blocks.at_head(flight, held),
@@ -216,7 +227,6 @@ def _by_blocks(
         blocks.at_embedding(gradients.embedding),
         [(gradients.reduced, zeros, zeros, zeros + update, blocks.all_gone())],
     ]
-    return [fullest(moment) for moment in places]
 
 
 def _sum(one: AtMoment, other: AtMoment) -> AtMoment:
@@ -307,23 +317,24 @@ def _buffers(
     zero, sharded = table.zero_stage, table.zero_stage >= 1
     every = zero >= 2
     last_block = params.embedding if rank.first else params.largest_layer
-    left_over = np.where(every & (table.num_microbatches > 1), reduction * last_block, 0.0)
+    several = by_value(table.num_microbatches > 1)
+    left_over = np.where(every & several, reduction * last_block, 0.0)
     head, mixed = params.head, compute != workload.master_bytes
     alone = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: nothing to gather or reduce
     layer = params.largest_layer - np.where(alone, params.apart_layer, 0.0)
     gathering = np.where(
         zero >= 3,
         2.0 * head,
-        np.where(sharded & (table.num_microbatches == 1), head, 0.0),
+        np.where(sharded & np.logical_not(several), head, 0.0),
     )
     gathered = np.where(zero >= 3, compute + gathering_buffer(table), 0.0)
     reduced = reducing_buffer(reduction, table)
     reducing = np.where(sharded, compute + reduced, compute if mixed else 0.0)
-    now = every | (in_flight <= 1.0)
+    now = every | by_value(in_flight <= 1.0)
     # before it is added up: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
     apart = mixed | (table.shard_ranks > 1)
-    added = np.where(table.num_microbatches > 1, compute * params.largest_pair, 0.0)
+    added = np.where(several, compute * params.largest_pair, 0.0)
     fresh = np.where(apart, compute * layer if mixed else 0.0, added)
     flying = np.where(now, (gathered + reducing) * layer, 0.0)
     # weight gradients that come last are reduced while others are still due: the copy in the

@@ -95,9 +95,9 @@ def shard_numel(
     >>> float(shard_numel(Weight("q_proj.weight", (4096, 4096), "linear", "column"), 8))
     2097152.0
     """
-    ranks = np.asarray(tensor_parallel, dtype=np.float64)
+    ranks = np.multiply(1.0, tensor_parallel)
     if weight.is_routed_expert and expert_tensor is not None:
-        ranks = np.asarray(expert_tensor, dtype=np.float64)
+        ranks = np.multiply(1.0, expert_tensor)
     divisor = ranks if weight.cut != "replicate" else np.ones_like(ranks)
     return float(weight.numel) / (divisor * (expert_parallel if weight.is_routed_expert else 1))
 
@@ -136,7 +136,7 @@ def head_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
 
 
 def _sum_of_shards(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
-    ranks = np.asarray(tensor_parallel, dtype=np.float64)
+    ranks = np.multiply(1.0, tensor_parallel)
     whole = float(sum(w.numel for w in weights if w.cut == "replicate"))
     cut = float(sum(w.numel for w in weights if w.cut != "replicate"))
     return whole + cut / ranks

@@ -63,9 +63,10 @@ class PipelineRank:
         return self.positions[-1]
 
     @property
-    def recomputed_share(self) -> float:
+    def recomputed_share(self) -> Real:
         """Share of the rank's layers that are recomputed, if the plan recomputes."""
-        return sum(self.recomputed) / max(1, sum(self.kind_counts))
+        share: Real = sum(self.recomputed) / np.maximum(1, sum(self.kind_counts))
+        return share
 
     @property
     def alone(self) -> bool:
@@ -261,7 +262,7 @@ def moments_zero_bubble(
     per_round = np.floor_divide(num_microbatches, rounds)
     warm_up = np.multiply(1.0, np.subtract(virtual_stages, 1)) * per_round
     warm_up = warm_up + np.subtract(pipeline_parallel, 1.0 + rank)
-    late = np.full_like(warm_up, rank)
+    late = 0.0 * warm_up + rank
     return (warm_up + 1.0, late), (warm_up, late + 1.0)
 
 

@@ -19,6 +19,7 @@ from cost_models.collectives import (
     ring_reduce_scatter,
     send,
 )
+from cost_models.columns import on_distinct_rows
 from cost_models.communication import AXES, KINDS
 from cost_models.plan import PlanTable
 from cost_models.traffic import Traffic
@@ -92,12 +93,12 @@ def axis_seconds(
         total: Real = np.zeros(len(table))
         ranks: Count = 2 * ones
         if axis == "pipeline":
-            bandwidth, latency = point_to_point_link(
+            bandwidth, latency = on_distinct_rows(point_to_point_link)(
                 cluster, tensor * data * replicas, group_size=table.pipeline_parallel
             )
         else:
             ranks, stride = layout[axis]
-            bandwidth, latency = group_link(cluster, ranks, stride)
+            bandwidth, latency = on_distinct_rows(group_link)(cluster, ranks, stride)
         for kind in KINDS:
             if (axis, kind) in traffic:
                 total = total + traffic_seconds(
