@@ -35,6 +35,7 @@ from planner.cli_options import (
     Precision,
     Qlora,
     QuantisationName,
+    Require,
     SeqLen,
     Software,
     StatePrecision,
@@ -80,6 +81,8 @@ def plan(
     layers: Layers = None,
     inputs: Inputs = None,
     fix: Annotated[str, typer.Option(help="pin parts of the plan: tp=2,pp=2,zero=1")] = "",
+    require: Require = None,
+    objective: Annotated[str, typer.Option(help="time, cost, memory or energy")] = "time",
     top: Annotated[int, typer.Option(min=1, max=1000, help="plans to show")] = 10,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="write the best plan to this file")
@@ -120,6 +123,8 @@ def plan(
             layers=layers,
             inputs=inputs,
             fix=fix,
+            require=require,
+            objective=objective,
             top=top,
         )
     except NoLegalPlanError as error:

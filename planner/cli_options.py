@@ -84,6 +84,13 @@ Inputs = Annotated[
         help="of module:…: an argument, for example x=float32[B,3,224,224] (may be repeated)",
     ),
 ]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CONSTRAINT",
+        help="tp<=8, zero!=3, schedule==1f1b, memory<=70GiB, step<=10s, mfu>=0.4 (several: commas)",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="where the peak comes from, moment by moment")

@@ -18,11 +18,14 @@ from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.schema import Cluster
 from hardware_profiles.spec import parse_cluster
 from planner.answers import FitAnswer, PlanAnswer, documents_of, header
+from planner.constraints import parse_requirements, require_consistent
 from planner.document import plan_document
+from planner.fixed import check_fixed, parse_fixed
 from planner.host_room import host_assumptions
 from planner.model_source import resolve_model
 from planner.module_trace import is_module
-from planner.question import Question, adapting, build_question
+from planner.objectives import OBJECTIVES
+from planner.question import Question, adapting, build_question, check_choice
 from planner.reach import reach
 from planner.recompute_words import without_list
 from planner.refusal import no_plan
@@ -35,7 +38,6 @@ from planner.serving_question import (
     refuse_training_options,
 )
 from planner.serving_setting import PLAN_FIELDS
-from planner.space import check_fixed, parse_fixed
 from planner.traced_answers import TracedFitAnswer, TracedPlanAnswer
 from planner.traced_front_door import fit_module, plan_module
 from planner.ways_out import ways_out
@@ -291,21 +293,28 @@ def plan(
     layers: str | Sequence[int] | None = None,
     inputs: Sequence[str] | None = None,
     fix: str | Mapping[str, Any] | None = None,
+    require: str | Sequence[str] | None = None,
+    objective: str = "time",
     top: int = 10,
 ) -> PlanAnswer | TracedPlanAnswer:
     """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
 
-    ``layers`` pins those of every stage in order (``"3,5,5,3"``).
+    ``require``: constraints on parts and results (``"tp<=8 and memory<=70GiB"``). ``objective``:
+    time, cost, memory or energy. ``layers`` pins those of every stage in order (``"3,5,5,3"``).
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
     given: dict[str, Any] = dict(locals())
     fixed, by_stage = without_list(_fixed(fix))
     _check_top(top)
+    constraints = parse_requirements(require)
+    require_consistent(constraints, fixed)
+    check_choice("objective", objective, OBJECTIVES)
     common, of_layers, adapters = (
         {name: given[name] for name in names} for names in (COMMON, OF_LAYERS, ADAPTERS)
     )
     of_layers["stage_recompute_layers"] = by_stage
     if is_module(model):
+        _refuse_for_modules(require=bool(constraints), objective=objective != "time")
         return plan_module(
             str(model),
             _cluster(cluster),
@@ -323,7 +332,13 @@ def plan(
         **common,
         **of_layers,
     )
-    result = search(question.setting, fixed, top=top)
+    result = search(
+        question.setting,
+        fixed,
+        top=top,
+        require=constraints,
+        objective=objective,  # type: ignore[arg-type]
+    )
     if not result.plans:
         refusal = no_plan(question.setting, result, question.assumptions)
         document = {**header(question.setting), **refusal.to_dict()}
@@ -335,6 +350,13 @@ def plan(
         assumptions=question.assumptions,
         fixed=fixed,
     )
+
+
+def _refuse_for_modules(**given: bool) -> None:
+    """Raise for what was given and belongs to models whose layers are known."""
+    for name, is_given in given.items():
+        if is_given:
+            raise InputError(f"--{name} is not for module:package.path:factory")
 
 
 def _check_top(top: int) -> None:

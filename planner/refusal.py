@@ -58,6 +58,7 @@ def no_plan(setting: Setting, result: SearchResult, assumptions: tuple[str, ...]
     reasons = [
         (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
     ]
+    reasons += [(number, f"excluded by {text}") for text, number in result.counts.excluded.items()]
     if result.smallest is not None:
         reasons.append((result.counts.too_large, _too_large(setting, result.smallest)))
     reasons.sort(key=lambda pair: -pair[0])
@@ -70,6 +71,7 @@ def search_document(counts: Counts) -> dict[str, Any]:
     return {
         "enumerated": counts.enumerated,
         "illegal": dict(counts.illegal),
+        "excluded": dict(counts.excluded),
         "too_large": counts.too_large,
         "tight": counts.tight,
         "priced": counts.priced,

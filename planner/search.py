@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,9 @@ from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from cost_models.rule import Question
 from cost_models.uncertainty import memory_spread
+from planner.constraints import Constraint, broken_by_plan, broken_by_result, counts_by_text
 from planner.host_room import host_codes
+from planner.objectives import Objective, results, sort_keys
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
 
@@ -33,6 +35,7 @@ class Counts:
     too_large: int
     tight: int
     seconds: float
+    excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
 
     @property
     def fitting(self) -> int:
@@ -51,13 +54,19 @@ class SearchResult:
 
 
 def search(
-    setting: Setting, fixed: Mapping[str, Any] | None = None, *, top: int = 10
+    setting: Setting,
+    fixed: Mapping[str, Any] | None = None,
+    *,
+    top: int = 10,
+    require: Sequence[Constraint] = (),
+    objective: Objective = "time",
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
     Exhaustive: every candidate is enumerated, every legal one priced with the formulas that ``fit``
-    uses. Plans that fit come first, by step time, then by peak memory; where none fits, those whose
-    interval straddles the budget.
+    uses. Plans that fit come first, by step time, then by peak memory (the other way round where
+    memory is the ``objective``); where none fits, those whose interval straddles the budget. Only
+    plans that satisfy ``require`` are priced, or shown.
     """
     started = time.perf_counter()
     question = question_of(setting)
@@ -71,11 +80,14 @@ def search(
     )
     codes = legality_codes(question, table)
     legal = table.rows(codes == 0)
+    unwanted = broken_by_plan(require, legal)
+    legal = legal.rows(unwanted == 0)
     step, peak, host = _price_in_chunks(setting, legal)
     around = memory_spread(setting.software.name)
     verdicts = np.maximum(verdict_codes(peak, budget_bytes(cluster), around), host)
-    order = np.lexsort((_rank_of_effort(legal), peak, step, verdicts))
-    order = order[verdicts[order] < 2][:top]
+    short = broken_by_result(require, results(setting, legal, step, peak), len(legal))
+    order = np.lexsort((_rank_of_effort(legal), *sort_keys(objective, step, peak), verdicts))
+    order = order[(verdicts[order] < 2) & (short[order] == 0)][:top]
     if len(order):
         order = order[verdicts[order] == verdicts[order[0]]]
     counts = Counts(
@@ -85,6 +97,7 @@ def search(
         too_large=int(np.sum(verdicts == 2)),
         tight=int(np.sum(verdicts == 1)),
         seconds=time.perf_counter() - started,
+        excluded=counts_by_text(require, np.concatenate([unwanted, short[verdicts < 2]])),
     )
     return SearchResult(
         plans=tuple(legal.plan(row) for row in order),

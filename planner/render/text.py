@@ -272,8 +272,10 @@ def plan_text(
 
 def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     slower = other["time"]["step_seconds"] - best["time"]["step_seconds"]
+    more = other["memory"]["peak_bytes"] - best["memory"]["peak_bytes"]
+    if slower < -1e-9 * best["time"]["step_seconds"]:
+        return f"{format_seconds(-slower)} faster, but needs {format_bytes(more)} more memory"
     if slower <= 1e-9 * best["time"]["step_seconds"]:
-        more = other["memory"]["peak_bytes"] - best["memory"]["peak_bytes"]
         return f"as fast, but needs {format_bytes(max(0.0, more))} more memory"
     lost = max(
         TIME_PARTS, key=lambda name: other["time"]["parts"][name] - best["time"]["parts"][name]
@@ -288,9 +290,12 @@ def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 def _searched(counts: Counts) -> str:
     illegal = list(counts.illegal.items())
     shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
+    excluded = sum(counts.excluded.values())
     words = (
         f"{counts.enumerated:,} candidates in {format_seconds(counts.seconds)}: "
         f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, "
         f"{counts.tight:,} tight, {counts.fitting:,} fit"
     )
+    if excluded:
+        words += f", {excluded:,} not what is required"
     return words + (f"; illegal mostly by {shown}" if shown else "")

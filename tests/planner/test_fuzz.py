@@ -23,7 +23,7 @@ from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.errors import InputError
 from planner import cli
-from planner.space import SHORT_NAMES
+from planner.fixed import SHORT_NAMES
 
 ALLOWED = {0, 2, 3, 4}
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
