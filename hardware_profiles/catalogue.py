@@ -15,6 +15,10 @@ figure is marked as assumed. Cards with GDDR and error correction switched on re
 B300 and GB300 report 288 · 10⁹ bytes and less. CUDA keeps a part of it for itself: what torch calls
 the total capacity is ``usable_memory``, where somebody published it.
 
+Prices are those of one provider on one day, where somebody published them: what renting costs
+is the user's to say (``shardplan plan --price``, or ``price`` in the accelerator of a cluster's
+file).
+
 Names are matched without regard to case, separators and a vendor's name; a name that several
 accelerators share is an error that lists them, never a guess. ``assumed_aliases`` are names which
 leave something open that one convention closes; the convention is given with the answer.
@@ -265,6 +269,7 @@ def accelerator_from_table(
         usable_memory=_optional(table, "usable_memory", cited),
         host_bandwidth=_optional(table, "host_bandwidth", cited),
         power=_optional(table, "power", cited),
+        price=_optional(table, "price", cited),
         compute_units=_optional(table, "compute_units", cited),
         kernel_launch=_optional(table, "kernel_launch", cited),
         aliases=tuple(table.items("aliases", ())),

@@ -243,6 +243,7 @@ def _accelerator(source: Fields) -> Accelerator:
         usable_memory=_optional(source, "usable_memory"),
         host_bandwidth=_optional(source, "host_bandwidth"),
         power=_optional(source, "power"),
+        price=_optional(source, "price"),
         compute_units=_optional(source, "compute_units"),
         kernel_launch=_optional(source, "kernel_launch"),
         score_seconds=_optional(source, "score_seconds"),

@@ -23,7 +23,7 @@
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
 link_bandwidth and, where they are known, usable_memory, achievable_flops, host_bandwidth, power,
-compute_units, kernel_launch.
+price (dollars an hour), compute_units, kernel_launch.
 
 A file that ``shardplan calibrate -o`` wrote holds one table [cluster] with every figure instead.
 """

@@ -1,6 +1,6 @@
 """What a machine is: accelerators, link tiers, clusters.
 
-SI units: bytes, seconds, FLOP/s, bytes/s, watts.
+SI units: bytes, seconds, FLOP/s, bytes/s, watts; prices in dollars an hour.
 
 A *tier* is a level of the interconnect seen from one accelerator: ``domain_size`` accelerators
 reach each other through it, each at ``bandwidth`` bytes/s one way, ``latency`` seconds a message.
@@ -47,6 +47,7 @@ class Accelerator:
     usable_memory: Figure | None = None  # bytes, of the capacity, that a process can get
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts
+    price: Figure | None = None  # dollars an hour of one, on demand
     compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
     kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
     # of a CPU process, measured

@@ -134,6 +134,7 @@ def one_accelerator(name: str) -> dict[str, Any]:
         "link_bandwidth_bytes_per_second": accelerator.link_bandwidth,
         "host_bandwidth_bytes_per_second": accelerator.host_bandwidth,
         "power_watts": accelerator.power,
+        "price_dollars_per_hour": accelerator.price,
         "compute_units": accelerator.compute_units,
         **{f"peak_{p}_flops": f for p, f in accelerator.peak_flops.items()},
         **{f"achievable_{p}_flops": f for p, f in accelerator.achievable_flops.items()},
