@@ -102,6 +102,8 @@ class Blocks:
         mixed = workload.compute_bytes != workload.master_bytes
         ranks = table.data_parallel * table.context_parallel
         sharded = table.zero_stage >= 1
+        # replicas in one precision add gradients up where they lie
+        managed = np.logical_or(mixed, (ranks > 1) & sharded)
         zeros = np.zeros(len(table))
         alone = rank.first and rank.last and model.tie_embeddings
         lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
@@ -111,9 +113,9 @@ class Blocks:
             gathered=workload.compute_bytes + gathering_buffer(table),
             copied=reducing_buffer(workload.reduction_bytes, table),
             mixed=mixed,
-            managed=np.logical_or(mixed, ranks > 1),
+            managed=managed,
             sharded=sharded,
-            frees=(mixed | (ranks > 1))
+            frees=managed
             & (table.zero_stage < 3)
             & (not software.whole_gradient_buffer)
             & np.logical_not(table.offloads_weights),
@@ -123,7 +125,7 @@ class Blocks:
             several=by_value(table.num_microbatches > 1),
             two=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
             shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
-            replicas=(ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
+            replicas=managed & (ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
             head=params.head + zeros,
             layer=params.largest_layer + zeros,
             num_layers=sum(rank.kind_counts),

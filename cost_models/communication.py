@@ -109,7 +109,8 @@ def data_traffic(
 ) -> dict[tuple[str, str], Traffic]:
     """Gradients and weights of every block over the data-parallel ranks.
 
-        z = 0   all_reduce g P           backward pass of the last micro-batch
+        z = 0   all_reduce g P           backward pass of the last micro-batch; in one precision of
+                                         every weight by itself, where its gradient lies
         z >= 1  reduce_scatter g d S     z = 1: there too;  z >= 2: every backward pass, m times
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
@@ -139,8 +140,9 @@ def _shared_out(
     zero = np.zeros(len(table))
     reduced = gathered = scattered = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
+    in_place = workload.compute_bytes == workload.master_bytes
     for block in parts:
-        numel, shards = zero, zero
+        numel, shards, weights = zero, zero, zero
         for weight in block.weights:
             if weight.frozen:
                 continue
@@ -148,10 +150,12 @@ def _shared_out(
             if of_experts:
                 here = apart if weight.is_routed_expert else 0.0
             numel = numel + here * _numel(weight, table)
+            weights = weights + here
             shards = shards + here * _shard(weight, table)
         repeats = 1.0 * block.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
-        reduced += once + Traffic(zero, repeats * reduction * numel)
+        each = Traffic(repeats * weights, zero) if in_place else once
+        reduced += each + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
         # the backward pass gathers from the second copy, where there is one
         again = np.where(has_second, (block.gathers - 1.0) * m, 0.0)

@@ -151,9 +151,8 @@ def rank_places(
         # a tensor that one rank holds alone, in one precision, is left as it is: no shard beside it
         zero = np.where((ranks > 1) | (compute != master), table.zero_stage, 0)
         shared = (numel, ranks, zero, compute, master)
-        apart = software.replicas_apart & (ranks > 1)
         weights = weights + weight_bytes(*shared)
-        optimizer = optimizer + master_copy_bytes(*shared, replicas_apart=apart)
+        optimizer = optimizer + master_copy_bytes(*shared)
     # offloaded weights: shards of the layer that runs and of the next one come from the host
     fetched = 2.0 * master * params.largest_layer / np.maximum(1, table.shard_ranks)
     weights = np.where(table.offloads_weights, fetched, weights)

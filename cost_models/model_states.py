@@ -79,17 +79,13 @@ def master_copy_bytes(
     zero_stage: Count,
     compute_bytes: float,
     master_bytes: float,
-    *,
-    replicas_apart: Flag = False,
 ) -> Real:
     """Master weights where they are kept apart from the weights: w [apart] P / (d if z >= 1).
 
-    Apart: in mixed precision; a shard beside whole weights; whole weights beside whole weights
-    where a trainer keeps them so (``replicas_apart``). Under ZeRO-3 the shards are the weights
-    themselves (``weight_bytes``).
+    Apart: in mixed precision; a shard beside whole weights. Under ZeRO-3 the shards are the
+    weights themselves (``weight_bytes``).
     """
-    mixed = compute_bytes != master_bytes
-    replicas = np.where(replicas_apart, 1.0, float(mixed))
+    replicas = float(compute_bytes != master_bytes)
     sharded = np.where(np.less(zero_stage, 3), 1.0, 0.0)
     apart = np.where(np.equal(zero_stage, 0), replicas, sharded)
     return master_bytes * apart * num_params / optimizer_shards(shard_ranks, zero_stage)

@@ -1,6 +1,7 @@
 """Data parallelism and ZeRO (Rajbhandari et al., arXiv:1910.02054), on torch's FSDP2.
 
-zero_stage 0  weights on every rank, gradients added up once a step
+zero_stage 0  weights on every rank, gradients added up once a step (``executor.replicas``; by FSDP2
+              in mixed precision, for its master weights)
 zero_stage 1  shards between steps; weights gathered and gradients scattered once a step
 zero_stage 2  the same, gradients scattered at every micro-batch: only a shard accumulates
 zero_stage 3  weights gathered for each forward and each backward pass of a group, freed after it
@@ -17,7 +18,7 @@ summed. Under a pipeline all this holds as well: a backward pass of a stage is o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -31,6 +32,7 @@ from cost_models.workload import Workload
 from executor.compat import end_backward, parameter_groups, replicate
 from executor.mesh import Grid, data_axis
 from executor.models import COMPUTE_DTYPE, Kept, Stage, master_dtype
+from executor.replicas import Block, Replicas
 from executor.weight_gradients import Due, Store, compute, leaf_of
 
 
@@ -44,13 +46,10 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     mixed = master != compute
     policy = MixedPrecisionPolicy(compute, master) if mixed else MixedPrecisionPolicy()
     experts = stage.experts_modules() if plan.experts_apart else []
-    # frozen weights, which are whole on every data rank, and experts that no other rank holds
-    left_alone = {p for p in stage.parameters() if not p.requires_grad}
-    unshared = experts and grid.sharding_mesh("expert_data").size() == 1 and not mixed
-    if unshared:
-        left_alone |= {p for module in experts for p in module.parameters()}
-    alone = not experts or bool(unshared)
-    if grid.sharding_mesh().size() == 1 and not mixed and alone:
+    unshared = _experts_unshared(experts, grid, mixed=mixed)
+    left_alone = _left_alone(stage, experts if unshared else [])
+    alone = grid.sharding_mesh().size() == 1 and (not experts or unshared)
+    if not mixed and (alone or plan.zero_stage == 0):
         return {}
     kept = {} if plan.zero_stage == 0 else dict(_kept(stage, grid, left_alone))
     groups = list(stage.groups())
@@ -106,12 +105,60 @@ def _kept(stage: Stage, grid: Grid, left_alone: set[nn.Parameter]) -> Iterator[t
         yield name, Kept(dim, min(length, rank * chunk), min(length, (rank + 1) * chunk))
 
 
+def _left_alone(stage: Stage, unshared: Sequence[nn.Module]) -> set[nn.Parameter]:
+    """Return frozen weights, whole on every data rank, and experts that no other rank holds."""
+    frozen = {p for p in stage.parameters() if not p.requires_grad}
+    return frozen | {p for module in unshared for p in module.parameters()}
+
+
+def _experts_unshared(experts: Sequence[nn.Module], grid: Grid, *, mixed: bool) -> bool:
+    return bool(experts) and grid.sharding_mesh("expert_data").size() == 1 and not mixed
+
+
+def add_up_gradients(stage: Stage, grid: Grid, workload: Workload) -> None:
+    """Let replicas in one precision add up the gradients of their weights, which have memory."""
+    mixed = master_dtype(workload) != COMPUTE_DTYPE[workload.precision]
+    if mixed or grid.plan.zero_stage > 0:
+        return
+    experts = stage.experts_modules() if grid.plan.experts_apart else []
+    unshared = _experts_unshared(experts, grid, mixed=mixed)
+    if grid.sharding_mesh().size() == 1 and (not experts or unshared):
+        return
+    left_alone = _left_alone(stage, experts if unshared else [])
+    stage.__dict__["replicas"] = Replicas(list(_blocks(stage, grid, experts, left_alone)))
+
+
+def _blocks(
+    stage: Stage, grid: Grid, experts: Sequence[nn.Module], left_alone: set[nn.Parameter]
+) -> Iterator[Block]:
+    """Yield what is added up together, as a backward pass completes it: experts, their layer."""
+    seen = set(left_alone)
+    for group in [*reversed(list(stage.groups())), [stage]]:
+        inner = [m for m in stage.experts_modules(group[0]) if m in experts]
+        for axis, modules in (("expert_data", inner), ("data", group)):
+            own = dict.fromkeys(p for module in modules for p in module.parameters())
+            new = tuple(p for p in own if p not in seen)
+            seen.update(new)
+            if new:
+                yield Block(new, grid.group(axis))
+
+
+def replicas_of(stage: Stage) -> Replicas | None:
+    """Return what adds up the gradients of a stage, where that is not FSDP2."""
+    found: Replicas | None = stage.__dict__.get("replicas")
+    return found
+
+
 def before_backward(stage: Stage, zero_stage: int, *, last: bool, complete: bool = True) -> None:
     """Say what the coming backward pass of a micro-batch does with weights and gradients.
 
     ``last``: it is the stage's last one in this step. Not ``complete``: the layers' weight
     gradients follow (``finish_gradients``), and are not reduced before.
     """
+    replicas = replicas_of(stage)
+    if replicas is not None:
+        replicas.expect(last=last, complete=complete)
+        return
     coming = (last, complete)
     if not isinstance(stage, FSDPModule) or stage.__dict__.get("coming_backward") == coming:
         return
@@ -144,6 +191,10 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
 
     A group (a layer) is reduced as soon as its gradients are complete, behind those of the next.
     """
+    replicas = replicas_of(stage)
+    if replicas is not None:
+        replicas.complete(due, last=last)
+        return
     if not isinstance(stage, FSDPModule):
         compute(due)
         return
@@ -158,6 +209,20 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
     for alone in waiting.values():  # of weights that no other rank holds
         compute(alone)
     end_backward(stage)
+
+
+def after_last_backward(stage: Stage) -> None:
+    """Start to add up what the last backward pass of a step has left."""
+    replicas = replicas_of(stage)
+    if replicas is not None:
+        replicas.finish()
+
+
+def wait_for_gradients(stage: Stage) -> None:
+    """Wait until a step's gradients are added up, behind all of its backward passes."""
+    replicas = replicas_of(stage)
+    if replicas is not None:
+        replicas.wait()
 
 
 def _looks_up_only(group: list[nn.Module]) -> bool:

@@ -20,7 +20,13 @@ from torch.autograd.graph import get_gradient_edge
 from cost_models.schedules import Action, actions, rank_of_stage
 from executor.breadcrumbs import TRAIL
 from executor.data.batch import Batch
-from executor.data_parallel import before_backward, finish_gradients, keep_apart
+from executor.data_parallel import (
+    after_last_backward,
+    before_backward,
+    finish_gradients,
+    keep_apart,
+    wait_for_gradients,
+)
 from executor.mesh import Grid
 from executor.models import Stage
 from executor.weight_gradients import Store, deferred
@@ -158,6 +164,8 @@ class Pipeline:
                 finish_gradients(stage, self.plan.zero_stage, step.due.pop(key), last=last)
             else:
                 self._backward(action, step)
+        for stage in self.stages.values():
+            wait_for_gradients(stage)
         if self.channels is not None:
             self.channels.flush()
         return step.loss / scale
@@ -181,8 +189,11 @@ class Pipeline:
         received = None if stage.last else step.waiting.pop(_arrival(action))()
         output, zero = step.outputs_of.pop(key), self.plan.zero_stage
         if action.kind == "backward":
-            before_backward(stage, zero, last=action == self.last_weight[action.stage])
+            last = action == self.last_weight[action.stage]
+            before_backward(stage, zero, last=last)
             torch.autograd.backward(output, received)
+            if last:
+                after_last_backward(stage)
         else:
             last = action == self.last_input[action.stage]
             before_backward(stage, zero, last=last, complete=False)

@@ -21,7 +21,7 @@ from cost_models.stages import states_between
 from executor import host_reads
 from executor.context_parallel import ContextAxis
 from executor.data.batch import Batch
-from executor.data_parallel import distribute, synchronise_on_gpu
+from executor.data_parallel import add_up_gradients, distribute, synchronise_on_gpu
 from executor.encoder_decoder import EncoderDecoderStage
 from executor.expert_parallel import ExpertAxis
 from executor.families import FAMILIES
@@ -138,6 +138,7 @@ class Trainer:
                 stage = Stage(file, index, self.axis, self.experts, self.context)
             rows = distribute(stage, self.grid, file.workload)
             stage.materialise(self.device, start or fresh_start(seed), rows)
+            add_up_gradients(stage, self.grid, file.workload)
             self.stages.append(stage)
             self.held += held_parameters(stage, self.grid)
             self.buffers += held_buffers(stage, self.grid)

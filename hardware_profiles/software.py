@@ -31,7 +31,6 @@ class SoftwareProfile:
     largest_zero_stage: float  # beyond it the trainer shards nothing more
     # the way back through a layer is priced place by place, as FSDP2 gathers and reduces blocks
     walks_by_blocks: bool
-    replicas_apart: bool  # data parallelism without ZeRO keeps compute weights beside the master
     reduces_gradients_at_last_microbatch_under_pipeline: bool
     fused_optimizer: bool  # one kernel updates in place; without, updates make copies of shards
     splits_backward: bool  # runs the schedules whose weight gradients come after those of inputs
