@@ -1,7 +1,7 @@
 """Data parallelism and ZeRO (Rajbhandari et al., arXiv:1910.02054), on torch's FSDP2.
 
-zero_stage 0  weights on every rank, gradients added up once a step (``executor.replicas``; by FSDP2
-              in mixed precision, for its master weights)
+zero_stage 0  weights on every rank, gradients added up once a step: where they lie
+              (``executor.gradient_sums``), by FSDP2 in mixed precision, for its master weights
 zero_stage 1  shards between steps; weights gathered and gradients scattered once a step
 zero_stage 2  the same, gradients scattered at every micro-batch: only a shard accumulates
 zero_stage 3  weights gathered for each forward and each backward pass of a group, freed after it
@@ -30,9 +30,9 @@ from torch.distributed.tensor import Shard
 from cost_models.sharding import shards_inside
 from cost_models.workload import Workload
 from executor.compat import end_backward, parameter_groups, replicate
+from executor.gradient_sums import Block, GradientSums
 from executor.mesh import Grid, data_axis
 from executor.models import COMPUTE_DTYPE, Kept, Stage, master_dtype
-from executor.replicas import Block, Replicas
 from executor.weight_gradients import Due, Store, compute, leaf_of
 
 
@@ -125,7 +125,7 @@ def add_up_gradients(stage: Stage, grid: Grid, workload: Workload) -> None:
     if grid.sharding_mesh().size() == 1 and (not experts or unshared):
         return
     left_alone = _left_alone(stage, experts if unshared else [])
-    stage.__dict__["replicas"] = Replicas(list(_blocks(stage, grid, experts, left_alone)))
+    stage.__dict__["gradient_sums"] = GradientSums(list(_blocks(stage, grid, experts, left_alone)))
 
 
 def _blocks(
@@ -143,9 +143,9 @@ def _blocks(
                 yield Block(new, grid.group(axis))
 
 
-def replicas_of(stage: Stage) -> Replicas | None:
+def gradient_sums(stage: Stage) -> GradientSums | None:
     """Return what adds up the gradients of a stage, where that is not FSDP2."""
-    found: Replicas | None = stage.__dict__.get("replicas")
+    found: GradientSums | None = stage.__dict__.get("gradient_sums")
     return found
 
 
@@ -155,9 +155,9 @@ def before_backward(stage: Stage, zero_stage: int, *, last: bool, complete: bool
     ``last``: it is the stage's last one in this step. Not ``complete``: the layers' weight
     gradients follow (``finish_gradients``), and are not reduced before.
     """
-    replicas = replicas_of(stage)
-    if replicas is not None:
-        replicas.expect(last=last, complete=complete)
+    sums = gradient_sums(stage)
+    if sums is not None:
+        sums.expect(last=last, complete=complete)
         return
     coming = (last, complete)
     if not isinstance(stage, FSDPModule) or stage.__dict__.get("coming_backward") == coming:
@@ -191,9 +191,9 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
 
     A group (a layer) is reduced as soon as its gradients are complete, behind those of the next.
     """
-    replicas = replicas_of(stage)
-    if replicas is not None:
-        replicas.complete(due, last=last)
+    sums = gradient_sums(stage)
+    if sums is not None:
+        sums.complete(due, last=last)
         return
     if not isinstance(stage, FSDPModule):
         compute(due)
@@ -213,16 +213,16 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
 
 def after_last_backward(stage: Stage) -> None:
     """Start to add up what the last backward pass of a step has left."""
-    replicas = replicas_of(stage)
-    if replicas is not None:
-        replicas.finish()
+    sums = gradient_sums(stage)
+    if sums is not None:
+        sums.finish()
 
 
 def wait_for_gradients(stage: Stage) -> None:
     """Wait until a step's gradients are added up, behind all of its backward passes."""
-    replicas = replicas_of(stage)
-    if replicas is not None:
-        replicas.wait()
+    sums = gradient_sums(stage)
+    if sums is not None:
+        sums.wait()
 
 
 def _looks_up_only(group: list[nn.Module]) -> bool:

@@ -28,7 +28,7 @@ class Block:
     group: dist.ProcessGroup
 
 
-class Replicas:
+class GradientSums:
     """The blocks of one stage, in the order in which a backward pass completes them."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
