@@ -3,12 +3,14 @@
 import planner
 planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
 planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
+planner.explain("plan.json", why_not="tp=16,pp=4")
 planner.validate().groups
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.explain import explain as explain
     from planner.front_door import fit as fit
     from planner.front_door import plan as plan
     from planner.validation.answer import validate as validate
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Load the front door when it is used: the command line starts without it."""
+    if name == "explain":
+        from planner.explain import explain
+
+        return explain
     if name == "validate":
         from planner.validation.answer import validate
 

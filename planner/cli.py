@@ -15,6 +15,7 @@ import typer
 
 from hardware_profiles.errors import ShardplanError
 from planner.cli_executor import add_executor_commands
+from planner.cli_explain import explain
 from planner.cli_fit import fit
 from planner.cli_listing import hardware, models
 from planner.cli_options import (
@@ -141,7 +142,7 @@ def plan(
 
 
 add_executor_commands(app)
-for command in (validate, models, hardware):
+for command in (explain, validate, models, hardware):
     app.command()(command)
 
 

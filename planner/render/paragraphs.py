@@ -29,3 +29,15 @@ def labelled(label: str, text: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def indented(text: str) -> list[str]:
+    """A line below a label; what does not fit into it is further in."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=" " * INDENT,
+        subsequent_indent=" " * (INDENT + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
