@@ -17,7 +17,7 @@ from cost_models.rule import Question
 from cost_models.uncertainty import memory_spread
 from planner.constraints import Constraint, broken_by_plan, broken_by_result, counts_by_text
 from planner.host_room import host_codes
-from planner.objectives import Objective, results, sort_keys
+from planner.objectives import Objective, pareto_front, results, sort_keys
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
 
@@ -60,13 +60,17 @@ def search(
     top: int = 10,
     require: Sequence[Constraint] = (),
     objective: Objective = "time",
+    offloads: Sequence[str] = ("none",),
+    front: bool = False,
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
     Exhaustive: every candidate is enumerated, every legal one priced with the formulas that ``fit``
     uses. Plans that fit come first, by step time, then by peak memory (the other way round where
     memory is the ``objective``); where none fits, those whose interval straddles the budget. Only
-    plans that satisfy ``require`` are priced, or shown.
+    plans that satisfy ``require`` are priced, or shown. ``offloads``: what may leave the
+    accelerators. ``front``: all plans that no other one beats in time and memory at once, instead
+    of the first ``top``.
     """
     started = time.perf_counter()
     question = question_of(setting)
@@ -76,7 +80,7 @@ def search(
         setting.workload,
         cluster.num_gpus,
         fixed or {},
-        node_size=cluster.tiers[0].domain_size,
+        offloads=offloads,
     )
     codes = legality_codes(question, table)
     legal = table.rows(codes == 0)
@@ -87,9 +91,10 @@ def search(
     verdicts = np.maximum(verdict_codes(peak, budget_bytes(cluster), around), host)
     short = broken_by_result(require, results(setting, legal, step, peak), len(legal))
     order = np.lexsort((_rank_of_effort(legal), *sort_keys(objective, step, peak), verdicts))
-    order = order[(verdicts[order] < 2) & (short[order] == 0)][:top]
+    order = order[(verdicts[order] < 2) & (short[order] == 0)]
     if len(order):
         order = order[verdicts[order] == verdicts[order[0]]]
+    order = order[pareto_front(step[order], peak[order])] if front else order[:top]
     counts = Counts(
         enumerated=len(table),
         illegal=_by_reason(codes),

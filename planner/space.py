@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from math import gcd
@@ -16,6 +16,7 @@ from cost_models.model import ModelSpec
 from cost_models.plan import (
     CONTEXT_METHODS,
     FLAGS,
+    OFFLOADS,
     RECOMPUTE,
     SCHEDULES,
     SEARCHED_RECOMPUTE,
@@ -29,9 +30,8 @@ from cost_models.workload import Workload
 MAX_VIRTUAL_STAGES: Final = 8
 LONG: Final = 32_768  # tokens of a sequence from which on ranks may share it unasked
 MIN_TOKENS: Final = 8_192  # that a rank then has at least
-# fields that the search leaves at their default unless they are pinned
+# what stays at its default unless it is pinned (offload: unless it is allowed)
 UNVARIED: Final = (
-    "offload",
     "offload_device",
     "recompute_layers",
     "recompute_every",
@@ -57,7 +57,7 @@ def enumerate_plans(
     num_gpus: int,
     fixed: Mapping[str, Any],
     *,
-    node_size: int | None = None,
+    offloads: Sequence[str] = ("none",),
 ) -> PlanTable:
     """Return every candidate; ``legality`` says which of them can exist.
 
@@ -66,11 +66,12 @@ def enumerate_plans(
     divides them and the ranks there are. Columns that mean nothing are not varied: sequence
     parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
 
-    ``node_size``: accelerators of the innermost tier of the network. ZeRO shards over all data
-    ranks, or over those of one node with replicas on the others (HSDP); other splits lie between.
+    ZeRO shards over all data ranks, or over equal groups of them, replicas of each other (HSDP).
 
     Sequences of LONG tokens are also shared out (context parallelism), as long as MIN_TOKENS are
     left for each rank: shorter ones fit with less communication in other ways.
+
+    ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
     grids = itertools.product(
         _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
@@ -82,18 +83,26 @@ def enumerate_plans(
         data, left = divmod(num_gpus, tensor * pipeline * context)
         if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
             continue
-        for copies in _wanted(
-            fixed, "dp_replicate", _replicas(data, tensor * context, context, node_size)
-        ):
+        for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
             grid = Grid(tensor, pipeline, context, data, copies)
-            blocks += _blocks(model, workload, grid, fixed)
+            blocks += _blocks(model, workload, grid, fixed, offloads)
     if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
         grid = Grid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
-        blocks = _blocks(model, workload, grid, fixed)
+        blocks = _blocks(model, workload, grid, fixed, offloads)
     return _expand(blocks)
+
+
+def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
+    """Return every way to offload some of ``parts`` (optimizer, activations, weights), none first.
+
+    >>> allowed_offloads(["optimizer", "activations"])
+    ('none', 'optimizer', 'activations', 'optimizer+activations')
+    """
+    allowed = {"none", *parts}
+    return tuple(word for word in OFFLOADS if set(word.split("+")) <= allowed)
 
 
 class Grid(NamedTuple):
@@ -113,16 +122,13 @@ def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
     return [n for n in divisors(num_gpus) if n <= most] or [1]
 
 
-def _replicas(data: int, neighbours: int, context: int, node_size: int | None) -> list[int]:
-    """Return how many copies of the shards to try; ``neighbours`` share each data rank.
+def _replicas(data: int, context: int) -> list[int]:
+    """Return how many copies of the shards to try: every split of the data ranks but single ones.
 
-    >>> _replicas(32, 2, 1, 8)  # 4 data ranks a node
-    [1, 8]
+    >>> _replicas(8, 1), _replicas(4, 2)
+    ([1, 2, 4], [1, 2, 4])
     """
-    shard, left = divmod(node_size or 1, neighbours)
-    if left or shard * context < 2 or data % shard or data == shard:
-        return [1]
-    return [1, data // shard]
+    return [n for n in divisors(data) if n == 1 or data // n * context > 1]
 
 
 def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]:
@@ -134,6 +140,7 @@ def _blocks(
     workload: Workload,
     grid: Grid,
     fixed: Mapping[str, Any],
+    offloads: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Return the batches and schedules of one grid, with the lists still to be multiplied."""
     tensor, pipeline, context, data, copies = grid
@@ -143,6 +150,7 @@ def _blocks(
     zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
     recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))]
+    offload = [OFFLOADS.index(o) for o in _wanted(fixed, "offload", list(offloads))]
     return [
         {
             "data_parallel": data,
@@ -160,6 +168,7 @@ def _blocks(
             "zero_stage": zero,
             "sequence_parallel": sequence,
             "recompute": recompute,
+            "offload": offload,
             **_pinned(fixed),
         }
         for method in methods
@@ -226,7 +235,7 @@ def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tu
 
 def _expand(blocks: list[dict[str, Any]]) -> PlanTable:
     """Multiply out the lists of every block into columns."""
-    lists = ("zero_stage", "sequence_parallel", "recompute")
+    lists = ("zero_stage", "sequence_parallel", "recompute", "offload")
     sizes = [int(np.prod([len(block[name]) for name in lists])) for block in blocks]
     columns: dict[str, Any] = {}
     for f in fields(PlanTable):

@@ -27,10 +27,7 @@ def with_capacity(setting: Setting, capacity: float) -> Setting:
 
 def priced_one_by_one(setting: Setting) -> list[tuple[int, float, float, Plan]]:
     """Verdict, step and peak of every legal candidate, each priced alone."""
-    cluster = setting.cluster
-    table = enumerate_plans(
-        setting.model, setting.workload, cluster.num_gpus, {}, node_size=cluster.gpus_per_node
-    )
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
     legal = table.rows(legality_codes(question(setting), table) == 0)
     found = []
     for plan in legal:
@@ -58,7 +55,7 @@ TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
 def test_the_best_plans_are_those_of_pricing_each_plan_alone(
     model: Any, cluster: str, capacity: float | None
 ) -> None:
-    setting = make_setting(model, cluster, global_batch_size=8, seq_len=512)
+    setting = make_setting(model, cluster, global_batch_size=4, seq_len=512)
     if capacity is not None:
         setting = with_capacity(setting, capacity)
     alone = priced_one_by_one(setting)
@@ -203,3 +200,20 @@ def test_the_budget_is_what_a_process_can_get() -> None:
     assert memory_budget(smaller).size == 0.97 * 10e9
     cpu = replace(chip, device="cpu")
     assert budget_bytes(replace(setting.cluster, accelerator=cpu)) == 0.9 * capacity
+
+
+def test_the_front_is_that_of_comparing_every_pair() -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    every = search(setting, top=100_000).plans
+    priced = price(setting, PlanTable.from_plans(list(every)))
+    points = list(zip(priced.step.tolist(), priced.peak.tolist(), strict=True))
+    best = {
+        (step, peak)
+        for step, peak in points
+        if not any(s <= step and m <= peak and (s, m) != (step, peak) for s, m in points)
+    }
+    found = search(setting, front=True).plans
+    on_front = price(setting, PlanTable.from_plans(list(found)))
+    assert set(zip(on_front.step.tolist(), on_front.peak.tolist(), strict=True)) == best
+    assert len(found) == len(best) > 1
+    assert on_front.step.tolist() == sorted(on_front.step.tolist())

@@ -12,7 +12,7 @@ from samples import all_plans, make_setting, question
 from cost_models.legality import legality_codes
 from cost_models.plan import Plan, PlanTable
 from planner.fixed import parse_fixed
-from planner.space import MAX_VIRTUAL_STAGES, divisors, enumerate_plans
+from planner.space import MAX_VIRTUAL_STAGES, allowed_offloads, divisors, enumerate_plans
 
 QUESTIONS = [
     ("llama", "8xA100-80GB", 16),
@@ -25,14 +25,7 @@ QUESTIONS = [
 
 
 def enumerated(setting: Any, fixed: dict[str, Any] | None = None) -> PlanTable:
-    cluster = setting.cluster
-    return enumerate_plans(
-        setting.model,
-        setting.workload,
-        cluster.num_gpus,
-        fixed or {},
-        node_size=cluster.gpus_per_node,
-    )
+    return enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
 
 
 def legal_plans(setting: Any, plans: list[Plan]) -> set[Plan]:
@@ -42,14 +35,9 @@ def legal_plans(setting: Any, plans: list[Plan]) -> set[Plan]:
     return {plan for plan, code in zip(plans, codes, strict=True) if not code}
 
 
-def in_the_space(plan: Plan, num_layers: int, node_size: int) -> bool:
-    """The documented limits: virtual stages of equal size; nothing varied that means nothing.
-
-    Replicas only where the shards of one fill a node.
-    """
+def in_the_space(plan: Plan, num_layers: int) -> bool:
+    """The documented limits: virtual stages of equal size; nothing varied that means nothing."""
     if plan.tensor_parallel == 1 and not plan.expert_tensor_parallel:
-        return False
-    if plan.dp_replicate > 1 and plan.dp_shard * plan.tensor_parallel != node_size:
         return False
     even = num_layers % plan.num_stages == 0 and plan.virtual_stages <= MAX_VIRTUAL_STAGES
     no_schedule = plan.pipeline_parallel > 1 or plan.pipeline_schedule == "1f1b"
@@ -62,11 +50,9 @@ def test_every_legal_plan_of_nested_loops_is_enumerated(
 ) -> None:
     setting = make_setting(model, cluster, global_batch_size=batch)
     virtual = tuple(range(1, MAX_VIRTUAL_STAGES + 1))
-    several = setting.cluster.num_nodes > 1
-    plans = all_plans(setting, virtual_stages=virtual, replicas=several, experts=model == "mixtral")
+    plans = all_plans(setting, virtual_stages=virtual, replicas=True, experts=model == "mixtral")
     loops = legal_plans(setting, list(plans))
-    size = setting.cluster.gpus_per_node
-    expected = {plan for plan in loops if in_the_space(plan, setting.model.num_layers, size)}
+    expected = {plan for plan in loops if in_the_space(plan, setting.model.num_layers)}
     candidates = list(enumerated(setting))
     assert len(candidates) == len(set(candidates))  # no plan twice
     assert legal_plans(setting, candidates) == expected
@@ -172,12 +158,26 @@ def test_short_sequences_are_shared_out_only_where_that_is_pinned() -> None:
     assert {(p.context_parallel, p.context_parallel_method) for p in pinned} == {(2, "ulysses")}
 
 
-def test_replicas_fill_a_node() -> None:
+def test_shards_are_split_into_replicas_in_every_way() -> None:
     setting = make_setting("llama", "4x8xA100-80GB", global_batch_size=32)
-    found = {(p.data_parallel, p.tensor_parallel, p.dp_replicate) for p in enumerated(setting)}
-    assert (32, 1, 4) in found
-    assert (16, 2, 4) in found
-    assert (8, 4, 4) in found
-    replicated = [p for p in enumerated(setting) if p.dp_replicate > 1]
-    assert all(p.dp_shard * p.tensor_parallel == 8 for p in replicated)
-    assert all(p.zero_stage > 0 for p in replicated)
+    plans = list(enumerated(setting))
+    for data, tensor in ((32, 1), (16, 2), (8, 4)):
+        copies = {
+            p.dp_replicate for p in plans if (p.data_parallel, p.tensor_parallel) == (data, tensor)
+        }
+        assert copies == set(divisors(data)) - {data}
+    assert all(p.zero_stage > 0 for p in plans if p.dp_replicate > 1)
+
+
+def test_offload_varies_where_it_is_allowed() -> None:
+    setting = make_setting("llama", "4xA100-80GB", global_batch_size=4)
+    assert {p.offload for p in enumerated(setting)} == {"none"}
+    words = allowed_offloads(["weights", "activations"])
+    assert words == ("none", "activations", "weights", "weights+activations")
+    table = enumerate_plans(setting.model, setting.workload, 4, {}, offloads=words)
+    assert {p.offload for p in table} == set(words)
+    assert len(table) == 4 * len(enumerated(setting))
+    pinned = enumerate_plans(
+        setting.model, setting.workload, 4, {"offload": "optimizer"}, offloads=words
+    )
+    assert {p.offload for p in pinned} == {"optimizer"}
