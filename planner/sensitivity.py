@@ -132,7 +132,6 @@ def priced_choices(
         setting.workload,
         cluster.num_gpus,
         fixed or {},
-        node_size=cluster.tiers[0].domain_size,
     )
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)

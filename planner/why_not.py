@@ -13,9 +13,10 @@ from cost_models.legality import RULES, legality_codes, question_of
 from cost_models.plan import Plan
 from cost_models.prediction import MEMORY_PARTS, TIME_PARTS
 from planner.document import plan_document
+from planner.fixed import check_fixed, parse_fixed
 from planner.plan_words import MEMORY_LESSONS, lesson
 from planner.search import SearchResult, search
-from planner.space import check_fixed, enumerate_plans, parse_fixed
+from planner.space import enumerate_plans
 
 Kind = Literal["illegal", "too_large", "tight", "slower", "faster", "same"]
 LEAST: Final = 0.02  # of the difference: smaller terms are not told
@@ -101,13 +102,12 @@ def why_not(
 
 def _illegal(setting: Setting, text: str, fixed: Mapping[str, Any]) -> WhyNot:
     """Name the rule that all candidates break; else those that the most of them break first."""
-    cluster, question = setting.cluster, question_of(setting)
+    question = question_of(setting)
     table = enumerate_plans(
         setting.model,
         setting.workload,
-        cluster.num_gpus,
+        setting.cluster.num_gpus,
         fixed,
-        node_size=cluster.tiers[0].domain_size,
     )
     broken = {
         position: int(np.sum(np.broadcast_to(rule.broken(question, table), (len(table),))))
