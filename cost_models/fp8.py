@@ -34,6 +34,7 @@ FP8_BYTES: Final = 1.0
 # of a weight: as it is read along its rows (forward) and along its columns (input gradients); both
 # stay from the forward to the backward pass
 COPIES: Final = 2.0
+GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and the next one
 
 
 def fp8_regions(
@@ -63,9 +64,19 @@ def fp8_regions(
 
 
 def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank) -> Real:
-    """Bytes of the fp8 copies of a rank's matrices: 2 an element, whole whatever the ZeRO stage."""
-    elements: Real = np.zeros(len(table))
+    """Bytes of the fp8 copies of a rank's matrices: 2 an element, sharded where the weights are.
+
+        ZeRO 0 to 2   2 P          P: elements of the rank's matrices
+        ZeRO 3        2 P / d + 2 of GATHERED layers
+
+    Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
+    (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
+    """
+    whole: Real = np.zeros(len(table))
+    shards: Real = np.zeros(len(table))
+    layer: Real = np.zeros(len(table))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        of_layer: Real = np.zeros(len(table))
         for weight in kind.weights:
             if weight.role in ("linear", "expert") and weight.part != "router":
                 numel = shard_numel(
@@ -74,7 +85,15 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank) -> 
                     expert_tensor=table.expert_tensor,
                     expert_parallel=table.expert_parallel,
                 )
-                elements = elements + count * numel
+                ranks = table.shard_ranks
+                if weight.role == "expert":
+                    ranks = np.where(table.experts_apart, table.expert_shard_ranks, ranks)
+                shards = shards + count * numel / np.maximum(1, ranks)
+                of_layer = of_layer + numel
+        whole = whole + count * of_layer
+        layer = np.maximum(layer, of_layer) if count else layer
+    gathered = np.minimum(whole, shards + GATHERED * layer)
+    elements = np.where(table.zero_stage >= 3, gathered, whole)
     return COPIES * FP8_BYTES * elements
 
 

@@ -160,7 +160,7 @@ def build_question(
     if workload.precision == "fp8":
         assumptions.append(
             "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
-            "16 bits beside two fp8 copies"
+            "16 bits beside two fp8 copies, which ZeRO 3 shards too"
         )
     every = software_profile(trainer).quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)

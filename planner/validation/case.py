@@ -138,9 +138,17 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
         dp_replicate=data // shard if shard and data % shard == 0 else 1,
         context_parallel=context,
         expert_parallel=experts,
-        expert_tensor_parallel=tensor == 1 or experts == 1,
+        expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=_offload(row),
     ), batch
+
+
+def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
+    """Whether experts are cut over the tensor-parallel ranks: as its words say, else whole."""
+    cut = number_in("expert_tensor", row)
+    if cut not in (None, 1, tensor):
+        raise Unpriceable(f"experts cut over {cut} of {tensor} tensor-parallel ranks")
+    return tensor == 1 or experts == 1 or cut == tensor
 
 
 def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:

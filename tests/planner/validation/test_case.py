@@ -121,6 +121,12 @@ def test_words_in_notes_count() -> None:
     assert (some.plan.recompute, some.plan.recompute_layers) == ("full", 3)
     none = case(recompute="full", notes="config 5b.yaml (TP2, 0 checkpointed layers)")
     assert none.plan.recompute == "none"
+    experts = {"tensor_parallel": 4, "num_experts": 8, "experts_per_token": 2, "expert_parallel": 4}
+    for words, cut in (("ETP=4", True), ("ETP=1", False), ("", False)):
+        found = case(**experts, notes=words, moe_ffn_hidden_size=1024, model_kind="moe")
+        assert found.plan.expert_tensor_parallel is cut
+    with pytest.raises(Unpriceable, match="experts cut over 2 of 4"):
+        case(**experts, notes="ETP=2", moe_ffn_hidden_size=1024, model_kind="moe")
     blocks = case(framework="fms-fsdp", recompute="selective")
     assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
 
