@@ -29,6 +29,7 @@ from cost_models.columns import by_value
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
 from cost_models.gradients import Gradients, gradients_of, shares
+from cost_models.head_gradients import HeadGradients, head_gradients
 from cost_models.held_activations import Held, held_activations
 from cost_models.host_memory import HostBytes, offloaded_bytes
 from cost_models.memory_parts import MemoryParts
@@ -172,7 +173,8 @@ def rank_places(
     gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
     used = unpacked_bytes(model, rank, table, compute)
-    passing = held.messages + software.buffer_bytes * on_gpu
+    single = np.where(table.pipeline_parallel > 1, 0.0, software.buffer_bytes_without_pipeline)
+    passing = held.messages + (software.buffer_bytes + single) * on_gpu
     if software.walks_by_blocks:
         blocks = Blocks.of(
             model, workload, software, table, rank, params, held.in_flight + held.due
@@ -185,25 +187,39 @@ def rank_places(
             whole = units(model, workload, software, table, rank)
             buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
             gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
-        moments = _by_layers(buffers, gradients, held, used, update)
+        waiting = head_gradients(
+            model, workload, software, table, rank, params, held.logits_gradient
+        )
+        moments = _by_layers(buffers, gradients, held, used, update, waiting)
     return (weights, optimizer), passing, moments
 
 
 def _by_layers(
-    buffers: Buffers, gradients: Gradients, held: Held, used: Real, update: Real
+    buffers: Buffers,
+    gradients: Gradients,
+    held: Held,
+    used: Real,
+    update: Real,
+    waiting: HeadGradients,
 ) -> list[list[AtMoment]]:
     """Return each of ``MOMENTS`` as one sum: a layer on its way backward is one place."""
     zeros = np.zeros_like(held.saved)
-    flight, backward = gradients.full_flight, buffers.backward + used
+    flight, backward = gradients.full_flight, buffers.backward + used + waiting.layers
+    last = buffers.last_layer + used
+    head: list[AtMoment] = [
+        (flight, held.saved, logits, np.maximum(buffers.head, fresh), zeros)
+        for fresh, logits in waiting.head
+    ]
+    embedding = np.maximum(buffers.embedding, waiting.embedding)
     later = held.saved_later + held.working
     return [
         [(flight, held.saved, held.logits_forward, buffers.loss_forward, zeros)],
         [(flight, held.saved, held.logits_backward, buffers.loss_backward, zeros)],
-        [(flight, held.saved, zeros, buffers.head, zeros)],
+        head,
         [(flight, held.saved + held.working, zeros, backward, zeros)],
         [(gradients.later, later, held.logits_later, backward, zeros)],
-        [(gradients.last_layer, held.last_layer, zeros, buffers.last_layer + used, zeros)],
-        [(gradients.embedding, zeros, zeros, buffers.embedding, zeros)],
+        [(gradients.last_layer, held.last_layer, zeros, last + waiting.layers, zeros)],
+        [(gradients.embedding, zeros, zeros, embedding, zeros)],
         [(gradients.reduced, zeros, zeros, zeros + update, zeros)],
     ]
 

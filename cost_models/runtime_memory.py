@@ -9,14 +9,13 @@ Units: bytes.
 
 from __future__ import annotations
 
-from typing import Literal
-
+from cost_models.uncertainty import MemoryKind
 from hardware_profiles.software import SoftwareProfile
 
-Kind = Literal["allocated", "reserved", "device"]
 
-
-def shown_bytes(kind: Kind, allocated: float, software: SoftwareProfile, budget: float) -> float:
+def shown_bytes(
+    kind: MemoryKind, allocated: float, software: SoftwareProfile, budget: float
+) -> float:
     """Return a peak as torch or the device shows it: ``allocated`` itself, reserved, or in use.
 
         reserved  a (1 + cache), at most what is there, at least a (1 + slack)

@@ -110,6 +110,7 @@ class SoftwareProfile:
     flash_share_since_hopper: float  # of that, on Hopper and later: kernels without its matmuls
     # runtime memory on a GPU, bytes
     buffer_bytes: float  # of collectives, whatever the model
+    buffer_bytes_without_pipeline: float  # more of the same on one stage
     context_bytes: float
     allocator_slack: float  # of what is allocated: blocks that cannot be given back
     allocator_cache: float  # reserved / allocated - 1 where memory is plentiful

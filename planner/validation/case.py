@@ -7,6 +7,7 @@ why (``Unpriceable``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, Final, get_args
 
 from cost_models.adapters import adapted
@@ -82,8 +83,9 @@ def _case(reading: Reading) -> Case:
     changes = words.get("with", {})
     software = replace(software_profile(profile), **changes)
     model = _adapted(base, model_key, workload, software.quantises_every_matrix)
-    setting = Setting(model, cluster, workload, software)
-    key = (model_key, cluster_key, workload, profile, tuple(sorted(changes.items())))
+    stages = _stages(row, plan)
+    setting = Setting(model, cluster, workload, software, layer_ranges=stages)
+    key = (model_key, cluster_key, workload, profile, tuple(sorted(changes.items())), stages)
     return Case(row, setting, plan, tuple(reading.defaults), key)
 
 
@@ -144,11 +146,21 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
 
 
 def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
-    """Whether experts are cut over the tensor-parallel ranks: as its words say, else whole."""
+    """Whether experts are cut over the tensor-parallel ranks, as words or the trainer say."""
     cut = number_in("expert_tensor", row)
     if cut not in (None, 1, tensor):
         raise Unpriceable(f"experts cut over {cut} of {tensor} tensor-parallel ranks")
-    return tensor == 1 or experts == 1 or cut == tensor
+    usual = cut is None and bool(look_up("expert_tensor_parallel", row).get("is"))
+    return tensor == 1 or experts == 1 or cut == tensor or usual
+
+
+def _stages(row: Row, plan: Plan) -> tuple[tuple[int, int], ...] | None:
+    """Return the layers [first, last) of every stage where their numbers are known to differ."""
+    sizes = look_up("stages", row).get("layers", ())
+    if len(sizes) != plan.num_stages:
+        return None
+    ends = list(accumulate(sizes, initial=0))
+    return tuple(pairwise(ends))
 
 
 def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from cost_models.flops import model_flops_per_step
+from cost_models.uncertainty import MemoryKind
 from planner.validation.case import Case
 from planner.validation.runs_file import Row
 from planner.validation.words import look_up
 
 GIB: Final = 2.0**30
-MemoryKind = Literal["allocated", "reserved", "device"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,11 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row, and a text that is the same for the same model."""
     name = str(reading.row.get("model") or reading.row.row_id)
     config = _preset(name) or _config(reading)
-    if look_up("architecture", reading.row).get("untied"):
+    words = look_up("architecture", reading.row)
+    if words.get("untied"):
         config = {**config, "tie_word_embeddings": False}
+    if words.get("drops_in_every_family"):
+        config = {**config, "_dropout": words["dropout"]}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
 
@@ -30,8 +33,12 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
 @cache
 def _spec(config: str, name: str) -> ModelSpec:
     values = json.loads(config)
-    plain = values.pop("_plain_experts", False)
+    plain, dropout = values.pop("_plain_experts", False), values.pop("_dropout", None)
     spec = model_spec(values, name=name, where=name)
+    if dropout is not None:
+        spec = replace(
+            spec, hidden_dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout
+        )
     return _without_gates(spec) if plain else spec
 
 

@@ -75,17 +75,19 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
     priced = price(setting, PlanTable.from_plans([case.plan for case in cases]))
     spread = time_spread(setting.software.name, accelerator)
     budget = budget_bytes(setting.cluster)
-    around = memory_spread(setting.software.name)
+    around = memory_spread(setting.software.name)  # of what the device shows
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
         allocated = float(priced.memory.allocated[number])  # type: ignore[index]
         peak = _compared_peak(case, device, allocated, budget)
+        measured = measured_memory(case.row)
+        own = around if measured is None else memory_spread(setting.software.name, measured.kind)
         found[case.row.row_id] = Prediction(
             step,
             *interval(step, spread),
             peak,
-            *interval(peak, around),
+            *interval(peak, own),
             verdict(device, budget, around),
         )
     return found

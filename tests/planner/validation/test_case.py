@@ -94,6 +94,45 @@ def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -
     assert case(**cells).setting.model.family == family
 
 
+def test_megatrons_functional_tests_keep_its_defaults() -> None:
+    """Dropout 0.1 in every family; experts cut as all else, unless the test's name says etp1."""
+    golden = {
+        "framework": "Megatron-Core (functional-test golden values)",
+        "model_kind": "moe",
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "num_kv_heads": 8,
+        "tensor_parallel": 2,
+        "expert_parallel": 4,
+    }
+    for name, cut in (("gpt3_te_8experts2parallel", True), ("gpt3_8experts_etp1_ep4", False)):
+        found = case(model=name, **golden)
+        assert found.plan.expert_tensor_parallel is cut
+        model = found.setting.model
+        assert (model.family, model.hidden_dropout, model.attention_dropout) == (
+            "mixtral",
+            0.1,
+            0.1,
+        )
+    elsewhere = case(gated_mlp=True, framework="TRL")
+    assert elsewhere.setting.model.attention_dropout == 0.0
+    with pytest.raises(Unpriceable, match="experts cut over 2 of 4"):
+        case(model="gpt3_tp2_etp2_x", **golden | {"tensor_parallel": 4})
+    usual, weekly = (
+        case(model=name, seq_len=1024, framework=golden["framework"])
+        for name in ("gpt3_mcore_te_tp2", "gpt3_weekly_mcore_tp2")
+    )
+    assert usual.setting.workload.attention_kernel == "eager"
+    assert weekly.setting.workload.attention_kernel == "flash"
+
+
+def test_stages_of_uneven_layers_are_pinned() -> None:
+    cells = {"framework": "Megatron-Core (functional-test golden values)", "num_layers": 12}
+    uneven = case(model="te_tp1_pp4_vp1_uneven_pipeline", pipeline_parallel=4, **cells)
+    assert uneven.setting.layer_ranges == ((0, 2), (2, 6), (6, 10), (10, 12))
+    assert case(model="te_tp1_pp4_vp1", pipeline_parallel=4, **cells).setting.layer_ranges is None
+
+
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
