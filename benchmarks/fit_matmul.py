@@ -38,7 +38,9 @@ def shapes() -> pd.DataFrame:
 
 def card_rates(gpu: str) -> Rates:
     """The rates of a card of the file."""
-    return rates(find_accelerator(CARDS[gpu]), "bf16", software_profile("shardplan"))
+    return rates(
+        find_accelerator(CARDS[gpu]), "bf16", software_profile("shardplan"), long_run=False
+    )
 
 
 def errors(rows: pd.DataFrame, constants: tuple[float, ...]) -> np.ndarray:

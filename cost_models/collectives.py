@@ -57,10 +57,15 @@ def tree_all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) ->
     return moved + 2.0 * levels * latency
 
 
-def all_reduce(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
-    """All-reduce by the faster of ring and tree, as libraries choose by size."""
+def all_reduce(
+    size: Real, ranks: Count, bandwidth: Real, latency: Real, hop: Real | None = None
+) -> Real:
+    """All-reduce by the faster of ring and tree, as libraries choose by size.
+
+    ``hop``: the mean latency of a ring's hops, where most of them stay inside a node.
+    """
     return np.minimum(
-        ring_all_reduce(size, ranks, bandwidth, latency),
+        ring_all_reduce(size, ranks, bandwidth, latency if hop is None else hop),
         tree_all_reduce(size, ranks, bandwidth, latency),
     )
 

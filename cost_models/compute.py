@@ -119,6 +119,8 @@ def attention_core_seconds(
     compute_bytes: float,
     rate: Rates,
     software: SoftwareProfile,
+    *,
+    dropout: bool = False,
 ) -> Real:
     """Scores, softmax and values, forward.
 
@@ -149,7 +151,8 @@ def attention_core_seconds(
         whole, attention.head_dim, whole, compute_bytes, rate, batch=heads
     ) + matmul_seconds(whole, whole, attention.value_head_dim, compute_bytes, rate, batch=heads)
     pairs = attention.num_heads * whole * tokens / tensor_parallel
-    moved = software.eager_scores_accesses * compute_bytes * pairs
+    accesses = software.eager_scores_accesses + dropout * software.dropout_accesses
+    moved = accesses * compute_bytes * pairs
     return products + moved / rate.memory
 
 
@@ -160,22 +163,51 @@ def elementwise_bytes_per_token(
     tensor_parallel: Count,
     sequence_parallel: Flag,
     software: SoftwareProfile,
+    *,
+    hidden_dropout: bool = False,
 ) -> Real:
     """Bytes a token that norms, residuals, activation and rotary embeddings move, forward."""
     norm = {
         "layer": software.layer_norm_accesses,
         "layer_in_fp32": software.layer_norm_in_fp32_accesses,
-    }.get(kind.norm, software.rms_norm_accesses)
+    }.get(kind.norm, software.rms_norm_accesses + software.rms_norm_fp32_bytes / compute_bytes)
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     blocks = 2.0 + (kind.cross_attention is not None)
-    whole = hidden_size * (kind.num_norms * norm + blocks * software.residual_accesses)
+    residual = software.residual_accesses + hidden_dropout * software.dropout_accesses
+    whole = hidden_size * (kind.num_norms * norm + blocks * residual)
     feed_forward = kind.feed_forward
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
-    split = software.activation_accesses * (width + feed_forward.shared_ffn_hidden_size)
+    activation = software.activation_accesses if kind.feed_forward.gated else 2.0  # read, write
+    split = activation * (width + feed_forward.shared_ffn_hidden_size)
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     split += software.rotary_accesses * query_key * attention.rotary
     return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
+
+
+def adapter_bytes_per_token(
+    kind: LayerKind, compute_bytes: float, tensor_parallel: Count, software: SoftwareProfile
+) -> Real:
+    """Bytes a token that dropout, scaling and adding of adapters move beside their matmuls."""
+    total: Real = 0.0
+    for weight in kind.weights:
+        if not weight.is_adapter:
+            continue
+        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        first = weight.shape[0] < weight.shape[1]  # rank x inputs; the second is outputs x rank
+        accesses = software.adapter_input_accesses if first else software.adapter_output_accesses
+        total = total + accesses * max(weight.shape) / over
+    return compute_bytes * total
+
+
+def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
+    """Bytes that a pass moves to turn a layer's 4-bit weights into what is multiplied."""
+    total: Real = 0.0
+    for weight in kind.weights:
+        if weight.quantised:
+            over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+            total = total + (0.5 + compute_bytes) * weight.numel / over
+    return total
 
 
 def trained_elements(
@@ -226,6 +258,8 @@ def layer_seconds(
     rate: Rates,
     software: SoftwareProfile,
     core_work: Real = 1.0,
+    hidden_dropout: bool = False,
+    attention_dropout: bool = False,
 ) -> PassSeconds:
     """Device seconds of one layer: forward, backward, and what is computed twice.
 
@@ -251,18 +285,32 @@ def layer_seconds(
     for attention in (kind.attention, kind.cross_attention):
         if attention is not None:
             core = core + core_work * attention_core_seconds(
-                attention, tokens, seq_len, tensor_parallel, kernel, compute_bytes, rate, software
+                attention,
+                tokens,
+                seq_len,
+                tensor_parallel,
+                kernel,
+                compute_bytes,
+                rate,
+                software,
+                dropout=attention_dropout,
             )
     moved = (
         elementwise_bytes_per_token(
-            kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software
+            kind,
+            hidden_size,
+            compute_bytes,
+            tensor_parallel,
+            sequence_parallel,
+            software,
+            hidden_dropout=hidden_dropout,
         )
-        * tokens
-        / rate.memory
-    )
+        + adapter_bytes_per_token(kind, compute_bytes, tensor_parallel, software)
+    ) * (tokens / rate.memory)
+    unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / rate.memory
     params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
     added = software.gradient_accumulation_bytes * params / rate.memory
-    forward, back = matrices.forward + core + moved, matrices.inputs
+    forward, back = matrices.forward + core + moved + unpacked, matrices.inputs + unpacked
     if rate.core is not None:  # fp8
         to_inputs, to_outputs = (
             cast_bytes(elements, compute_bytes) * tokens / rate.memory

@@ -163,6 +163,7 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         software.data_parallel_overlap,
         on_gpu=on_gpu,
         interference=software.data_parallel_interference,
+        gathers_behind_forward=software.gathers_behind_forward,
         core_share=setting.core_share,
     )
     index = np.array([rank.index for rank in ranks])

@@ -52,7 +52,8 @@ def matmul_seconds(
         tiles     min over tiles and splits of  waves · 2 u w (k/p + setup) / (R/U e) + partial sums
                   waves = ceil(B ceil(m/u) ceil(n/w) p / U)
                   setup in elements of k, more in faster precisions: it takes the same time
-                  e = share / (1 + o (1/u + 1/w)), 1 at the largest tile before the share
+                  e = share / (1 + o (1/u + 1/w)), 1 at the largest tile before the share;
+                  operands take the same time to read too, so that o grows with the rate
         memory    c B (m k + k n + m n) / beta
 
     and the longer of the two (Williams, Waterman, Patterson, Roofline, CACM 52, 2009). Where the
@@ -66,10 +67,11 @@ def matmul_seconds(
     if not rate.units:
         roofline: Real = np.maximum(2.0 * batch * m * k * n / rate.matmul, moved)
         return roofline
-    largest = 1.0 + OPERAND_TRAFFIC * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
+    traffic = OPERAND_TRAFFIC * rate.setup
+    largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
     fastest: Real = np.asarray(np.inf)
     for high, wide in TILES:
-        efficiency = FULL_WAVE_SHARE * largest / (1.0 + OPERAND_TRAFFIC * (1.0 / high + 1.0 / wide))
+        efficiency = FULL_WAVE_SHARE * largest / (1.0 + traffic * (1.0 / high + 1.0 / wide))
         per_element = 2.0 * high * wide * rate.units / (efficiency * rate.matmul)
         tiles = batch * np.ceil(m / high) * np.ceil(n / wide)
         for parts in SPLITS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Accelerator
@@ -12,9 +14,10 @@ from hardware_profiles.software import SoftwareProfile
 # NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
 # H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
+ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these were not bound by power
 # The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
 # --only nvidia-bert)
-FP32_SHARE = 0.93
+FP32_SHARE = 0.955
 # Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183
 # bf16 shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
@@ -22,6 +25,21 @@ TYPICAL_SHARE = 0.886
 # Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
 # read 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
 MEMORY_SHARE = 0.88
+# A long run on a GPU keeps this share of the best matmul, which is the best of many short ones on a
+# cool card. Fitted: median over the runs of eight sources on A100 (python -m
+# benchmarks.cross_validate)
+SUSTAINED_SHARE = 0.965
+# Joules of a 16-bit FLOP in long runs: power over it is the rate that the power limit leaves; half
+# as much in 8 bits. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and B200 (python -m
+# benchmarks.cross_validate). That matmuls of these chips are bound by power: thonking.ai/p/
+# strangely-matrix-multiplications. An A100 needs at most 300 W / 252.9 TFLOP/s (the PCIe card).
+# Volta: 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract).
+JOULES_A_FLOP: Final[Mapping[str, float]] = {
+    "Volta": 3.0e-12,
+    "Hopper": 0.95e-12,
+    "Blackwell": 0.78e-12,
+}
+BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
 SINCE_HOPPER = ("Hopper", "Blackwell")
 
 
@@ -52,11 +70,18 @@ class Rates:
         return self if self.host_is_device else replace(self, matmul=TYPICAL_SHARE * self.matmul)
 
 
-def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
+def rates(
+    accelerator: Accelerator,
+    precision: str,
+    software: SoftwareProfile,
+    *,
+    long_run: bool = True,
+) -> Rates:
     """Return the rates of an accelerator in a precision; unknown is an error, not a guess.
 
     On a CPU both rates are those measured with all processes at work. On a GPU the rate is that of
-    the best large matmul, ACHIEVABLE_SHARE of the peak where nobody measured it.
+    the best large matmul, ACHIEVABLE_SHARE of the peak where nobody measured it, and of that what a
+    long run keeps; ``long_run`` false: of a matmul alone on a cool card.
     """
     best = best_matmul(accelerator, precision)
     if best is None:
@@ -67,6 +92,11 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
         )
     measured = accelerator.device == "cpu"
     sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
+    eight = best_matmul(accelerator, "bf16") if precision == "fp8" else None
+    setup = best / sixteen
+    if long_run and not measured:
+        best = sustained(accelerator, precision, best)
+        eight = None if eight is None else sustained(accelerator, "bf16", eight)
     launch, units = accelerator.kernel_launch, accelerator.compute_units
     return Rates(
         matmul=best,
@@ -74,8 +104,8 @@ def rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -
         operator=launch.value if launch is not None else software.operator_seconds,
         host_is_device=measured,
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
-        core=best_matmul(accelerator, "bf16") if precision == "fp8" else None,
-        setup=best / sixteen,
+        core=eight,
+        setup=setup,
         flash=software.flash_share_since_hopper
         if accelerator.architecture in SINCE_HOPPER
         else 1.0,
@@ -94,4 +124,23 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     twin = {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)
     if twin in measured and twin in peaks and peaks[twin].value == peak.value:
         return measured[twin].value
-    return (FP32_SHARE if precision == "fp32" else ACHIEVABLE_SHARE) * peak.value
+    if precision == "fp32":
+        return FP32_SHARE * peak.value
+    older = accelerator.architecture in BEFORE_HOPPER
+    return (ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE) * peak.value
+
+
+def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
+    """Return the FLOP/s of large matmuls that a long run keeps: the best ones', the power's.
+
+        min(share · best, P / e)    P watts of the board, e joules a FLOP
+
+    Leaves out: power that memory and links take, which is in e.
+    """
+    if precision == "fp32":  # far from the power limit; its share is that of runs
+        return best
+    joules = JOULES_A_FLOP.get(accelerator.architecture)
+    if joules is None or accelerator.power is None:
+        return SUSTAINED_SHARE * best
+    bits = {"fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
+    return min(SUSTAINED_SHARE * best, accelerator.power.value / (joules * bits))

@@ -127,10 +127,32 @@ def tensor_seconds(
     recomputes = table.recompute == FULL
     forward = each / np.where(recomputes, 3.0, 2.0)
     backward = each - forward
+    if software.chunks_tensor_traffic:
+        chunks = 1.0 * table.tensor_parallel
+        share = software.data_parallel_interference
+        return (
+            chunked_seconds(forward, weights, chunks, share),
+            chunked_seconds(backward, 2.0 * weights, chunks, share),
+        )
     if software.hides_tensor_reduction:
         split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
         backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
     return forward, backward
+
+
+def chunked_seconds(traffic: Real, matmuls: Real, chunks: Real, interference: float) -> Real:
+    """What is left of collectives that run chunk by chunk behind their matmuls.
+
+    The first of t chunks cannot be hidden, the others as long as the matmuls last; a hidden second
+    costs ``interference`` seconds of computation. Source: Wang et al., Overlap communication with
+    dependent computation via decomposition (ASPLOS 2023), sec. 3; Transformer Engine's user
+    buffers.
+
+    >>> float(chunked_seconds(8.0, 100.0, 8.0, 0.0))
+    1.0
+    """
+    hidden = np.minimum((1.0 - 1.0 / chunks) * traffic, matmuls)
+    return traffic - (1.0 - interference) * hidden
 
 
 def rank_seconds(
@@ -172,6 +194,8 @@ def rank_seconds(
             rate=rate,
             software=software,
             core_work=work,
+            hidden_dropout=model.hidden_dropout > 0,
+            attention_dropout=model.attention_dropout > 0,
         )
         core = core + count * one.core
         forward = forward + count * one.forward
@@ -251,6 +275,7 @@ def exposed_data_seconds(
     *,
     on_gpu: bool,
     interference: float = 0.0,
+    gathers_behind_forward: bool = False,
 ) -> Real:
     """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
 
@@ -264,7 +289,8 @@ def exposed_data_seconds(
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
     passes = rank.compute + rank.recompute + rank.host
-    forward = np.where(table.zero_stage >= 3, passes - rank.backward, 0.0)
+    hidden_from = 1 if gathers_behind_forward else 3
+    forward = np.where(table.zero_stage >= hidden_from, passes - rank.backward, 0.0)
     window = hides * every * (rank.backward + forward)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
@@ -280,6 +306,7 @@ def step_seconds(
     *,
     on_gpu: bool,
     interference: float = 0.0,
+    gathers_behind_forward: bool = False,
     core_share: float = 1.0,
 ) -> tuple[TimeParts, Real]:
     """Put the ranks of a pipeline together; return the parts and which rank is the slowest.
@@ -322,7 +349,14 @@ def step_seconds(
         return microbatches * pick(columns, slowest)
 
     exposed = [
-        exposed_data_seconds(rank, table, overlap, on_gpu=on_gpu, interference=interference)
+        exposed_data_seconds(
+            rank,
+            table,
+            overlap,
+            on_gpu=on_gpu,
+            interference=interference,
+            gathers_behind_forward=gathers_behind_forward,
+        )
         for rank in ranks
     ]
     once = [e + rank.optimizer for e, rank in zip(exposed, ranks, strict=True)]

@@ -6,6 +6,7 @@ Units: bytes, bytes/s, seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from cost_models.columns import on_distinct_rows
 from cost_models.communication import AXES, KINDS
 from cost_models.plan import PlanTable
 from cost_models.traffic import Traffic
-from hardware_profiles.cluster import group_link, point_to_point_link
-from hardware_profiles.schema import Cluster
+from hardware_profiles.cluster import group_link, mean_hop_latency, point_to_point_link
+from hardware_profiles.schema import Cluster, Figure, Tier
 from hardware_profiles.software import SoftwareProfile
 
 
@@ -35,29 +36,57 @@ def traffic_seconds(
     bandwidth: Real,
     latency: Real,
     *,
+    hop: Real | None = None,
     gloo: bool = False,
 ) -> Real:
     """Seconds of all collectives of one kind on one axis: bytes once, latency for each.
 
+    ``hop``: the mean latency of a ring's hops, the slowest by default.
     gloo always takes a ring, and reduces everything everywhere to scatter it (torch:
     ProcessGroupGloo.cpp, reduce_scatter).
     """
     cost = {
-        "all_reduce": ring_all_reduce if gloo else all_reduce,
+        "all_reduce": ring_all_reduce,
         "all_gather": ring_all_gather,
         "reduce_scatter": ring_all_reduce if gloo else ring_reduce_scatter,
         "all_to_all": pairwise_all_to_all,
     }
     count = np.maximum(traffic.count, 1)
     mean = traffic.size / count
-    one = (
-        send(mean, bandwidth, latency)
-        if kind == "send"
-        else cost[kind](mean, ranks, bandwidth, latency)
-    )
+    hop = latency if hop is None else hop
+    if kind == "send":
+        one = send(mean, bandwidth, latency)
+    elif kind == "all_reduce" and not gloo:
+        one = all_reduce(mean, ranks, bandwidth, latency, hop)
+    else:
+        one = cost[kind](mean, ranks, bandwidth, latency if kind == "all_to_all" else hop)
     one = one + (0.0 if gloo else COLLECTIVE_START)
     happens = np.greater(traffic.count, 0) & np.greater(ranks, 1)
     return np.where(happens, count * one, 0.0)
+
+
+def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
+    """Return the cluster with the bandwidths that large collectives reach.
+
+    ``inside``: share on the innermost tier, between the accelerators of a node or rack;
+    ``between``: on the network.
+    """
+
+    def lowered(tier: Tier, share: float) -> Tier:
+        def figure(nominal: Figure) -> Figure:
+            return replace(nominal, value=share * nominal.value)
+
+        peer = tier.peer_bandwidth
+        return replace(
+            tier,
+            bandwidth=figure(tier.bandwidth),
+            peer_bandwidth=None if peer is None else figure(peer),
+        )
+
+    alone = cluster.tiers[0].domain_size == 1  # one accelerator a node: all is network
+    shares = [between if alone else inside, *(between for _ in cluster.tiers[1:])]
+    tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
+    return replace(cluster, tiers=tiers)
 
 
 def axis_seconds(
@@ -75,7 +104,8 @@ def axis_seconds(
     """
     tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
     measured = cluster.accelerator.device == "cpu"
-    efficiency = 1.0 if measured else software.bus_efficiency
+    if not measured:
+        cluster = achieved(cluster, software.bus_efficiency, software.network_efficiency)
     ones = np.ones_like(tensor)
     between = np.where(table.expert_tensor_parallel, tensor, 1)
     layout = {
@@ -92,6 +122,7 @@ def axis_seconds(
     for axis in AXES:
         total: Real = np.zeros(len(table))
         ranks: Count = 2 * ones
+        hop = None
         if axis == "pipeline":
             bandwidth, latency = on_distinct_rows(point_to_point_link)(
                 cluster, tensor * data * replicas, group_size=table.pipeline_parallel
@@ -99,14 +130,16 @@ def axis_seconds(
         else:
             ranks, stride = layout[axis]
             bandwidth, latency = on_distinct_rows(group_link)(cluster, ranks, stride)
+            hop = on_distinct_rows(mean_hop_latency)(cluster, ranks, stride)
         for kind in KINDS:
             if (axis, kind) in traffic:
                 total = total + traffic_seconds(
                     kind,
                     traffic[axis, kind],
                     ranks,
-                    efficiency * bandwidth,
+                    bandwidth,
                     latency,
+                    hop=hop,
                     gloo=measured,
                 )
         seconds[axis] = total

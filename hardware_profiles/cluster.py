@@ -78,6 +78,28 @@ def group_link(
     return bandwidth, latency
 
 
+def mean_hop_latency(cluster: Cluster, group_size: Count, stride: Count) -> Column:
+    """Return seconds a message of a ring takes on average over its hops.
+
+    A ring leaves a domain once for its m members there: of the hops 1/m are the outer tier's.
+    NCCL reckons so too (src/graph/tuning.cc: inner and inter-node steps of a ring).
+
+    >>> from hardware_profiles.spec import parse_cluster
+    >>> cluster = parse_cluster("2xDGX-A100-80GB")
+    >>> (1e6 * mean_hop_latency(cluster, np.array([8, 16, 2]), np.array([1, 1, 8]))).tolist()
+    [3.4, 4.725, 14.0]
+    """
+    size, step = np.asarray(group_size), np.asarray(stride)
+    span = np.where(size > 1, size * step, 1)
+    ranks = np.asarray(cluster.num_gpus)
+    mean = slowest = np.full(span.shape, cluster.tiers[0].latency.value)
+    for domain, outer in pairwise(cluster.tiers):
+        leaves = _leaves(span, ranks, domain.domain_size)
+        more = np.where(leaves, np.maximum(0.0, outer.latency.value - slowest), 0.0)
+        mean, slowest = mean + more / _members(span, step, domain.domain_size), slowest + more
+    return mean
+
+
 def point_to_point_link(
     cluster: Cluster,
     distance: Count,

@@ -79,12 +79,18 @@ class SoftwareProfile:
     logits_chunked: bool  # the logits themselves exist only chunk by chunk, too
     # memory-bound work: element accesses per layer, forward
     rms_norm_accesses: float  # per norm and hidden element
+    rms_norm_fp32_bytes: (
+        float  # the same, bytes on top: what a norm that is written out does in fp32
+    )
     layer_norm_accesses: float
     layer_norm_in_fp32_accesses: float
     residual_accesses: float  # per residual add and hidden element
     activation_accesses: float  # per FFN element
     rotary_accesses: float  # per query/key element
+    dropout_accesses: float  # per element that a dropout on its own masks
     eager_scores_accesses: float  # per head and pair of tokens
+    adapter_input_accesses: float  # per adapted matrix and input element
+    adapter_output_accesses: float  # per adapted matrix and output element
     backward_access_ratio: float  # backward accesses / forward accesses
     gradient_accumulation_bytes: float  # moved per parameter when a micro-batch's gradient is added
     optimizer_accesses_bytes: float  # bytes moved per parameter in the optimizer step
@@ -99,10 +105,13 @@ class SoftwareProfile:
     unfused_softmax_operators: float  # that take its place, on top
     operator_seconds: float  # host seconds per operator where the machine was not measured
     # communication
-    bus_efficiency: float  # achieved / nominal link bandwidth of large collectives
+    bus_efficiency: float  # achieved / nominal bandwidth of large collectives inside a node
+    network_efficiency: float  # the same between nodes
     data_parallel_overlap: float  # share of the backward pass that can hide gradient reduction
     data_parallel_interference: float  # seconds that computation loses to one hidden behind it
     tensor_parallel_overlap: float  # share of tensor-parallel traffic hidden behind compute
+    chunks_tensor_traffic: bool  # chunk by chunk behind the matmuls before or after it
+    gathers_behind_forward: bool  # ZeRO-1 and 2: new weights, behind the first forward pass
     hides_tensor_reduction: bool  # of inputs' gradients, behind the matmuls of weights' gradients
     scatters_stage_messages: bool  # each tensor-parallel rank sends its part, gathered over there
     # attention kernel

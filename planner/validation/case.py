@@ -123,7 +123,11 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     )
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     sharding = look_up("sharding", row).get("within")
-    shard = row.get("dp_shard") or (row.get("gpus_per_node") if sharding == "node" else None)
+    shard = (
+        row.get("dp_shard")
+        or number_in("shard_ranks", row)
+        or (row.get("gpus_per_node") if sharding == "node" else None)
+    )
     experts = row.get("expert_parallel") or 1
     return Plan(
         data_parallel=data,
@@ -232,6 +236,7 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
         optimizer=optimizer,
         attention_kernel=_attention(reading),
         master_weights=_keeps_master_weights(row, word),
+        gradient_precision=look_up("gradients", row).get("is", "auto"),
         **_adapter(row),
     )
 

@@ -53,7 +53,9 @@ def accelerator_of(row: Row) -> Accelerator:
         raise Unpriceable("gpu is empty")
     names = [f"{name}-{memory:g}GB"] if memory is not None else []
     entry = look_up("gpu", row)
-    for candidate in [*names, *entry.values(), name]:
+    told = [entry["accelerator"]] if entry else []
+    known = told + names if entry.get("before_name") else names + told
+    for candidate in [*known, name]:
         try:
             return find_accelerator(candidate)
         except InputError:

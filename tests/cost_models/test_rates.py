@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.rates import ACHIEVABLE_SHARE, FP32_SHARE, MEMORY_SHARE, rates
+from cost_models.rates import (
+    ACHIEVABLE_SHARE,
+    ACHIEVABLE_SHARE_BEFORE_HOPPER,
+    FP32_SHARE,
+    JOULES_A_FLOP,
+    MEMORY_SHARE,
+    SUSTAINED_SHARE,
+    rates,
+)
 from hardware_profiles.errors import InputError
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
@@ -16,11 +24,14 @@ def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
     chip = parse_cluster("8xA100-80GB").accelerator
     peak = chip.peak_flops["bf16"]
     unmeasured = replace(chip, achievable_flops={})
-    assert rates(unmeasured, "bf16", SOFTWARE).matmul == pytest.approx(
-        ACHIEVABLE_SHARE * peak.value
-    )
+    alone = rates(unmeasured, "bf16", SOFTWARE, long_run=False)
+    assert alone.matmul == pytest.approx(ACHIEVABLE_SHARE_BEFORE_HOPPER * peak.value)
+    newer = replace(unmeasured, architecture="Hopper")
+    alone = rates(newer, "bf16", SOFTWARE, long_run=False)
+    assert alone.matmul == pytest.approx(ACHIEVABLE_SHARE * peak.value)
     measured = replace(chip, achievable_flops={"bf16": replace(peak, value=2e14)})
-    assert rates(measured, "bf16", SOFTWARE).matmul == 2e14
+    assert rates(measured, "bf16", SOFTWARE, long_run=False).matmul == 2e14
+    assert rates(measured, "bf16", SOFTWARE).matmul == pytest.approx(SUSTAINED_SHARE * 2e14)
     assert rates(chip, "bf16", SOFTWARE).memory == MEMORY_SHARE * chip.memory_bandwidth.value
     cpu = rates(replace(measured, device="cpu"), "bf16", SOFTWARE)
     assert cpu.host_is_device
@@ -46,12 +57,30 @@ def test_matmuls_without_tensor_cores_come_nearer_to_their_peak() -> None:
     chip = parse_cluster("8xV100-SXM2-32GB").accelerator
     plain = rates(chip, "fp32", SOFTWARE)
     assert plain.matmul == FP32_SHARE * chip.peak_flops["fp32"].value
-    assert plain.setup == pytest.approx(plain.matmul / rates(chip, "fp16", SOFTWARE).matmul)
+    sixteen = rates(chip, "fp16", SOFTWARE, long_run=False)
+    assert plain.setup == pytest.approx(plain.matmul / sixteen.matmul)
     assert rates(chip, "fp16", SOFTWARE).setup == 1.0
 
 
 def test_cores_of_fp8_set_up_their_tiles_as_in_16_bits() -> None:
     chip = parse_cluster("8xH100-SXM").accelerator
     eight = rates(chip, "fp8", SOFTWARE)
-    assert eight.setup == pytest.approx(eight.matmul / rates(chip, "bf16", SOFTWARE).matmul)
+    alone = [rates(chip, precision, SOFTWARE, long_run=False) for precision in ("fp8", "bf16")]
+    assert eight.setup == pytest.approx(alone[0].matmul / alone[1].matmul)
     assert eight.of_core.setup == 1.0
+
+
+def test_power_bounds_long_runs_of_the_boards_that_need_more_than_they_get() -> None:
+    def long(cluster: str, precision: str = "bf16", **changes: object) -> float:
+        chip = parse_cluster(cluster).accelerator
+        return rates(replace(chip, **changes), precision, SOFTWARE).matmul
+
+    watts = parse_cluster("8xB200").accelerator.power
+    assert watts is not None
+    assert long("8xB200") == pytest.approx(watts.value / JOULES_A_FLOP["Blackwell"])
+    assert long("8xB200", "fp8") == pytest.approx(2.0 * long("8xB200"))
+    assert long("8xB200", power=None) == pytest.approx(SUSTAINED_SHARE * 1.745e15)
+    assert long("8xB200", power=replace(watts, value=5000.0)) == long("8xB200", power=None)
+    # the same chip with a lower limit is slower; an A100 is not bound by its 400 W
+    assert long("8xH100-SXM-96GB") == pytest.approx(long("8xH100-SXM") * 500.0 / 700.0)
+    assert long("8xA100-80GB") == pytest.approx(SUSTAINED_SHARE * 271.2e12)

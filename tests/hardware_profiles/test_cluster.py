@@ -17,6 +17,7 @@ from hardware_profiles.cluster import (
     cluster_to_dict,
     group_link,
     link_graph,
+    mean_hop_latency,
     point_to_point_link,
 )
 from hardware_profiles.errors import InputError
@@ -75,6 +76,18 @@ def ring_on_graph(graph, group):
     return bandwidth, latency
 
 
+def mean_hop_on_graph(graph, group):
+    """Return seconds of a ring's average hop; one of a rank to itself is the inner tier's."""
+    inner = min(edge["latency"] for *_, edge in graph.edges(data=True))
+    if len(group) == 1:
+        return inner
+    hops = []
+    for rank, following in zip(group, [*group[1:], group[0]], strict=True):
+        path = networkx.shortest_path(graph, ("accelerator", rank), ("accelerator", following))
+        hops.append(max(graph.edges[edge]["latency"] for edge in pairwise(path)))
+    return sum(hops) / len(hops)
+
+
 CASES = [
     (sizes, size, stride)
     for sizes in ([6], [8, 16], [8, 24], [4, 8, 16], [2, 12], [3, 12], [6, 24])
@@ -93,6 +106,12 @@ def test_closed_form_equals_every_group_on_the_graph(sizes):
         bandwidth, latency = group_link(cluster, size, stride)
         assert float(bandwidth) == pytest.approx(min(ring[0] for ring in rings)), (size, stride)
         assert float(latency) == max(ring[1] for ring in rings), (size, stride)
+        hops = [mean_hop_on_graph(graph, group) for group in groups_of(sizes[-1], size, stride)]
+        span = size * stride
+        fills = all(d % span == 0 or (span % d == 0 and d % stride == 0) for d in sizes)
+        if fills:  # else some group straddles an edge: never too fast
+            assert float(mean_hop_latency(cluster, size, stride)) == pytest.approx(hops[0])
+        assert float(mean_hop_latency(cluster, size, stride)) >= max(hops) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,30 @@ def test_words_in_notes_count() -> None:
     assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
 
 
+def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> None:
+    def gradients(framework: str, **cells: Any) -> float:
+        return case(framework=framework, **cells).setting.workload.reduction_bytes
+
+    assert gradients("Megatron-LM", precision="fp16") == 2.0
+    assert gradients("Megatron-LM", precision="bf16") == 4.0
+    assert gradients("NeMo/Megatron-Core", precision="bf16") == 2.0
+    jax = case(framework="MaxText (JAX)", gpu="H100-SXM", recompute=None, zero_stage=3)
+    assert jax.plan.recompute == "full"
+    jax = case(framework="MaxText (JAX)", zero_stage=3, notes="FSDP group 8 of 16")
+    assert (jax.plan.data_parallel, jax.plan.dp_replicate) == (16, 2)
+    tuned = case(framework="NeMo/Megatron-Core", peft="lora", gated_mlp=True)
+    assert tuned.setting.workload.adapter_targets == "q,k,v"
+
+
+def test_words_may_know_the_board_better_than_its_name() -> None:
+    def board(**cells: Any) -> str:
+        return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).setting.cluster.accelerator.name
+
+    assert board() == "V100-SXM2-32GB"
+    assert board(gpus_per_node=16) == "V100-SXM3-32GB"
+    assert board(gpus_per_node=16, notes="DGX-2H") == "V100-SXM3-32GB-H"
+
+
 def test_stages_of_embedding_and_head_are_priced_with_fewer() -> None:
     some = case(num_layers=30, tensor_parallel=2, pipeline_parallel=4, virtual_stages=8)
     assert some.plan.virtual_stages == 7
@@ -190,6 +214,10 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
     assert profile("torchtune", notes="compile; chunked CE") == "torchtune-chunked"
     assert profile("nobody's own") == "shardplan"
+    assert profile("fms-fsdp (PyTorch FSDP1)", notes="compile; sharding HSDP") == "fms-fsdp"
+    assert profile("fms-fsdp (PyTorch FSDP1)", notes="no compile; sharding HSDP") == "shardplan"
+    assert profile("MaxText (JAX)") == "xla"
+    assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
     assert fused.setting.software.optimizer_in_backward
     assert not fused.setting.workload.master_weights

@@ -1,0 +1,140 @@
+"""What layers move beside their matmuls, and what collectives reach, each switched on and off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import make_setting, sample_model
+
+from cost_models import matmul
+from cost_models.adapters import adapted
+from cost_models.compute import (
+    adapter_bytes_per_token,
+    dequantised_bytes,
+    elementwise_bytes_per_token,
+)
+from cost_models.estimate import price
+from cost_models.matmul import matmul_seconds
+from cost_models.plan import Plan, PlanTable
+from cost_models.rates import Rates
+from cost_models.step_time import chunked_seconds
+from cost_models.traffic_time import achieved
+from cost_models.workload import Workload
+from hardware_profiles.software import software_profile
+from hardware_profiles.spec import parse_cluster
+
+EAGER = software_profile("shardplan")
+
+
+def moved(name: str, compute_bytes: float = 2.0, dropout: bool = False, **changes: Any) -> float:
+    model = sample_model(name)
+    software = replace(EAGER, **changes)
+    return float(
+        elementwise_bytes_per_token(
+            model.kinds[0],
+            model.hidden_size,
+            compute_bytes,
+            1,
+            False,
+            software,
+            hidden_dropout=dropout,
+        )
+    )
+
+
+def test_a_norm_that_is_written_out_moves_fp32() -> None:
+    model = sample_model("llama")
+    norms = model.kinds[0].num_norms * model.hidden_size
+    # 16 bits: read to be cast, and so on: 18 accesses of 2 bytes; fp32: 11 of 4, as counted
+    without = {"rms_norm_accesses": 0.0, "rms_norm_fp32_bytes": 0.0}
+    assert moved("llama") - moved("llama", **without) == pytest.approx(36.0 * norms)
+    assert moved("llama", 4.0) - moved("llama", 4.0, **without) == pytest.approx(44.0 * norms)
+
+
+def test_an_activation_without_a_gate_is_read_and_written() -> None:
+    model = sample_model("gpt2")
+    assert not model.kinds[0].feed_forward.gated
+    assert moved("gpt2") == moved("gpt2", activation_accesses=100.0)
+    assert moved("llama") < moved("llama", activation_accesses=100.0)
+
+
+def test_dropout_on_its_own_is_two_and_a_half_accesses_of_each_residual() -> None:
+    hidden = sample_model("gpt2").hidden_size
+    more = moved("gpt2", dropout=True) - moved("gpt2")
+    assert more == pytest.approx(2 * 2.5 * 2.0 * hidden)
+    assert moved("gpt2", dropout=True, dropout_accesses=0.0) == moved("gpt2")
+
+
+def test_adapters_are_scaled_and_added_and_4_bit_weights_unpacked() -> None:
+    workload = Workload(128, 8, adapter="qlora", adapter_rank=8, adapter_targets="q")
+    kind = adapted(sample_model("llama"), workload).kinds[0]
+    (query,) = [w for w in kind.weights if w.quantised]
+    outputs, inputs = query.shape
+    software = replace(EAGER, adapter_input_accesses=3.0, adapter_output_accesses=5.0)
+    found = float(adapter_bytes_per_token(kind, 2.0, 1, software))
+    assert found == 2.0 * (3.0 * inputs + 5.0 * outputs)
+    assert float(dequantised_bytes(kind, 2.0, 1)) == 2.5 * query.numel
+    assert float(dequantised_bytes(kind, 2.0, 2)) == 1.25 * query.numel
+    plain = sample_model("llama").kinds[0]
+    assert float(adapter_bytes_per_token(plain, 2.0, 1, software)) == 0.0
+    assert float(dequantised_bytes(plain, 2.0, 1)) == 0.0
+
+
+def test_small_tiles_read_their_operands_in_the_same_time_in_any_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast = Rates(1e14, 1e15, 0.0, False, units=100.0)
+    slow = replace(fast, matmul=1e13, setup=0.1)
+
+    def seconds(rate: Rates) -> float:
+        return float(matmul_seconds(640.0, 1024.0, 640.0, 2.0, rate))
+
+    read = [seconds(rate) for rate in (fast, slow)]
+    monkeypatch.setattr(matmul, "OPERAND_TRAFFIC", 0.0)
+    unread = [seconds(rate) for rate in (fast, slow)]
+    # the slower the arithmetic, the less its operands matter
+    assert read[0] / unread[0] > 1.2 > 1.1 > read[1] / unread[1] > 1.0
+
+
+def test_networks_and_links_inside_a_node_reach_their_own_share() -> None:
+    tiers = achieved(parse_cluster("2x8xA100-80GB"), 0.5, 0.9).tiers
+    assert [tier.bandwidth.value for tier in tiers] == [150e9, 0.9 * 25e9]
+    alone = achieved(parse_cluster("2x1xA100-80GB"), 0.5, 0.9).tiers
+    assert (
+        alone[-1].bandwidth.value == 0.9 * parse_cluster("2x1xA100-80GB").tiers[-1].bandwidth.value
+    )
+    mesh = achieved(parse_cluster("8xMI300X"), 0.5, 0.9).tiers[0]
+    assert mesh.peer_bandwidth is not None
+    assert mesh.peer_bandwidth.value == 32e9
+
+
+def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmuls() -> None:
+    assert float(chunked_seconds(8.0, 100.0, 8.0, 0.25)) == pytest.approx(1.0 + 0.25 * 7.0)
+    assert float(chunked_seconds(8.0, 2.0, 8.0, 0.0)) == pytest.approx(6.0)
+    assert float(chunked_seconds(8.0, 0.0, 8.0, 0.25)) == 8.0
+    assert float(chunked_seconds(0.0, 5.0, 1.0, 0.25)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"chunks_tensor_traffic": True}, "tensor_communication"),
+        ({"gathers_behind_forward": True, "data_parallel_overlap": 1.0}, "data_communication"),
+    ],
+)
+def test_what_is_hidden_is_not_waited_for(change: dict[str, Any], part: str) -> None:
+    setting = make_setting(
+        "llama", "2x8xA100-80GB", seq_len=1024, global_batch_size=64, software="megatron"
+    )
+    usual = replace(setting.software, data_parallel_overlap=1.0, operator_seconds=0.0)
+    plans = PlanTable.from_plans(
+        [Plan(tensor_parallel=4, data_parallel=4, zero_stage=1, num_microbatches=16)]
+    )
+    times = [
+        float(np.ravel(getattr(price(replace(setting, software=s), plans).time, part))[0])
+        for s in (usual, replace(usual, **change))
+    ]
+    assert times[1] < times[0]
