@@ -1,43 +1,16 @@
-"""Every family that the executor trains, against the module of transformers."""
+"""What families have beside their defaults, against the module of transformers.
+
+Every family under every kind of layout is in the matrix (``python -m executor.verify --matrix``).
+"""
 
 from __future__ import annotations
 
 import pytest
-from test_parity import OPTIONS, assert_equal
-from tiny import CONFIGS, tiny, verified
+from test_parity import assert_equal
+from tiny import tiny, verified
 
 from cost_models.plan import Plan
 from executor import tensor_parallel
-from executor.support import SPAN_FAMILIES
-
-# the others are part of the matrix of all options
-FAMILIES = [family for family in CONFIGS if family not in (*OPTIONS["family"], *SPAN_FAMILIES)]
-# all axes but the data ranks; whole layers again, ZeRO-3
-WIDE = Plan(
-    tensor_parallel=2,
-    sequence_parallel=True,
-    pipeline_parallel=2,
-    recompute="selective",
-    num_microbatches=2,
-)
-SHARDED = Plan(
-    data_parallel=2, tensor_parallel=2, zero_stage=3, recompute="full", num_microbatches=2
-)
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tensor_sequence_and_pipeline_parallel(family: str):
-    ranges = ((0, 3), (3, 5))  # uneven
-    assert_equal(verified(tiny(WIDE, family, num_layers=5, layer_ranges=ranges, tied=True)))
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_zero_tensor_parallel_and_recomputation(family: str):
-    assert_equal(verified(tiny(SHARDED, family, num_layers=2)))
 
 
 @pytest.mark.distributed
