@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,23 +16,42 @@ from planner.render.text import TIME_WORDS, bars, ranked_table
 CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]
 
 
-def texts() -> list[tuple[str, Any]]:
-    answers: list[tuple[str, Any]] = []
-    for name in CONFIGS:
-        for cluster in CLUSTERS:
-            answers.append((f"fit {name} {cluster}", planner.fit(sample_model(name), cluster)))
-    answers.append(("does not fit", planner.fit("llama-3.1-405b", "8xA100-80GB")))
+Question = Callable[[], Any]
+
+
+def questions() -> dict[str, Question]:
+    found: dict[str, Question] = {
+        f"fit {name} {cluster}": partial(_fit, name, cluster)
+        for name in CONFIGS
+        for cluster in CLUSTERS
+    }
+    found["does not fit"] = lambda: planner.fit("llama-3.1-405b", "8xA100-80GB")
     pipeline = {"pipeline_parallel": 4, "pipeline_schedule": "gpipe"}
-    answers.append(("pipeline", planner.fit(llama(), "8xA100-80GB", **pipeline)))
-    answers.append(("plan", planner.plan(llama(), "2x8xH100-SXM", global_batch_size=64)))
-    answers.append(("one plan", planner.plan(llama(), "1xA100-80GB", global_batch_size=1, top=1)))
-    return answers
+    found["pipeline"] = lambda: planner.fit(llama(), "8xA100-80GB", **pipeline)
+    found["plan"] = lambda: planner.plan(llama(), "2x8xH100-SXM", global_batch_size=64)
+    found["one plan"] = lambda: planner.plan(llama(), "1xA100-80GB", global_batch_size=1, top=1)
+    return found
 
 
-TEXTS = texts()
+def _fit(name: str, cluster: str) -> Any:
+    return planner.fit(sample_model(name), cluster)
 
 
-@pytest.mark.parametrize("answer", [a for _, a in TEXTS], ids=[n for n, _ in TEXTS])
+QUESTIONS = questions()
+EACH = pytest.mark.parametrize("answer", QUESTIONS, indirect=True)
+
+
+@cache  # asked when a test needs it, not while tests are collected
+def answer_to(name: str) -> Any:
+    return QUESTIONS[name]()
+
+
+@pytest.fixture
+def answer(request: pytest.FixtureRequest) -> Any:
+    return answer_to(request.param)
+
+
+@EACH
 def test_lines_fit_into_a_terminal(answer: Any) -> None:
     lines = str(answer).splitlines()
     # commands and names are never broken, so that they can be copied
@@ -41,7 +62,7 @@ def test_lines_fit_into_a_terminal(answer: Any) -> None:
     assert "np.float64" not in str(answer)
 
 
-@pytest.mark.parametrize("answer", [a for _, a in TEXTS], ids=[n for n, _ in TEXTS])
+@EACH
 def test_json_holds_plain_finite_values(answer: Any) -> None:
     text = json.dumps(answer.to_dict(), allow_nan=False)
     assert json.loads(text)["schema_version"] == 1

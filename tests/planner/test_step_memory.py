@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,39 @@ STAGES = {"tensor_parallel": 2, "pipeline_parallel": 4, "num_microbatches": 8}
 PIPELINE = {"pipeline_parallel": 4, "tensor_parallel": 2, "num_microbatches": 8, "seq_len": 4096}
 
 
-def answers() -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+Question = tuple[str, str, dict[str, Any]]  # a model or the name of a sample, cluster, options
+
+
+def questions() -> dict[str, Question]:
+    found: dict[str, Question] = {}
     for name in CONFIGS:
         options: list[dict[str, Any]] = [{}, {"recompute": "full", "precision": "fp32"}]
         if name != "t5":
             options.append({"tensor_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1})
         for number, each in enumerate(options):
-            model = sample_model(name)
-            found.append((f"{name} {number}", planner.fit(model, "8xA100-80GB", **each)))
+            found[f"{name} {number}"] = (name, "8xA100-80GB", each)
     for schedule in ("gpipe", "interleaved_1f1b", "zero_bubble", "zbv", "dualpipev"):
         more = {"pipeline_schedule": schedule, "recompute": "none", **PIPELINE}
-        found.append((schedule, planner.fit("llama-3-8b", "8xH100-SXM", **more)))
-    found.append(("too large", planner.fit("llama-3.1-405b", "8xA100-80GB")))
-    found.append(("qlora", planner.fit("llama-3-8b", "1xRTX-4090", qlora=16)))
-    found.append(("offload", planner.fit("llama-3-8b", "8xA100-80GB", offload="activations")))
+        found[schedule] = ("llama-3-8b", "8xH100-SXM", more)
+    found["too large"] = ("llama-3.1-405b", "8xA100-80GB", {})
+    found["qlora"] = ("llama-3-8b", "1xRTX-4090", {"qlora": 16})
+    found["offload"] = ("llama-3-8b", "8xA100-80GB", {"offload": "activations"})
     return found
 
 
-ANSWERS = answers()
-EACH = pytest.mark.parametrize("answer", [a for _, a in ANSWERS], ids=[n for n, _ in ANSWERS])
+QUESTIONS = questions()
+EACH = pytest.mark.parametrize("answer", QUESTIONS, indirect=True)
+
+
+@cache  # asked when a test needs it, not while tests are collected
+def answer_to(name: str) -> Any:
+    model, cluster, options = QUESTIONS[name]
+    return planner.fit(sample_model(model) if model in CONFIGS else model, cluster, **options)
+
+
+@pytest.fixture
+def answer(request: pytest.FixtureRequest) -> Any:
+    return answer_to(request.param)
 
 
 def test_every_moment_and_part_has_words_and_marks() -> None:
