@@ -58,15 +58,17 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     def share(modules: list[nn.Module] | nn.Module, mesh: DeviceMesh, frees: bool) -> None:
         if plan.zero_stage == 0 and mesh.size() > 1:
             replicate(modules, mesh=mesh, mp_policy=policy, ignored_params=left_alone)
-            return
-        fully_shard(
-            modules,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=frees,
-            shard_placement_fn=placement,
-            ignored_params=left_alone,
-        )
+        else:
+            fully_shard(
+                modules,
+                mesh=mesh,
+                mp_policy=policy,
+                reshard_after_forward=frees,
+                shard_placement_fn=placement,
+                ignored_params=left_alone,
+            )
+        if mesh.size() > 1:  # else torch would divide by 1, into a copy
+            _sum_gradients(_fsdp(modules if isinstance(modules, list) else [modules]))
 
     # the tensors that are cut along another dimension than the first
     inside = {stage.get_parameter(name) for name, part in kept.items() if part.dim == 1}
@@ -80,8 +82,6 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
         # the head is used again at once: it stays whole from its forward to its backward pass
         share(group, grid.sharding_mesh(), plan.zero_stage == 3 and head not in group)
     share(stage, grid.sharding_mesh(), False)
-    if plan.world_size > 1:  # else torch would divide by 1, into a copy
-        _sum_gradients(stage)
     if plan.zero_stage > 0 or grid.sharding_mesh().size() == 1:
         _set_prefetch(stage, groups)
         if stage.first and head not in groups[0] and _looks_up_only(groups[0]):
@@ -236,11 +236,9 @@ def _fsdp(group: list[nn.Module]) -> FSDPModule:
     return module
 
 
-def _sum_gradients(stage: nn.Module) -> None:
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+def _sum_gradients(module: FSDPModule) -> None:
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
 
 def _set_prefetch(stage: Stage, groups: list[list[nn.Module]]) -> None:
