@@ -64,6 +64,15 @@ def norm_bytes(
     return software.layer_norm_saved * compute_bytes * width + software.layer_norm_statistics_bytes
 
 
+def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
+    """Whether what a layer saves has its input as it came: not a copy in fp32."""
+    if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
+        return True
+    if kind.norm in ("layer", "rms_mixed"):
+        return True
+    return compute_bytes >= FP32 and kind.norm != "layer_in_fp32"
+
+
 def attention_bytes(attention: Attention, compute_bytes: float) -> float:
     """Queries, keys, values and the output, saved by the attention core and the output matrix.
 

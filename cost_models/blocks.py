@@ -30,8 +30,9 @@ from cost_models.columns import by_value
 from cost_models.held_activations import Held, Walk
 from cost_models.model import ModelSpec
 from cost_models.plan import PlanTable
-from cost_models.rank_parameters import RankParameters
+from cost_models.rank_parameters import RankParameters, block_numel
 from cost_models.schedules import SPLIT_CODES
+from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
 from cost_models.workload import Workload
 from cost_models.zero_plus_plus import gathering_buffer, reducing_buffer
@@ -83,7 +84,8 @@ class Blocks:
     expert_shards: Real
     apart: Real  # of a layer: experts, gathered and reduced by themselves
     inside: Real  # bytes an element: experts cut inside are rearranged matrix by matrix
-    tied: Real  # elements of a table that is both ends
+    tied: Real  # elements of a block that is both ends
+    table: Real  # of these, of the table that is both
     behind: Real  # of the block that a backward pass reduced last
     split: Flag  # weight gradients come after those of inputs
 
@@ -137,6 +139,9 @@ class Blocks:
             inside=_rearranged(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
             tied=params.embedding + zeros if alone else zeros,
+            table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
+            if alone
+            else zeros,
             behind=(params.embedding if rank.first else params.largest_layer) + zeros,
             split=np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1),
         )
@@ -159,7 +164,8 @@ class Blocks:
         ahead = self.head + self.tied + self._prefetched()
         ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
         projection = ahead + self._fresh(block) + self._left_over()
-        places: list[AtMoment] = [(gradients, held.saved, held.logits_gradient, projection, zeros)]
+        walked = held.saved + held.head_walk
+        places: list[AtMoment] = [(gradients, walked, held.logits_gradient, projection, zeros)]
         turned = held.saved - held.tail + held.head_norm
         places.append((gradients, turned, zeros, projection, zeros))
         for last, there in self._modes():
@@ -182,7 +188,8 @@ class Blocks:
         places = []
         for walk in held.walks:
             for before, done, layers in behind:
-                activations = held.saved - held.tail + walk.beside - layers * walk.kept
+                activations = held.saved - held.tail + walk.beside
+                activations = activations + layers * (walk.shared - walk.kept)
                 activations = np.maximum(activations, 0.0)
                 for last, there in self._modes():
                     buffers, gone = self._walk(walk, last, before, self.layer - self.apart)
@@ -206,7 +213,8 @@ class Blocks:
                 gone = gone + self._gone(done, last)
                 whole = self._accumulated(gradients, self.embedding + self.layer, last)
                 whole = self._before(whole, done, last)
-                place = self._named((whole, walk.alone, zeros, buffers, gone), used)
+                alone = walk.alone + walk.shared * float(self.num_layers > 1)
+                place = self._named((whole, alone, zeros, buffers, gone), used)
                 places.append(_where(there, place))
         # weight gradients that come last are reduced while others are still due: the copy in the
         # precision of the reduction, and what comes out of it beside what was accumulated
@@ -279,7 +287,7 @@ class Blocks:
 
     def _tied_gradient(self) -> Real:
         """The gradient that a tied table has from the head, until the embedding adds its own."""
-        return np.where(self.managed | ~self.several, self.compute * self.tied, 0.0)
+        return np.where(self.managed | ~self.several, self.compute * self.table, 0.0)
 
     def _reduced(self, elements: Real, last: bool, shards: Real | None = None) -> Real:
         """A block's gradients while they are reduced, or only added up."""

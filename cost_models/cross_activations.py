@@ -69,6 +69,17 @@ def walk_bytes_per_token(
     return np.maximum(walk + scores, attention - done / table.tensor_parallel)
 
 
+def positions_gradient_bytes(kind: LayerKind, workload: Workload, table: PlanTable) -> Real:
+    """Bytes a token of the gradient of its positions, once a layer of the stack has given its own.
+
+    c a s / t: an encoder adds them for every sequence, whose places differ; a decoder once for all.
+    """
+    if not kind.stack:
+        return np.zeros(len(table))
+    sequences = 1.0 if kind.cross_attention is None else 1.0 * table.micro_batch_size
+    return _scores(kind, workload, table) / sequences
+
+
 def _scores(kind: LayerKind, workload: Workload, table: PlanTable) -> Real:
     heads = workload.compute_bytes * kind.attention.num_heads / table.tensor_parallel
     return heads * workload.seq_len

@@ -39,11 +39,14 @@ def of_frozen_layer(
         fused qkv    c (a d + k d), where values are a view of the whole
         4 bits       what matrices in 4 bits read, where their library keeps it all the same
 
-    Itself where all is trained, and where a trainer's own functions keep inputs anyhow.
+    Itself where all is trained; where a trainer's own functions keep inputs anyhow, only norms lose
+    their copies.
     """
     frozen = [w for w in kind.weights if w.frozen]
+    norms = [w for w in frozen if w.part == "norm" and w.shape == (hidden_size,)]
+    dropped = len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software)
     if not frozen or software.frozen_weights_save_inputs:
-        return regions
+        return replace(regions, replicated=regions.replicated - dropped)
     adapted = _adapted(kind)
     first = [w for w in frozen if w.role in ("linear", "expert") and w.cut == "column"]
     attention = [w for w in first if w.part == "attention"]
@@ -54,9 +57,7 @@ def of_frozen_layer(
         kept = any(w.name in adapted for w in block)
         if not kept or made_anew:
             inputs = inputs - compute_bytes * hidden_size * bool(block)
-    norms = [w for w in frozen if w.part == "norm" and w.shape == (hidden_size,)]
-    if kind.norm.startswith("rms"):
-        replicated -= software.rms_norm_saved * compute_bytes * hidden_size * len(norms)
+    replicated -= dropped
     last = [w for w in frozen if w.cut == "row" and w.part in ("mlp", "experts", "shared_experts")]
     if last and (made_anew or not any(w.name in adapted for w in last)):
         feed_forward = kind.feed_forward
@@ -77,6 +78,20 @@ def of_frozen_layer(
     return replace(
         regions, inputs=inputs, replicated=max(0.0, replicated), split=split, routed=routed
     )
+
+
+def normalised_bytes(
+    kind: LayerKind, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Bytes of what only the weight of a norm multiplies: c h, in fp32 where the product is."""
+    if kind.norm == "layer":  # saved is its input
+        return 0.0
+    saved = software.rms_norm_saved * compute_bytes
+    if kind.norm == "rms_in_fp32":
+        saved = software.rms_norm_in_fp32_saved_fp32_bytes / 2.0
+    if kind.norm == "layer_in_fp32":
+        saved = software.layer_norm_in_fp32_saved_fp32_bytes / 3.0
+    return saved * hidden_size
 
 
 def _adapted(kind: LayerKind) -> set[str]:

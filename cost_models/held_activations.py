@@ -22,6 +22,7 @@ from cost_models.activations import (
     layer_regions,
     norm_bytes,
     saved_bytes_per_token,
+    saves_input,
 )
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Count, Real, pick
@@ -31,7 +32,11 @@ from cost_models.context_parallel import (
     is_blockwise,
     rank_tokens,
 )
-from cost_models.cross_activations import shared_bytes_per_token, walk_bytes_per_token
+from cost_models.cross_activations import (
+    positions_gradient_bytes,
+    shared_bytes_per_token,
+    walk_bytes_per_token,
+)
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.fp8 import fp8_regions
 from cost_models.frozen_layers import of_frozen_layer, sharded_input_bytes
@@ -42,6 +47,7 @@ from cost_models.outer_activations import (
     embedding_bytes_per_token,
     head_bytes_per_token,
     head_norm_bytes_per_token,
+    head_walk_bytes_per_token,
     rotary_table_bytes,
     window_mask_bytes,
 )
@@ -61,6 +67,7 @@ class Walk:
 
     beside: Real  # to what all layers save
     alone: Real  # to what all ranks' other layers have left: nothing
+    shared: Real  # of these, once a layer of its stack is done: the gradient of its positions
     gradients: Real  # elements of weight gradients of this layer that are there
     kept: Real  # that such a layer had saved, recomputed or not
     experts_done: bool  # experts that others share than the rest are reduced now
@@ -79,6 +86,7 @@ class Held:
     working: Real  # one layer on its way backward: gradients, and what is recomputed
     last_layer: Real  # the same, and what that layer saved: all that is left at the end
     walks: tuple[Walk, ...]  # our executor's: place by place
+    head_walk: Real  # the projection on its way backward
     head_norm: Real  # the last norm on its way backward
     tail: Real  # of ``saved``, by the head: gone before the layers
     logits_forward: Real  # of the micro-batch that is at the loss
@@ -86,7 +94,6 @@ class Held:
     logits_gradient: Real  # of the same, once its own backward pass is over
     logits_later: Real  # at the loss of the next one, where the first's layers are already gone
     messages: Real  # between stages
-    coming: Real  # of these: the next input, and what goes back
     offloaded: Real  # of layers, in host memory
 
 
@@ -134,7 +141,7 @@ def held_activations(
     flying, flying_later = flying + shared * in_flight, flying_later + shared * one_less
     saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
-    arrived, coming = messages(model, workload, table, rank, in_flight)
+    arrived = messages(model, workload, table, rank, in_flight)
     return Held(
         in_flight=in_flight,
         due=late,
@@ -147,10 +154,12 @@ def held_activations(
                 walk,
                 beside=walk.beside * tokens,
                 alone=(walk.alone + shared) * tokens,
+                shared=walk.shared * tokens,
                 kept=walk.kept * tokens,
             )
             for walk in walks
         ),
+        head_walk=head_walk_bytes_per_token(model, workload, table, rank) * tokens,
         head_norm=head_norm_bytes_per_token(model, workload, software, table, rank) * tokens,
         tail=tail * tokens,
         last_layer=(np.maximum(last_layer, due * due_at_the_end(table, rank)) + shared) * tokens,
@@ -159,7 +168,6 @@ def held_activations(
         logits_gradient=kept * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
         messages=arrived * tokens,
-        coming=coming * tokens,
         offloaded=away * tokens,
     )
 
@@ -244,15 +252,17 @@ def _layers(
         alone = np.maximum(alone, whole + walk)
         if not software.walks_by_blocks:
             continue
-        for place in places(
-            kind, trained, model.hidden_size, everything, wide, workload, software, table
-        ):
+        core = np.where(table.recompute == SELECTIVE, everything - kept, 0.0)
+        core = core / (1.0 if kind.cross_attention is None else 2.0)
+        # the input that stayed is the one that the layer saves
+        anew = everything - saves_input(kind, compute) * inputs
+        shared = positions_gradient_bytes(kind, workload, table)
+        for place in places(model, kind, trained, everything, workload, software, table):
             there = place.working - place.freed
-            ends = (place.gradients, everything, place.experts_done, place.done)
+            ends = (shared, place.gradients, everything, place.experts_done, place.done)
             way = Walk(there, everything + there, *ends)
             walks += [way] if recomputed < count else []
-            core = np.where(table.recompute == SELECTIVE, everything - kept, 0.0)
-            again = np.where(table.recompute == FULL, everything, core * place.in_attention)
+            again = np.where(table.recompute == FULL, anew, core * place.has_core)
             again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
             again_walks += [replace(way, beside=again + there, kept=left)] if recomputed else []
     # offloaded, the layers behind it had left already

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.activations import FULL, SELECTIVE_OPS
+from cost_models.activations import FULL, SELECTIVE_OPS, saves_input
 from cost_models.arrays import Real
 from cost_models.model import ModelSpec
 from cost_models.plan import SCHEDULES, PlanTable
@@ -71,22 +71,18 @@ def due_at_the_end(table: PlanTable, rank: PipelineRank) -> Real:
 
 def messages(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank, in_flight: Real
-) -> tuple[Real, Real]:
+) -> Real:
     """Bytes a token of messages between stages: c h (/ t with sequence parallelism) each.
 
     A received input lives until its backward pass; where the first layer saves its input itself
     (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
-    the message that it came in. Beside them one output and one gradient are on their way.
+    the message that it came in. Beside them the last message that was sent is there until the next
+    one goes, and the next input comes, but to the first stage.
     """
     compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along
-    kind = model.kinds[model.pattern[0]]
-    saves_itself = kind.norm in ("layer", "rms_mixed") or (
-        compute >= 4.0 and kind.norm != "layer_in_fp32"
-    )
-    if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
-        saves_itself = True
+    saves_itself = saves_input(model.kinds[model.pattern[0]], compute)
     inputs = rank.num_stages - float(rank.first)
     keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
     alone = np.where(keeps_input, 1.0 * rank.recomputed_starts, 0.0)
@@ -94,5 +90,6 @@ def messages(
     # offloaded: the layer's copy leaves, the received tensor stays
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)
     received = (apart + rank.states_received - inputs) * in_flight
-    coming = np.where(table.pipeline_parallel > 1, 2.0 * rank.states_at_once * one, 0.0)
-    return np.where(table.pipeline_parallel > 1, received * one, 0.0) + coming, coming
+    under_way = 1.0 if rank.first and rank.num_stages == 1 else 2.0
+    found = (received + under_way * rank.states_at_once) * one
+    return np.where(table.pipeline_parallel > 1, found, 0.0)

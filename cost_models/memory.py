@@ -180,7 +180,6 @@ def rank_places(
             model, workload, software, table, rank, params, held.in_flight + held.due
         )
         moments = _by_blocks(blocks, gradients, held, used, update)
-        passing = passing - held.coming
     else:
         buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
         if software.flat_parameters:
@@ -230,8 +229,8 @@ def _by_blocks(
     """Return the places of each of ``MOMENTS``."""
     zeros = np.zeros_like(held.saved)
     flight, later = gradients.full_flight, replace(held, saved=held.saved_later)
-    loss_forward = blocks.at_loss_forward() + held.coming
-    loss_backward = blocks.at_loss_backward() + held.coming
+    loss_forward = blocks.at_loss_forward()
+    loss_backward = blocks.at_loss_backward()
     return [
         [(flight, held.saved, held.logits_forward, loss_forward, zeros)],
         [(flight, held.saved, held.logits_backward, loss_backward, zeros)],

@@ -16,7 +16,8 @@ from cost_models.activations import (
 )
 from cost_models.arrays import Real
 from cost_models.context_parallel import rank_tokens
-from cost_models.model import ModelSpec, Weight
+from cost_models.frozen_layers import normalised_bytes
+from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.walk import norm_working_bytes
@@ -46,6 +47,9 @@ def embedding_bytes_per_token(
         kind, model.hidden_size, compute, software
     )
     first += compute * sum(w.shape[-1] for w in _matrices(model.embedding))
+    if all(w.frozen for w in model.embedding):  # the first norm has nothing to differentiate
+        layers = kind.norm != "layer" and not kind.norms_after
+        first -= _frozen_norm_bytes(model, kind, compute, software) * layers
     between = 2.0 * dropped if rank.bridge else 0.0
     saved: Real = (first * float(rank.first) + between) / along
     return saved
@@ -73,7 +77,11 @@ def head_bytes_per_token(
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     inputs_over = 1.0 if software.keeps_gathered_inputs else along
     matrices, norms = _matrices(model.head), _norms(model.head)
-    tail = len(norms) * norm_bytes(kind, model.hidden_size, compute, software)
+    frozen = all(w.frozen for w in model.head or model.embedding)
+    tail = norm_bytes(kind, model.hidden_size, compute, software)
+    if frozen:
+        tail = _frozen_norm_bytes(model, kind, compute, software)
+    tail *= len(norms)
     for matrix in matrices:
         tail += compute * matrix.shape[-1]
         if norms and model.head.index(matrix) < model.head.index(norms[0]):
@@ -82,12 +90,21 @@ def head_bytes_per_token(
     if model.bridge and model.embedding_dropout:
         tail += software.dropout_mask_bytes * model.hidden_size
     width = matrices[-1].shape[0] if matrices else model.hidden_size
-    saved = tail / along + compute * width / inputs_over
+    # what a frozen projection reads is kept by the functions of tensor parallelism alone
+    reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
+    saved = tail / along + reads * compute * width / inputs_over
     tokens = rank_tokens(workload, table)
     logits = logits_bytes_per_token(
         model.vocab_size, compute, table.tensor_parallel, software, tokens
     )
     return zeros + saved, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
+
+
+def _frozen_norm_bytes(
+    model: ModelSpec, kind: LayerKind, compute: float, software: SoftwareProfile
+) -> float:
+    whole = norm_bytes(kind, model.hidden_size, compute, software)
+    return whole - normalised_bytes(kind, model.hidden_size, compute, software)
 
 
 def _norms(weights: tuple[Weight, ...]) -> list[Weight]:
@@ -97,6 +114,17 @@ def _norms(weights: tuple[Weight, ...]) -> list[Weight]:
 def _matrices(weights: tuple[Weight, ...]) -> list[Weight]:
     """Return the matrices that every rank holds: not the vocabulary's."""
     return [w for w in weights if w.role == "linear" and w.cut == "replicate"]
+
+
+def head_walk_bytes_per_token(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    """Bytes of the projection on its way backward: the gradient of its input.
+
+    With sequence parallelism also that input, gathered again.
+    """
+    whole = workload.compute_bytes * model.hidden_size * float(rank.last)
+    return whole * np.where(table.sequence_parallel, 2.0, 1.0)
 
 
 def head_norm_bytes_per_token(

@@ -4,30 +4,44 @@ Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d
           s seq_len   t tensor_parallel   c compute_bytes
 Units     bytes a token, elements of gradients; columns of a plan table.
 
-    mlp        the widest place: gradients inside the MLP; only its last matrix has its gradient
+    last       the MLP's last matrix: its gradient, its input's, and what dropout gave it
+    mlp        gradients inside the MLP: c (3 F / t) gated, c (2 F / t) plain
     routed     the experts' outputs, whose gradients are weighted in fp32
     experts    they are done, and where others share them than the layer, on their way
-    columns    its first matrices, whose input is whole again and whose input's gradient is whole
+    columns    the MLP's first matrices: their input is whole again, and its gradient too
     norm       the norm before the MLP, whose own backward pass is wide where h is
-    attention  gradients of scores (eager), or what travels between ranks (context parallelism)
+    attention  gradients inside the core: of queries, keys and values, or of scores (eager), or what
+               travels between ranks (context parallelism)
+    queries    the attention's first matrices
     end        the first norm: nothing else is left of the layer but all its weights' gradients
     done       the gradient of its input, and the layer's gradients on their way to other ranks
 
-A norm in fp32 that is written out (Llama) holds five fp32 tensors while the square of its input is
-differentiated; what it saved in 16 bits is gone, the gradient that passes it by is there instead. A
-layer norm is one kernel.
+The gradient of the hidden state is there all the way. A norm in fp32 that is written out (Llama)
+holds five fp32 tensors while the square of its input is differentiated; what it saved in 16 bits is
+gone, the gradient that passes it by is there instead. A layer norm is one kernel.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from cost_models.activations import FP32, FULL, feed_forward_bytes, norm_bytes
+from cost_models.activations import (
+    CAPPED_BLOCK,
+    FP32,
+    FULL,
+    activation_copies,
+    attention_bytes,
+    feed_forward_bytes,
+    needs_window_mask,
+    norm_bytes,
+    score_bytes,
+)
 from cost_models.arrays import Real
 from cost_models.context_parallel import buffer_bytes_per_token, is_blockwise
-from cost_models.model import LayerKind, Weight
+from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.parameters import routed_numel
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import block_numel
@@ -43,7 +57,7 @@ class Place(NamedTuple):
     freed: Real  # of what the layer saved, gone by then
     working: Real  # there beside
     gradients: Real  # elements of weight gradients that are there by then
-    in_attention: bool  # where a dropped attention core is there again
+    has_core: bool = False  # a dropped attention core is there again
     done: bool = False
     experts_done: bool = False
 
@@ -57,96 +71,235 @@ def norm_working_bytes(
     return 5.0 * max(FP32, compute) * width
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What the places of one layer are made of, under every plan of a table."""
+
+    model: ModelSpec
+    kind: LayerKind
+    trained: LayerKind  # its own weights, without frozen ones
+    workload: Workload
+    software: SoftwareProfile
+    table: PlanTable
+
+    @property
+    def compute(self) -> float:
+        """Bytes of the compute precision."""
+        return self.workload.compute_bytes
+
+    @property
+    def tensor(self) -> Real:
+        """Tensor-parallel ranks."""
+        return 1.0 * self.table.tensor_parallel
+
+    @property
+    def along(self) -> Real:
+        """Ranks that split norms and dropouts along the sequence."""
+        return np.where(self.table.sequence_parallel, self.tensor, 1.0)
+
+    @property
+    def hidden(self) -> Real:
+        """Bytes of a hidden state."""
+        return self.compute * self.model.hidden_size / self.along
+
+    @property
+    def norm(self) -> Real:
+        """Bytes that a norm saves."""
+        saved = norm_bytes(self.kind, self.model.hidden_size, self.compute, self.software)
+        return saved / self.along
+
+    @property
+    def turned(self) -> Real:
+        """Bytes while a norm is differentiated."""
+        width = self.model.hidden_size
+        return norm_working_bytes(self.kind, width, self.compute, self.software) / self.along
+
+    @property
+    def mask(self) -> Real:
+        """Bytes of a dropout mask of the hidden state."""
+        drops = float(self.model.hidden_dropout > 0)
+        return drops * self.software.dropout_mask_bytes * self.model.hidden_size / self.along
+
+    @property
+    def inside(self) -> Real:
+        """Bytes saved between the matrices of the MLP."""
+        return feed_forward_bytes(self.kind.feed_forward, self.compute, self.software) / self.tensor
+
+    @property
+    def routed(self) -> Real:
+        """Elements of routed experts."""
+        table = self.table
+        return routed_numel(self.trained, table.expert_tensor, table.expert_parallel)
+
+
 def places(
+    model: ModelSpec,
     kind: LayerKind,
     trained: LayerKind,
-    hidden_size: int,
     everything: Real,
-    mlp_working: Real,
     workload: Workload,
     software: SoftwareProfile,
     table: PlanTable,
 ) -> list[Place]:
     """Return the places of one layer, which saved ``everything``; ``trained``: its own weights."""
-    compute, tensor = workload.compute_bytes, 1.0 * table.tensor_parallel
-    along = np.where(table.sequence_parallel, tensor, 1.0)
-    hidden = compute * hidden_size / along
-    norm = norm_bytes(kind, hidden_size, compute, software) / along
-    turned = norm_working_bytes(kind, hidden_size, compute, software) / along
-    inside = feed_forward_bytes(kind.feed_forward, compute, software) / tensor
-    mlp = np.minimum(inside + hidden, everything)
-    matrices = [w for w in trained.weights if w.part in MLP_PARTS and not w.is_routed_expert]
-    routed = routed_numel(trained, table.expert_tensor, table.expert_parallel)
-    by_mlp = block_numel(tuple(matrices), table.tensor_parallel) + routed
-    last = _last_matrix(tuple(matrices))
-    outputs = [w for w in trained.weights if w.part == "attention" and w.cut == "row"]
-    by_output = by_mlp + block_numel(tuple(outputs), table.tensor_parallel)
-    rest = [w for w in trained.weights if not w.is_routed_expert]
-    whole = block_numel(tuple(rest), table.tensor_parallel) + routed
-    after = norm if kind.norms_after else 0.0 * norm
-    scores = np.where(is_blockwise(table), 0.0, _score_working(kind, workload, software) / tensor)
-    exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
-    feed_forward = kind.feed_forward
+    layer = _Layer(model, kind, trained, workload, software, table)
+    hidden, norm, turned, by_mlp = layer.hidden, layer.norm, layer.turned, _by_mlp(layer)
+    by_core, whole = _by_core(layer, by_mlp)
+    behind = (norm if kind.norms_after else 0.0 * norm) + layer.mask
+    opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
+    first = norm if opens else 0.0 * norm
+    found = [
+        *_mixture(layer, by_mlp, behind),
+        *_mlp(layer, by_mlp, behind),
+        Place(behind + layer.inside + hidden, turned, by_mlp),
+        Place(_before_core(layer), _core(layer), by_core, has_core=True),
+        Place(everything - first - hidden, hidden + _queries(layer), whole),
+        Place(everything - first, turned * float(opens), whole),
+        Place(everything, hidden, whole, done=True),
+    ]
+    return [place._replace(freed=np.clip(place.freed, 0.0, everything)) for place in found]
+
+
+def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
+    """Return the places inside the MLP; ``behind``: what had been saved behind it, gone."""
+    feed_forward, compute, tensor = layer.kind.feed_forward, layer.compute, layer.tensor
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
-    width += feed_forward.shared_ffn_hidden_size
-    outputs_of = (2.0 if feed_forward.gated else 1.0) * width / tensor
-    columns = compute * (outputs_of + 2.0 * hidden_size) + hidden
+    one = compute * (width + feed_forward.shared_ffn_hidden_size) / tensor
+    last = tuple(w for w in _matrices(layer.trained) if w.cut == "row")
+    by_last = block_numel(last, layer.table.tensor_parallel) + 2.0 / 3.0 * layer.routed
+    drops = layer.model.hidden_dropout > 0
     # the last matrix has given back its input, unless the activation keeps that itself
-    saves = software.activation_saved.get(feed_forward.activation, 1.0) > 0.0
-    closed = compute * width / tensor * float(saves or feed_forward.gated)
-    by_first = block_numel(last, table.tensor_parallel) + 2.0 / 3.0 * routed
-    mixture = []
-    if feed_forward.num_experts:
-        # what each rank routes: all tokens, or its share where it holds experts whole
-        rows = feed_forward.experts_per_token * hidden_size * table.expert_tensor / tensor
-        wide = max(FP32, compute) if feed_forward.weighted_in_fp32 else compute
-        weighted = (wide + (compute if compute < wide else 0.0)) * rows + 2.0 * hidden
-        # computed again up to the last tensor that is saved: what came back is there meanwhile
-        again = np.equal(table.recompute, FULL) & (table.expert_parallel > 1)
-        weighted = weighted + np.where(again, compute * rows, 0.0)
-        mixture = [
-            Place(after, weighted, 0.0 * by_mlp, False),
-            Place(
-                np.minimum(inside, everything),
-                compute * rows + 2.0 * hidden,
-                by_mlp,
-                False,
-                experts_done=True,
-            ),
-        ]
+    saves = activation_copies(feed_forward, layer.software) > 0.0
+    closed = one * float(saves or feed_forward.gated)
+    if feed_forward.inner_dropout and drops:
+        closed = (compute + layer.software.dropout_mask_bytes) / compute * one
+    # the gradient of its output: from dropout, and put together from all ranks
+    copies = np.where(np.greater(layer.table.micro_batch_size, 1), 2.0, 1.0)
+    output = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
+    output = output * layer.model.hidden_size + layer.hidden * float(drops)
+    matrices = 2.0 if feed_forward.gated else 1.0
+    columns = _columns(layer, matrices * one, one, alone=matrices == 1.0)
+    hidden = layer.hidden
     return [
-        *mixture,
-        Place(
-            after + closed, mlp_working - 2.0 * (compute * hidden_size - hidden), by_first, False
-        ),
-        Place(np.minimum(inside, everything), columns, by_mlp, False),
-        Place(mlp, turned, by_mlp, False),
-        Place(
-            np.minimum(mlp + norm, everything),
-            np.maximum(scores, exchange) + 3.0 * hidden,
-            by_output,
-            True,
-        ),
-        Place(np.maximum(everything - norm, 0.0), turned, whole, True),
-        Place(everything, hidden, whole, True, done=True),
+        Place(behind, hidden + output + one, by_last),
+        Place(behind + closed, hidden + (matrices + 1.0) * one, by_last),
+        Place(behind + layer.inside, hidden + columns, by_mlp),
     ]
 
 
-def _last_matrix(matrices: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Return the matrices that close the MLP: their gradients come first."""
-    return tuple(w for w in matrices if w.cut == "row")
+def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Real:
+    """Bytes a token while matrices that share an input are walked backward.
 
-
-def _score_working(kind: LayerKind, workload: Workload, software: SoftwareProfile) -> Real:
-    """Bytes a token of the gradients of eager scores, whole rows of them.
-
-    2 w a s - c a s [16 bits]    gradient and result of the softmax in w = max(4, c) bytes; the
-                                 16-bit weights, which were saved too, are gone
+    outputs + 2 c h + c h / t   with sp: the input gathered again, its gradient, this rank's part
+    outputs + c h               tensor parallel without sp: the sum is taken in place
+    largest output + 2 c h      one rank: matrix by matrix, each gives a summand
     """
-    if workload.attention_kernel != "eager":
-        return np.asarray(0.0)
-    compute = workload.compute_bytes
-    wide = max(FP32, compute)
-    pairs = kind.attention.num_heads * np.multiply(1.0, workload.seq_len)
-    working: Real = (2.0 * wide - (compute if compute < wide else 0.0)) * pairs
-    return working
+    whole = layer.compute * layer.model.hidden_size
+    gathered = np.where(layer.table.sequence_parallel, whole + layer.hidden, 0.0)
+    one_rank = largest + whole * (1.0 if alone else 2.0)
+    return np.where(layer.tensor > 1.0, outputs + whole + gathered, one_rank)
+
+
+def _queries(layer: _Layer) -> Real:
+    """The same of the attention's first matrices."""
+    attention, each = layer.kind.attention, layer.compute / layer.tensor
+    queries = each * attention.num_heads * attention.head_dim
+    keys = each * attention.num_kv_heads * (attention.head_dim + attention.value_head_dim)
+    return _columns(layer, queries + keys, queries, alone=False)
+
+
+def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
+    """Return the places around the experts, none in another layer."""
+    feed_forward, compute, table = layer.kind.feed_forward, layer.compute, layer.table
+    if not feed_forward.num_experts:
+        return []
+    # what each rank routes: all tokens, or its share where it holds experts whole
+    rows = feed_forward.experts_per_token * layer.model.hidden_size * table.expert_tensor
+    rows = rows / layer.tensor
+    wide = max(FP32, compute) if feed_forward.weighted_in_fp32 else compute
+    weighted = (wide + (compute if compute < wide else 0.0)) * rows + 2.0 * layer.hidden
+    # computed again up to the last tensor that is saved: what came back is there meanwhile
+    again = np.equal(table.recompute, FULL) & (table.expert_parallel > 1)
+    weighted = weighted + np.where(again, compute * rows, 0.0)
+    done = compute * rows + 2.0 * layer.hidden
+    return [
+        Place(behind, weighted, 0.0 * by_mlp),
+        Place(layer.inside, done, by_mlp, experts_done=True),
+    ]
+
+
+def _matrices(trained: LayerKind) -> tuple[Weight, ...]:
+    return tuple(w for w in trained.weights if w.part in MLP_PARTS and not w.is_routed_expert)
+
+
+def _by_mlp(layer: _Layer) -> Real:
+    """Elements of gradients that are there once the MLP is done."""
+    return block_numel(_matrices(layer.trained), layer.table.tensor_parallel) + layer.routed
+
+
+def _by_core(layer: _Layer, by_mlp: Real) -> tuple[Real, Real]:
+    """Elements of gradients at the turn of the (first) core, and of the whole layer."""
+    weights, tensor = layer.trained.weights, layer.table.tensor_parallel
+    attention = tuple(w for w in weights if w.part == "attention" and w.role == "linear")
+    outputs = block_numel(tuple(w for w in attention if w.cut == "row"), tensor)
+    if layer.kind.cross_attention is not None:  # that one is done, of the same size
+        outputs = 0.5 * (outputs + block_numel(attention, tensor))
+    rest = tuple(w for w in weights if not w.is_routed_expert)
+    return by_mlp + outputs, block_numel(rest, tensor) + layer.routed
+
+
+def _before_core(layer: _Layer) -> Real:
+    """Bytes that were saved behind the core of self-attention."""
+    kind, compute = layer.kind, layer.compute
+    opens = not (kind.norms_after and kind.num_norms == 2)
+    norms = kind.num_norms - float(opens)
+    saved = norms * layer.norm + layer.inside + layer.hidden + 2.0 * layer.mask
+    if kind.cross_attention is None:
+        return saved
+    across = score_bytes(
+        kind.cross_attention,
+        layer.workload.seq_len,
+        layer.workload.attention_kernel,
+        layer.model.attention_dropout > 0,
+        layer.software,
+        compute,
+    )
+    across = across + attention_bytes(kind.cross_attention, compute)
+    return saved + across / layer.tensor + layer.hidden + layer.mask
+
+
+def _core(layer: _Layer) -> Real:
+    """Bytes a token of gradients inside the attention core, and of two hidden states.
+
+    flash     2 c (a + k) d / t    of its output, queries, keys and values
+    eager     whole rows of scores, a s of them, softmax in w = 4 bytes: its gradient and its
+              result, 2 w - c (the 16-bit weights, which were saved too, are gone); with dropout
+              its mask is gone too; softmax in compute precision: 2 c, c with dropout
+    capped    blocks of Q queries: three fp32 tensors of a Q s / t, and products
+    trained   c a s / t            of the positions that are added to the scores (T5)
+    exchange  what travels between ranks (context parallelism)
+    """
+    attention, compute, workload = layer.kind.attention, layer.compute, layer.workload
+    exact = max(FP32, compute)
+    if workload.attention_kernel == "eager":
+        each = 2.0 * compute
+        drops = layer.model.attention_dropout > 0
+        if attention.softmax_in_fp32 and compute < exact:
+            each = 2.0 * exact - compute - layer.software.dropout_mask_bytes * drops
+        elif drops:
+            each = compute
+        working = each * attention.num_heads * np.multiply(1.0, workload.seq_len)
+    else:
+        masked = needs_window_mask(attention, workload.seq_len, layer.software)
+        heads = np.where(masked | workload.document_mask, attention.num_heads, 0)
+        heads = attention.num_heads + np.maximum(heads, attention.num_kv_heads)
+        working = 2.0 * compute * heads * max(attention.head_dim, attention.value_head_dim)
+        if attention.capped:
+            products = compute if compute < exact else 0.0
+            working = working + (3.0 * exact + products) * attention.num_heads * CAPPED_BLOCK
+        if layer.kind.stack:
+            scores = compute * attention.num_heads * np.multiply(1.0, workload.seq_len)
+            working = working + scores
+    working = np.where(is_blockwise(layer.table), 0.0, working / layer.tensor)
+    exchange = buffer_bytes_per_token(attention, compute, layer.table)[1]
+    return np.maximum(working, exchange) + 2.0 * layer.hidden

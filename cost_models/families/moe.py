@@ -186,7 +186,7 @@ def moe_layer(
         name="moe" if window is None else f"moe_{SLIDING}",
         attention=attention,
         feed_forward=feed_forward,
-        norm="rms",
+        norm="rms_in_fp32" if sinks else "rms",  # gpt-oss
         num_norms=2,
         weights=(
             *attention_weights(
