@@ -28,7 +28,7 @@ from executor import host_reads, train
 from executor.breadcrumbs import TRAIL
 from executor.compat import cuda_flash, cuda_masked, fake_world, really, shadows
 from executor.data.batch import Batch
-from executor.data_parallel import distribute
+from executor.data_parallel import add_up_gradients, distribute
 from executor.encoder_decoder import EncoderDecoderStage
 from executor.forked import failure, failure_of
 from executor.layout import Layout, Pieces
@@ -87,6 +87,7 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         dist.isend = dist.distributed_c10d.isend = _sent_at_once
     # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
     train.distribute = really(distribute)  # type: ignore[attr-defined]
+    train.add_up_gradients = really(add_up_gradients)  # type: ignore[attr-defined]
     for kind in (Stage, EncoderDecoderStage):
         kind.__init__ = really(kind.__init__)  # type: ignore[method-assign]
     with fake_world(rank, file.plan.world_size):
