@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from cost_models.frozen_parts import with_frozen_parts
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.workload import Quantisation, Workload
 from hardware_profiles.errors import InputError
@@ -82,12 +83,12 @@ def adapter_names(name: str) -> tuple[str, str]:
 def adapted(
     model: ModelSpec, workload: Workload, *, quantises_every_matrix: bool = False
 ) -> ModelSpec:
-    """Return the model with what the workload trains of it; itself without an adapter.
+    """Return the model with what the workload trains of it; itself where that is all.
 
     QLoRA quantises what is adapted, or every matrix of every layer, experts included.
     """
     if workload.adapter == "none":
-        return model
+        return with_frozen_parts(model, workload.freeze)
     kinds = tuple(_adapted_kind(kind, workload, quantises_every_matrix) for kind in model.kinds)
     if not any(w.is_adapter for kind in kinds for w in kind.weights):
         raise InputError(f"adapter = {workload.adapter}: {model.name} has no matrix to adapt")
@@ -112,7 +113,19 @@ def frozen_part(model: ModelSpec, *, quantised: bool) -> ModelSpec:
 
 def has_frozen(model: ModelSpec) -> bool:
     """Return whether a part of the model is not trained."""
-    return any(w.frozen for w in model.embedding)
+    layers = (w for kind in model.kinds for w in kind.weights)
+    return any(w.frozen for w in (*model.outer, *layers))
+
+
+def projection_is_frozen(model: ModelSpec) -> bool:
+    """Return whether the output projection is not trained; a tied one is the embedding."""
+    own = [w for w in model.head if w.role == "linear" and w.cut == "vocab"]
+    return all(w.frozen for w in own) if own else embedding_is_frozen(model)
+
+
+def embedding_is_frozen(model: ModelSpec) -> bool:
+    """Return whether what comes out of the embedding needs no gradient."""
+    return all(w.frozen for w in model.embedding)
 
 
 def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSpec:
@@ -125,7 +138,8 @@ def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSp
         embedding=kept(model.embedding),
         bridge=kept(model.bridge),
         head=kept(model.head),
-        tie_embeddings=model.tie_embeddings and frozen and not quantised,
+        tie_embeddings=model.tie_embeddings
+        and any(w.cut == "vocab" for w in kept(model.embedding)),
     )
 
 

@@ -55,6 +55,12 @@ def fullest(places: Sequence[AtMoment]) -> AtMoment:
     return tuple(pick([place[part] for place in places], index) for part in range(5))
 
 
+def walked_layers(model: ModelSpec, rank: PipelineRank) -> int:
+    """Layers of a rank that a backward pass reaches."""
+    counts = zip(rank.kind_counts, model.kinds, strict=True)
+    return sum(count for count, kind in counts if not kind.idle)
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of one rank, and how they are gathered and reduced."""
@@ -130,7 +136,7 @@ class Blocks:
             replicas=managed & (ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
             head=params.head + zeros,
             layer=params.largest_layer + zeros,
-            num_layers=sum(rank.kind_counts),
+            num_layers=walked_layers(model, rank),
             embedding=params.embedding + zeros,
             total=params.total + zeros,
             pair=params.largest_pair + zeros,

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.adapters import has_frozen
+from cost_models.adapters import embedding_is_frozen
 from cost_models.arrays import Count, Real
 from cost_models.context_parallel import context_traffic, rank_tokens
 from cost_models.expert_traffic import expert_traffic
@@ -233,7 +233,7 @@ def tensor_traffic(
     idle = sum((float(n * _untrained(kind)) for n, kind in layers), start=0.0)
     gathers = columns + inputs + outer.times(-idle) + rows + inputs_again
     # nothing before the first layer asks for a gradient where the embedding is frozen
-    gathers += outer.times(last if has_frozen(model) else lookups + 2.0 * last)
+    gathers += outer.times(last if embedding_is_frozen(model) else lookups + 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
@@ -277,7 +277,7 @@ def pipeline_traffic(
     stages = stages - 2.0 * float(rank.adjoining)
     m = 1.0 * table.num_microbatches
     sent = Traffic(stages * m, rank.states_sent * m * message)
-    for weight, times in () if has_frozen(model) else rank.sums:
+    for weight, times in () if embedding_is_frozen(model) else rank.sums:
         one = Traffic(np.ones(len(table)), reduction * _kept(weight, table))
         sent += one.times(float(times))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cost_models.adapters import projection_is_frozen
 from cost_models.arrays import Count, Flag, Real
 from cost_models.flops import attention_flops_per_token
 from cost_models.fp8 import cast_bytes, cast_elements
@@ -343,9 +344,10 @@ def head_seconds(
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
     inputs = model.head_multiply / model.vocab_size
     others = tuple(w for w in model.head if w.cut != "vocab")
-    matmuls = linear_seconds(tokens, inputs, outputs, compute_bytes, rate) + matrices_seconds(
-        others, tokens, tensor_parallel, compute_bytes, rate
-    )
+    projection = linear_seconds(tokens, inputs, outputs, compute_bytes, rate)
+    if projection_is_frozen(model):
+        projection = replace(projection, weights=0.0 * projection.weights)
+    matmuls = projection + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
     # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
     # twice, write
     passes = 4.0 * tokens * outputs / rate.memory

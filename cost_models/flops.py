@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cost_models.adapters import SECOND, adapter_names
+from cost_models.adapters import SECOND, adapter_names, embedding_is_frozen
 from cost_models.arrays import Count, Real
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.parameters import active_parameters
@@ -101,7 +101,8 @@ def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Co
     """
     tokens = np.multiply(1.0, seq_len) * global_batch_size
     forward = forward_flops_per_token(model, seq_len)
-    return (3.0 * forward - frozen_flops_per_token(model)) * tokens
+    idle = idle_flops_per_token(model, seq_len, 2.0)
+    return (3.0 * forward - frozen_flops_per_token(model) - idle) * tokens
 
 
 def frozen_flops_per_token(model: ModelSpec) -> float:
@@ -109,8 +110,25 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
     outer = head_flops_per_token(model) + embedding_flops_per_token(model)
     saved = outer - trained_outer_flops_per_token(model)
     for kind in (model.kinds[index] for index in model.pattern):
+        experts = kind.feed_forward
+        share = experts.experts_per_token / max(1, experts.num_experts)
         saved += sum(2.0 * w.numel for w in kind.weights if w.role == "linear" and w.frozen)
+        saved += share * sum(2.0 * w.numel for w in kind.weights if w.role == "expert" and w.frozen)
     return saved
+
+
+def idle_flops_per_token(model: ModelSpec, seq_len: Count, core_backward: float) -> Real:
+    """Backward FLOP for one token of layers that no backward pass reaches: inputs and cores.
+
+    ``core_backward``: of a core, over its forward FLOP. Frozen matrices' own gradients are left out
+    already.
+    """
+    idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.idle]
+    total: Real = np.zeros_like(np.multiply(1.0, seq_len))
+    for kind in idle:
+        core = core_backward * core_flops_per_token(kind, seq_len)
+        total = total + linear_flops_per_token(kind) + core
+    return total
 
 
 def hardware_flops_per_step(
@@ -141,6 +159,8 @@ def hardware_flops_per_step(
     trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
     trained += trained_outer_flops_per_token(model)
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
+    idle = float(idle_flops_per_token(model, workload.seq_len, core_backward))
+    once -= idle + _unasked_outer(model)
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
     ops = np.where(table.recompute == RECOMPUTE.index("selective_ops"), 1.0, 0.0)
@@ -150,6 +170,8 @@ def hardware_flops_per_step(
     eager = 1.0 if workload.attention_kernel == "eager" else 0.0
     again: Real = np.zeros(len(table))
     for number, kind in zip(repeats, model.kinds, strict=True):
+        if kind.idle:
+            continue
         whole = layer_flops_per_token(kind, workload.seq_len) - _last_matrix(model, kind)
         of_core = core_flops_per_token(kind, workload.seq_len)
         of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
@@ -194,12 +216,14 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
         whole = whole + 2.0 * sum(each) * times
         unneeded = repeats[number] * _last_adapter(model, kind)
         left_out = left_out + table.tensor_parallel * unneeded
-    first = kinds[0]
+    first = next((kind for kind in kinds if not kind.idle), None)
+    if first is None or not _input_needs_none(model, first):
+        return (table.tensor_parallel - 1.0) * whole - left_out
     parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
     reads = [w for w in reads if w.cut == "column" or (w.is_adapter and w.cut == "replicate")]
     reads = [w for w in reads if not (w.is_adapter and w.name.endswith(SECOND))]
-    idle = sum(2.0 * w.numel for w in reads) if any(w.frozen for w in reads) else 0.0
+    idle = sum(2.0 * w.numel for w in reads)
     idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
     return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - left_out
@@ -220,8 +244,27 @@ def trained_flops_per_token(weights: Iterable[Weight]) -> float:
 
 def trained_outer_flops_per_token(model: ModelSpec) -> float:
     """The same for the embedding block and the head."""
-    frozen = any(w.frozen for w in model.outer)
-    return 0.0 if frozen else head_flops_per_token(model) + embedding_flops_per_token(model)
+    listed = any(w.role == "linear" and w.cut == "vocab" for w in model.head)
+    tied = 0.0 if listed or embedding_is_frozen(model) else 2.0 * model.head_multiply
+    return tied + trained_flops_per_token((*model.embedding, *model.head))
+
+
+def _unasked_outer(model: ModelSpec) -> float:
+    """Backward FLOP for one token of inputs' gradients that nothing outside the layers asks for."""
+    below = embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0
+    idle = all(model.kinds[kind].idle for kind in model.pattern)
+    needed = not idle or any(w.part == "norm" and not w.frozen for w in model.head)
+    return below + (0.0 if needed else head_flops_per_token(model))
+
+
+def _input_needs_none(model: ModelSpec, kind: LayerKind) -> bool:
+    """Whether the first matrices that a backward pass reaches need no gradient of their input.
+
+    Nothing below them is trained, nor is a norm in front of them.
+    """
+    norms = [w for w in kind.weights if w.part == "norm" and w.shape == (model.hidden_size,)]
+    behind = kind.norms_after or all(w.frozen for w in norms)
+    return embedding_is_frozen(model) and behind
 
 
 def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:

@@ -204,7 +204,7 @@ def _layers(
         strict=True,
     )
     for count, recomputed, behind, kind, trained in counts:
-        if not count:
+        if not count or kind.idle:
             continue
         regions = _regions(model, workload, software, table, kind)
         everything = _saved(model, compute, software, table, regions, NONE)
@@ -269,6 +269,9 @@ def _layers(
     done_before = np.where(table.offloads_activations, 0.0, done_before)
     working = np.maximum(working, repeated - done_before) + copies
     walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
+    if not walks:  # no layer is walked back
+        none = np.zeros(len(table))
+        walks = [Walk(none, none, none, none, none, False, False)]
     return saved, due, working, alone + copies, largest, walks
 
 

@@ -45,7 +45,11 @@ def operator_seconds(
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
     around = groups * software.group_operators
     starts_forward = layers * forward + outside * forward + around
-    starts_backward = layers * backward + sum(rank.recomputed) * again + outside * backward + around
+    counts = zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
+    walked = [(n, repeats) for n, repeats, kind in counts if not kind.idle]
+    repeated = sum(repeats for _, repeats in walked) * again
+    starts_backward = sum(n for n, _ in walked) * backward + repeated
+    starts_backward = starts_backward + outside * backward + around
     return operator * starts_forward, operator * starts_backward
 
 

@@ -309,6 +309,25 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "freeze",
+        lambda q, t: (
+            bool(q.workload.freeze)
+            & (
+                (t.tensor_parallel > 1)
+                | (t.pipeline_parallel > 1)
+                | (t.context_parallel > 1)
+                | (t.expert_parallel > 1)
+                | t.offloads_weights
+            )
+        ),
+        lambda q, p: (
+            f"freeze = {q.workload.freeze}: frozen parts go with data parallelism and ZeRO alone "
+            f"(tensor_parallel {p.tensor_parallel}, pipeline_parallel {p.pipeline_parallel}, "
+            f"context_parallel {p.context_parallel}, expert_parallel {p.expert_parallel} must be "
+            f"1, offload {p.offload} not weights)"
+        ),
+    ),
+    Rule(
         "positions",
         lambda q, t: np.full(len(t), too_long(q)),
         lambda q, p: (

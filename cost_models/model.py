@@ -120,6 +120,8 @@ class LayerKind:
     parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX, Falcon)
     # norms of what attention and MLP add to the hidden state (OLMo 2, Gemma 2) or of the sum (BERT)
     norms_after: bool = False
+    # frozen, as is all below it: no backward pass reaches it
+    idle: bool = False
     # layers of one stack share the tables (look-ups) of its first kind; "": nothing is shared
     stack: str = ""
 

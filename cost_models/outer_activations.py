@@ -14,6 +14,7 @@ from cost_models.activations import (
     needs_window_mask,
     norm_bytes,
 )
+from cost_models.adapters import embedding_is_frozen
 from cost_models.arrays import Real
 from cost_models.context_parallel import rank_tokens
 from cost_models.frozen_layers import normalised_bytes
@@ -38,8 +39,11 @@ def embedding_bytes_per_token(
         norm / (t if sp)      of the embedding (BERT, BLOOM)
         c in / (t if sp)      the input of its projection (OPT)
 
-    Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
+    Nothing where the embedding is frozen. Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3:
+    s b h of the embedding's dropout.
     """
+    if embedding_is_frozen(model):
+        return np.zeros(len(table))
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
     dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)

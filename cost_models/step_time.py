@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
+from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
 from cost_models.communication import rank_traffic, scattered
 from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
@@ -199,6 +200,8 @@ def rank_seconds(
         )
         core = core + count * one.core
         forward = forward + count * one.forward
+        if kind.idle:  # frozen, as is all below it
+            continue
         backward = backward + count * one.backward
         again = again + recomputed * one.recompute
         later = later + count * one.weights
@@ -225,7 +228,8 @@ def rank_seconds(
         saved = np.where(table.offloads_activations, saved, 0.0)
         down, up = activation_seconds(saved, forward + host_forward, link)
         host_forward, host_backward = host_forward + down, host_backward + up
-    params, sharded = table_parameters(model, rank, table), table.zero_stage >= 1
+    params = table_parameters(trainable_part(model), rank, table)
+    sharded = table.zero_stage >= 1
     shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
     shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
     if np.any(table.offloads_weights):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
+from cost_models.frozen_parts import check_freeze
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
@@ -76,6 +77,7 @@ class Workload:
     adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
     adapter_targets: str = "all"  # linear layers of attention and MLP: AdapterTargets
     quantisation: Quantisation = "nf4"  # of qlora's frozen matrices
+    freeze: str = ""  # parts that are not trained (``frozen_parts``)
     document_mask: bool = False  # documents of one sequence do not see each other
     master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
     optimizer_state_precision: KeptPrecision = "auto"
@@ -135,6 +137,7 @@ class Workload:
             gradient_precision=fields.text(
                 "gradient_precision", "auto", choices=get_args(KeptPrecision)
             ),
+            freeze=check_freeze(fields.text("freeze", ""), f"{fields.where}: freeze"),
             **_adapter(fields),
         )
         require_consistent(found, f"{fields.where}: ")
@@ -147,6 +150,11 @@ def require_consistent(workload: Workload, where: str = "") -> None:
         raise InputError(
             f"{where}quantisation = {workload.quantisation} is of qlora's frozen matrices (adapter "
             f"is {workload.adapter})"
+        )
+    if workload.freeze and workload.adapter != "none":
+        raise InputError(
+            f"{where}freeze = {workload.freeze}: {workload.adapter} freezes all but its adapters "
+            "(choose one of them)"
         )
     if not workload.master_weights and workload.precision not in MIXED:
         raise InputError(

@@ -127,6 +127,7 @@ def tiny(
     lora: int = 0,
     qlora: int = 0,
     adapter_targets: str = "all",
+    freeze: str = "",
     **config: Any,
 ) -> PlanFile:
     """Return a plan file for a tiny model."""
@@ -144,6 +145,7 @@ def tiny(
         adapter_rank=lora or qlora,
         adapter_alpha=2.0 * (lora or qlora),
         adapter_targets=cast(Any, adapter_targets),
+        freeze=freeze,
     )
     model = adapted(model_spec(values, name=f"tiny {family}", where="test"), workload)
     return PlanFile(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cost_models.adapters import has_frozen
+from cost_models.adapters import embedding_is_frozen
 from cost_models.plan_file import PlanFile
 from cost_models.schedules import SPLIT, rank_of_stage, stages_of_rank
 from cost_models.stages import states_between
@@ -146,7 +146,7 @@ class Trainer:
         self.shared: dict[str, list[int]] = {
             name: sorted({rank_of_stage(self.plan, stage) for stage in names})
             for name, names in names_by_stage(file).items()
-            if not has_frozen(file.model)
+            if not embedding_is_frozen(file.model)
         }
         tokens = file.workload.seq_len // self.plan.context_parallel
         if self.plan.sequence_parallel:

@@ -194,7 +194,7 @@ def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
                 replace(setting, workload=small),
                 plan,
             )
-        for adapter in ("lora", "qlora"):
+        for adapter in () if workload.freeze else ("lora", "qlora"):
             yield from _adapters(setting, plan, adapter)
     elif workload.adapter == "lora":
         yield from _adapters(setting, plan, "qlora", workload.adapter_rank)

@@ -21,6 +21,7 @@ from planner.cli_listing import hardware, models
 from planner.cli_options import (
     ClusterText,
     Force,
+    Freeze,
     GlobalBatch,
     GradientPrecision,
     Inputs,
@@ -79,6 +80,7 @@ def plan(
     lora_alpha: LoraAlpha = None,
     lora_targets: LoraTargets = None,
     quantisation: QuantisationName = None,
+    freeze: Freeze = None,
     layers: Layers = None,
     inputs: Inputs = None,
     fix: Annotated[str, typer.Option(help="pin parts of the plan: tp=2,pp=2,zero=1")] = "",
@@ -121,6 +123,7 @@ def plan(
             lora_alpha=lora_alpha,
             lora_targets=lora_targets,
             quantisation=quantisation,
+            freeze=freeze,
             layers=layers,
             inputs=inputs,
             fix=fix,

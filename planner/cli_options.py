@@ -47,6 +47,13 @@ QuantisationName = Annotated[
 LoraTargets = Annotated[
     str | None, typer.Option(help="matrices with adapters: all, attention, or q,k,v,o,gate,up,down")
 ]
+Freeze = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PART[,PART…]",
+        help="not trained: embedding, head, norms, layers:0-15, all-but-head",
+    ),
+]
 Layers = Annotated[
     str | None, typer.Option(help="layers of every stage in order: 3,5,5,3 (default: even)")
 ]

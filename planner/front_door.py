@@ -11,7 +11,6 @@ from cost_models.estimate import Setting
 from cost_models.families import model_spec
 from cost_models.legality import FEWEST, question_of, require_legal
 from cost_models.model import ModelSpec
-from cost_models.offload import HOST_MEMORY_BANDWIDTH, NVME_BANDWIDTH
 from cost_models.plan import SEARCHED_RECOMPUTE, Plan
 from cost_models.schedules import default_virtual_stages
 from hardware_profiles.errors import InputError, NoLegalPlanError
@@ -21,7 +20,7 @@ from planner.answers import FitAnswer, PlanAnswer, documents_of, header
 from planner.constraints import parse_requirements, require_consistent
 from planner.document import plan_document
 from planner.fixed import check_fixed, parse_fixed
-from planner.host_room import host_assumptions
+from planner.host_room import about_offload
 from planner.model_source import resolve_model
 from planner.module_trace import is_module
 from planner.objectives import OBJECTIVES
@@ -51,6 +50,7 @@ OF_LAYERS: Final = (
     "master_weights",
     "attention_kernel",
     "software",
+    "freeze",
     "layers",
 )
 ADAPTERS: Final = ("lora", "qlora", "lora_alpha", "lora_targets", "quantisation")
@@ -77,6 +77,7 @@ def fit(
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
     quantisation: str | None = None,
+    freeze: str | None = None,
     layers: str | Sequence[int] | None = None,
     inputs: Sequence[str] | None = None,
     inference: bool = False,
@@ -146,7 +147,7 @@ def fit(
     else:
         plan, document, why = _least_recompute(setting, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
-    assumptions += _about_offload(setting, plan, document["memory"]["host"])
+    assumptions += about_offload(setting, plan, document["memory"]["host"])
     fits = document["memory"]["verdict"] == "fits"
     return FitAnswer(
         setting=setting,
@@ -164,21 +165,6 @@ def _serve(model: ModelSpec, cluster: Cluster, given: Mapping[str, Any]) -> Serv
     parts = {name: given[name] for name in PLAN_FIELDS if given.get(name) is not None}
     asked = {name: given[name] for name in (*SHARED, *SERVING_ONLY)}
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
-
-
-def _about_offload(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[str]:
-    """Say what offload stands on."""
-    said = host_assumptions(setting, plan, host)
-    if plan.offload == "none":
-        return said
-    if not setting.on_gpu:
-        return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
-    if plan.offloads_optimizer:
-        rate, drives = HOST_MEMORY_BANDWIDTH / 1e9, NVME_BANDWIDTH / 1e9
-        said.append(f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)")
-        if plan.offload_device == "nvme":
-            said.append(f"drives of a node move {drives:.1f} GB/s each way (a convention)")
-    return said
 
 
 def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
@@ -290,6 +276,7 @@ def plan(
     lora_alpha: float | None = None,
     lora_targets: str | None = None,
     quantisation: str | None = None,
+    freeze: str | None = None,
     layers: str | Sequence[int] | None = None,
     inputs: Sequence[str] | None = None,
     fix: str | Mapping[str, Any] | None = None,

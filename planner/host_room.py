@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cost_models.estimate import Priced, Setting
 from cost_models.host_memory import HostBytes
+from cost_models.offload import HOST_MEMORY_BANDWIDTH, NVME_BANDWIDTH
 from cost_models.plan import Plan
 from cost_models.units import format_bytes
 from hardware_profiles.schema import Cluster, Figure
@@ -83,3 +84,18 @@ def _known(figure: Figure | None) -> str:
     if figure is None:
         return "not known, so not checked (set [host] in the cluster's file)"
     return f"{format_bytes(figure.value)} ({figure.kind}: {figure.source})"
+
+
+def about_offload(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[str]:
+    """Say what offload stands on."""
+    said = host_assumptions(setting, plan, host)
+    if plan.offload == "none":
+        return said
+    if not setting.on_gpu:
+        return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
+    if plan.offloads_optimizer:
+        rate, drives = HOST_MEMORY_BANDWIDTH / 1e9, NVME_BANDWIDTH / 1e9
+        said.append(f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)")
+        if plan.offload_device == "nvme":
+            said.append(f"drives of a node move {drives:.1f} GB/s each way (a convention)")
+    return said

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from cost_models.adapters import adapted
 from cost_models.estimate import Setting
+from cost_models.frozen_parts import check_freeze
 from cost_models.model import ModelSpec
 from cost_models.optimizer_states import BLOCK, MIN_8BIT_ELEMENTS, RULES
 from cost_models.workload import (
@@ -104,6 +105,7 @@ def build_question(
     attention_kernel: str | None = None,
     software: str | None = None,
     adapter: Adapting | None = None,
+    freeze: str | None = None,
     layers: str | Sequence[int] | None = None,
     stage_recompute_layers: tuple[int, ...] | None = None,
 ) -> Question:
@@ -153,6 +155,7 @@ def build_question(
         gradient_precision=check_choice(
             "gradient_precision", gradient_precision or "auto", get_args(KeptPrecision)
         ),  # type: ignore[arg-type]
+        freeze=check_freeze(freeze or "", "freeze"),
         **({} if adapter is None else adapter.fields()),
     )
     require_consistent(workload)
@@ -164,8 +167,13 @@ def build_question(
         )
     every = software_profile(trainer).quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
+    shared = software_profile(trainer).shards_frozen_weights
+    if workload.freeze:
+        assumptions.append(
+            f"{workload.freeze} frozen: in the precision of the computation, "
+            + ("shared out by ZeRO-3 too" if shared else "whole on every data rank")
+        )
     if adapter is not None:
-        shared = software_profile(trainer).shards_frozen_weights
         assumptions.append(
             "ZeRO-3 shards the frozen base too"
             if shared

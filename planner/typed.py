@@ -96,6 +96,8 @@ def _asked(setting: Setting) -> list[str]:
         words.append(f"--attention {workload.attention_kernel}")
     if setting.software.name != DEFAULT_SOFTWARE:
         words.append(f"--software {setting.software.name}")
+    if workload.freeze:
+        words.append(f"--freeze {workload.freeze}")
     if workload.adapter != "none":
         words.append(f"--{workload.adapter} {workload.adapter_rank}")
         words.append(f"--lora-alpha {workload.adapter_alpha:g}")

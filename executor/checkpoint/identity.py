@@ -50,7 +50,7 @@ _OF_A_STEP: Final = (
     "epsilon",
     "max_grad_norm",
 )
-_OF_ADAPTERS: Final = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets")
+_OF_ADAPTERS: Final = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "freeze")
 _OF_A_DECAY: Final = ("linear", "cosine", "wsd")  # where the learning rate knows the last step
 _ABSENT: Final = "absent"
 

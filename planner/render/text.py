@@ -56,6 +56,9 @@ def head(setting: Setting) -> list[str]:
     if workload.adapter != "none":
         trained = format_count(model.num_trainable_parameters)
         size += f", {trained} trained ({workload.adapter}, rank {workload.adapter_rank})"
+    if workload.freeze:
+        trained = format_count(model.num_trainable_parameters)
+        size += f", {trained} trained ({workload.freeze} frozen)"
     return [
         f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
         f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",

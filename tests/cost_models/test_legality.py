@@ -208,6 +208,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("mixtral"), "adapter": "lora"},
         ["adapter lora", "dense"],
     ),
+    "freeze": ({}, {"freeze": "norms"}, ["freeze = norms", "tensor_parallel 2", "must be 1"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }
 
@@ -222,9 +223,10 @@ def asked(
     adapter: Any = "none",
     layer_ranges: Any = None,
     by_stage: Any = None,
+    freeze: str = "",
 ) -> Question:
     rank = 0 if adapter == "none" else 4
-    workload = Workload(seq_len, batch, adapter=adapter, adapter_rank=rank)
+    workload = Workload(seq_len, batch, adapter=adapter, adapter_rank=rank, freeze=freeze)
     return Question(
         model or llama(),
         workload,

@@ -1,0 +1,66 @@
+"""Frozen parts of a full model: trained as by one process, its traffic and work as predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tiny import tiny, verified
+
+from cost_models.plan import Plan
+from executor import models
+from executor.verify import TOLERANCE
+
+pytestmark = pytest.mark.distributed
+
+CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
+    "one process, norms and what comes first": (
+        Plan(num_microbatches=2),
+        {"freeze": "embedding,layers:0-0,norms", "family": "qwen3"},
+    ),
+    "sharded, first layers": (
+        Plan(2, zero_stage=3, num_microbatches=2),
+        {"freeze": "embedding,layers:0-1"},
+    ),
+    "sharded gradients, a layer in between, computed again": (
+        Plan(2, zero_stage=2, recompute="full", num_microbatches=2),
+        {"freeze": "layers:1-1"},
+    ),
+    "replicas, all but the head": (Plan(2), {"freeze": "all-but-head"}),
+    "tied, embedding and head": (
+        Plan(2, zero_stage=1),
+        {"freeze": "embedding,head", "family": "gpt2", "tied": True},
+    ),
+    "experts": (Plan(), {"freeze": "layers:0-0", "family": "mixtral"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rest_is_trained_as_by_one_process(name: str) -> None:
+    plan, options = CASES[name]
+    found = verified(tiny(plan, num_layers=3, **options))
+    assert found.passed
+    assert found.gradient_difference <= TOLERANCE
+    assert found.weight_difference <= TOLERANCE
+    if found.flops["predicted"] is not None:
+        assert found.flops["predicted"] == found.flops["counted"]
+    for rank in found.memory:
+        # tiny: a few kernels' temporaries count, and of a stack with a frozen layer in front of a
+        # trained one the gradient of a layer is left out
+        assert rank["predicted_bytes"] == pytest.approx(rank["counted_bytes"], rel=0.13)
+
+
+def _thawed() -> None:
+    original = models.layouts
+
+    def trained(*arguments: Any) -> Any:
+        return {k: replace(v, frozen=False) for k, v in original(*arguments).items()}
+
+    models.layouts = trained
+
+
+def test_a_frozen_weight_that_is_trained_is_seen() -> None:
+    found = verified(tiny(Plan(), num_layers=2, freeze="layers:0-0"), _thawed)
+    assert not found.passed
+    assert found.weight_difference > 1e-3
