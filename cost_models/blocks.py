@@ -47,8 +47,23 @@ def total(place: AtMoment) -> Real:
     return sum(place[:4], start=0.0 - place[4])
 
 
-def fullest(places: Sequence[AtMoment]) -> AtMoment:
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One place at one moment, where there is such a one."""
+
+    parts: AtMoment
+    there: Flag = True
+
+    def whole(self) -> AtMoment:
+        """Return the parts; nothing where it does not exist."""
+        if self.there is True:
+            return self.parts
+        return tuple(np.where(self.there, part, 0.0) for part in self.parts)
+
+
+def fullest(moments: Sequence[Moment]) -> AtMoment:
     """Return, row by row, the place with most bytes."""
+    places = [moment.whole() for moment in moments]
     if len(places) == 1:
         return places[0]
     index = np.argmax(np.stack([total(place) for place in places]), axis=0)
@@ -149,7 +164,9 @@ class Blocks:
             if alone
             else zeros,
             behind=(params.embedding if rank.first else params.largest_layer) + zeros,
-            split=np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1),
+            split=by_value(
+                np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+            ),
         )
 
     def at_loss_forward(self) -> Real:
@@ -163,27 +180,30 @@ class Blocks:
         whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
         return self.gathered * whole + self._left_over()
 
-    def at_head(self, gradients: Real, held: Held) -> list[AtMoment]:
+    def at_head(self, gradients: Real, held: Held) -> list[Moment]:
         """The head's weight gradient beside that of the logits; then its reduction."""
         block = self.head + self.tied
         zeros = np.zeros_like(held.saved)
         ahead = self.head + self.tied + self._prefetched()
         ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
         projection = ahead + self._fresh(block) + self._left_over()
-        walked = held.saved + held.head_walk
-        places: list[AtMoment] = [(gradients, walked, held.logits_gradient, projection, zeros)]
         turned = held.saved - held.tail + held.head_norm
-        places.append((gradients, turned, zeros, projection, zeros))
+        walked = held.saved + held.head_walk
+        places = [
+            Moment(self._named((gradients, walked, held.logits_gradient, projection, zeros))),
+            Moment(self._named((gradients, turned, zeros, projection, zeros))),
+        ]
+        turned = held.saved - held.tail
         for last, there in self._modes():
             coming = self._prefetched() + self.tied
             coming = self.gathered * np.where(self.zero_3, coming, 0.0)
             buffers = coming + self._reduced(self.head, last) + self._tied_gradient()
             gone = self._gone(self.head, last)
-            place = (gradients, held.saved - held.tail, zeros, buffers, gone)
-            places.append(_where(there, place))
-        return [self._named(place) for place in places]
+            place = self._named((gradients, turned, zeros, buffers, gone))
+            places.append(Moment(place, there))
+        return places
 
-    def at_layer(self, gradients: Real, held: Held, logits: Real, used: Real) -> list[AtMoment]:
+    def at_layer(self, gradients: Real, held: Held, logits: Real, used: Real) -> list[Moment]:
         """A layer on its way backward: the first one, or the one behind that."""
         first = np.where(self.tied > 0.0, 0.0, self.head)
         first = np.where(self.head > 0.0, first, np.where(self.several, self.behind, 0.0))
@@ -191,45 +211,54 @@ class Blocks:
         behind: list[tuple[Real, Real, float]] = [(first, self.head, 0.0)]
         if self.num_layers > 2:
             behind.append((self.layer, self.head + self.layer, 1.0))
+        others = held.saved - held.tail
+        at: list[tuple[Real, float, list[tuple[bool, Flag, Real, Real]]]] = []
+        for before, done, layers in behind:
+            modes = []
+            for last, there in self._modes():
+                held_then = self._before(gradients, done, last)
+                held_then = self._accumulated(held_then, self.total - done, last)
+                modes.append((last, there, held_then + self._single(done), self._gone(done, last)))
+            at.append((before, layers, modes))
+        ahead = self.layer - self.apart
         places = []
         for walk in held.walks:
-            for before, done, layers in behind:
-                activations = held.saved - held.tail + walk.beside
-                activations = activations + layers * (walk.shared - walk.kept)
+            for before, layers, modes in at:
+                activations = others + walk.beside + layers * (walk.shared - walk.kept)
                 activations = np.maximum(activations, 0.0)
-                for last, there in self._modes():
-                    buffers, gone = self._walk(walk, last, before, self.layer - self.apart)
-                    gone = gone + self._gone(done, last)
-                    held_then = self._before(gradients, done, last)
-                    held_then = self._accumulated(held_then, self.total - done, last)
-                    held_then = held_then + self._single(done)
+                for last, there, held_then, gone_before in modes:
+                    buffers, gone = self._walk(walk, last, before, ahead)
+                    gone = gone + gone_before
                     place = self._named((held_then, activations, logits, buffers, gone), used)
-                    places.append(_where(there, place))
+                    places.append(Moment(place, there))
         return places
 
-    def at_last_layer(self, gradients: Real, held: Held, used: Real) -> list[AtMoment]:
+    def at_last_layer(self, gradients: Real, held: Held, used: Real) -> list[Moment]:
         """The first layer on its way backward: nothing else is left."""
         zeros = np.zeros_like(held.saved)
         before = self.layer if self.num_layers > 1 else self.head
+        done = self.total - self.embedding - self.layer
+        modes = []
+        for last, there in self._modes():
+            whole = self._accumulated(gradients, self.embedding + self.layer, last)
+            modes.append((last, there, self._before(whole, done, last), self._gone(done, last)))
         places = []
         for walk in held.walks:
-            for last, there in self._modes():
-                buffers, gone = self._walk(walk, last, before, 0.0 * self.layer)
-                done = self.total - self.embedding - self.layer
-                gone = gone + self._gone(done, last)
-                whole = self._accumulated(gradients, self.embedding + self.layer, last)
-                whole = self._before(whole, done, last)
-                alone = walk.alone + walk.shared * float(self.num_layers > 1)
+            alone = walk.alone + walk.shared * float(bool(self.num_layers > 1))
+            for last, there, whole, gone_before in modes:
+                buffers, gone = self._walk(walk, last, before, 0.0)
+                gone = gone + gone_before
                 place = self._named((whole, alone, zeros, buffers, gone), used)
-                places.append(_where(there, place))
+                places.append(Moment(place, there))
         # weight gradients that come last are reduced while others are still due: the copy in the
         # precision of the reduction, and what comes out of it beside what was accumulated
         copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
         late = np.where(self.split & self.managed, copies * self.layer, 0.0)
-        places.append(_where(self.split, (gradients, held.last_layer, zeros, late + used, zeros)))
+        place = (gradients, held.last_layer, zeros, late + used, zeros)
+        places.append(Moment(place, self.split))
         return places
 
-    def at_embedding(self, gradients: Real) -> list[AtMoment]:
+    def at_embedding(self, gradients: Real) -> list[Moment]:
         """The embedding's gradient, whole however few rows were read; then its reduction."""
         zeros = np.zeros_like(self.total)
         places = []
@@ -240,11 +269,11 @@ class Blocks:
             held = self._accumulated(gradients, self.embedding, last)
             held = self._before(held, self.total - self.embedding, last)
             gone = self._gone(self.total - self.embedding, last)
-            places.append(_where(there, (held, zeros, zeros, whole, gone)))
+            places.append(Moment(self._named((held, zeros, zeros, whole, gone)), there))
             reduced = self._reduced(self.embedding, last)
             gone = self._gone(self.total, last)
-            places.append(_where(there, (held, zeros, zeros, reduced, gone)))
-        return [self._named(place) for place in places]
+            places.append(Moment(self._named((held, zeros, zeros, reduced, gone)), there))
+        return places
 
     def all_gone(self) -> Real:
         """Gathered weights that are not there while the optimizer runs."""
@@ -254,6 +283,8 @@ class Blocks:
         """Call gradients what stays: those of one micro-batch that nobody reduces."""
         gradients, activations, logits, buffers, gone = place
         stay = ~(self.managed | self.several)
+        if not np.any(stay):
+            return gradients, activations, logits, buffers + used, gone
         missing = np.maximum(self.reduction * self.total - gradients, 0.0)
         named = np.where(stay, np.minimum(buffers, missing), 0.0)
         return gradients + named, activations, logits, buffers - named + used, gone
@@ -268,9 +299,13 @@ class Blocks:
         ``before``: elements of the block that was reduced before; ``ahead``: of what is gathered
         for the next one.
         """
-        tied = self._tied_gradient() + np.where(self.zero_3, self.gathered * self.tied, 0.0)
+        tied: Real = 0.0
+        if np.any(self.tied):
+            tied = self._tied_gradient() + np.where(self.zero_3, self.gathered * self.tied, 0.0)
         reduces = self.managed & (last | self.every)
-        apart = np.minimum(np.where(reduces, self.experts, 0.0), walk.gradients)
+        apart: Real = 0.0
+        if np.any(self.experts):
+            apart = np.minimum(np.where(reduces, self.experts, 0.0), walk.gradients)
         experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * apart
         if walk.complete:
             coming = np.where(self.zero_3, self.gathered * ahead, 0.0)
@@ -344,8 +379,3 @@ def _rearranged(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
     held = experts / table.expert_parallel
     inside = np.greater(table.expert_shard_ranks, held) & (table.zero_stage > 0)
     return np.where(inside, workload.compute_bytes / 3.0, 0.0)
-
-
-def _where(there: Flag, place: AtMoment) -> AtMoment:
-    """Return a place where it exists, and one without anything elsewhere."""
-    return tuple(np.where(there, part, 0.0) for part in place)

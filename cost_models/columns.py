@@ -21,9 +21,28 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from cost_models.levels import DENSE, Array, Frame, Level
+from cost_models.levels import Array, Frame, Level, distinct
 from cost_models.plan import PlanTable
 
+SMALL: Final = 256  # rows of which it is worth knowing that they are all the same
+# columns that much does not depend on: distinct rows of all others are found first, and from them
+# those of fewer columns
+_SHARDING: Final = (
+    "zero_stage",
+    "dp_replicate",
+    "secondary_ranks",
+    "quantised_weights",
+    "quantised_gradients",
+)
+_PASSES: Final = ("recompute", "sequence_parallel", "context_parallel_method")
+_LAYERS: Final = ("recompute_layers", "recompute_every", "virtual_stages")
+APART: Final = (
+    _SHARDING,
+    _PASSES,
+    (*_PASSES, *_LAYERS, "pipeline_schedule"),
+    (*_SHARDING, "pipeline_schedule", "num_microbatches", "data_parallel", "pipeline_parallel"),
+    (*_SHARDING, *_PASSES, *_LAYERS, "pipeline_schedule"),
+)
 Made = TypeVar("Made")
 
 
@@ -96,7 +115,7 @@ class Column:
         if method != "__call__" or "out" in options:
             return NotImplemented
         level, values = together(inputs)
-        return _made(level, ufunc(*values, **options))
+        return _folded(level, ufunc(*values, **options))
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -114,6 +133,15 @@ def _made(level: Level, values: Any) -> Any:
     return Column(level, values)
 
 
+def _folded(level: Level, values: Any) -> Any:
+    """Return a column, or what is the same in few rows, once."""
+    if values.ndim == 1 and (len(values) <= SMALL or values.dtype == bool):
+        first = values[0]
+        if (values == first).all():
+            return np.full(1, first)
+    return Column(level, values)
+
+
 def together(inputs: Sequence[Any]) -> tuple[Level, list[Any]]:
     """Return the level of all columns together, and every input's values there."""
     columns = [each for each in inputs if type(each) is Column]
@@ -122,6 +150,15 @@ def together(inputs: Sequence[Any]) -> tuple[Level, list[Any]]:
         if column.level is not level:
             level = level.join(column.level)[0]
     return level, [each._at(level) if type(each) is Column else each for each in inputs]
+
+
+def at_one_level(frame: Frame, inputs: Sequence[Any]) -> tuple[Level, list[Array]]:
+    """Return the level of all columns together, and a value of every input for each row of it."""
+    if not any(type(each) is Column for each in inputs):
+        level = frame.level(0)
+        return level, [np.broadcast_to(each, level.size) for each in inputs]
+    level, values = together(inputs)
+    return level, [np.broadcast_to(each, level.size) for each in values]
 
 
 def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Column, Any], Any]:
@@ -194,7 +231,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
             return chosen if chosen.dtype == kind else chosen.astype(kind)
         return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
     level, values = together((condition, yes, no))
-    return _made(level, np.where(*values))
+    return _folded(level, np.where(*values))
 
 
 def _kind(value: Any) -> Any:
@@ -291,32 +328,15 @@ def by_value(column: Any) -> Any:
     return Column(column.level.grouped(codes, len(values)), values)
 
 
-def factored(table: PlanTable) -> PlanTable:
-    """Return the same plans, each column by its distinct values."""
-    frame, columns = Frame(len(table)), {}
+def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
+    """Return the same plans, each column by its distinct values; and what they are columns of."""
+    frame, columns, masks = Frame(len(table)), {}, {}
     for f in fields(PlanTable):
-        values = getattr(table, f.name)
-        distinct, codes = _codes(values)
-        if len(distinct) == 1:
-            columns[f.name] = distinct
-        else:
-            columns[f.name] = Column(frame.add(codes, len(distinct)), distinct)  # type: ignore[assignment]
-    return PlanTable(**columns)
-
-
-def _codes(values: Array) -> tuple[Array, Array]:
-    """Return the distinct values and every row's position among them."""
-    least, most = values.min(), values.max()
-    if least == most:
-        return values[:1], np.zeros(0, dtype=np.intp)
-    if values.dtype == bool:
-        return np.array([False, True]), values.astype(np.intp)
-    span = int(most) - int(least) + 1
-    if span > DENSE + 8 * len(values):
-        distinct, codes = np.unique(values, return_inverse=True)
-        return distinct, codes
-    offset = values - least
-    there = np.zeros(span, dtype=bool)
-    there[offset] = True
-    distinct = np.flatnonzero(there) + least
-    return distinct.astype(values.dtype), (np.cumsum(there) - 1)[offset]
+        values, codes = distinct(getattr(table, f.name))
+        columns[f.name], masks[f.name] = values, 0
+        if len(values) > 1:
+            level = frame.add(codes, len(values))
+            columns[f.name], masks[f.name] = Column(level, values), level.mask  # type: ignore[assignment]
+    for apart in APART:
+        frame.level(sum(mask for name, mask in masks.items() if name not in apart))
+    return PlanTable(**columns), frame

@@ -230,7 +230,7 @@ def tensor_traffic(
     inputs = columns + wholes + outer.times(1.0 * rank.decoders)
     lookups = first + float(bool(rank.bridge))
     plain = rows + inputs + rows_again + outer.times(lookups + last)
-    idle = sum((float(n * _untrained(kind)) for n, kind in layers), start=0.0)
+    idle = sum((1.0 * n * _untrained(kind) for n, kind in layers), start=0.0)
     gathers = columns + inputs + outer.times(-idle) + rows + inputs_again
     # nothing before the first layer asks for a gradient where the embedding is frozen
     gathers += outer.times(last if embedding_is_frozen(model) else lookups + 2.0 * last)

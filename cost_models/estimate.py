@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cost_models.communication import rank_traffic
 from cost_models.flops import model_flops_per_step
 from cost_models.host_memory import HostBytes
+from cost_models.levels import Index, distinct_rows
 from cost_models.memory import rank_host_bytes, rank_memory
 from cost_models.memory_parts import MemoryParts, stack_ranks
 from cost_models.model import ModelSpec
@@ -87,33 +88,11 @@ def price(
     setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> Priced:
     """Price legal plans; stages: ``layer_ranges``, else those of the setting, else even ones."""
-    v_shaped = np.isin(table.pipeline_schedule, V_CODES)
-    keys = (table.pipeline_parallel.astype(np.int64) * 2**20 + table.virtual_stages) * 2 + v_shaped
-    # which layers are recomputed: mostly the same everywhere
-    pattern = table.recompute_layers.astype(np.int64) * 2**20 + table.recompute_every
-    patterns, pattern = np.unique(pattern, return_inverse=True)
-    keys = keys * len(patterns) + pattern
-    distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     blocks = []
     order = []
-    for position in range(len(distinct)):
+    group, contents = stages_of(setting, table, layer_ranges)
+    for position, ranks in enumerate(contents):
         rows = np.flatnonzero(group == position)
-        pipeline = int(table.pipeline_parallel[first[position]])
-        virtual = int(table.virtual_stages[first[position]])
-        options: dict[str, Any] = {
-            "v_shaped": bool(v_shaped[first[position]]),
-            "recomputed": Recomputed(
-                int(table.recompute_layers[first[position]]),
-                int(table.recompute_every[first[position]]),
-                setting.stage_recompute_layers,
-            ),
-        }
-        ranks: Sequence[PipelineRank]
-        stages = layer_ranges or setting.pinned_stages(pipeline * virtual)
-        if stages is not None:
-            ranks = rank_contents(setting.model, stages, pipeline, **options)
-        else:
-            ranks = even_rank_contents(setting.model, pipeline, virtual, **options)
         blocks.append(_price_block(setting, table.rows(rows), ranks))
         order.append(rows)
     back = np.argsort(np.concatenate(order), kind="stable")
@@ -137,6 +116,38 @@ def price(
         slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),
         host=HostBytes(join([b.host.memory for b in blocks]), join([b.host.nvme for b in blocks])),
     )
+
+
+def stages_of(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> tuple[Index, list[Sequence[PipelineRank]]]:
+    """Return which of the contents the pipeline ranks of each plan have, and these."""
+    v_shaped = np.isin(table.pipeline_schedule, V_CODES)
+    group, first = distinct_rows(
+        table.pipeline_parallel,
+        table.virtual_stages,
+        v_shaped,
+        # which layers are recomputed: mostly the same everywhere
+        table.recompute_layers,
+        table.recompute_every,
+    )
+    contents: list[Sequence[PipelineRank]] = []
+    for row in first.tolist():
+        pipeline, virtual = int(table.pipeline_parallel[row]), int(table.virtual_stages[row])
+        options: dict[str, Any] = {
+            "v_shaped": bool(v_shaped[row]),
+            "recomputed": Recomputed(
+                int(table.recompute_layers[row]),
+                int(table.recompute_every[row]),
+                setting.stage_recompute_layers,
+            ),
+        }
+        stages = layer_ranges or setting.pinned_stages(pipeline * virtual)
+        if stages is not None:
+            contents.append(rank_contents(setting.model, stages, pipeline, **options))
+        else:
+            contents.append(even_rank_contents(setting.model, pipeline, virtual, **options))
+    return group, contents
 
 
 def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:

@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-Index = NDArray[np.intp]
+Index = NDArray[np.integer[Any]]
 Array = NDArray[Any]
-NEARLY_ALL: Final = 0.6  # of another level's rows: not worth a level of its own
+NEARLY_ALL: Final = 0.95  # of another level's rows: not worth a level of its own
 DENSE: Final = 1 << 16  # combinations that are counted in a table of them all, whatever is there
 
 
@@ -59,7 +59,8 @@ class Level:
         key = codes.tobytes()
         if key not in self.groups:
             way = self.frame.whole.way(self)
-            self.groups[key] = self.frame.add(codes if way is None else codes[way], count)
+            codes = codes if way is None else codes[way]
+            self.groups[key] = self.frame.add(codes, count, self.mask)
         return self.groups[key]
 
     def of_rows(self, rows: Index) -> Index:
@@ -76,19 +77,24 @@ class Frame:
 
     def __init__(self, num_rows: int) -> None:
         self.codes: list[Array] = []
+        self.sources: list[int] = []  # of each, the columns that it follows from
         self.counts: list[int] = []
         self.num_rows = num_rows
         self.whole = Level(self, -1, np.arange(num_rows), None, None)
         self.levels: dict[int, Level] = {}
 
-    def add(self, codes: Array, count: int) -> Level:
-        """Add a column of codes 0, 1, ...; return its level, whose rows are these."""
+    def add(self, codes: Array, count: int, source: int = 0) -> Level:
+        """Add a column of codes 0, 1, ...; return its level, whose rows are these.
+
+        ``source``: the columns it follows from, where it does.
+        """
         bit = 1 << len(self.codes)
-        self.codes.append(codes)
+        self.sources.append(source or bit)
+        self.codes.append(codes.astype(np.int32))
         self.counts.append(count)
         rows = np.zeros(count, dtype=np.intp)
-        rows[codes] = self.whole.rows
-        level = Level(self, bit, rows, self.whole, codes.astype(np.intp))
+        rows[self.codes[-1]] = self.whole.rows
+        level = Level(self, bit, rows, self.whole, self.codes[-1])
         self.levels[bit] = level
         return level
 
@@ -98,29 +104,93 @@ class Frame:
             return self.whole
         found = self.levels.get(mask)
         if found is None:
-            wider = [level for level in self.levels.values() if level.mask & mask == mask]
+            wider = [level for level in self.levels.values() if self._covers(level, mask)]
             parent = min(wider, key=lambda level: level.size, default=self.whole)
             found = self._distinct(mask, parent)
             self.levels[mask] = found
         return found
 
+    def shared(self, one: Level, other: Level) -> Level | None:
+        """Return the level of what two others both tell; None: there is no such column."""
+        mask = 0
+        for position, source in enumerate(self.sources):
+            bit = 1 << position
+            if all(level.mask & bit or level.mask & source == source for level in (one, other)):
+                mask |= bit
+        return self.level(mask) if mask else None
+
+    def _covers(self, level: Level, mask: int) -> bool:
+        """Whether rows that agree in a level's columns agree in some others."""
+        missing = mask & ~level.mask
+        while missing:
+            bit = missing & -missing
+            if self.sources[bit.bit_length() - 1] & ~level.mask:
+                return False
+            missing ^= bit
+        return True
+
     def _distinct(self, mask: int, parent: Level) -> Level:
-        key, radix = np.zeros(parent.size, dtype=np.int64), 1
+        key: Array = np.zeros(parent.size, dtype=np.int32)
+        radix, most = 1, 16 * parent.size + DENSE
         for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True)):
             if mask >> position & 1:
+                if radix * count > most:
+                    key, there = _numbered(key, radix)
+                    radix = len(there)
+                    if radix * count > np.iinfo(np.int32).max:
+                        key = key.astype(np.int64)
                 key *= count
-                key += codes[parent.rows]
+                key += codes if parent is self.whole else codes[parent.rows]
                 radix *= count
-                if radix > 8 * parent.size + DENSE:
-                    known, key = np.unique(key, return_inverse=True)
-                    radix = len(known)
-        there = np.zeros(radix, dtype=bool)
-        there[key] = True
-        number = np.cumsum(there) - 1
-        size = int(number[-1]) + 1
+        index, there = _numbered(key, radix)
+        size = len(there)
         if size > NEARLY_ALL * parent.size:
             return parent
-        index = number[key]
         rows = np.zeros(size, dtype=np.intp)
         rows[index] = parent.rows
         return Level(self, mask, rows, parent, index)
+
+
+def _numbered(key: Array, radix: int) -> tuple[Index, Index]:
+    """Return the position of every key among the distinct ones, and these; keys are below radix."""
+    if radix > 64 * len(key) + DENSE:
+        there, index = np.unique(key, return_inverse=True)
+        return index, there
+    seen = np.zeros(radix, dtype=bool)
+    seen[key] = True
+    there = np.flatnonzero(seen)
+    number = np.empty(radix, dtype=np.int32)
+    number[there] = np.arange(len(there), dtype=np.int32)
+    return number[key], there
+
+
+def distinct(values: Array) -> tuple[Array, Array]:
+    """Return the distinct values in order, and every row's position among them."""
+    least, most = values.min(), values.max()
+    if least == most:
+        return values[:1], np.zeros(len(values), dtype=np.intp)
+    if values.dtype == bool:
+        return np.array([False, True]), values.astype(np.intp)
+    span = int(most) - int(least) + 1
+    if span > DENSE + 8 * len(values):
+        return np.unique(values, return_inverse=True)
+    offset = values - least
+    there = np.zeros(span, dtype=bool)
+    there[offset] = True
+    return np.flatnonzero(there) + least, (np.cumsum(there) - 1)[offset]
+
+
+def distinct_rows(*columns: Array) -> tuple[Index, Index]:
+    """Return, for every row, which of the distinct rows it is, and one row of each.
+
+    >>> distinct_rows(np.array([2, 1, 2, 2]), np.array([5, 5, 5, 7]))[0].tolist()
+    [1, 0, 1, 2]
+    """
+    group = np.zeros(len(columns[0]), dtype=np.intp)
+    for column in columns:
+        values, codes = distinct(column)
+        if len(values) > 1:
+            group = distinct(group * len(values) + codes)[1]
+    first = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.intp)
+    first[group[::-1]] = np.arange(len(group))[::-1]
+    return group, first

@@ -24,7 +24,7 @@ import numpy as np
 
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
-from cost_models.blocks import AtMoment, Blocks, fullest, total
+from cost_models.blocks import AtMoment, Blocks, Moment, fullest, total
 from cost_models.columns import by_value
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
@@ -123,7 +123,7 @@ def _with_runtime(
     return replace(parts, runtime=runtime)
 
 
-def _at_moments(places: Sequence[Sequence[AtMoment]], passing: Real) -> list[AtMoment]:
+def _at_moments(places: Sequence[Sequence[Moment]], passing: Real) -> list[AtMoment]:
     """Return each moment's fullest place, with what is on its way between stages all the time."""
     zeros = np.zeros_like(passing)
     beside: AtMoment = (zeros, zeros, zeros, passing, zeros)
@@ -138,7 +138,7 @@ def rank_places(
     rank: PipelineRank,
     *,
     on_gpu: bool,
-) -> tuple[States, Real, list[list[AtMoment]]]:
+) -> tuple[States, Real, list[list[Moment]]]:
     """Return what stays through a step, what is on its way between stages, and what else there is.
 
     That at each of ``MOMENTS``, at every place that can be its fullest.
@@ -200,7 +200,7 @@ def _by_layers(
     used: Real,
     update: Real,
     waiting: HeadGradients,
-) -> list[list[AtMoment]]:
+) -> list[list[Moment]]:
     """Return each of ``MOMENTS`` as one sum: a layer on its way backward is one place."""
     zeros = np.zeros_like(held.saved)
     flight, backward = gradients.full_flight, buffers.backward + used + waiting.layers
@@ -211,7 +211,7 @@ def _by_layers(
     ]
     embedding = np.maximum(buffers.embedding, waiting.embedding)
     later = held.saved_later + held.working
-    return [
+    moments: list[list[AtMoment]] = [
         [(flight, held.saved, held.logits_forward, buffers.loss_forward, zeros)],
         [(flight, held.saved, held.logits_backward, buffers.loss_backward, zeros)],
         head,
@@ -221,25 +221,27 @@ def _by_layers(
         [(gradients.embedding, zeros, zeros, embedding, zeros)],
         [(gradients.reduced, zeros, zeros, zeros + update, zeros)],
     ]
+    return [[Moment(parts) for parts in places] for places in moments]
 
 
 def _by_blocks(
     blocks: Blocks, gradients: Gradients, held: Held, used: Real, update: Real
-) -> list[list[AtMoment]]:
+) -> list[list[Moment]]:
     """Return the places of each of ``MOMENTS``."""
     zeros = np.zeros_like(held.saved)
     flight, later = gradients.full_flight, replace(held, saved=held.saved_later)
-    loss_forward = blocks.at_loss_forward()
-    loss_backward = blocks.at_loss_backward()
+    losses = (
+        (held.logits_forward, blocks.at_loss_forward()),
+        (held.logits_backward, blocks.at_loss_backward()),
+    )
     return [
-        [(flight, held.saved, held.logits_forward, loss_forward, zeros)],
-        [(flight, held.saved, held.logits_backward, loss_backward, zeros)],
+        *([Moment((flight, held.saved, logits, buffers, zeros))] for logits, buffers in losses),
         blocks.at_head(flight, held),
         blocks.at_layer(flight, held, zeros, used),
         blocks.at_layer(gradients.later, later, held.logits_later, used),
         blocks.at_last_layer(gradients.last_layer, held, used),
         blocks.at_embedding(gradients.embedding),
-        [(gradients.reduced, zeros, zeros, zeros + update, blocks.all_gone())],
+        [Moment((gradients.reduced, zeros, zeros, zeros + update, blocks.all_gone()))],
     ]
 
 

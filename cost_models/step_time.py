@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapters import trainable_part
@@ -302,6 +303,16 @@ def exposed_data_seconds(
     return exposed + interference * (whole - exposed)
 
 
+def owners(places: Sequence[Sequence[int]]) -> NDArray[np.intp]:
+    """Return, for every pipeline rank, which of the contents it has.
+
+    >>> owners([[0], [1, 2], [3]]).tolist()
+    [0, 1, 1, 2]
+    """
+    order = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
+    return np.repeat(np.arange(len(places)), [len(ranks_of) for ranks_of in places])[order]
+
+
 def step_seconds(
     ranks: Sequence[RankSeconds],
     places: Sequence[Sequence[int]],
@@ -312,11 +323,13 @@ def step_seconds(
     interference: float = 0.0,
     gathers_behind_forward: bool = False,
     core_share: float = 1.0,
+    bound: Real | None = None,
 ) -> tuple[TimeParts, Real]:
     """Put the ranks of a pipeline together; return the parts and which rank is the slowest.
 
     ``places``: the pipeline ranks that each of ``ranks`` stands for. The bubble is what the
-    schedule takes (``pipeline_time``, a lower bound) over the time of the slowest rank.
+    schedule takes (``pipeline_time``, a lower bound; ``bound``, where it is known) over the time
+    of the slowest rank.
     ``core_share`` below one: processes share cores, and what one leaves while it waits the others
     use. With s of a core each, of p stages c = s p work at a time, and nothing idles but at the
     start and the end, while fewer than c have work (mean(tau), with tau at s of a core):
@@ -326,17 +339,17 @@ def step_seconds(
     each = np.stack([rank.microbatch for rank in ranks])
     slowest = np.argmax(each, axis=0)
     microbatches = 1.0 * table.num_microbatches
-    owner = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
-    owner = np.repeat(np.arange(len(ranks)), [len(ranks_of) for ranks_of in places])[owner]
-    summed = np.sum(each[owner], axis=0)
     longest = np.max(each, axis=0)
-    forward, backward, weights = (
-        np.stack([getattr(rank, name) for rank in ranks])[owner]
-        for name in ("forward_pass", "backward_pass", "weights")
-    )
-    bubble = pipeline_bound(table, forward, backward, weights) - microbatches * longest
-    bubble = np.maximum(0.0, bubble)  # rounding
+    owner = owners(places)
+    if bound is None:
+        forward, backward, weights = (
+            np.stack([getattr(rank, name) for rank in ranks])[owner]
+            for name in ("forward_pass", "backward_pass", "weights")
+        )
+        bound = pipeline_bound(table, forward, backward, weights)
+    bubble = np.maximum(0.0, bound - microbatches * longest)  # rounding
     if core_share < 1.0:
+        summed = np.sum(each[owner], axis=0)
         stages = 1.0 * table.pipeline_parallel
         at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
         mean = summed / stages

@@ -75,7 +75,8 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "too_large": counts.too_large,
         "tight": counts.tight,
         "priced": counts.priced,
-        "simulated": 0,
+        "simulated": counts.simulated,
+        "bounded_away": counts.bounded_away,
         "seconds": counts.seconds,
     }
 

@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 from cost_models.estimate import Setting, price
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
+from cost_models.price_table import price_table
 from cost_models.rule import Question
 from cost_models.uncertainty import memory_spread
 from planner.constraints import Constraint, broken_by_plan, broken_by_result, counts_by_text
+from planner.finalists import Finalists, simulate
 from planner.host_room import host_codes
 from planner.objectives import Objective, pareto_front, results, sort_keys
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
 
-CHUNK: Final = 65_536  # rows priced at once: the temporaries of one formula stay in the cache
+CHUNK: Final = 1_000_000  # rows priced at once
+NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
 MAX_CANDIDATES: Final = 20_000_000
 
 
@@ -35,6 +38,8 @@ class Counts:
     too_large: int
     tight: int
     seconds: float
+    simulated: int = 0  # event by event
+    bounded_away: int = 0  # their step in closed form is longer than the simulated ones
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
 
     @property
@@ -94,7 +99,14 @@ def search(
     order = order[(verdicts[order] < 2) & (short[order] == 0)]
     if len(order):
         order = order[verdicts[order] == verdicts[order[0]]]
-    order = order[pareto_front(step[order], peak[order])] if front else order[:top]
+    finalists = Finalists(order, step[order], 0, 0)
+    if front:
+        order = order[pareto_front(step[order], peak[order])]
+    elif objective == "memory":
+        order = order[:top]
+    else:
+        finalists = simulate(setting, legal, order, step, peak, top=top)
+        order = finalists.rows
     counts = Counts(
         enumerated=len(table),
         illegal=_by_reason(codes),
@@ -102,6 +114,8 @@ def search(
         too_large=int(np.sum(verdicts == 2)),
         tight=int(np.sum(verdicts == 1)),
         seconds=time.perf_counter() - started,
+        simulated=finalists.simulated,
+        bounded_away=finalists.bounded_away,
         excluded=counts_by_text(require, np.concatenate([unwanted, short[verdicts < 2]])),
     )
     return SearchResult(
@@ -118,11 +132,25 @@ def _price_in_chunks(
     """Return seconds, bytes and the verdict on a node's host of every plan."""
     steps, peaks, hosts = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=np.int8)]
     for chunk in _chunks(table):
-        priced = price(setting, chunk)
+        priced = price_table(setting, chunk)
         steps.append(priced.step)
         peaks.append(priced.peak)
         hosts.append(host_codes(setting.cluster, priced.host))
-    return np.concatenate(steps), np.concatenate(peaks), np.concatenate(hosts)
+    peak = np.concatenate(peaks)
+    near = np.flatnonzero(_at_a_border(setting, peak))
+    if len(near):
+        peak[near] = price(setting, table.rows(near)).peak
+    return np.concatenate(steps), peak, np.concatenate(hosts)
+
+
+def _at_a_border(setting: Setting, peak: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether the last bits of a peak could change its verdict."""
+    budget, around = budget_bytes(setting.cluster), memory_spread(setting.software.name)
+    ends = (1.0 + around.above, 1.0 - around.below)
+    found: NDArray[np.bool_] = np.logical_or.reduce(
+        [np.abs(peak * end - budget) <= NEAR * budget for end in ends]
+    )
+    return found
 
 
 def _chunks(table: PlanTable) -> Iterator[PlanTable]:

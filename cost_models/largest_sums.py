@@ -1,0 +1,148 @@
+"""The largest of many sums of two terms, where each term has few values.
+
+    largest_j  max over k of  z_k(j) + a_k(j)
+
+z depends on some columns of a table, a on others. Rows that agree in what both depend on are a
+group: there every distinct z meets every distinct a, and sums are those of a small grid. A pair k
+is left out of a group where another one is never smaller there:
+
+    min (z_i - z_k) + min (a_i - a_k) >= 0
+
+A z of ``MISSING`` is a pair that a row does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columns import at_one_level
+from cost_models.levels import Frame, Index, Level
+
+Floats = NDArray[np.float64]
+MOST_GROUPS = 20_000
+AT_ONCE = 65_536  # sums that are computed in one go
+MISSING = -1e300  # of a term that a row does not have
+
+
+def largest_sums(
+    frame: Frame, first: Sequence[Any], second: Sequence[Any], partners: Sequence[int]
+) -> Floats:
+    """Return, for every row of the table, the largest of the sums.
+
+    ``partners``: for each of the first terms, which of the second ones it is added to.
+    """
+    mates = np.array(partners, dtype=np.intp)
+    level, one = at_one_level(frame, first)
+    other_level, other = at_one_level(frame, second)
+    shared = frame.shared(level, other_level)
+    if shared is not None and shared.size > MOST_GROUPS:
+        return _row_by_row(frame, (level, np.stack(one)), (other_level, np.stack(other)), mates)
+    groups = _Groups(shared, level, other_level, frame)
+    z_all = np.stack([term.take(groups.one.order) for term in one])
+    a_all = np.stack([term.take(groups.other.order) for term in other])
+    found = np.empty(groups.size)
+    for group in range(groups.count):
+        z = z_all[:, slice(*groups.one.of(group))]
+        a = a_all[:, slice(*groups.other.of(group))]
+        if z.size and a.size:
+            grid = found[slice(*groups.of(group))].reshape(z.shape[1], a.shape[1])
+            _fill(grid, z, a, mates)
+    return found[groups.places()]
+
+
+def _row_by_row(
+    frame: Frame, first: tuple[Level, Floats], second: tuple[Level, Floats], mates: Index
+) -> Floats:
+    """Return the largest sums where groups would be too small to be worth it."""
+    (level, one), (other_level, other) = first, second
+    z, a = frame.whole.way(level), frame.whole.way(other_level)
+    found = np.full(frame.num_rows, -np.inf)
+    for k in _contenders(one, other, mates):
+        x = one[k] if z is None else one[k][z]
+        y = other[mates[k]] if a is None else other[mates[k]][a]
+        np.maximum(found, x + y, out=found)
+    return found
+
+
+def _fill(found: Floats, z: Floats, a: Floats, mates: Index) -> None:
+    """Write the largest of z_k + a_k into a grid."""
+    kept = _contenders(z, a, mates)
+    z, a = z[kept], a[mates[kept]]
+    if len(kept) * found.size <= AT_ONCE:
+        np.max(z[:, :, None] + a[:, None, :], axis=0, out=found)
+        return
+    np.add(z[0][:, None], a[0], out=found)
+    sums = np.empty_like(found)
+    for k in range(1, len(kept)):
+        np.add(z[k][:, None], a[k], out=sums)
+        np.maximum(found, sums, out=found)
+
+
+def _contenders(z: Floats, a: Floats, mates: Index) -> Index:
+    """Return the pairs that no likely one outdoes everywhere in a grid; ``mates``: a's of the z's.
+
+    Likely ones are the largest at corners of the grid.
+    """
+    alive = np.ones(len(z), dtype=bool)
+    for row, column in ((0, -1), (-1, 0), (z.shape[1] // 2, a.shape[1] // 2)):
+        k = int(np.argmax(z[:, row] + a[mates, column]))
+        if alive[k]:
+            ahead = (z[k] - z).min(axis=1) + (a[mates[k]] - a).min(axis=1)[mates]
+            ahead[k] = -1.0
+            alive &= ahead < 0.0
+    return np.flatnonzero(alive)
+
+
+class _Side:
+    """The rows of one term's level, group after group."""
+
+    def __init__(self, level: Level, group: Index, count: int) -> None:
+        self.order = np.argsort(group, kind="stable")
+        self.counts = np.bincount(group, minlength=count)
+        self.starts = np.concatenate([[0], np.cumsum(self.counts)])
+        self.group = group
+        self.position = np.empty(level.size, dtype=np.intp)
+        self.position[self.order] = np.arange(level.size) - self.starts[group[self.order]]
+
+    def of(self, group: int) -> tuple[int, int]:
+        """Return where a group's rows begin and end."""
+        return int(self.starts[group]), int(self.starts[group + 1])
+
+
+class _Groups:
+    """Grids of the rows of two levels that can meet."""
+
+    def __init__(self, shared: Level | None, one: Level, other: Level, frame: Frame) -> None:
+        self.levels, self.frame = (one, other), frame
+        self.count = 1 if shared is None else shared.size
+        self.one, self.other = (
+            _Side(level, _ways(shared, level), self.count) for level in (one, other)
+        )
+        self.starts = np.concatenate([[0], np.cumsum(self.one.counts * self.other.counts)])
+        self.size = int(self.starts[-1])
+
+    def of(self, group: int) -> tuple[int, int]:
+        """Return where a group's grid begins and ends."""
+        return int(self.starts[group]), int(self.starts[group + 1])
+
+    def places(self) -> Index:
+        """Return the place in a grid of every row of the table."""
+        whole, (one, other) = self.frame.whole, self.levels
+        z, a = whole.way(one), whole.way(other)
+        rows = np.arange(whole.size)
+        z, a = (rows if z is None else z), (rows if a is None else a)
+        group = self.one.group[z]
+        places: Index = self.starts[group] + self.one.position[z] * self.other.counts[group]
+        return places + self.other.position[a]
+
+
+def _ways(shared: Level | None, level: Level) -> Index:
+    """Return the group of every row of a level."""
+    if shared is None:
+        return np.zeros(level.size, dtype=np.intp)
+    way = level.way(shared)
+    return np.arange(level.size) if way is None else way

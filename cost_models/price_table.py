@@ -1,0 +1,247 @@
+"""Step, peak and host bytes of very many plans: the formulas of ``estimate``, equal rows once.
+
+Plans are put into groups whose pipeline ranks hold the same kinds of things; how many layers each
+of them has is a column as any other. The formulas of one rank see columns of distinct rows
+(``columns``). What comes of them is what ``estimate.price`` gives, bit for bit but for the order in
+which the parts of the peak are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columns import Column, at_one_level, factored
+from cost_models.estimate import Setting, price, stages_of
+from cost_models.host_memory import HostBytes
+from cost_models.largest_sums import MISSING, largest_sums
+from cost_models.levels import Frame, Index
+from cost_models.memory import rank_host_bytes, rank_places
+from cost_models.pipeline_time import pipeline_bound
+from cost_models.plan import PlanTable
+from cost_models.rates import rates
+from cost_models.schedules import SPLIT_CODES
+from cost_models.stages import PipelineRank
+from cost_models.step_time import RankSeconds, owners, rank_seconds, step_seconds
+
+Floats = NDArray[np.float64]
+FEW: Final = 2_000  # plans for which distinct rows are not worth finding
+COUNTS: Final = (
+    "index",
+    "recomputed_starts",
+    "num_stages",
+    "states_sent",
+    "states_received",
+    "states_at_once",
+    "decoders",
+    "stacks",
+)
+COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "kept_behind")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What plans are chosen by, one row a plan."""
+
+    step: Floats
+    peak: Floats
+    host: HostBytes
+
+
+def price_table(setting: Setting, table: PlanTable) -> Figures:
+    """Price legal plans."""
+    if len(table) < FEW or not setting.on_gpu:
+        priced = price(setting, table)
+        return Figures(priced.step, priced.peak, priced.host)
+    step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
+    block, contents = stages_of(setting, table)
+    groups: dict[Any, list[int]] = {}
+    for number, ranks in enumerate(contents):
+        kinds = tuple(dict.fromkeys(_kind(rank) for rank in ranks))
+        groups.setdefault(kinds, []).append(number)
+    for kinds, blocks in groups.items():
+        position = np.full(len(contents), -1)
+        position[blocks] = np.arange(len(blocks))
+        rows = np.flatnonzero(position[block] >= 0)
+        group = _Group.of(
+            table.rows(rows), position[block[rows]], [contents[b] for b in blocks], kinds
+        )
+        step[rows] = _steps(setting, group)
+        peak[rows] = _peaks(setting, group)
+        host = _hosts(setting, group)
+        memory[rows], nvme[rows] = host.memory, host.nvme
+    return Figures(step, peak, HostBytes(memory, nvme))
+
+
+def _kind(rank: PipelineRank) -> tuple[Any, ...]:
+    """Return all that formulas decide by; what is left are numbers."""
+    layers = zip(rank.kind_counts, rank.recomputed, strict=True)
+    return (
+        rank.first,
+        rank.last,
+        rank.adjoining,
+        rank.bridge,
+        rank.sums,
+        min(rank.num_stages, 2),
+        min(sum(rank.kind_counts), 3),
+        tuple((count > 0, again > 0, again < count) for count, again in layers),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Plans whose ranks are of the same kinds, and these ranks with columns of numbers."""
+
+    plain: PlanTable
+    table: PlanTable
+    frame: Frame
+    block: Any  # column: which of ``contents``
+    contents: list[Sequence[PipelineRank]]
+    slots: list[list[int]]  # of each rank below, which of the contents it is, by block
+    ranks: list[PipelineRank]
+    fullest: list[PipelineRank]
+
+    @classmethod
+    def of(
+        cls,
+        plain: PlanTable,
+        block: Index,
+        contents: list[Sequence[PipelineRank]],
+        kinds: tuple[Any, ...],
+    ) -> _Group:
+        """Put the ranks of all blocks side by side; where one has fewer, its last one again."""
+        slots: list[list[int]] = []
+        for kind in kinds:
+            alike = [[i for i, r in enumerate(ranks) if _kind(r) == kind] for ranks in contents]
+            for place in range(max(map(len, alike))):
+                slots.append([found[min(place, len(found) - 1)] for found in alike])
+        table, frame = factored(plain)
+        number = np.zeros(1, dtype=np.intp)
+        if len(contents) > 1:
+            number = Column(frame.add(block, len(contents)), np.arange(len(contents)))  # type: ignore[assignment]
+        columns = [
+            _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
+            for slot in slots
+        ]
+        fullest = list(columns)
+        if np.any(np.isin(table.pipeline_schedule, SPLIT_CODES)):
+            # of ranks with the same contents the last one has the most weight gradients due
+            for slot in slots:
+                those = [ranks[i] for ranks, i in zip(contents, slot, strict=True)]
+                if any(rank.last_index > rank.index for rank in those):
+                    late = [replace(rank, index=rank.last_index) for rank in those]
+                    fullest.append(_columns(late, number))
+        return cls(plain, table, frame, number, contents, slots, columns, fullest)
+
+
+def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
+    """Return one rank whose numbers are columns, where they differ between the blocks."""
+
+    def column(values: list[int]) -> Any:
+        if len(set(values)) == 1:
+            return values[0]
+        return Column(number.level, np.array(values)[number.values])
+
+    found: dict[str, Any] = {
+        name: column([getattr(rank, name) for rank in ranks]) for name in COUNTS
+    }
+    for name in COUNTS_BY_KIND:
+        by_kind = zip(*(getattr(rank, name) for rank in ranks), strict=True)
+        found[name] = tuple(column(list(values)) for values in by_kind)
+    return replace(ranks[0], **found)
+
+
+def _whole(value: Any, size: int) -> Floats:
+    return value.whole() if type(value) is Column else np.broadcast_to(value, size)
+
+
+def _steps(setting: Setting, group: _Group) -> Floats:
+    software = setting.software
+    rate = rates(setting.cluster.accelerator, setting.workload.precision, software)
+    seconds = [
+        rank_seconds(
+            setting.model, setting.workload, setting.cluster, software, rate, group.table, rank
+        )
+        for rank in group.ranks
+    ]
+    time, _ = step_seconds(
+        seconds,
+        [rank.positions for rank in group.ranks],
+        group.table,
+        software.data_parallel_overlap,
+        on_gpu=True,
+        interference=software.data_parallel_interference,
+        bound=_bound(group, seconds),
+    )
+    return _whole(time.step, len(group.plain))
+
+
+def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
+    """Return ``pipeline_bound`` of every distinct row of what it depends on."""
+    names = ("forward_pass", "backward_pass", "weights")
+    passes = [getattr(rank, name) for name in names for rank in seconds]
+    table = group.table
+    level, values = at_one_level(
+        group.frame, [*passes, table.pipeline_schedule, table.num_microbatches, group.block]
+    )
+    block, passes = values[-1], values[: len(passes)]
+    found = np.empty(level.size)
+    for number, ranks in enumerate(group.contents):
+        rows = np.flatnonzero(block == number)
+        if len(rows) == 0:
+            continue
+        slot_of = {
+            slot[number]: position for position, slot in reversed(list(enumerate(group.slots)))
+        }
+        owner = [slot_of[i] for i in owners([rank.positions for rank in ranks])]
+        each = [
+            np.stack([passes[kind * len(seconds) + slot][rows] for slot in range(len(seconds))])
+            for kind in range(len(names))
+        ]
+        few = group.plain.rows(level.rows[rows])
+        found[rows] = pipeline_bound(few, *(one[owner] for one in each))
+    return Column(level, found)
+
+
+def _peaks(setting: Setting, group: _Group) -> Floats:
+    """Return the bytes of the fullest place of the fullest rank."""
+    states: list[Any] = []
+    held: list[Any] = []
+    of_held: list[int] = []  # of each of the states, which of these it comes with
+    for rank in group.fullest:
+        (weights, optimizer), passing, moments = rank_places(
+            setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
+        )
+        stays, known = weights + optimizer, {}
+        for moment in (m for of_moment in moments for m in of_moment):
+            gradients, activations, logits, buffers, gone = moment.parts
+            total = stays - gone + gradients + buffers
+            states.append(total if moment.there is True else np.where(moment.there, total, MISSING))
+            key = id(activations), id(logits)
+            if key not in known:
+                known[key] = len(held)
+                held.append(activations + logits + passing)
+            of_held.append(known[key])
+    allocated = largest_sums(group.frame, states, held, of_held)
+    software = setting.software
+    return allocated + (software.context_bytes + software.allocator_slack * allocated)
+
+
+def _hosts(setting: Setting, group: _Group) -> HostBytes:
+    hosts = [
+        rank_host_bytes(
+            setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
+        ).of_node(group.table, setting.cluster.gpus_per_node)
+        for rank in group.fullest
+    ]
+    size = len(group.plain)
+
+    def largest(name: str) -> Floats:
+        parts = np.stack([getattr(host, name) for host in hosts])
+        return _whole(np.max(parts, axis=0), size)
+
+    return HostBytes(largest("memory"), largest("nvme"))
