@@ -1,4 +1,4 @@
-"""Seconds of a step whose pipeline is simulated action by action, of one plan.
+"""Seconds of steps whose pipelines are simulated action by action.
 
 All else is as in the closed form (``estimate.price``), of which the bubble is a lower bound.
 """
@@ -6,6 +6,7 @@ All else is as in the closed form (``estimate.price``), of which the bubble is a
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.estimate import Setting, stages_of
 from cost_models.pipeline_time import makespan
@@ -14,41 +15,58 @@ from cost_models.rates import rates
 from cost_models.schedules import stages_of_rank
 from cost_models.step_time import owners, rank_seconds, step_seconds
 
+Floats = NDArray[np.float64]
+Known = dict[object, float]  # pipelines that were simulated before, and their seconds
+PASSES = ("forward_pass", "backward_pass", "weights")
 
-def simulated_step(setting: Setting, plan: Plan, known: dict[object, float] | None = None) -> float:
-    """Return the seconds of a step; stages of one rank are equal shares of its time.
 
-    ``known``: pipelines that were simulated before, to be asked and added to.
+def simulated_steps(setting: Setting, table: PlanTable, known: Known | None = None) -> Floats:
+    """Return the seconds of a step of every plan; stages of one rank are equal shares of its time.
+
+    ``known``: to be asked and added to.
     """
-    table = PlanTable.from_plans([plan])
     model, workload, software = setting.model, setting.workload, setting.software
     rate = rates(setting.cluster.accelerator, workload.precision, software)
-    ranks = stages_of(setting, table)[1][0]
-    seconds = [
-        rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
-        for rank in ranks
-    ]
-    places = [rank.positions for rank in ranks]
-    passes = [
-        [float(np.ravel(getattr(each, name))[0]) / plan.virtual_stages for each in seconds]
-        for name in ("forward_pass", "backward_pass", "weights")
-    ]
-    key = plan.pipeline_schedule, plan.num_stages, plan.num_microbatches, str(passes)
-    known = {} if known is None else known
+    steps, known = np.empty(len(table)), {} if known is None else known
+    group, contents = stages_of(setting, table)
+    for number, ranks in enumerate(contents):
+        rows = np.flatnonzero(group == number)
+        few = table.rows(rows)
+        seconds = [
+            rank_seconds(model, workload, setting.cluster, software, rate, few, rank)
+            for rank in ranks
+        ]
+        places = [rank.positions for rank in ranks]
+        passes = np.stack(
+            [
+                [np.broadcast_to(getattr(each, name), len(rows)) for each in seconds]
+                for name in PASSES
+            ]
+        )
+        owner = owners(places)
+        time, _ = step_seconds(
+            seconds,
+            places,
+            few,
+            software.data_parallel_overlap,
+            on_gpu=setting.on_gpu,
+            interference=software.data_parallel_interference,
+            core_share=setting.core_share,
+            bound=np.array(
+                [_pipeline(few.plan(i), passes[:, owner, i], known) for i in range(len(rows))]
+            ),
+        )
+        steps[rows] = time.step
+    return steps
+
+
+def _pipeline(plan: Plan, passes: Floats, known: Known) -> float:
+    """Return the seconds of a pipeline; ``passes``: (kinds, ranks)."""
+    key = plan.pipeline_schedule, plan.num_stages, plan.num_microbatches, passes.tobytes()
     if key not in known:
-        by_stage = np.zeros((len(passes), plan.num_stages))
-        for rank, owner in enumerate(owners(places).tolist()):
+        by_stage = np.zeros((len(PASSES), plan.num_stages))
+        for rank in range(plan.pipeline_parallel):
             for stage in stages_of_rank(plan, rank):
-                by_stage[:, stage] = [each[owner] for each in passes]
+                by_stage[:, stage] = passes[:, rank] / plan.virtual_stages
         known[key] = makespan(plan, *by_stage.tolist())
-    time, _ = step_seconds(
-        seconds,
-        places,
-        table,
-        software.data_parallel_overlap,
-        on_gpu=setting.on_gpu,
-        interference=software.data_parallel_interference,
-        core_share=setting.core_share,
-        bound=np.array([known[key]]),
-    )
-    return float(np.ravel(time.step)[0])
+    return known[key]

@@ -1,4 +1,4 @@
-"""The best plans by the simulated step: event by event, but only those that can still win.
+"""The best plans by the simulated step: action by action, but only those that can still win.
 
 A plan's step in closed form is never longer than its simulated one (``pipeline_time``). Plans are
 simulated in the order of that bound; once ``top`` of them are done and the next bound is longer
@@ -8,53 +8,56 @@ than the longest of the best ones, no plan that is left can be among them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
 from cost_models.plan import PlanTable
-from cost_models.simulated import simulated_step
+from cost_models.simulated import Known, simulated_steps
+
+Rows = NDArray[np.intp]
+Floats = NDArray[np.float64]
+AT_ONCE: Final = 16  # plans whose ranks are priced together before they are simulated
+ROUNDING: Final = 1e-12  # within which a simulated step is its bound
 
 
 @dataclass(frozen=True, slots=True)
 class Finalists:
     """Rows of a table, best first, and their seconds of a step."""
 
-    rows: NDArray[np.intp]
-    seconds: NDArray[np.float64]
-    simulated: int  # event by event; a plan without a pipeline needs none
-    bounded_away: int  # neither simulated nor able to win
+    rows: Rows
+    seconds: Floats
+    simulated: int  # action by action; a plan without a pipeline needs none
+    bounded_away: int  # not simulated, since they cannot win
 
 
 def simulate(
-    setting: Setting,
-    table: PlanTable,
-    order: NDArray[np.intp],
-    step: NDArray[np.float64],
-    peak: NDArray[np.float64],
-    *,
-    top: int,
+    setting: Setting, table: PlanTable, order: Rows, step: Floats, peak: Floats, *, top: int
 ) -> Finalists:
     """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays."""
-    best: list[tuple[float, float, int, int]] = []  # seconds, peak, position, row
-    simulated = 0
-    known: dict[object, float] = {}
-    for position, row in enumerate(order.tolist()):
-        if len(best) >= top and step[row] > best[top - 1][0]:
-            return _ranked(best, top, simulated, len(order) - position)
-        seconds = float(step[row])
-        if table.pipeline_parallel[row] > 1:
-            seconds = max(seconds, simulated_step(setting, table.plan(row), known))
-            simulated += 1
-        best.append((seconds, float(peak[row]), position, row))
-        best.sort()
-    return _ranked(best, top, simulated, 0)
-
-
-def _ranked(
-    best: list[tuple[float, float, int, int]], top: int, simulated: int, left: int
-) -> Finalists:
-    rows = np.array([row for *_, row in best[:top]], dtype=np.intp)
-    seconds = np.array([seconds for seconds, *_ in best[:top]])
-    return Finalists(rows, seconds, simulated, left)
+    best: list[tuple[float, float, int]] = []  # seconds, peak, position in the order
+    known: Known = {}
+    simulated = done = 0
+    while done < len(order):
+        longest = best[top - 1][0] if len(best) >= top else np.inf
+        batch = order[done : done + max(AT_ONCE, top)]
+        batch = batch[step[batch] <= longest]
+        if len(batch) == 0:
+            break
+        seconds = step[batch]
+        piped = table.pipeline_parallel[batch] > 1
+        if piped.any():
+            found = simulated_steps(setting, table.rows(batch[piped]), known)
+            least = seconds[piped]
+            seconds[piped] = np.where(found <= (1.0 + ROUNDING) * least, least, found)
+        simulated += int(np.sum(piped))
+        best += zip(
+            seconds.tolist(), peak[batch].tolist(), range(done, done + len(batch)), strict=True
+        )
+        best = sorted(best)[:top]
+        done += len(batch)
+    rows = order[np.array([position for *_, position in best], dtype=np.intp)]
+    left = len(order) - done
+    return Finalists(rows, np.array([s for s, *_ in best]), simulated, left)
