@@ -276,6 +276,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.sum: _along(np.sum),
     np.cumsum: _along(np.cumsum),
     np.take_along_axis: _take_along_axis,
+    np.clip: lambda column, low, high: np.minimum(np.maximum(column, low), high),
     np.any: lambda column: column.any(),
     np.all: lambda column: column.all(),
     np.isin: lambda column, values: _made(column.level, np.isin(column.values, values)),
