@@ -348,7 +348,7 @@ def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSte
 def _untrained(kind: LayerKind) -> int:
     """Column-cut steps whose input no weight gradient asks for again: frozen, not adapted."""
     found = 0
-    for part in ("attention", "mlp"):
+    for part in ("attention", "mlp", "shared_experts"):
         weights = [w for w in kind.weights if w.part == part and w.role == "linear"]
         found += bool(weights) and all(w.frozen for w in weights)
     return found

@@ -304,8 +304,8 @@ RULES: tuple[Rule, ...] = (
         "adapter_experts",
         lambda q, t: np.full(len(t), adapts_experts(q)),
         lambda q, p: (
-            f"adapter {q.workload.adapter}: the matrices of routed experts cannot be adapted; the "
-            "model must be a dense one"
+            f"adapter {q.workload.adapter} beside all matrices: those of routed experts are one "
+            "tensor and take none (--lora-targets must be attention)"
         ),
     ),
     Rule(

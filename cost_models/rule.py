@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from cost_models.model import Attention, ModelSpec
 from cost_models.plan import Plan, PlanTable
-from cost_models.workload import AdapterTargets, Workload
+from cost_models.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,10 @@ class Rule:
 
 
 def adapts_experts(question: Question) -> bool:
-    """Whether adapters are asked for beside routed experts, by a choice that names no matrix."""
+    """Whether adapters are asked for beside every matrix, those of routed experts among them."""
     workload = question.workload
     experts = any(kind.feed_forward.num_experts for kind in question.model.kinds)
-    named = workload.adapter_targets not in get_args(AdapterTargets)
-    return workload.adapter != "none" and experts and not named
+    return workload.adapter != "none" and experts and workload.adapter_targets == "all"
 
 
 def too_long(question: Question) -> bool:

@@ -27,7 +27,8 @@ def grouped_linear(
 
     weight   (experts, out, in), or ``transposed`` (experts, in, out)       bias   (experts, out)
     ``adds_bias``: false on all but one of the ranks whose results are added up. Every expert's
-    gradient is written, that of an expert without rows as zeros.
+    gradient is written, that of an expert without rows as zeros; frozen ones have none, nor have
+    their biases.
     """
     result: Tensor = _GroupedLinear.apply(rows, list(counts), weight, bias, transposed, adds_bias)
     return result
@@ -69,6 +70,8 @@ class _GroupedLinear(Function):  # type: ignore[misc]
             return [_outer(first, second, counts)]
 
         later, of_weight, of_bias = store(), None, None
+        if not ctx.needs_input_grad[2]:  # frozen
+            return of_rows, None, None, None, None, None
         if later is None:
             (of_weight,) = weight_gradients()
         else:

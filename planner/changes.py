@@ -212,10 +212,13 @@ def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
 def _adapters(
     setting: Setting, plan: Plan, adapter: str, rank: int = ADAPTER_RANK
 ) -> Iterator[Change]:
+    experts = any(kind.feed_forward.num_experts for kind in setting.model.kinds)
+    targets = "attention" if experts else setting.workload.adapter_targets
     workload = replace(
         setting.workload,
         adapter=adapter,  # type: ignore[arg-type]
         adapter_rank=rank,
+        adapter_targets=targets,
         adapter_alpha=setting.workload.adapter_alpha or 2.0 * rank,
     )
     try:
@@ -227,7 +230,7 @@ def _adapters(
         TRAINING,
         adapter,
         f"adapters of rank {rank} alone, {frozen}",
-        f"--{adapter} {rank}",
+        f"--{adapter} {rank}" + (f" --lora-targets {targets}" if experts else ""),
         replace(setting, model=model, workload=workload),
         plan,
     )

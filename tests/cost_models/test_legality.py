@@ -206,7 +206,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "adapter_experts": (
         {},
         {"model": sample_model("mixtral"), "adapter": "lora"},
-        ["adapter lora", "dense"],
+        ["adapter lora", "routed experts", "must be attention"],
     ),
     "freeze": ({}, {"freeze": "norms"}, ["freeze = norms", "tensor_parallel 2", "must be 1"]),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),

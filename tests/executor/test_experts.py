@@ -344,3 +344,22 @@ def test_a_bias_that_is_added_twice_is_seen():
     file = tiny(Plan(1, 2), "gpt_oss", num_layers=2)
     assert verified(file, with_every_bias).gradient_difference > 1e-6
     assert_equal(verified(file))
+
+
+def test_frozen_experts_give_no_gradient_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a gradient that nobody asked for")
+
+    torch.manual_seed(0)
+    rows = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 5, 4, dtype=torch.float64)
+    counts = [1, 3, 2]
+    monkeypatch.setattr(grouped, "_outer", never)
+    grouped.grouped_linear(rows, counts, weight).square().sum().backward()
+    found, rows.grad = rows.grad, None
+    blocks = rows.split(counts)
+    whole = torch.cat([block @ matrix.t() for block, matrix in zip(blocks, weight, strict=True)])
+    whole.square().sum().backward()
+    torch.testing.assert_close(found, rows.grad)
+    with pytest.raises(AssertionError, match="nobody asked"):
+        grouped.grouped_linear(rows, counts, weight.requires_grad_()).sum().backward()
