@@ -34,8 +34,11 @@ _COUNT: Final = re.compile(r"([+-]?[\d.,_]+)\s*[x*\u00d7]\s*(?=\S)", re.IGNORECA
 _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
 
 
-def parse_cluster(text: str) -> Cluster:
+def parse_cluster(text: str, *, assume_nodes: bool = False) -> Cluster:
     """Return the cluster that a user's words stand for; see the head of this file.
+
+    ``assume_nodes``: more than a node holds, such as ``16xL40S``, are whole usual nodes, and a note
+    says so (where clusters are compared, the question is which one to take).
 
     >>> cluster = parse_cluster("16x8xH100-SXM")
     >>> cluster.num_nodes, cluster.gpus_per_node, cluster.accelerator.name
@@ -57,8 +60,14 @@ def parse_cluster(text: str) -> Cluster:
     if node := match_node(name):
         return _of_nodes(words, counts, node.entry, node.note)
     found = match_accelerator(name)
+    notes: tuple[str, ...] = () if found.note is None else (found.note,)
+    usual = usual_node(found.entry)
+    if assume_nodes and usual is not None and len(counts) == 1:
+        nodes, left = divmod(counts[0], usual.gpus_per_node)
+        if nodes > 1 and not left and counts[0] > usual.domain_size:
+            notes += (f"{words} is taken as {nodes} nodes of {usual.gpus_per_node}, as usual",)
+            counts = (nodes, usual.gpus_per_node)
     num_nodes, gpus_per_node = _layout(words, counts, name, found.entry)
-    notes = () if found.note is None else (found.note,)
     return build_cluster(
         found.entry, num_nodes=num_nodes, gpus_per_node=gpus_per_node, name=words, notes=notes
     )

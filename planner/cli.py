@@ -6,7 +6,6 @@ TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,30 +17,8 @@ from planner.cli_executor import add_executor_commands
 from planner.cli_explain import explain
 from planner.cli_fit import fit
 from planner.cli_listing import hardware, models
-from planner.cli_options import (
-    ClusterText,
-    Force,
-    Freeze,
-    GlobalBatch,
-    GradientPrecision,
-    Inputs,
-    Json,
-    Kernel,
-    Layers,
-    Lora,
-    LoraAlpha,
-    LoraTargets,
-    MasterWeights,
-    Model,
-    OptimizerName,
-    Precision,
-    Qlora,
-    QuantisationName,
-    Require,
-    SeqLen,
-    Software,
-    StatePrecision,
-)
+from planner.cli_options import Force, Json
+from planner.cli_plan import plan
 from planner.cli_validate import validate
 from planner.outputs import say
 
@@ -60,90 +37,7 @@ INTERRUPTED = 130
 
 
 app.command()(fit)
-
-
-@app.command()
-def plan(
-    model: Model,
-    cluster: ClusterText,
-    seq_len: SeqLen = None,
-    global_batch_size: GlobalBatch = None,
-    precision: Precision = None,
-    optimizer: OptimizerName = None,
-    optimizer_precision: StatePrecision = None,
-    gradient_precision: GradientPrecision = None,
-    master_weights: MasterWeights = None,
-    attention: Kernel = None,
-    software: Software = None,
-    lora: Lora = None,
-    qlora: Qlora = None,
-    lora_alpha: LoraAlpha = None,
-    lora_targets: LoraTargets = None,
-    quantisation: QuantisationName = None,
-    freeze: Freeze = None,
-    layers: Layers = None,
-    inputs: Inputs = None,
-    fix: Annotated[str, typer.Option(help="pin parts of the plan: tp=2,pp=2,zero=1")] = "",
-    require: Require = None,
-    objective: Annotated[str, typer.Option(help="time, cost, memory or energy")] = "time",
-    top: Annotated[int, typer.Option(min=1, max=1000, help="plans to show")] = 10,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="write the best plan to this file")
-    ] = None,
-    force: Force = False,
-    json: Json = False,
-) -> None:
-    """What is the best plan? A search over DP x TP x PP x ZeRO, recompute and micro-batch size."""
-    from cost_models.plan_file import write_plan_file
-    from hardware_profiles.errors import NoLegalPlanError
-    from planner.answers import PlanAnswer, not_run, to_json
-    from planner.front_door import plan as ask
-    from planner.here import cluster_or_measure
-    from planner.module_trace import refuse_for_modules
-    from planner.outputs import refuse_existing
-
-    if output is not None:
-        refuse_existing(output, force=force)  # before any work is done
-    refuse_for_modules(model, output)
-    try:
-        answer = ask(
-            model,
-            cluster_or_measure(cluster, say),
-            seq_len=seq_len,
-            global_batch_size=global_batch_size,
-            precision=precision,
-            optimizer=optimizer,
-            optimizer_state_precision=optimizer_precision,
-            gradient_precision=gradient_precision,
-            master_weights=master_weights,
-            attention_kernel=attention,
-            software=software,
-            lora=lora,
-            qlora=qlora,
-            lora_alpha=lora_alpha,
-            lora_targets=lora_targets,
-            quantisation=quantisation,
-            freeze=freeze,
-            layers=layers,
-            inputs=inputs,
-            fix=fix,
-            require=require,
-            objective=objective,
-            top=top,
-        )
-    except NoLegalPlanError as error:
-        if json:
-            print(to_json(error.document))
-        raise
-    if output is not None and isinstance(answer, PlanAnswer):
-        write_plan_file(output, answer.plan_file(), force=force)
-    print(to_json(answer.to_dict()) if json else answer)
-    if output is not None and isinstance(answer, PlanAnswer):
-        why = not_run(answer.setting, answer.best)
-        following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
-        say(f"{'':<11}wrote {output}; {following if why is None else why}")
-
-
+app.command()(plan)
 add_executor_commands(app)
 for command in (explain, validate, models, hardware):
     app.command()(command)

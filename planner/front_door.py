@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cost_models.estimate import Setting
-from cost_models.families import model_spec
 from cost_models.legality import FEWEST, question_of, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import SEARCHED_RECOMPUTE, Plan
 from cost_models.schedules import default_virtual_stages
-from hardware_profiles.errors import InputError, NoLegalPlanError
+from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Cluster
-from hardware_profiles.spec import parse_cluster
-from planner.answers import FitAnswer, PlanAnswer, documents_of, header
-from planner.constraints import parse_requirements, require_consistent
+from planner.answers import FitAnswer
 from planner.document import plan_document
-from planner.fixed import check_fixed, parse_fixed
+from planner.fixed import check_fixed
 from planner.host_room import about_offload
-from planner.model_source import resolve_model
 from planner.module_trace import is_module
-from planner.objectives import OBJECTIVES
-from planner.question import Question, adapting, build_question, check_choice
+from planner.plan_door import ADAPTERS, COMMON, OF_LAYERS, plan, refuse_inputs
+from planner.question import Question, adapting, build_question
 from planner.reach import reach
 from planner.recompute_words import without_list
-from planner.refusal import no_plan
-from planner.search import search
+from planner.resolving import ModelLike, cluster_of, model_of
 from planner.serving import ServingAnswer, fit_serving
 from planner.serving_question import (
     SERVING_ONLY,
@@ -37,25 +32,9 @@ from planner.serving_question import (
     refuse_training_options,
 )
 from planner.serving_setting import PLAN_FIELDS
-from planner.traced_answers import TracedFitAnswer, TracedPlanAnswer
-from planner.traced_front_door import fit_module, plan_module
+from planner.traced_answers import TracedFitAnswer
+from planner.traced_front_door import fit_module
 from planner.ways_out import ways_out
-
-# arguments of every model, of those whose layers are known, and of adapters beside these
-COMMON: Final = ("global_batch_size", "precision", "optimizer")
-OF_LAYERS: Final = (
-    "seq_len",
-    "optimizer_state_precision",
-    "gradient_precision",
-    "master_weights",
-    "attention_kernel",
-    "software",
-    "freeze",
-    "layers",
-)
-ADAPTERS: Final = ("lora", "qlora", "lora_alpha", "lora_targets", "quantisation")
-MOST_PLANS: Final = 1000  # in an answer
-ModelLike = str | Path | Mapping[str, Any] | ModelSpec
 
 
 def fit(
@@ -102,7 +81,7 @@ def fit(
     """
     given: dict[str, Any] = {k: v for k, v in locals().items() if k != "plan_options"}
     if inference:
-        return _serve(_model(model), _cluster(cluster), {**given, **plan_options})
+        return _serve(model_of(model), cluster_of(cluster), {**given, **plan_options})
     refuse_serving_options(given)
     if micro_batch_size is not None:
         plan_options["micro_batch_size"] = micro_batch_size
@@ -115,16 +94,16 @@ def fit(
     if is_module(model):
         return fit_module(
             str(model),
-            _cluster(cluster),
+            cluster_of(cluster),
             inputs=inputs,
             **common,
             unknown={**of_layers, **adapters},
             fixed=fixed,
         )
-    _refuse_inputs(inputs)
+    refuse_inputs(inputs)
     question = build_question(
-        _model(model),
-        _cluster(cluster),
+        model_of(model),
+        cluster_of(cluster),
         micro_batch_size=fixed.get("micro_batch_size", 1),
         adapter=adapting(**adapters),
         **common,
@@ -256,132 +235,6 @@ def _with_batch(question: Question, batch: int) -> Question:
     kept = [a for a in question.assumptions if not a.startswith("global_batch_size")]
     note = f"global_batch_size {batch} (default: the smallest that keeps every rank busy)"
     return Question(replace(setting, workload=workload), (*kept, note))
-
-
-def plan(
-    model: ModelLike,
-    cluster: str | Path | Cluster,
-    *,
-    seq_len: int | None = None,
-    global_batch_size: int | None = None,
-    precision: str | None = None,
-    optimizer: str | None = None,
-    optimizer_state_precision: str | None = None,
-    gradient_precision: str | None = None,
-    master_weights: bool | None = None,
-    attention_kernel: str | None = None,
-    software: str | None = None,
-    lora: int | None = None,
-    qlora: int | None = None,
-    lora_alpha: float | None = None,
-    lora_targets: str | None = None,
-    quantisation: str | None = None,
-    freeze: str | None = None,
-    layers: str | Sequence[int] | None = None,
-    inputs: Sequence[str] | None = None,
-    fix: str | Mapping[str, Any] | None = None,
-    require: str | Sequence[str] | None = None,
-    objective: str = "time",
-    top: int = 10,
-) -> PlanAnswer | TracedPlanAnswer:
-    """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
-
-    ``require``: constraints on parts and results (``"tp<=8 and memory<=70GiB"``). ``objective``:
-    time, cost, memory or energy. ``layers`` pins those of every stage in order (``"3,5,5,3"``).
-    Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
-    """
-    given: dict[str, Any] = dict(locals())
-    fixed, by_stage = without_list(_fixed(fix))
-    _check_top(top)
-    constraints = parse_requirements(require)
-    require_consistent(constraints, fixed)
-    check_choice("objective", objective, OBJECTIVES)
-    common, of_layers, adapters = (
-        {name: given[name] for name in names} for names in (COMMON, OF_LAYERS, ADAPTERS)
-    )
-    of_layers["stage_recompute_layers"] = by_stage
-    if is_module(model):
-        _refuse_for_modules(require=bool(constraints), objective=objective != "time")
-        return plan_module(
-            str(model),
-            _cluster(cluster),
-            inputs=inputs,
-            **common,
-            unknown={**of_layers, **adapters},
-            fixed=fixed,
-            top=top,
-        )
-    _refuse_inputs(inputs)
-    question = build_question(
-        _model(model),
-        _cluster(cluster),
-        adapter=adapting(**adapters),
-        **common,
-        **of_layers,
-    )
-    result = search(
-        question.setting,
-        fixed,
-        top=top,
-        require=constraints,
-        objective=objective,  # type: ignore[arg-type]
-    )
-    if not result.plans:
-        refusal = no_plan(question.setting, result, question.assumptions)
-        document = {**header(question.setting), **refusal.to_dict()}
-        raise NoLegalPlanError(str(refusal), document)
-    return PlanAnswer(
-        setting=question.setting,
-        result=result,
-        documents=documents_of(question.setting, result),
-        assumptions=question.assumptions,
-        fixed=fixed,
-    )
-
-
-def _refuse_for_modules(**given: bool) -> None:
-    """Raise for what was given and belongs to models whose layers are known."""
-    for name, is_given in given.items():
-        if is_given:
-            raise InputError(f"--{name} is not for module:package.path:factory")
-
-
-def _check_top(top: int) -> None:
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
-        raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
-
-
-def _refuse_inputs(inputs: Sequence[str] | None) -> None:
-    if inputs:
-        raise InputError(f"--input {inputs[0]}: belongs to module:package.path:factory")
-
-
-def _fixed(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    if fix is None or isinstance(fix, Mapping):
-        return check_fixed({k: v for k, v in (fix or {}).items() if v is not None})
-    if isinstance(fix, str):
-        return parse_fixed(fix)
-    raise InputError(f"fix = {fix!r} (must be text such as 'tp=2,zero=1' or a mapping)")
-
-
-def _model(model: ModelLike) -> ModelSpec:
-    if isinstance(model, ModelSpec):
-        return model
-    if isinstance(model, (str, Path)):
-        return resolve_model(str(model))
-    if isinstance(model, Mapping):
-        return model_spec(model, name=str(model.get("_name_or_path") or "config"), where="model")
-    raise InputError(
-        f"model = {model!r} (must be a name, a path, the values of a config.json or a ModelSpec)"
-    )
-
-
-def _cluster(cluster: str | Path | Cluster) -> Cluster:
-    if isinstance(cluster, Cluster):
-        return cluster
-    if isinstance(cluster, (str, Path)):
-        return parse_cluster(str(cluster))
-    raise InputError(f"cluster = {cluster!r} (must be a name, a path or a Cluster)")
 
 
 __all__ = ["Setting", "fit", "plan"]

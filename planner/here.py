@@ -15,10 +15,10 @@ from hardware_profiles.spec import parse_cluster
 Say = Callable[[str], None]
 
 
-def cluster_or_measure(text: str, say: Say) -> Cluster:
-    """Parse a cluster; measure this machine first where ``here`` needs it."""
+def cluster_or_measure(text: str, say: Say, *, compared: bool = False) -> Cluster:
+    """Parse a cluster, of several or not; measure this machine first where ``here`` needs it."""
     try:
-        return parse_cluster(text)
+        return parse_cluster(text, assume_nodes=compared)
     except NeedsMeasurement as needs:
         measure(needs.processes, say)
         return parse_cluster(text)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from cost_models.estimate import Setting
+from cost_models.estimate import Setting, price
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
-from planner.document import plan_document
+from cost_models.uncertainty import memory_spread
+from planner.host_room import host_codes
+from planner.verdict import budget_bytes, verdict_codes
 
 MAX_SEQ_LEN: Final = 2**24
 MAX_MICRO_BATCH: Final = 65_536
@@ -26,7 +28,10 @@ def fits(setting: Setting, plan: Plan) -> bool:
     """Return whether a plan is legal and fits with its whole interval."""
     if not is_legal(setting, plan):
         return False
-    return bool(plan_document(setting, plan)["memory"]["verdict"] == "fits")
+    priced = price(setting, PlanTable.from_plans([plan]))
+    around = memory_spread(setting.software.name)
+    peak = verdict_codes(priced.peak, budget_bytes(setting.cluster), around)
+    return not peak[0] and not host_codes(setting.cluster, priced.host)[0]
 
 
 def with_seq_len(setting: Setting, seq_len: int) -> Setting:

@@ -267,7 +267,7 @@ def plan_text(
     lines += labelled("Binds", binds(best))
     if len(documents) > 1:
         lines += labelled("Runner-up", _why_not(best, documents[1]))
-    lines += labelled("Searched", _searched(counts))
+    lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
     return "\n".join(lines)
@@ -290,7 +290,8 @@ def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     )
 
 
-def _searched(counts: Counts) -> str:
+def searched(counts: Counts) -> str:
+    """What became of the candidates, in one sentence."""
     illegal = list(counts.illegal.items())
     shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
     excluded = sum(counts.excluded.values())
