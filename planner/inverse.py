@@ -107,7 +107,10 @@ class InverseAnswer:
         }
 
     def __str__(self) -> str:
-        return inverse_text(self)
+        beyond = None if self.beyond is None else (self.beyond.words, self.beyond.cases)
+        return inverse_text(
+            self.find, self.words, beyond, tried=bool(self.tried), answer=str(self.answer)
+        )
 
     __repr__ = __str__
 
@@ -310,6 +313,7 @@ def _furthest(
 
     Bisection, helped by leaps: from a number with plans that fit as far as one of these plans goes
     alone (``goes_to``, cheap), and then to the next number, at which mostly nothing fits any more.
+    (What is required may end a leap earlier: then there are none.)
     """
     tried: dict[int, Tried] = {}
 
@@ -322,12 +326,12 @@ def _furthest(
     low, high, leapt = 1, highest + 1, False
     while high - low > 1:
         plans = [f for case in tried[low].cases for f in case.found if f.fits]
-        leap = min(high - 1, max(goes_to(found, high - 1) for found in plans))
-        if leap > low and not leapt:
-            number, leapt = leap, True
-        else:
-            number, leapt = (low + 1 if leapt else (low + high) // 2), False
-        low, high = (number, high) if has_plan(number) else (low, number)
+        leap = low if leapt or one.asked.require else max(goes_to(f, high - 1) for f in plans)
+        near = low + 1 if leapt else (low + high) // 2  # next to where a leap ended; else half-way
+        number = leap if leap > low else near
+        good = has_plan(number)
+        leapt = good and number == leap > low
+        low, high = (number, high) if good else (low, number)
     beyond = tried[high] if high <= highest else None
     return one.answer(list(tried.values()), ask(low), beyond)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Final
 
 from planner.render.paragraphs import labelled
 from planner.render.survey import why_nothing
+from planner.survey import Case
 
-if TYPE_CHECKING:
-    from planner.inverse import InverseAnswer, Tried
-
-QUESTIONS = {
+LABELS: Final = {
     "fewest-gpus": "Fewest",
     "cheapest-cluster": "Cheapest",
     "largest-micro-batch": "Largest",
@@ -18,23 +17,24 @@ QUESTIONS = {
     "largest-model": "Largest",
     "most-tokens": "Most",
 }
-MOST_SHOWN = 3
+MOST_SHOWN: Final = 3
 
 
-def inverse_text(answer: InverseAnswer) -> str:
-    """The answer of ``plan --find``."""
-    lines = labelled(QUESTIONS[answer.find], answer.words)
-    if answer.beyond is not None:
-        lines += labelled("Checked", f"{answer.beyond.words}: {_why(answer.beyond)}")
-    elif answer.tried:
+def inverse_text(
+    find: str, words: str, beyond: tuple[str, Sequence[Case]] | None, *, tried: bool, answer: str
+) -> str:
+    """The answer of ``plan --find``; ``beyond``: the next candidate, and why it has no plan."""
+    lines = labelled(LABELS[find], words)
+    if beyond is not None:
+        lines += labelled("Checked", f"{beyond[0]}: {_why(beyond[1])}")
+    elif tried:
         lines += labelled("Checked", "there is nothing beyond it to try")
-    return "\n".join([*lines, "", str(answer.answer)])
+    return "\n".join([*lines, "", answer])
 
 
-def _why(tried: Tried) -> str:
+def _why(cases: Sequence[Case]) -> str:
     """Say why a candidate has no plan, cluster by cluster."""
-    tight = [case.name for case in tried.cases if case.found]
-    reasons = [f"{name} is tight: it may run out of memory" for name in tight]
-    reasons += [f"{case.name} {why_nothing(case)}" for case in tried.cases if not case.found]
+    reasons = [f"{case.name} is tight: it may run out of memory" for case in cases if case.found]
+    reasons += [f"{case.name} {why_nothing(case)}" for case in cases if not case.found]
     more = f", and {len(reasons) - MOST_SHOWN} more" if len(reasons) > MOST_SHOWN else ""
     return "; ".join(reasons[:MOST_SHOWN]) + more
