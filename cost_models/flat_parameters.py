@@ -73,19 +73,22 @@ def flat_buffers(
 ) -> dict[str, Real]:
     """What is held beside shards at each of ``memory.Buffers``' moments, where a plan shards.
 
-        loss      root + g layers gathered        head  the same and the root's gradient
+        loss      root gathered: the layers' forward passes are over; on the way back g - 1 layers
+        head      the same and the root's gradient
         backward  root + g layers, the gradients of the root and of a layer
 
+    The root's own hook gathers the last layer ahead (BACKWARD_PRE: _pre_backward_hook).
     Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no buffers.
     """
     sharded = is_sharded(table)
     kept = software.accumulates_whole_gradients & (table.num_microbatches > 1)
     root, layer = (np.where(kept, 0.0, g) for g in (whole.root_gradient, whole.layer_gradient))
     gathered = whole.root + software.gathered_layers * whole.layer
+    ahead = gathered - whole.layer
     at = {
-        "loss_forward": gathered,
-        "loss_backward": gathered,
-        "head": gathered + root,
+        "loss_forward": whole.root,
+        "loss_backward": ahead,
+        "head": ahead + root,
         "backward": gathered + root + layer,
         "last_layer": gathered + root + layer,
         "embedding": whole.root + root,

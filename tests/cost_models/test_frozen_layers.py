@@ -17,9 +17,11 @@ from cost_models.estimate import Setting, default_layer_ranges, pipeline_rank, p
 from cost_models.families import model_spec
 from cost_models.frozen_layers import sharded_input_bytes
 from cost_models.held_activations import layer_bytes
+from cost_models.memory import rank_timeline
 from cost_models.plan import Plan, PlanTable
 from cost_models.presets import load_preset
 from cost_models.runtime_memory import shown_bytes
+from cost_models.stages import even_rank_contents
 from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile, software_profile
 from hardware_profiles.spec import parse_cluster
@@ -153,6 +155,17 @@ def test_fsdp1_shards_what_is_frozen_and_gathers_the_root() -> None:
     assert float(parts.buffers[0]) == pytest.approx(root + 2 * layer, rel=0.02)
     copies = sharded_input_bytes(case.model, 2.0, case.software, PlanTable.from_plans([plan]))
     assert float(copies[0]) == 2.0 * 4096  # type: ignore[index]
+
+
+def test_fsdp1_gathers_no_layer_at_the_loss_but_the_one_that_comes() -> None:
+    case = setting(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
+    table = PlanTable.from_plans([Plan(data_parallel=2, zero_stage=3, recompute="full")])
+    (rank,) = even_rank_contents(case.model, 1, 1)
+    moments = rank_timeline(case.model, case.workload, case.software, table, rank, on_gpu=True)
+    forward, backward = (float(moments[i].buffers[0]) for i in range(2))  # type: ignore[index]
+    layer = 2.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert forward == pytest.approx(2.0 * 2 * 32000 * 4096, rel=0.001)
+    assert backward - forward == pytest.approx(layer, rel=0.01)  # and its adapters
 
 
 def test_no_sync_keeps_whole_gradients_of_frozen_weights_too() -> None:
