@@ -177,6 +177,8 @@ def elementwise_bytes_per_token(
     residual = software.residual_accesses + hidden_dropout * software.dropout_accesses
     whole = hidden_size * (kind.num_norms * norm + blocks * residual)
     feed_forward = kind.feed_forward
+    if feed_forward.num_experts:  # to experts' order (read, write), back and added up
+        whole += hidden_size * (3.0 * feed_forward.experts_per_token + 1.0)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     activation = software.activation_accesses if kind.feed_forward.gated else 2.0  # read, write
     split = activation * (width + feed_forward.shared_ffn_hidden_size)

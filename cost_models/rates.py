@@ -36,11 +36,12 @@ SUSTAINED_SHARE = 0.965
 # Volta: 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract).
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
-    "Hopper": 0.95e-12,
+    "Hopper": 0.97e-12,
     "Blackwell": 0.78e-12,
+    "Blackwell Ultra": 0.78e-12,  # as Blackwell: the same process
 }
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
-SINCE_HOPPER = ("Hopper", "Blackwell")
+SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,27 @@ _COMMAND: Final = "shardplan validate --time --only"
 # by software profile and architecture: errors on published runs of that kind, outer ones rounded up
 TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(
-        0.10, 0.20, f"{_COMMAND} vtrain-multi (and vtrain-single, megatron-sc21, korthikanti-2022)"
+        0.11, 0.22, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
     ),
-    ("megatron-2021", "Ampere"): Spread(0.10, 0.12, f"{_COMMAND} megatron-sc21"),
-    ("nemo", "Hopper"): Spread(0.15, 0.40, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
-    ("shardplan", "Ampere"): Spread(0.25, 0.10, f"{_COMMAND} ibm-fms-fsdp: A100"),
-    ("shardplan", "Hopper"): Spread(0.28, 0.30, f"{_COMMAND} ibm-fms-fsdp: H100"),
-    ("composer", "Ampere"): Spread(0.10, 0.15, f"{_COMMAND} mosaic-llm-foundry: A100"),
-    ("composer", "Hopper"): Spread(0.10, 0.15, f"{_COMMAND} mosaic-llm-foundry: H100"),
-    ("composer-2022", "Ampere"): Spread(0.15, 0.25, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
-    ("hf-trainer-foak", "Ampere"): Spread(0.08, 0.25, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-liger", "Ampere"): Spread(0.08, 0.20, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-early-foak", "Ampere"): Spread(0.10, 0.25, f"{_COMMAND} fms-acceleration"),
+    ("megatron-2021", "Ampere"): Spread(0.06, 0.10, f"{_COMMAND} megatron-sc21"),
+    ("nemo", "Hopper"): Spread(0.11, 0.35, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
+    ("nemo", "Blackwell"): Spread(0.35, 0.50, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
+    ("nemo", "Blackwell Ultra"): Spread(0.25, 0.45, f"{_COMMAND} nemo-perf"),
+    ("shardplan", "Ampere"): Spread(0.18, 0.15, f"{_COMMAND} ibm-fms-fsdp: A100, no compile"),
+    ("shardplan", "Hopper"): Spread(0.15, 0.15, f"{_COMMAND} ibm-fms-fsdp: H100, no compile"),
+    ("fms-fsdp", "Ampere"): Spread(0.12, 0.12, f"{_COMMAND} ibm-fms-fsdp: A100, compile"),
+    ("fms-fsdp", "Hopper"): Spread(0.12, 0.15, f"{_COMMAND} ibm-fms-fsdp: H100, compile"),
+    ("xla", "Hopper"): Spread(0.07, 0.27, f"{_COMMAND} dgxc-benchmarking: MaxText, PaxML"),
+    ("composer", "Ampere"): Spread(0.07, 0.15, f"{_COMMAND} mosaic-llm-foundry: A100"),
+    ("composer", "Hopper"): Spread(0.09, 0.11, f"{_COMMAND} mosaic-llm-foundry: H100"),
+    ("composer-2022", "Ampere"): Spread(0.07, 0.27, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
+    ("apex-bert", "Volta"): Spread(0.12, 0.26, f"{_COMMAND} nvidia-bert: V100"),
+    ("apex-bert", "Ampere"): Spread(0.05, 0.16, f"{_COMMAND} nvidia-bert: A100"),
+    ("hf-trainer-early", "Ampere"): Spread(0.06, 0.25, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-early-foak", "Ampere"): Spread(0.06, 0.23, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-foak", "Ampere"): Spread(0.05, 0.27, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-liger", "Ampere"): Spread(0.05, 0.20, f"{_COMMAND} fms-acceleration"),
+    ("torchtune-chunked", "Ampere"): Spread(0.18, 0.12, f"{_COMMAND} torchtune: A100"),
 }
 # nobody's run was compared: the widest of the others
 TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "wider than any compared; no published run was")

@@ -104,7 +104,11 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     num_gpus = reading.need("num_gpus")
     tensor = reading.value("tensor_parallel", 1, "none")
     pipeline = reading.value("pipeline_parallel", 1, "none")
-    virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
+    virtual = 1
+    if pipeline > 1:
+        layers = look_up("interleaved", row).get("layers")
+        usual = 1 if layers is None else max(1, -(-model.num_layers // (pipeline * layers)))
+        virtual = reading.value("virtual_stages", usual, "none" if layers is None else "its recipe")
     virtual = _virtual_stages(reading, model, pipeline, virtual)
     context = reading.value("context_parallel", 1, "none")
     ranks = tensor * pipeline * context

@@ -51,7 +51,7 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
     for group in groups.values():
         legal = []
         for case in group:
-            reason = _impossible(case)
+            reason = why_impossible(case)
             if reason is None:
                 legal.append(case)
             else:
@@ -61,7 +61,8 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
     return found, refused
 
 
-def _impossible(case: Case) -> str | None:
+def why_impossible(case: Case) -> str | None:
+    """Return why no trainer runs a case's plan; None where one does."""
     question = question_of(case.setting)
     code = int(legality_codes(question, PlanTable.from_plans([case.plan]))[0])
     if not code or CODES[code] in PRICED_ANYWAY:

@@ -61,6 +61,18 @@ def test_an_activation_without_a_gate_is_read_and_written() -> None:
     assert moved("llama") < moved("llama", activation_accesses=100.0)
 
 
+def test_tokens_are_brought_to_their_experts_and_back() -> None:
+    kind, hidden = sample_model("mixtral").kinds[0], sample_model("mixtral").hidden_size
+
+    def bytes_of(**changes: Any) -> float:
+        changed = replace(kind, feed_forward=replace(kind.feed_forward, **changes))
+        return float(elementwise_bytes_per_token(changed, hidden, 2.0, 1, False, EAGER))
+
+    routed = kind.feed_forward.experts_per_token
+    dense = bytes_of(num_experts=0)
+    assert bytes_of() - dense == pytest.approx(2.0 * (3 * routed + 1) * hidden)
+
+
 def test_dropout_on_its_own_is_two_and_a_half_accesses_of_each_residual() -> None:
     hidden = sample_model("gpt2").hidden_size
     more = moved("gpt2", dropout=True) - moved("gpt2")

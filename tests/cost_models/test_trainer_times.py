@@ -167,3 +167,16 @@ def test_frozen_matrices_have_no_gradients_to_add_up() -> None:
     kind = megatron().model.kinds[0]
     frozen = replace(kind, weights=tuple(replace(w, frozen=True) for w in kind.weights))
     assert float(np.asarray(trained_elements(frozen, 1))) == 0.0
+
+
+@pytest.mark.parametrize(("at_last", "fewer"), [(True, True), (False, False)])
+def test_zero_2_reduces_once_under_a_pipeline_where_the_trainer_does(
+    at_last: bool, fewer: bool
+) -> None:
+    setting = megatron(reduces_gradients_at_last_microbatch_under_pipeline=at_last)
+    plans = [
+        Plan(pipeline_parallel=2, data_parallel=8, zero_stage=stage, num_microbatches=4)
+        for stage in (1, 2)
+    ]
+    first, second = price(setting, PlanTable.from_plans(plans)).time.data_communication
+    assert bool(second == first) is fewer

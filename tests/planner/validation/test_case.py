@@ -185,6 +185,15 @@ def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> Non
     assert tuned.setting.workload.adapter_targets == "q,k,v"
 
 
+def test_stages_are_interleaved_where_a_source_says_so_but_not_how() -> None:
+    meta = {"framework": "Meta internal", "num_layers": 24, "tensor_parallel": 2}
+    some = case(pipeline_parallel=4, virtual_stages=None, **meta)
+    assert (some.plan.virtual_stages, some.setting.software.name) == (6, "nemo")
+    assert any("virtual_stages 6 (default: its recipe)" in default for default in some.defaults)
+    assert case(pipeline_parallel=4, virtual_stages=3, **meta).plan.virtual_stages == 3
+    assert case(pipeline_parallel=1, virtual_stages=None, **meta).plan.virtual_stages == 1
+
+
 def test_words_may_know_the_board_better_than_its_name() -> None:
     def board(**cells: Any) -> str:
         return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).setting.cluster.accelerator.name

@@ -1,0 +1,314 @@
+"""Step times with whole sources left out of the fit: ``python -m benchmarks.cross_validate``.
+
+Prints the fitted constants of the time model (name, value, meaning, what they were fitted on), and,
+for every source of published runs, its errors with all constants as they are and with those that
+runs were fitted to fitted again without it. A trainer's profile whose own numbers were fitted on
+the source is then replaced by the profile that it inherits from. Takes minutes.
+
+A fit is one line search for each constant, the others as they are: the value, of those in steps
+around the one in the code, with the smallest mean over sources of the mean absolute logarithm of
+predicted over measured time (at most log 1.25 for a row, so that no broken row decides).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from cost_models import collectives, matmul, rates
+from cost_models.estimate import Setting, price
+from cost_models.plan import PlanTable
+from hardware_profiles.software import software_profile
+from planner.validation.case import Case, case_of
+from planner.validation.measurement import measured_step, tests_time
+from planner.validation.pricing import why_impossible
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.statistics import FEWEST
+from planner.validation.words import words_table
+
+MOST: Final = 0.22  # log 1.25: what one row can count
+STEPS: Final = tuple(0.025 * n for n in range(-4, 5))  # relative to the value in the code
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A fitted number of the time model."""
+
+    name: str
+    meaning: str
+    fitted_on: str
+    holder: Any = None  # module or mapping whose entry it is; None: of software profiles
+    key: str = ""
+    profile: str = ""  # and those that inherit it from here
+    touches: Callable[[Setting], bool] | None = None  # settings it can change; None: not by runs
+    reach: float = 1.0  # steps of the line search over the usual ones
+
+    @property
+    def value(self) -> float:
+        """What the code has."""
+        if self.holder is None:
+            return float(getattr(software_profile(self.profile), self.key))
+        if isinstance(self.holder, Mapping):
+            return float(self.holder[self.key])
+        return float(getattr(self.holder, self.key))
+
+
+def _is(*architectures: str) -> Callable[[Setting], bool]:
+    return lambda setting: setting.cluster.accelerator.architecture in architectures
+
+
+def _inherits(name: str, key: str) -> Callable[[Setting], bool]:
+    source = software_profile(name).sources[key]
+    return lambda setting: setting.software.sources[key] == source
+
+
+KERNELS: Final = "183 bf16 matmuls of an A100-PCIe (python -m benchmarks.fit_matmul)"
+NCCL: Final = "NCCL all-reduces over 2, 4 and 8 A100 (VIA-Research/vTrain: trace/a100)"
+CONSTANTS: Final = (
+    Constant(
+        "FULL_WAVE_SHARE", "of the best matmul, in a full wave", KERNELS, matmul, "FULL_WAVE_SHARE"
+    ),
+    Constant(
+        "TILE_SETUP", "elements of k that a tile's setup takes", KERNELS, matmul, "TILE_SETUP"
+    ),
+    Constant(
+        "OPERAND_TRAFFIC", "elements: small tiles read more", KERNELS, matmul, "OPERAND_TRAFFIC"
+    ),
+    Constant(
+        "COLLECTIVE_START", "seconds to start a collective", NCCL, collectives, "COLLECTIVE_START"
+    ),
+    Constant(
+        "bus_efficiency", "of a link inside a node", NCCL, None, "bus_efficiency", "shardplan"
+    ),
+    Constant(
+        "SUSTAINED_SHARE",
+        "of the best matmul, that a long run keeps",
+        "runs on Volta and Ampere",
+        rates,
+        "SUSTAINED_SHARE",
+        touches=_is("Volta", "Turing", "Ampere"),
+    ),
+    Constant(
+        "JOULES_A_FLOP Hopper",
+        "joules of a 16-bit FLOP",
+        "runs on H100",
+        rates.JOULES_A_FLOP,
+        "Hopper",
+        touches=_is("Hopper"),
+    ),
+    Constant(
+        "JOULES_A_FLOP Blackwell",
+        "joules of a 16-bit FLOP",
+        "runs on B200, B300, GB200, GB300",
+        rates.JOULES_A_FLOP,
+        "Blackwell",
+        touches=_is("Blackwell"),
+    ),
+    Constant(
+        "FP32_SHARE",
+        "of the fp32 peak without tensor cores",
+        "BERT on V100",
+        rates,
+        "FP32_SHARE",
+        touches=lambda setting: setting.workload.precision == "fp32",
+    ),
+    Constant(
+        "operator_seconds",
+        "host seconds an operator of Megatron-LM",
+        "runs under Megatron-LM on one node",
+        None,
+        "operator_seconds",
+        "megatron",
+        touches=_inherits("megatron", "operator_seconds"),
+    ),
+    Constant(
+        "data_parallel_interference",
+        "seconds that hiding a second costs",
+        "runs under FSDP",
+        None,
+        "data_parallel_interference",
+        "shardplan",
+        touches=_inherits("shardplan", "data_parallel_interference"),
+        reach=8.0,
+    ),
+)
+# profiles of trainers with numbers of their own fitted on one source, and what stands in for them
+OF_TRAINERS: Final[Mapping[str, tuple[str, str, int]]] = {
+    "composer": ("mosaic-llm-foundry", "shardplan", 2),
+    "composer-2022": ("mosaic-llm-foundry", "shardplan", 3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Rows that are priced at once, and their measured seconds."""
+
+    setting: Setting
+    table: PlanTable
+    source: str
+    measured: np.ndarray
+
+    def errors(self, changed: Mapping[str, float]) -> np.ndarray:
+        """Predicted over measured."""
+        software = self.setting.software
+        for constant in CONSTANTS:
+            ours = constant.touches is None or constant.touches(self.setting)
+            if constant.holder is None and ours and constant.name in changed:
+                software = replace(software, **{constant.key: changed[constant.name]})
+        with written(changed):
+            priced = price(replace(self.setting, software=software), self.table)
+        return np.asarray(priced.step / self.measured)
+
+
+@contextmanager
+def written(changed: Mapping[str, float]) -> Iterator[None]:
+    """Constants of modules with other values, for a while."""
+    ours = [c for c in CONSTANTS if c.holder is not None and c.name in changed]
+    before = [c.value for c in ours]
+    try:
+        for constant in ours:
+            _write(constant, changed[constant.name])
+        yield
+    finally:
+        for constant, value in zip(ours, before, strict=True):
+            _write(constant, value)
+
+
+def _write(constant: Constant, value: float) -> None:
+    if isinstance(constant.holder, dict):
+        constant.holder[constant.key] = value
+    else:
+        setattr(constant.holder, constant.key, value)
+
+
+def published() -> list[Work]:
+    """All published rows whose time counts, of sources that are in the mean over sources."""
+    left_out = words_table()["left_out"]["time"]
+    groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
+    for row in read_runs(PUBLISHED):
+        if row.source_group in left_out or not tests_time(row):
+            continue
+        try:
+            case = case_of(row)
+        except Unpriceable:
+            continue
+        seconds = measured_step(row, case)
+        if seconds and why_impossible(case) is None:
+            groups[row.source_group, case.key].append((case, seconds))
+    works = [
+        Work(
+            part[0][0].setting,
+            PlanTable.from_plans([case.plan for case, _ in part]),
+            source,
+            np.array([seconds for _, seconds in part]),
+        )
+        for (source, _), part in groups.items()
+    ]
+    rows: dict[str, int] = defaultdict(int)
+    for work in works:
+        rows[work.source] += len(work.measured)
+    return [work for work in works if rows[work.source] >= FEWEST]
+
+
+def losses(works: Sequence[Work], constant: Constant) -> pd.DataFrame:
+    """Sum of losses, and rows, by value of a constant and source: of what it can change."""
+    touches = constant.touches or (lambda _: False)
+    found = []
+    for step in STEPS:
+        value = (1.0 + constant.reach * step) * constant.value
+        for work in works:
+            if touches(work.setting):
+                size = np.abs(np.log(work.errors({constant.name: value})))
+                loss, count = float(np.minimum(size, MOST).sum()), len(size)
+                found.append((value, work.source, loss, count))
+    frame = pd.DataFrame(found, columns=["value", "source", "loss", "rows"])
+    return frame.groupby(["value", "source"]).sum()
+
+
+def best_value(table: pd.DataFrame, without: str) -> float | None:
+    """The value with the smallest mean over sources; None where no source is left."""
+    kept = table[table.index.get_level_values("source") != without]
+    if kept.empty:
+        return None
+    return float((kept.loss / kept.rows).groupby("value").mean().idxmin())
+
+
+def in_its_place(work: Work) -> Work:
+    """The same rows under the profile that stands in for one fitted on them."""
+    source, parent, _ = OF_TRAINERS.get(work.setting.software.name, ("", "", 0))
+    if source != work.source:
+        return work
+    return replace(work, setting=replace(work.setting, software=software_profile(parent)))
+
+
+def figures(errors: np.ndarray) -> tuple[float, float, float]:
+    """Median and 90th percentile of the absolute error, and the bias."""
+    signed = errors - 1.0
+    size = np.abs(signed)
+    return float(np.median(size)), float(np.quantile(size, 0.9)), float(signed.mean())
+
+
+def constants_table(refitted: Mapping[str, float | None]) -> str:
+    """Every fitted constant: value, value fitted again, meaning and source."""
+    rows = [
+        (
+            c.name,
+            f"{c.value:.4g}",
+            "" if refitted.get(c.name) is None else f"{refitted[c.name]:.4g}",
+            c.meaning,
+            c.fitted_on,
+        )
+        for c in CONSTANTS
+    ]
+    names = ["constant", "value", "fitted again", "meaning", "fitted on"]
+    return pd.DataFrame(rows, columns=names).to_string(index=False)
+
+
+def main() -> None:
+    works = published()
+    sources = sorted({work.source for work in works})
+    tables = {}
+    for constant in CONSTANTS:
+        if constant.touches is not None:
+            print(f"pricing {len(STEPS)} values of {constant.name}", file=sys.stderr)
+            tables[constant.name] = losses(works, constant)
+    refitted = {name: best_value(table, "") for name, table in tables.items()}
+    print(constants_table(refitted))
+    own = ", ".join(f"{name} {count}" for name, (_, _, count) in OF_TRAINERS.items())
+    print(f"\n{len(CONSTANTS)} fitted constants in the core; of trainers' profiles: {own}\n")
+    rows = []
+    for source in sources:
+        found = {name: best_value(table, source) for name, table in tables.items()}
+        changed = {name: value for name, value in found.items() if value is not None}
+        ours = [work for work in works if work.source == source]
+        fitted = figures(np.concatenate([work.errors({}) for work in ours]))
+        apart = figures(np.concatenate([in_its_place(work).errors(changed) for work in ours]))
+        moved = [
+            f"{name} {changed[name]:.3g}"
+            for name, value in refitted.items()
+            if name in changed and changed[name] != value
+        ]
+        count = sum(len(work.measured) for work in ours)
+        rows.append((source, count, *fitted, *apart, "; ".join(moved)))
+    names = ["median", "90th", "bias"]
+    columns = ["source", "rows", *names, *(f"{name}, left out" for name in names), "moved"]
+    table = pd.DataFrame(rows, columns=columns)
+    mean = {name: [float(table[name].mean())] for name in columns[2:-1]}
+    last = pd.DataFrame({"source": ["mean over sources"], "rows": [table["rows"].sum()], **mean})
+    percent = {
+        name: (lambda v: f"{100.0 * v:+.1f} %" if v < 0 else f"{100.0 * v:.1f} %") for name in mean
+    }
+    whole = pd.concat([table, last], ignore_index=True).fillna({"moved": ""})
+    print(whole.to_string(index=False, formatters=percent))
+
+
+if __name__ == "__main__":
+    main()
