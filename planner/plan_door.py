@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from hardware_profiles.errors import InputError, NoLegalPlanError
+from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Cluster
-from planner.answers import PlanAnswer, documents_of, header
+from planner.answers import PlanAnswer, documents_of
 from planner.cases import Job, questions_of, read_at_most, read_precisions, sizes_of
 from planner.constraints import parse_requirements, require_consistent
 from planner.fixed import check_fixed, parse_fixed
@@ -18,7 +18,6 @@ from planner.module_trace import is_module
 from planner.objectives import OBJECTIVES, Objective
 from planner.question import adapting, check_choice
 from planner.recompute_words import without_list
-from planner.refusal import no_plan
 from planner.resolving import ModelLike, cluster_of, clusters_of, model_of
 from planner.survey import Asked, offloads_of, ranked, survey
 from planner.survey_answer import SurveyAnswer, assumptions_of, nothing_found
@@ -158,9 +157,7 @@ def plan(
     setting, result = case.question.setting, case.result
     assert result is not None
     if not result.plans:
-        refusal = no_plan(setting, result, case.question.assumptions)
-        document = {**header(setting), **refusal.to_dict()}
-        raise NoLegalPlanError(str(refusal), document)
+        raise nothing_found([case], asked)
     return PlanAnswer(
         setting=setting,
         result=result,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +10,9 @@ from cost_models.estimate import Setting
 from cost_models.plan import Plan
 from cost_models.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes
+from planner.constraints import Constraint
 from planner.document import plan_document
+from planner.relax import satisfies, smallest_changes
 from planner.search import Counts, SearchResult
 from planner.typed import describe_plan
 from planner.verdict import budget_bytes
@@ -28,6 +30,7 @@ class Refusal:
     assumptions: tuple[str, ...]
     reasons: tuple[tuple[int, str], ...]  # candidates and why, most first
     ways_out: tuple[Mapping[str, Any], ...]
+    changes: tuple[Mapping[str, str], ...] = ()  # of what was required or pinned
 
     def __str__(self) -> str:
         counts = self.result.counts
@@ -36,6 +39,10 @@ class Refusal:
             f"{counts.enumerated:,} candidates, {counts.priced:,} legal, 0 fit"
         ]
         lines += [f"  {number:,} candidates: {why}" for number, why in self.reasons[:MOST_REASONS]]
+        for change in self.changes:
+            lines.append(
+                f"  smallest change: {change['change']} instead of {change['instead_of']} (checked)"
+            )
         for way in self.ways_out:
             lines.append(f"  way out: {way['change']}: {way['command']}")
         if self.assumptions:
@@ -47,13 +54,22 @@ class Refusal:
         return {
             "plans": [],
             "reasons": [{"candidates": n, "reason": why} for n, why in self.reasons],
+            "changes": [dict(change) for change in self.changes],
             "ways_out": [dict(way) for way in self.ways_out],
             "search": search_document(self.result.counts),
             "assumptions": list(self.assumptions),
         }
 
 
-def no_plan(setting: Setting, result: SearchResult, assumptions: tuple[str, ...] = ()) -> Refusal:
+def no_plan(
+    setting: Setting,
+    result: SearchResult,
+    assumptions: tuple[str, ...] = (),
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    require: Sequence[Constraint] = (),
+    offloads: Sequence[str] = ("none",),
+) -> Refusal:
     """Say why a search found nothing, and look for what fits."""
     reasons = [
         (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
@@ -63,7 +79,9 @@ def no_plan(setting: Setting, result: SearchResult, assumptions: tuple[str, ...]
         reasons.append((result.counts.too_large, _too_large(setting, result.smallest)))
     reasons.sort(key=lambda pair: -pair[0])
     ways = () if result.smallest is None else ways_out(setting, result.smallest)
-    return Refusal(setting, result, assumptions, tuple(reasons), ways)
+    ways = tuple(way for way in ways if satisfies(way, Plan(**way["plan"]), require))
+    changes = tuple(smallest_changes(setting, fixed or {}, require, offloads))
+    return Refusal(setting, result, assumptions, tuple(reasons), ways, changes)
 
 
 def search_document(counts: Counts) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from planner.document import plan_file
 from planner.refusal import no_plan, search_document
 from planner.render.survey import survey_text, why_nothing
 from planner.search import Counts
-from planner.survey import Asked, Case, Found
+from planner.survey import Asked, Case, Found, job_limits
 from planner.tariff import ABOUT_COST, ABOUT_ENERGY
 
 if TYPE_CHECKING:
@@ -168,7 +168,15 @@ def nothing_found(cases: Sequence[Case], asked: Asked, why: str | None = None) -
     """Return the error for a question without an answer: every case's reason, and what helps."""
     case, result = cases[0], cases[0].result
     if len(cases) == 1 and why is None and result is not None:
-        refusal = no_plan(case.question.setting, result, case.question.assumptions)
+        setting = case.question.setting
+        refusal = no_plan(
+            setting,
+            result,
+            case.question.assumptions,
+            fixed=asked.fixed,
+            require=(*asked.require, *job_limits(setting, asked)),
+            offloads=asked.offloads,
+        )
         document = {**header(case.question.setting), **refusal.to_dict()}
         return NoLegalPlanError(str(refusal), document)
     first = cases[0].question.setting

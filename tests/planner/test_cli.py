@@ -440,7 +440,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_no_plan_is_one_json_document_with_reasons_and_ways_out(run: Any) -> None:
-    done = run("plan", "llama-3-70b", "8xA100-80GB", "--json")
+    done = run("plan", "llama-3-70b", "8xA100-80GB", "--require", "offload==none", "--json")
     assert done.code == 3
     answer = done.json
     assert answer["plans"] == []

@@ -145,6 +145,32 @@ def check_fix(text: str) -> None:
     )  # fmt: skip
 
 
+REQUIRE_TEXTS = st.lists(
+    st.builds(
+        "{}{}{}".format,
+        st.sampled_from([*SHORT_NAMES, "memory", "step", "mfu", "gpus", "recompute", "x", ""]),
+        st.sampled_from(["<=", ">=", "<", ">", "==", "!=", "=", "", " <= "]),
+        st.integers(-2, 20).map(str)
+        | st.sampled_from(["on", "full", "1f1b", "4GiB", "10s", "40%", "", "9" * 40, "1e400"])
+        | st.text(max_size=4),
+    ),
+    max_size=3,
+).map(" and ".join)
+CLUSTER_LISTS = st.lists(
+    st.sampled_from(["2xL40S", "1..2xL40S", "3..1xL40S", "1..", "..", "", "x", "16xL40S"]),
+    max_size=2,
+).map(",".join)
+AMOUNTS = st.integers(-1, 10**7).map(str) | st.sampled_from(["1B", "1e99", "-", "$5", "L40S=1"])
+
+
+def check_question(require: str, clusters: str, options: dict[str, str]) -> None:
+    words = [f"{name}={value}" for name, value in options.items()]
+    assert_well_behaved(
+        "plan", "smollm2-135m", clusters, "--seq-len", "64", "--global-batch-size", "4", "--json",
+        "--top", "1", "--fix", "pp=1", f"--require={require}", *words,
+    )  # fmt: skip
+
+
 @cache
 def plan_document() -> dict[str, Any]:
     setting = make_setting("llama", "2x4xH100-SXM")
@@ -195,6 +221,34 @@ def test_clusters(text: str) -> None:
 @given(text=FIX_TEXTS)
 def test_fixes(text: str) -> None:
     check_fix(text)
+
+
+@FEW
+@given(text=REQUIRE_TEXTS)
+def test_requirements(text: str) -> None:
+    check_question(text, "2xL40S", {})
+
+
+QUESTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "--price": AMOUNTS,
+        "--budget": AMOUNTS,
+        "--tokens": AMOUNTS,
+        "--days": AMOUNTS,
+        "--gpus-at-most": st.integers(-1, 3).map(str),
+        "--precision": st.sampled_from(["bf16,fp8", "bf16", "fp9", ","]),
+        "--objective": st.sampled_from(["time", "cost", "memory", "energy", "x"]),
+        "--pareto": st.sampled_from(["time,memory", "cost,energy", "time", "x,y"]),
+        "--allow": st.sampled_from(["offload", "offload=weights", "x"]),
+    },
+)
+
+
+@settings(FEW, max_examples=25)
+@given(clusters=CLUSTER_LISTS, options=QUESTIONS)
+def test_questions(clusters: str, options: dict[str, str]) -> None:
+    check_question("", clusters, options)
 
 
 @settings(FEW, max_examples=200)

@@ -1,0 +1,144 @@
+"""The smallest change of what was required or pinned that makes a plan exist; each was searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.estimate import Setting
+from cost_models.legality import legality_codes, question_of
+from cost_models.plan import FLAGS, WORDS, PlanTable
+from cost_models.units import GIB
+from planner.constraints import Constraint, broken_by_plan, broken_by_result
+from planner.document import plan_document
+from planner.search import search
+from planner.space import enumerate_plans
+
+MOST_VALUES: Final = 12  # of one part that are tried, the nearest first
+DIGITS: Final = 3
+
+
+def smallest_changes(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str] = ("none",),
+) -> list[dict[str, str]]:
+    """Return one change for every constraint and pin that alone stands in the way."""
+    found = [_of_constraint(setting, fixed, require, one, offloads) for one in require]
+    found += [_of_pin(setting, fixed, require, name, offloads) for name in fixed]
+    known = [change for change in found if change is not None]
+    return known or list(_of_batch(setting, fixed, require, offloads))
+
+
+def _of_batch(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str],
+) -> Iterator[dict[str, str]]:
+    """The nearest batches that all accelerators share evenly, where no plan is legal."""
+    workload, ranks = setting.workload, setting.cluster.num_gpus
+    batch = workload.global_batch_size
+    if batch % ranks == 0:
+        return
+    for nearest in sorted(
+        {batch // ranks * ranks, -(-batch // ranks) * ranks} - {0},
+        key=lambda size: abs(size - batch),
+    ):
+        changed = replace(setting, workload=replace(workload, global_batch_size=nearest))
+        if search(changed, fixed, require=require, offloads=offloads, top=1).plans:
+            given = f"--global-batch-size {batch}"
+            yield {"instead_of": given, "change": f"--global-batch-size {nearest}"}
+            return
+
+
+def _of_constraint(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    one: Constraint,
+    offloads: Sequence[str],
+) -> dict[str, str] | None:
+    others = [other for other in require if other is not one]
+    if one.of_result:
+        objective: Any = "memory" if one.name == "memory" else "time"
+        options: dict[str, Any] = {"offloads": offloads, "top": 1, "objective": objective}
+        plans = search(setting, fixed, require=others, **options).plans
+        if not plans:
+            return None
+        return {"instead_of": one.text, "change": _result_words(setting, one, plans[0])}
+    if one.name in WORDS or one.name in FLAGS:
+        plans = search(setting, fixed, require=others, offloads=offloads, top=1).plans
+        return {"instead_of": one.text, "change": "leave it out"} if plans else None
+    for value in _values(setting, fixed, one.name, one.value, offloads):
+        exact = Constraint(one.name, "==", value, one.text)
+        if search(setting, fixed, require=[*others, exact], offloads=offloads, top=1).plans:
+            return {"instead_of": one.text, "change": f"{one.name}=={value}"}
+    return None
+
+
+def _result_words(setting: Setting, one: Constraint, plan: Any) -> str:
+    """Say what the best plan without a constraint has; rounded so that this plan satisfies it."""
+    document = plan_document(setting, plan)
+    time = document["time"]
+    if one.name == "memory":
+        gib = document["memory"]["peak_bytes"] / GIB
+        return f"memory<={math.ceil(10 * gib) / 10:g}GiB"
+    if one.name == "step" and one.text.startswith(("--budget", "--days")):
+        option, given = one.text.split()
+        needed = float(given.replace(",", "")) * time["step_seconds"] / one.value
+        return f"{option} {_rounded(needed, up=True):g}"
+    if one.name == "step":
+        return f"step<={_rounded(time['step_seconds'], up=True):g}s"
+    return f"{one.name}>={_rounded(time[one.name], up=False):g}"
+
+
+def _rounded(value: float, *, up: bool) -> float:
+    """Round to three figures, away from what excludes."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
+    return (math.ceil if up else math.floor)(value / unit) * unit
+
+
+def _of_pin(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    name: str,
+    offloads: Sequence[str],
+) -> dict[str, str] | None:
+    rest = {other: value for other, value in fixed.items() if other != name}
+    text = f"--fix {name}={fixed[name]}"
+    options: dict[str, Any] = {"require": require, "offloads": offloads, "top": 1}
+    if name in WORDS or name in FLAGS or not isinstance(fixed[name], int):
+        plans = search(setting, rest, **options).plans
+        if not plans:
+            return None
+        return {"instead_of": text, "change": f"--fix {name}={getattr(plans[0], name)}"}
+    for value in _values(setting, rest, name, fixed[name], offloads):
+        if search(setting, {**rest, name: value}, **options).plans:
+            return {"instead_of": text, "change": f"--fix {name}={value}"}
+    return None
+
+
+def _values(
+    setting: Setting, fixed: Mapping[str, Any], name: str, given: int, offloads: Sequence[str]
+) -> Iterator[int]:
+    """Return the values that legal plans have for a part, the nearest first."""
+    num_gpus = setting.cluster.num_gpus
+    table = enumerate_plans(setting.model, setting.workload, num_gpus, fixed, offloads=offloads)
+    legal = legality_codes(question_of(setting), table) == 0
+    values = np.unique(getattr(table, name)[legal]).tolist()
+    yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
+
+
+def satisfies(way: Mapping[str, Any], plan: Any, require: Sequence[Constraint]) -> bool:
+    """Whether a way out has what is required of plans and of their memory and time."""
+    table = PlanTable.from_plans([plan])
+    results = {"memory": np.array([way["peak_bytes"]]), "step": np.array([way["step_seconds"]])}
+    known = [c for c in require if c.name in results]
+    return not broken_by_plan(require, table)[0] and not broken_by_result(known, results, 1)[0]
