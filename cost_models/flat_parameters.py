@@ -50,12 +50,15 @@ def units(
         parts.append((frozen_part(model, quantised=False), compute, among))
         small = quantised_bytes(workload.quantisation)
         parts.append((frozen_part(model, quantised=True), small, False))
+    beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
     zeros = np.zeros(len(table))
     root, layer, root_gradient, layer_gradient, whole = zeros, zeros, zeros, zeros, zeros
     for part, each, has_gradient in parts:
         params = table_parameters(part, rank, table)
         outer = params.embedding + params.head
-        root, layer = root + each * outer, layer + each * params.largest_layer
+        root, own = root + each * outer, each * params.largest_layer
+        # adapters lie in the layers of their base; else a layer is trained or frozen
+        layer = layer + own if beside else np.maximum(layer, own)
         if has_gradient:
             root_gradient = root_gradient + compute * outer
             layer_gradient = layer_gradient + compute * params.largest_layer

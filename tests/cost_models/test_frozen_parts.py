@@ -9,11 +9,13 @@ from samples import make_setting, sample_model
 
 from cost_models.adapters import adapted, trainable_part
 from cost_models.estimate import Priced, Setting, price
+from cost_models.flat_parameters import units
 from cost_models.flops import frozen_flops_per_token, idle_flops_per_token, model_flops_per_step
 from cost_models.frozen_parts import check_freeze, with_frozen_parts
 from cost_models.legality import CODES, legality_codes, question_of
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
+from cost_models.stages import even_rank_contents
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
@@ -123,6 +125,18 @@ def test_memory_by_hand() -> None:
     # 8 of 16 layers keep nothing
     ratio = float(memory.activations[0]) / float(whole.memory.activations[0])  # type: ignore[index]
     assert ratio == pytest.approx(0.5, abs=0.03)
+
+
+def test_fsdp1_gathers_a_layer_that_is_trained_or_one_that_is_frozen() -> None:
+    plan = Plan(data_parallel=8, zero_stage=3, num_microbatches=2)
+    table = PlanTable.from_plans([plan])
+    found = []
+    for freeze in ("", "layers:0-7"):
+        setting, _ = priced(freeze, plan, software="hf-trainer")
+        (rank,) = even_rank_contents(setting.model, 1, 1)
+        whole = units(setting.model, setting.workload, setting.software, table, rank)
+        found.append((float(whole.layer[0]), float(whole.root[0])))  # type: ignore[index]
+    assert found[0] == found[1]
 
 
 def test_frozen_layers_take_less_time_and_none_more_memory() -> None:
