@@ -22,6 +22,7 @@ from planner.render.memory_story import story_text
 from planner.render.memory_svg import memory_svg
 from planner.render.text import fit_text, plan_text
 from planner.search import SearchResult
+from planner.staged import Staged
 from planner.step_memory import StepMemory, step_memory
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class PlanAnswer:
     documents: tuple[Mapping[str, Any], ...]
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
+    staged: Staged | None = None  # a plan with stages of its own that is faster than the first one
 
     @property
     def best(self) -> Plan:
@@ -166,11 +168,14 @@ class PlanAnswer:
         )
 
     def plan_file(self, rank: int = 0) -> PlanFile:
-        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
+        """Return the contents of a plan.json for the plan of that rank (0: the best, staged)."""
         import importlib.metadata
 
         version = importlib.metadata.version("shardplan")
-        return plan_file(self.setting, self.result.plans[rank], f"shardplan {version}")
+        made_by = f"shardplan {version}"
+        if rank == 0 and self.staged is not None:
+            return plan_file(self.staged.setting(self.setting), self.staged.plan, made_by)
+        return plan_file(self.setting, self.result.plans[rank], made_by)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -178,6 +183,7 @@ class PlanAnswer:
             **header(self.setting),
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
+            "staged": None if self.staged is None else self.staged.to_dict(),
             "search": search_document(self.result.counts),
             "not_run": not_run(self.setting, self.best),
             "assumptions": list(self.assumptions),
@@ -186,7 +192,11 @@ class PlanAnswer:
 
     def __str__(self) -> str:
         return plan_text(
-            self.setting, self.result.counts, self.documents, assumptions=self.assumptions
+            self.setting,
+            self.result.counts,
+            self.documents,
+            assumptions=self.assumptions,
+            staged=self.staged,
         )
 
     __repr__ = __str__

@@ -69,7 +69,7 @@ def plan_document(
 
 
 def plan_file(setting: Setting, plan: Plan, created_by: str) -> PlanFile:
-    """Return the contents of a plan.json for a plan with even stages."""
+    """Return the contents of a plan.json, with the stages of the setting or even ones."""
     ranges = default_layer_ranges(setting, plan)
     document = plan_document(setting, plan, ranges)
     return PlanFile(

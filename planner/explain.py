@@ -43,6 +43,7 @@ class Explanation:
     story: tuple[str, ...]
     best: Plan | None
     best_document: Mapping[str, Any] | None
+    varied: Plan | None  # the best one in closed form, whose sensitivity is told
     sensitivity: tuple[Sensitivity, ...]
     batches: tuple[BatchChoice, ...]
     why_not: tuple[WhyNot, ...]
@@ -156,7 +157,8 @@ def explain(
     asked = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
     found = search(setting, top=1)
     best = found.plans[0] if found.plans else None
-    varies = sensitivity and best is not None
+    choices = priced_choices(setting, best) if sensitivity and best is not None else None
+    varied = None if choices is None else choices.table.plan(choices.chosen)
     return Explanation(
         setting=setting,
         plan=file.plan,
@@ -165,10 +167,9 @@ def explain(
         story=story(setting, file.plan),
         best=best,
         best_document=None if best is None else plan_document(setting, best),
-        sensitivity=(
-            sensitivities(priced_choices(setting, best)) if varies and best is not None else ()
-        ),
-        batches=other_batches(setting, best) if varies and best is not None else (),
+        varied=varied,
+        sensitivity=() if choices is None else sensitivities(choices),
+        batches=() if varied is None else other_batches(setting, varied),
         why_not=tuple(_why_not(setting, file.plan, document, one) for one in asked),
         ways_out=(() if document["memory"]["verdict"] == "fits" else ways_out(setting, file.plan)),
     )

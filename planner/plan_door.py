@@ -19,6 +19,7 @@ from planner.objectives import OBJECTIVES, Objective
 from planner.question import adapting, check_choice
 from planner.recompute_words import without_list
 from planner.resolving import ModelLike, cluster_of, clusters_of, model_of
+from planner.staged import best_staged
 from planner.survey import Asked, offloads_of, ranked, survey
 from planner.survey_answer import SurveyAnswer, assumptions_of, nothing_found
 from planner.tariff import parse_prices, require_known
@@ -158,12 +159,16 @@ def plan(
     assert result is not None
     if not result.plans:
         raise nothing_found([case], asked)
+    documents = documents_of(setting, result)
+    free = objective == "time" and not constraints and "recompute" not in fixed
+    fits = documents[0]["memory"]["verdict"] == "fits"
     return PlanAnswer(
         setting=setting,
         result=result,
-        documents=documents_of(setting, result),
+        documents=documents,
         assumptions=case.question.assumptions,
         fixed=fixed,
+        staged=best_staged(setting, result.plans) if free and fits else None,
     )
 
 

@@ -91,7 +91,7 @@ def search(
     legal = table.rows(codes == 0)
     unwanted = broken_by_plan(require, legal)
     legal = legal.rows(unwanted == 0)
-    step, peak, host = _price_in_chunks(setting, legal)
+    step, peak, host = price_in_chunks(setting, legal)
     around = memory_spread(setting.software.name)
     verdicts = np.maximum(verdict_codes(peak, budget_bytes(cluster), around), host)
     short = broken_by_result(require, results(setting, legal, step, peak), len(legal))
@@ -126,7 +126,7 @@ def search(
     )
 
 
-def _price_in_chunks(
+def price_in_chunks(
     setting: Setting, table: PlanTable
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]]:
     """Return seconds, bytes and the verdict on a node's host of every plan."""

@@ -10,23 +10,22 @@ CLOSE.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.estimate import Setting, price
+from cost_models.estimate import Setting
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from cost_models.schedules import SPLIT_CODES
 from cost_models.step_only import step_times
 from cost_models.uncertainty import memory_spread
 from planner.gpu_figures import MEMORY, ScaledFigure, figures
-from planner.host_room import host_codes
 from planner.plan_words import same_layout
-from planner.search import search
+from planner.search import price_in_chunks, search
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes
 
@@ -123,37 +122,46 @@ class Choices:
 
 
 def priced_choices(
-    setting: Setting, chosen: Plan, fixed: Mapping[str, Any] | None = None
+    setting: Setting,
+    chosen: Plan,
+    fixed: Mapping[str, Any] | None = None,
+    *,
+    offloads: Sequence[str] = ("none",),
 ) -> Choices:
-    """Enumerate and price as ``search`` does; the chosen plan is a row of its own, the first."""
+    """Enumerate and price as ``search`` does; the chosen plan is a row of its own, the first.
+
+    Where another one is the best in closed form, that one is the choice.
+    """
     cluster = setting.cluster
     table = enumerate_plans(
         setting.model,
         setting.workload,
         cluster.num_gpus,
         fixed or {},
+        offloads=offloads,
     )
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
-    step, least, peak, host = [], [], [], []
-    for start in range(0, len(joined), CHUNK):
-        priced = price(setting, joined.rows(slice(start, start + CHUNK)))
-        splits = np.isin(joined.pipeline_schedule[start : start + CHUNK], SPLIT_CODES)
-        step.append(priced.step)
-        least.append(priced.step - np.where(splits, priced.time.bubble, 0.0))
-        peak.append(priced.peak)
-        host.append(host_codes(cluster, priced.host) == 0)
+    step, peak, host = price_in_chunks(setting, joined)
     upper = 1.0 + memory_spread(setting.software.name).above
-    needed = np.concatenate(peak) * upper / budget_bytes(cluster)
-    return Choices(
+    found = Choices(
         setting,
         joined,
         0,
-        step=np.concatenate(step),
-        least=np.concatenate(least),
-        needed=needed,
-        on_host=np.concatenate(host),
+        step=step,
+        least=step.copy(),
+        needed=peak * upper / budget_bytes(cluster),
+        on_host=host == 0,
     )
+    splits = np.flatnonzero(found.fits & np.isin(joined.pipeline_schedule, SPLIT_CODES))
+    if len(splits):
+        found.least[splits] = _in_chunks(setting, joined.rows(splits))[1]
+    # the search simulates its finalists: in closed form another one may be the best by a little
+    fitting = np.flatnonzero(found.fits)
+    if not len(fitting) or not found.fits[0]:
+        return found
+    best = int(fitting[np.argmin(found.step[fitting])])
+    return found if found.step[best] >= found.step[0] else replace(found, chosen=best)
 
 
 def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
@@ -227,7 +235,10 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Change
 def _steps(
     choices: Choices, figure: ScaledFigure, scale: float, table: PlanTable
 ) -> tuple[Floats, Floats]:
-    setting = replace(choices.setting, cluster=figure.scaled(scale))
+    return _in_chunks(replace(choices.setting, cluster=figure.scaled(scale)), table)
+
+
+def _in_chunks(setting: Setting, table: PlanTable) -> tuple[Floats, Floats]:
     parts = [
         step_times(setting, table.rows(slice(start, start + CHUNK)))
         for start in range(0, len(table), CHUNK)

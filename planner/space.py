@@ -27,9 +27,10 @@ from cost_models.plan import (
 from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 
-MAX_VIRTUAL_STAGES: Final = 8
-LONG: Final = 32_768  # tokens of a sequence from which on ranks may share it unasked
-MIN_TOKENS: Final = 8_192  # that a rank then has at least
+MAX_VIRTUAL_STAGES: Final = 12
+LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
+MIN_TOKENS: Final = 4_096  # that a rank then has at least
+ENDS: Final = 2  # embedding and head, where they count as layers
 # what stays at its default unless it is pinned (offload: unless it is allowed)
 UNVARIED: Final = (
     "offload_device",
@@ -62,7 +63,8 @@ def enumerate_plans(
     """Return every candidate; ``legality`` says which of them can exist.
 
     Degrees are the divisors of the number of accelerators; virtual stages those that divide the
-    layers evenly, up to MAX_VIRTUAL_STAGES; experts are shared by every number of ranks that
+    layers evenly, with or without embedding and head as two layers more (Llama 3's 126 layers on
+    128 places), up to MAX_VIRTUAL_STAGES; experts are shared by every number of ranks that
     divides them and the ranks there are. Columns that mean nothing are not varied: sequence
     parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
 
@@ -206,7 +208,9 @@ def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> lis
         pairs = [("1f1b", 1)]
     else:
         even = [
-            v for v in range(2, MAX_VIRTUAL_STAGES + 1) if model.num_layers % (pipeline * v) == 0
+            v
+            for v in range(2, MAX_VIRTUAL_STAGES + 1)
+            if 0 in (model.num_layers % (pipeline * v), (model.num_layers + ENDS) % (pipeline * v))
         ]
         pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
         pairs += [(name, v) for name in LOOPED for v in even]

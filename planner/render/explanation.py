@@ -44,6 +44,8 @@ class Explanation(Protocol):
     @property
     def slower_than_best(self) -> float | None: ...
     @property
+    def varied(self) -> Plan | None: ...
+    @property
     def sensitivity(self) -> tuple[Sensitivity, ...]: ...
     @property
     def batches(self) -> tuple[BatchChoice, ...]: ...
@@ -132,12 +134,12 @@ def _best(found: Explanation) -> list[str]:
 
 
 def _sensitivity(found: Explanation) -> list[str]:
-    if found.best is None or not found.sensitivity:
+    if found.varied is None or not found.sensitivity:
         return []
-    about = "this plan" if found.is_best else "the best plan"
+    about = "this plan" if found.varied == found.plan else "the best plan"
     lines = labelled("Sensitive", f"what would make another plan better than {about}:")
     for one in found.sensitivity:
-        lines += indented(_figure(one, found.best))
+        lines += indented(_figure(one, found.varied))
     batches = []
     for batch in found.batches:
         if batch.plan is None:
@@ -145,7 +147,7 @@ def _sensitivity(found: Explanation) -> list[str]:
         elif batch.same:
             words = "the same plan"
         else:
-            words = changes(found.best, batch.plan)
+            words = changes(found.varied, batch.plan)
         batches.append(f"{batch.global_batch_size:,}: {words}")
     if batches:
         size = found.setting.workload.global_batch_size

@@ -19,6 +19,7 @@ from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
 from planner.search import Counts
 from planner.stage_layers import typed_layers
+from planner.staged import Staged
 from planner.typed import describe_plan, plan_command
 from planner.verdict import WORDS
 
@@ -253,6 +254,7 @@ def plan_text(
     documents: Sequence[Mapping[str, Any]],
     *,
     assumptions: Sequence[str],
+    staged: Staged | None = None,
 ) -> str:
     """The answer of ``plan``."""
     best = documents[0]
@@ -267,6 +269,8 @@ def plan_text(
     lines += labelled("Binds", binds(best))
     if len(documents) > 1:
         lines += labelled("Runner-up", _why_not(best, documents[1]))
+    if staged is not None:
+        lines += labelled("Stages", _stages(staged))
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
@@ -287,6 +291,18 @@ def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return (
         f"{format_seconds(slower)} slower ({100 * slower / best['time']['step_seconds']:.1f} %): "
         f"{TIME_WORDS[lost]} costs {format_seconds(difference)} more"
+    )
+
+
+def _stages(staged: Staged) -> str:
+    """What stages of their own gain, as options of ``fit``."""
+    options = [typed_layers(staged.layer_ranges)] if len(staged.layers) > 1 else []
+    options += typed_by_stage(staged.by_stage)
+    which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
+    return (
+        f"{format_seconds(staged.step)} instead of {format_seconds(staged.even_step)} a step "
+        f"({100 * staged.gain:.1f} % less, simulated) with {which} and "
+        f"--recompute {staged.plan.recompute} {' '.join(options)}; that is what -o writes"
     )
 
 

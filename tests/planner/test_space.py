@@ -39,7 +39,9 @@ def in_the_space(plan: Plan, num_layers: int) -> bool:
     """The documented limits: virtual stages of equal size; nothing varied that means nothing."""
     if plan.tensor_parallel == 1 and not plan.expert_tensor_parallel:
         return False
-    even = num_layers % plan.num_stages == 0 and plan.virtual_stages <= MAX_VIRTUAL_STAGES
+    stages = plan.num_stages  # embedding and head may count as layers
+    even = num_layers % stages == 0 or (num_layers + 2) % stages == 0
+    even = even and plan.virtual_stages <= MAX_VIRTUAL_STAGES
     no_schedule = plan.pipeline_parallel > 1 or plan.pipeline_schedule == "1f1b"
     return no_schedule and (plan.virtual_stages == 1 or even)
 
@@ -138,7 +140,7 @@ def test_brute_force_holds_plans_with_a_larger_batch_too() -> None:
 def test_long_sequences_are_shared_out() -> None:
     setting = make_setting("llama", "2x8xA100-80GB", seq_len=65_536, global_batch_size=4)
     plans = list(enumerated(setting))
-    assert {p.context_parallel for p in plans} == {1, 2, 4, 8}
+    assert {p.context_parallel for p in plans} == {1, 2, 4, 8, 16}
     assert {p.context_parallel_method for p in plans if p.context_parallel > 1} == {
         "ring",
         "ulysses",

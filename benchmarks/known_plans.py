@@ -1,0 +1,234 @@
+"""Plans that people ran beside the best of the search: ``python -m benchmarks.known_plans``.
+
+For every published configuration from 64 GPUs up whose step time counts (``shardplan validate
+--time``): the plan that was run, whether it is legal and fits, its predicted and its measured step,
+and the best plan of the search on the same cluster with the same batch and trainer. Where a source
+does not say what it recomputes and the plan would not fit without, the least that fits is taken.
+``-o FILE.csv`` writes every row; ``--only GROUP`` takes some sources alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from cost_models.estimate import Setting, price
+from cost_models.legality import CODES, RULES, legality_codes, question_of
+from cost_models.plan import Plan, PlanTable
+from cost_models.uncertainty import memory_spread
+from planner.sensitivity import Choices, priced_choices
+from planner.typed import describe_plan
+from planner.validation.case import Case, case_of
+from planner.validation.measurement import measured_step, tests_time
+from planner.validation.pricing import PRICED_ANYWAY
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.verdict import budget_bytes, verdict
+
+FEWEST_GPUS: Final = 64
+SAME: Final = 1e-9  # relative
+# source groups that are not asked, each with the reason
+LEFT_OUT: Final = {"maxtext-tpu": "XLA on TPU: what its compiler keeps in memory is not modelled"}
+# why a plan that was run is not found to fit, by the rule that it breaks or by its row
+BEYOND_PROFILE: Final = (
+    "the profile of its trainer has no such ZeRO stage: it prices whole gradients, which that "
+    "trainer shards"
+)
+WHY_NOT: Final = {
+    "nemo-launcher-0011": "its source does not say that the optimizer is sharded, but 18 bytes of "
+    "each of 5.0 billion parameters are 84.7 GiB; the recipe (conf/training/gpt3/5b.yaml) has "
+    "distributed_fused_adam",
+    "bigscience-v100-0077": "DeepSpeed with what it offloads unsaid: 35 GiB without",
+}
+WHY_NOT |= {f"nemo-launcher-00{n}": WHY_NOT["nemo-launcher-0011"] for n in (12, 13)}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One published plan, and the best of ours."""
+
+    row_id: str
+    source: str
+    model: str
+    gpus: int
+    gpu: str
+    trainer: str
+    plan: str  # that was run
+    completed: str  # what its source does not say
+    rule: str  # of ours that it breaks: ""; or what its trainer does all the same
+    verdict: str
+    why: str  # it does not fit
+    predicted: float  # seconds
+    measured: float
+    ours: str
+    ours_predicted: float
+    num_plans: int  # legal ones, priced
+
+    @property
+    def error(self) -> float:
+        """Of the prediction for the plan that was run."""
+        return self.predicted / self.measured - 1.0
+
+    @property
+    def gain(self) -> float:
+        """How much longer the plan that was run is predicted to take than ours."""
+        return self.predicted / self.ours_predicted - 1.0
+
+
+def cases(only: Sequence[str] = ()) -> Iterator[tuple[Case, float]]:
+    """Published cases that are asked, with what was measured."""
+    for row in read_runs(PUBLISHED):
+        source = row.get("source_group")
+        if (row.get("num_gpus") or 0) < FEWEST_GPUS or not tests_time(row) or source in LEFT_OUT:
+            continue
+        if only and source not in only:
+            continue
+        try:
+            case = case_of(row)
+        except Unpriceable:
+            continue
+        measured = measured_step(row, case)
+        if measured is not None and _code(case.setting, case.plan) in ("legal", *PRICED_ANYWAY):
+            yield case, measured
+
+
+def known_plans(asked: Iterable[tuple[Case, float]]) -> list[Known]:
+    """Every case beside the best plan of its setting; a setting is searched once."""
+    settings: dict[object, list[tuple[Case, float]]] = {}
+    for case, measured in asked:
+        settings.setdefault(case.key, []).append((case, measured))
+    found = []
+    for group in settings.values():
+        offloads = {"none", *(case.plan.offload for case, _ in group)}
+        first = group[0][0]
+        choices = priced_choices(first.setting, first.plan, offloads=sorted(offloads))
+        found += [_known(choices, case, measured) for case, measured in group]
+    return found
+
+
+def _known(choices: Choices, case: Case, measured: float) -> Known:
+    setting = case.setting
+    plan, completed, words, step = _completed(case)
+    code = _code(setting, plan)
+    ours = best_plan(choices, tight=words == "tight")
+    row = case.row
+    why = ""
+    if words == "does_not_fit":
+        beyond = setting.software.largest_zero_stage < plan.zero_stage
+        why = WHY_NOT.get(row.row_id, BEYOND_PROFILE if beyond else "unexplained")
+    return Known(
+        row_id=row.row_id,
+        source=str(row.get("source_group")),
+        model=setting.model.name,
+        gpus=setting.cluster.num_gpus,
+        gpu=setting.cluster.accelerator.name,
+        trainer=setting.software.name,
+        plan=describe_plan(plan),
+        completed=completed,
+        rule="" if code == "legal" else code,
+        verdict=words,
+        why=why,
+        predicted=step,
+        measured=measured,
+        ours="" if ours is None else describe_plan(choices.table.plan(ours)),
+        ours_predicted=float("nan") if ours is None else float(choices.step[ours]),
+        num_plans=len(choices.table) - 1,
+    )
+
+
+def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
+    """Row of the fastest plan that fits, or is at least tight; the published one does not count."""
+    spread = memory_spread(choices.setting.software.name)
+    most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
+    rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
+    rows = rows[rows != 0]  # the published one
+    return int(rows[np.argmin(choices.step[rows])]) if len(rows) else None
+
+
+def _completed(case: Case) -> tuple[Plan, str, str, float]:
+    """The plan that was run with the least recomputation that may fit, where none is said."""
+    setting, plan = case.setting, case.plan
+    words, step = _priced(setting, plan)
+    unsaid = any("recompute" in default for default in case.defaults)
+    if words != "does_not_fit" or not unsaid:
+        return plan, "", words, step
+    for recompute in ("selective", "full"):
+        other = replace(plan, recompute=recompute, recompute_layers=0)
+        its_words, its_step = _priced(setting, other)
+        if its_words != "does_not_fit":
+            return other, f"recompute {recompute}", its_words, its_step
+    return plan, "", words, step
+
+
+def _priced(setting: Setting, plan: Plan) -> tuple[str, float]:
+    priced = price(setting, PlanTable.from_plans([plan]))
+    around = memory_spread(setting.software.name)
+    peak = float(priced.peak[0])
+    return verdict(peak, budget_bytes(setting.cluster), around), float(priced.step[0])
+
+
+def _code(setting: Setting, plan: Plan) -> str:
+    return CODES[int(legality_codes(question_of(setting), PlanTable.from_plans([plan]))[0])]
+
+
+def table_of(found: Sequence[Known]) -> pd.DataFrame:
+    """All rows as a table."""
+    return pd.DataFrame([{**asdict(k), "error": k.error, "gain": k.gain} for k in found])
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """One line a source and what holds for all."""
+    lines = [
+        f"{'':<24}{'plans':>6}{'legal':>7}{'fit':>6}{'tight':>7}{'not':>5}{'error of theirs':>17}"
+        f"{'theirs over ours':>18}{'slower':>8}"
+    ]
+    for source, group in [*rows.groupby("source"), ("all", rows)]:
+        verdicts = group.verdict.value_counts()
+        fitting = group[group.verdict != "does_not_fit"]
+        lines.append(
+            f"{source:<24}{len(group):>6}{int((group.rule == '').sum()):>7}"
+            f"{verdicts.get('fits', 0):>6}{verdicts.get('tight', 0):>7}"
+            f"{verdicts.get('does_not_fit', 0):>5}{100 * group.error.abs().median():>15.1f} %"
+            f"{1.0 + fitting.gain.median():>17.2f}x{int((fitting.gain < -SAME).sum()):>8}"
+        )
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, help="write every row to this CSV file")
+    parser.add_argument("--only", action="append", default=[], help="a source group")
+    options = parser.parse_args(words)
+    rows = table_of(known_plans(cases(options.only)))
+    if options.output is not None:
+        rows.to_csv(options.output, index=False)
+    best = rows.sort_values("measured").drop_duplicates(["model", "gpus", "gpu", "trainer"])
+    for row in best.sort_values(["source", "row_id"]).itertuples():
+        print(f"{row.row_id}  {row.model} on {row.gpus} {row.gpu} ({row.trainer})")
+        print(
+            f"  theirs {row.predicted:8.2f} s predicted, {row.measured:8.2f} s measured "
+            f"({100 * row.error:+.0f} %), {row.verdict}  {row.plan}"
+        )
+        print(
+            f"  ours   {row.ours_predicted:8.2f} s predicted ({row.num_plans:,} plans)  {row.ours}"
+        )
+    print()
+    print(summary(rows))
+    for row in rows[rows.verdict == "does_not_fit"].drop_duplicates("why").itertuples():
+        print(f"does not fit: {row.row_id} and others: {row.why}")
+    for code in sorted(set(rows.rule) - {""}):
+        example = next(rule for rule in RULES if rule.code == code)
+        number = int((rows.rule == code).sum())
+        print(f"not legal here, but in its trainer: {example.code} ({number} plans)")
+    for source, why in LEFT_OUT.items():
+        print(f"left out: {source}: {why}")
+
+
+if __name__ == "__main__":
+    main()
