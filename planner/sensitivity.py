@@ -295,8 +295,7 @@ def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Change |
         return None
     scale = changed[0]
     before = scales[scales.index(scale) - 1] if scale != scales[0] else 1.0
-    if end < 1.0:  # bounds were found at slower scales than those between
-        race = _Race(choices, figure, 1.0)
+    race = _Race(choices, figure, max(1.0, scale))  # the bounds before are of slower scales
     while abs(np.log(scale / before)) > CLOSE:
         middle = float(np.sqrt(scale * before))
         still = race.winner(middle)[0] == choices.chosen

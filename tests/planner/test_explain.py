@@ -265,6 +265,8 @@ def test_thresholds_are_those_of_whole_searches(choices: Choices) -> None:
             far = scaled(setting, one.name, change.scale * (1.0 + towards * 0.001))
             assert own_step(near, chosen) == pytest.approx(best_step(near), rel=1e-9), one.name
             assert best_step(far) < own_step(far, chosen), one.name
+            assert not same_layout(chosen, change.plan)
+            assert own_step(far, change.plan) == pytest.approx(best_step(far), rel=2e-3), one.name
             last = scaled(setting, one.name, end)
             if np.isfinite(change.keeping_costs):
                 keeping = own_step(last, chosen) / best_step(last) - 1.0
