@@ -66,6 +66,16 @@ def rank_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of a rank on this pipeline rank, by (axis, kind)."""
+    found = pass_traffic(model, workload, table, rank)
+    for key, traffic in gradient_sums(model, workload, table, rank).items():
+        found[key] = found[key] + traffic
+    return found
+
+
+def pass_traffic(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> dict[tuple[str, str], Traffic]:
+    """Return it without ``gradient_sums``: on the tensor and pipeline axes, that of passes only."""
     return {
         **data_traffic(model, workload, table, rank),
         **tensor_traffic(model, workload, table, rank),
@@ -74,6 +84,26 @@ def rank_traffic(
         **pipeline_traffic(model, workload, table, rank),
         **world_traffic(table),
     }
+
+
+def gradient_sums(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> dict[tuple[str, str], Traffic]:
+    """Gradients that are added up once a step over tensor-parallel ranks, and over stages.
+
+    tensor    g S of whole tensors to which each rank gives a summand: with sequence parallelism
+              every whole tensor, else norms of q and k heads and what belongs to routed experts
+    pipeline  g S of a tensor that several stages hold (tied embeddings), from rank to rank, and
+              the sum goes back
+    """
+    active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
+    summands = _summands(model, table, rank, workload.reduction_bytes).times(active)
+    sent = Traffic(np.zeros(len(table)), np.zeros(len(table)))
+    for weight, times in () if embedding_is_frozen(model) else rank.sums:
+        size = workload.reduction_bytes * _kept(weight, table)
+        sent += Traffic(np.ones(len(table)), size).times(float(times))
+    piped = np.where(table.pipeline_parallel > 1, 1.0, 0.0)
+    return {("tensor", "all_reduce"): summands, ("pipeline", "send"): sent.times(piped)}
 
 
 def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
@@ -203,14 +233,12 @@ def tensor_traffic(
     the keys with positions. The backward pass gathers the input of a column-cut matrix again
     instead of keeping it. Recomputation stops at the last tensor that is needed: the layer's last
     collective is left out, unless a norm or a dropout follows it.
-    Once a step one all_reduce of g S completes the gradients of whole tensors to which each rank
-    gives a summand: every whole tensor with sequence parallelism, else norms of q and k heads and
-    what belongs to routed experts.
+    Once a step gradients of whole tensors are added up beside this: ``gradient_sums``.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
     """  # noqa: D400
-    compute, reduction = workload.compute_bytes, workload.reduction_bytes
+    compute = workload.compute_bytes
     m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
     tokens = rank_tokens(workload, table)
     layers = list(zip(rank.kind_counts, model.kinds, strict=True))
@@ -244,13 +272,12 @@ def tensor_traffic(
     )
     statistics = m * whole_norms
     loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
-    summands = _summands(model, table, rank, reduction)
 
     def moved(features: Traffic, repeats: Real) -> Traffic:
         """Features of a token to bytes of a step."""
         return Traffic(features.count, features.size * compute * tokens).times(m * repeats * active)
 
-    reductions = (loss + summands).times(active) + moved(plain, 1.0 - along)
+    reductions = loss.times(active) + moved(plain, 1.0 - along)
     return {
         ("tensor", "all_reduce"): reductions,
         ("tensor", "all_gather"): moved(gathers, along) + moved(splits.times(2.0), 1.0 - along),
@@ -267,19 +294,14 @@ def pipeline_traffic(
     gradients    m (v - 1 if the first stage is here else v)   backward
                  one less each at the turn of a V, whose stages hand over on one rank
                  of twice the size where an encoder's output goes along with the decoder's state
-    shared       g S, once a step: the gradient of a tensor that several stages hold (tied
-                 embeddings) is added up from rank to rank, and the sum goes back
     """
-    compute, reduction = workload.compute_bytes, workload.reduction_bytes
+    compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * rank_tokens(workload, table) * model.hidden_size / along
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
     stages = stages - 2.0 * float(rank.adjoining)
     m = 1.0 * table.num_microbatches
     sent = Traffic(stages * m, rank.states_sent * m * message)
-    for weight, times in () if embedding_is_frozen(model) else rank.sums:
-        one = Traffic(np.ones(len(table)), reduction * _kept(weight, table))
-        sent += one.times(float(times))
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
 
 

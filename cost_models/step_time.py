@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
-from cost_models.communication import rank_traffic, scattered
+from cost_models.communication import gradient_sums, pass_traffic, scattered
 from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
@@ -213,10 +213,11 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate)
         forward, backward = forward + head.forward, backward + head.backward
 
-    traffic = rank_traffic(model, workload, table, rank)
+    traffic = pass_traffic(model, workload, table, rank)
     if software.scatters_stage_messages:
         traffic = scattered(traffic, table)
     by_axis = axis_seconds(traffic, cluster, software, table)
+    sums = axis_seconds(gradient_sums(model, workload, table, rank), cluster, software, table)
     tensor_forward, tensor_backward = tensor_seconds(
         by_axis["tensor"] / table.num_microbatches, later, software, table
     )
@@ -272,7 +273,9 @@ def rank_seconds(
         replica_communication=by_axis["replicate"],
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)
         + software.step_operators * rate.operator
-        + by_axis["world"],
+        + by_axis["world"]
+        + sums["tensor"]
+        + sums["pipeline"],
     )
 
 

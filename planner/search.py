@@ -20,12 +20,11 @@ from planner.constraints import Constraint, broken_by_plan, broken_by_result, co
 from planner.finalists import Finalists, simulate
 from planner.host_room import host_codes
 from planner.objectives import Objective, pareto_front, results, sort_keys
-from planner.space import enumerate_plans
+from planner.space import plan_slabs
 from planner.verdict import budget_bytes, verdict_codes
 
-CHUNK: Final = 1_000_000  # rows priced at once
+CHUNK: Final = 600_000  # rows priced at once
 NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
-MAX_CANDIDATES: Final = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,50 +78,95 @@ def search(
     """
     started = time.perf_counter()
     question = question_of(setting)
-    cluster = setting.cluster
-    table = enumerate_plans(
-        setting.model,
-        setting.workload,
-        cluster.num_gpus,
-        fixed or {},
-        offloads=offloads,
-    )
-    codes = legality_codes(question, table)
-    legal = table.rows(codes == 0)
-    unwanted = broken_by_plan(require, legal)
-    legal = legal.rows(unwanted == 0)
-    step, peak, host = price_in_chunks(setting, legal)
-    around = memory_spread(setting.software.name)
-    verdicts = np.maximum(verdict_codes(peak, budget_bytes(cluster), around), host)
-    short = broken_by_result(require, results(setting, legal, step, peak), len(legal))
-    order = np.lexsort((_rank_of_effort(legal), *sort_keys(objective, step, peak), verdicts))
-    order = order[(verdicts[order] < 2) & (short[order] == 0)]
+    illegal = np.zeros(len(CODES), dtype=np.int64)
+    examples: dict[str, str] = {}
+    unwanted = np.zeros(0, dtype=np.int64)
+    seen, waiting = _Seen(setting), _no_plans()
+    for slab in plan_slabs(
+        setting.model, setting.workload, setting.cluster.num_gpus, fixed or {}, offloads=offloads
+    ):
+        codes = legality_codes(question, slab)
+        illegal += np.bincount(codes, minlength=len(CODES))
+        examples = {**_examples(question, slab, codes), **examples}
+        legal = slab.rows(codes == 0)
+        broken = broken_by_plan(require, legal)
+        unwanted = np.concatenate([unwanted, broken[broken > 0]])
+        waiting = _joined([waiting, legal.rows(broken == 0)])
+        if len(waiting) >= CHUNK:
+            seen.add(waiting)
+            waiting = _no_plans()
+    seen.add(waiting)
+    table, step, peak, verdicts = seen.kept()
+    short = broken_by_result(require, results(setting, table, step, peak), len(table))
+    order = np.flatnonzero(short == 0)
     if len(order):
-        order = order[verdicts[order] == verdicts[order[0]]]
+        order = order[verdicts[order] == verdicts[order].min()]
+    keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
+    order = order[np.lexsort([key[order] for key in keys])]
     finalists = Finalists(order, step[order], 0, 0)
     if front:
         order = order[pareto_front(step[order], peak[order])]
     elif objective == "memory":
         order = order[:top]
     else:
-        finalists = simulate(setting, legal, order, step, peak, top=top)
+        finalists = simulate(setting, table, order, step, peak, top=top)
         order = finalists.rows
     counts = Counts(
-        enumerated=len(table),
-        illegal=_by_reason(codes),
-        priced=len(legal),
-        too_large=int(np.sum(verdicts == 2)),
+        enumerated=int(illegal.sum()),
+        illegal=_by_reason(illegal),
+        priced=seen.priced,
+        too_large=seen.too_large,
         tight=int(np.sum(verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=finalists.simulated,
         bounded_away=finalists.bounded_away,
-        excluded=counts_by_text(require, np.concatenate([unwanted, short[verdicts < 2]])),
+        excluded=counts_by_text(require, np.concatenate([unwanted, short])),
     )
     return SearchResult(
-        plans=tuple(legal.plan(row) for row in order),
+        plans=tuple(table.plan(row) for row in order.tolist()),
         counts=counts,
-        smallest=legal.plan(int(np.argmin(peak))) if len(legal) else None,
-        illegal_example=_examples(question, table, codes),
+        smallest=seen.smallest,
+        illegal_example=examples,
+    )
+
+
+class _Seen:
+    """Plans that were priced: how many, and all that can fit."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.priced = self.too_large = 0
+        self.smallest: Plan | None = None
+        self._least = np.inf
+        self._kept: list[tuple[PlanTable, Any, Any, Any]] = []
+
+    def add(self, table: PlanTable) -> None:
+        """Price some more."""
+        step, peak, host = price_in_chunks(self.setting, table)
+        around = memory_spread(self.setting.software.name)
+        fits = verdict_codes(peak, budget_bytes(self.setting.cluster), around)
+        verdicts = np.maximum(fits, host)
+        rows = np.flatnonzero(verdicts < 2)
+        self.priced += len(table)
+        self.too_large += len(table) - len(rows)
+        self._kept.append((table.rows(rows), step[rows], peak[rows], verdicts[rows]))
+        if len(table) and peak.min() < self._least:
+            self._least, self.smallest = peak.min(), table.plan(int(np.argmin(peak)))
+
+    def kept(self) -> tuple[PlanTable, Any, Any, Any]:
+        """Return those that can fit, with seconds, bytes and verdicts."""
+        tables, *columns = zip(*self._kept, strict=True)
+        step, peak, verdicts = (np.concatenate(column) for column in columns)
+        return _joined(tables), step, peak, verdicts
+
+
+def _no_plans() -> PlanTable:
+    return PlanTable.from_plans([Plan()]).rows(slice(0, 0))
+
+
+def _joined(tables: Sequence[PlanTable]) -> PlanTable:
+    return PlanTable(
+        **{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable)}
     )
 
 
@@ -169,8 +213,7 @@ def _rank_of_effort(table: PlanTable) -> NDArray[np.int64]:
     return simpler
 
 
-def _by_reason(codes: NDArray[np.int16]) -> dict[str, int]:
-    counts = np.bincount(codes, minlength=len(CODES))
+def _by_reason(counts: NDArray[np.int64]) -> dict[str, int]:
     found = {CODES[i]: int(n) for i, n in enumerate(counts) if i and n}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from math import gcd
+from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,11 +25,14 @@ from cost_models.plan import (
 )
 from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
+from hardware_profiles.errors import InputError
 
 MAX_VIRTUAL_STAGES: Final = 12
 LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
 MIN_TOKENS: Final = 4_096  # that a rank then has at least
 ENDS: Final = 2  # embedding and head, where they count as layers
+MAX_CANDIDATES: Final = 20_000_000
+SLAB: Final = 400_000  # candidates in one table
 # what stays at its default unless it is pinned (offload: unless it is allowed)
 UNVARIED: Final = (
     "offload_device",
@@ -75,26 +77,63 @@ def enumerate_plans(
 
     ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
+    return _expand(_blocks(model, workload, num_gpus, fixed, offloads), fixed)
+
+
+def plan_slabs(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    *,
+    offloads: Sequence[str] = ("none",),
+) -> Iterator[PlanTable]:
+    """Yield the rows of ``enumerate_plans`` in tables of about SLAB candidates."""
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads)
+    total = sum(block.size for block in blocks)
+    if total > MAX_CANDIDATES:
+        raise InputError(
+            f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
+            "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
+        )
+    some: list[_Block] = []
+    for block in blocks:
+        some.append(block)
+        if sum(each.size for each in some) >= SLAB:
+            yield _expand(some, fixed)
+            some = []
+    if some:
+        yield _expand(some, fixed)
+
+
+def _blocks(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    offloads: Sequence[str],
+) -> list[_Block]:
+    """Return the plans of every grid of ranks."""
     grids = itertools.product(
         _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
         _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
         _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
     )
-    blocks: list[dict[str, Any]] = []
+    blocks: list[_Block] = []
     for tensor, pipeline, context in grids:
         data, left = divmod(num_gpus, tensor * pipeline * context)
         if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
             continue
         for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
             grid = Grid(tensor, pipeline, context, data, copies)
-            blocks += _blocks(model, workload, grid, fixed, offloads)
+            blocks.append(_block(model, workload, grid, fixed, offloads))
     if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
         grid = Grid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
-        blocks = _blocks(model, workload, grid, fixed, offloads)
-    return _expand(blocks)
+        blocks = [_block(model, workload, grid, fixed, offloads)]
+    return blocks
 
 
 def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
@@ -137,47 +176,65 @@ def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]
     return [fixed[name]] if name in fixed else values
 
 
-def _blocks(
+class _Block(NamedTuple):
+    """All plans of one grid: its own columns, and choices that are multiplied with each other."""
+
+    same: dict[str, int]
+    choices: tuple[tuple[tuple[str, ...], NDArray[np.int64]], ...]  # names, and rows of values
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many rows each choice has."""
+        return tuple(len(values) for _, values in self.choices)
+
+    @property
+    def size(self) -> int:
+        """How many plans there are."""
+        return prod(self.sizes)
+
+
+def _block(
     model: ModelSpec,
     workload: Workload,
     grid: Grid,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Return the batches and schedules of one grid, with the lists still to be multiplied."""
+) -> _Block:
+    """Return the choices of one grid."""
     tensor, pipeline, context, data, copies = grid
     stages = [0, 1, 2, 3] if data * context > 1 else [0]
     known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
     methods = _wanted(fixed, "context_parallel_method", known)
     zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
-    recompute = [RECOMPUTE.index(r) for r in _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))]
-    offload = [OFFLOADS.index(o) for o in _wanted(fixed, "offload", list(offloads))]
-    return [
+    recompute = _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))
+    offload = _wanted(fixed, "offload", list(offloads))
+    schedules = _schedules(model, pipeline, fixed)
+    choices: dict[tuple[str, ...], list[Any]] = {
+        ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],
+        ("expert_parallel", "expert_tensor_parallel"): _experts(
+            model, tensor, data // copies * context, fixed
+        ),
+        ("pipeline_schedule", "virtual_stages"): [(SCHEDULES.index(s), v) for s, v in schedules],
+        ("micro_batch_size", "num_microbatches"): _batches(workload, data, fixed),
+        ("zero_stage",): zero,
+        ("sequence_parallel",): sequence,
+        ("recompute",): [RECOMPUTE.index(word) for word in recompute],
+        ("offload",): [OFFLOADS.index(word) for word in offload],
+    }
+    return _Block(
         {
             "data_parallel": data,
             "dp_replicate": copies,
             "context_parallel": context,
-            "context_parallel_method": CONTEXT_METHODS.index(method),
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
-            "virtual_stages": virtual,
-            "pipeline_schedule": SCHEDULES.index(schedule),
-            "micro_batch_size": micro,
-            "num_microbatches": count,
-            "expert_parallel": experts,
-            "expert_tensor_parallel": cut,
-            "zero_stage": zero,
-            "sequence_parallel": sequence,
-            "recompute": recompute,
-            "offload": offload,
-            **_pinned(fixed),
-        }
-        for method in methods
-        for experts, cut in _experts(model, tensor, data // copies * context, fixed)
-        for schedule, virtual in _schedules(model, pipeline, fixed)
-        for micro, count in _batches(workload, data, fixed)
-    ]
+        },
+        tuple(
+            (names, np.array(values, dtype=np.int64).reshape(len(values), len(names)))
+            for names, values in choices.items()
+        ),
+    )
 
 
 def _experts(
@@ -237,25 +294,26 @@ def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tu
     return [(size, share // size) for size in divisors(share)]
 
 
-def _expand(blocks: list[dict[str, Any]]) -> PlanTable:
-    """Multiply out the lists of every block into columns."""
-    lists = ("zero_stage", "sequence_parallel", "recompute", "offload")
-    sizes = [int(np.prod([len(block[name]) for name in lists])) for block in blocks]
+def _expand(blocks: list[_Block], fixed: Mapping[str, Any]) -> PlanTable:
+    """Multiply out the choices of every block into columns."""
+
+    @cache  # few sizes are different
+    def positions(*sizes: int) -> list[NDArray[np.int64]]:
+        return [places.ravel() for places in np.indices(sizes, dtype=np.int32)]
+
     columns: dict[str, Any] = {}
-    for f in fields(PlanTable):
-        if f.name in lists:
-            continue
-        kind = np.bool_ if f.name in FLAGS else np.int64
-        columns[f.name] = np.repeat(np.array([b[f.name] for b in blocks], dtype=kind), sizes)
-    position = {name: i for i, name in enumerate(lists)}
-
-    @cache  # few lists are different
-    def grid(*values: tuple[int, ...]) -> NDArray[np.int64]:
-        return np.stack([g.ravel() for g in np.meshgrid(*values, indexing="ij")])
-
-    grids = [grid(*(tuple(block[name]) for name in lists)) for block in blocks]
-    joined = np.concatenate(grids, axis=1) if grids else np.zeros((len(lists), 0), dtype=np.int64)
-    for name in lists:
+    lengths = [block.size for block in blocks]
+    for name in blocks[0].same:
+        columns[name] = np.repeat(np.array([block.same[name] for block in blocks]), lengths)
+    for number, (names, _) in enumerate(blocks[0].choices):
+        for column, name in enumerate(names):
+            parts = [
+                block.choices[number][1][:, column].take(positions(*block.sizes)[number])
+                for block in blocks
+            ]
+            values = np.concatenate(parts)
+            columns[name] = values.astype(np.bool_) if name in FLAGS else values
+    for name, value in _pinned(fixed).items():
         kind = np.bool_ if name in FLAGS else np.int64
-        columns[name] = joined[position[name]].astype(kind)
+        columns[name] = np.full(sum(lengths), value, dtype=kind)
     return PlanTable(**columns)

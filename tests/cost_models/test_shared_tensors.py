@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from samples import sample_model
 
-from cost_models.communication import blocks, pipeline_traffic, tensor_traffic
+from cost_models.communication import blocks, rank_traffic, tensor_traffic
 from cost_models.cross_activations import shared_bytes_per_token
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
@@ -105,7 +105,7 @@ def test_messages_by_hand() -> None:
     model, m = _t5(), 4
     ranks = _ranks(model, (-1, 1))
     table = PlanTable.from_plans([Plan(pipeline_parallel=3, num_microbatches=m)])
-    sent = [pipeline_traffic(model, WORKLOAD, table, rank)["pipeline", "send"] for rank in ranks]
+    sent = [rank_traffic(model, WORKLOAD, table, rank)["pipeline", "send"] for rank in ranks]
     state = 4.0 * WORKLOAD.seq_len * model.hidden_size
     embedding = 4.0 * model.vocab_size * model.hidden_size
     bias = 4.0 * model.kinds[0].shared[0].numel
