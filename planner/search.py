@@ -23,7 +23,7 @@ from planner.objectives import Objective, pareto_front, results, sort_keys
 from planner.space import plan_slabs
 from planner.verdict import budget_bytes, verdict_codes
 
-CHUNK: Final = 600_000  # rows priced at once
+CHUNK: Final = 400_000  # rows priced at once
 NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
 
 

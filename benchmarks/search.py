@@ -1,0 +1,160 @@
+"""How fast plans are searched, and how that grows: ``python -m benchmarks.search``.
+
+Llama-3-405B on 16,384 H100, and on 8 to 131,072 of them. Seconds are those of one core (the time
+that the process computed; the clock on the wall stands beside it). Every question runs in a process
+of its own, so that its peak memory is its own.
+
+    candidates  all that were enumerated
+    priced      legal plans, with the memory and time formulas that ``fit`` uses
+    search      all of it: enumerate, judge, price, rank, simulate the finalists
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cost_models.estimate import Setting
+from cost_models.legality import legality_codes, question_of
+from cost_models.price_table import price_table
+from hardware_profiles.spec import parse_cluster
+from planner.model_source import resolve_model
+from planner.question import build_question
+from planner.search import search
+from planner.space import allowed_offloads, enumerate_plans
+
+MODEL: Final = "llama-3-405b"
+SHELL: Final = ("plan", "llama-3-8b", "8xH100-SXM", "--json")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question: accelerators in nodes of 8, and the batch."""
+
+    num_gpus: int
+    global_batch_size: int
+    seq_len: int
+    offloads: tuple[str, ...] = ()
+
+    @property
+    def setting(self) -> Setting:
+        """Everything but the plan."""
+        nodes = self.num_gpus // 8
+        cluster = parse_cluster(f"{nodes}x8xH100-SXM" if nodes > 1 else "8xH100-SXM")
+        question = build_question(
+            resolve_model(MODEL),
+            cluster,
+            seq_len=self.seq_len,
+            global_batch_size=self.global_batch_size,
+        )
+        return question.setting
+
+
+LARGEST: Final = Problem(16_384, 16_384, 131_072)
+BY_GPUS: Final = tuple(Problem(n, 4 * n, 8192) for n in (8, 64, 512, 4096, 16_384, 131_072))
+BY_CANDIDATES: Final = (
+    Problem(64, 256, 8192),
+    Problem(2048, 2048, 8192),
+    Problem(16_384, 16_384, 32_768),
+    LARGEST,
+    Problem(16_384, 16_384, 131_072, ("optimizer", "activations")),
+)
+
+
+def measure(problem: Problem) -> dict[str, Any]:
+    """Return what one question took."""
+    setting = problem.setting
+    offloads = allowed_offloads(problem.offloads)
+    begin, clock = time.process_time(), time.perf_counter()
+    counts = search(setting, offloads=offloads).counts
+    core, wall = time.process_time() - begin, time.perf_counter() - clock
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    result = {
+        "gpus": problem.num_gpus,
+        "candidates": counts.enumerated,
+        "priced": counts.priced,
+        "simulated": counts.simulated,
+        "core_seconds": core,
+        "wall_seconds": wall,
+        "peak_bytes": memory,
+    }
+    if counts.priced < 1_200_000:
+        result["price_seconds"] = pricing_seconds(setting, offloads)
+    return result
+
+
+def pricing_seconds(setting: Setting, offloads: tuple[str, ...]) -> float:
+    """Return the seconds that the memory and time of all legal plans take."""
+    table = enumerate_plans(
+        setting.model, setting.workload, setting.cluster.num_gpus, {}, offloads=offloads
+    )
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    begin = time.process_time()
+    price_table(setting, legal)
+    return time.process_time() - begin
+
+
+def apart(problem: Problem) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    arguments = [
+        problem.num_gpus,
+        problem.global_batch_size,
+        problem.seq_len,
+        "+".join(problem.offloads),
+    ]
+    command = [sys.executable, "-m", "benchmarks.search", *map(str, arguments)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def from_shell() -> float:
+    """Return the seconds of ``shardplan plan`` of an 8-GPU question, Python's start included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "planner", *SHELL], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return one row of the table."""
+    seconds = found.get("price_seconds")
+    rate = "" if seconds is None else f"{found['priced'] / seconds:,.0f}"
+    return (
+        f"{found['gpus']:>9,} {found['candidates']:>12,} {found['priced']:>11,} {rate:>15} "
+        f"{found['core_seconds']:>11.2f} {found['wall_seconds']:>8.2f} "
+        f"{found['peak_bytes'] / 2**20:>10,.0f} {found['simulated']:>10}"
+    )
+
+
+HEAD: Final = (
+    f"{'GPUs':>9} {'candidates':>12} {'priced':>11} {'priced/core s':>15} "
+    f"{'search core':>11} {'wall s':>8} {'peak MiB':>10} {'simulated':>10}"
+)
+
+
+def main() -> None:
+    """Measure one question, or print the tables."""
+    if len(sys.argv) > 1:
+        gpus, batch, length, offloads = sys.argv[1:]
+        parts = tuple(filter(None, offloads.split("+")))
+        print(json.dumps(measure(Problem(int(gpus), int(batch), int(length), parts))))
+        return
+    for title, problems in (
+        (f"{MODEL} on 16,384 H100, 131,072 tokens", (LARGEST,)),
+        ("by accelerators", BY_GPUS),
+        ("by candidates", BY_CANDIDATES),
+    ):
+        print(f"\n{title}\n{HEAD}", flush=True)
+        for problem in problems:
+            print(line(apart(problem)), flush=True)
+    print(f"\nshardplan {' '.join(SHELL)}: {from_shell():.2f} s of one core, cold from the shell")
+
+
+if __name__ == "__main__":
+    main()
