@@ -15,6 +15,7 @@ from cost_models.estimate import Setting, price
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import PlanTable
 from cost_models.simulated import simulated_steps
+from cost_models.uncertainty import memory_spread
 from planner.search import search
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
@@ -28,7 +29,7 @@ def problems(draw: Any) -> Setting:
     """A small model on eight accelerators, of which some plans may not fit."""
     name = draw(st.sampled_from(["llama", "llama tied", "gpt2", "mixtral", "t5", "wide"]))
     model = sample_model(name) if name != "wide" else llama(hidden_size=512, vocab_size=32_000)
-    cluster = draw(st.sampled_from(["8xA100-80GB", "2x4xH100-SXM", "8xV100-SXM2-32GB"]))
+    cluster = draw(st.sampled_from(["8xA100-80GB", "2x4xH100-SXM", "8xA100-40GB"]))
     setting = make_setting(
         model,
         cluster,
@@ -42,13 +43,18 @@ def problems(draw: Any) -> Setting:
     return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
 
 
+def verdicts(setting: Setting, peak: Any) -> Any:
+    around = memory_spread(setting.software.name)
+    return verdict_codes(peak, budget_bytes(setting.cluster), around)
+
+
 def brute_force(setting: Setting, legal: PlanTable) -> tuple[int, float, float]:
     """Verdict, simulated step and peak of the best plan."""
     priced = price(setting, legal)
     simulated = simulated_steps(setting, legal)
     assert (simulated >= priced.step * (1 - CLOSE)).all()  # the bound is one
     step = np.where(simulated <= priced.step * (1 + CLOSE), priced.step, simulated)
-    codes = verdict_codes(priced.peak, budget_bytes(setting.cluster))
+    codes = verdicts(setting, priced.peak)
     best = np.lexsort((priced.peak, step, codes))[0]
     return int(codes[best]), float(step[best]), float(priced.peak[best])
 
@@ -68,7 +74,7 @@ def check(setting: Setting) -> None:
     priced, simulated = price(setting, best), simulated_steps(setting, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
     assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
-    assert verdict_codes(priced.peak, budget_bytes(setting.cluster))[0] == code
+    assert verdicts(setting, priced.peak)[0] == code
     counts = found.counts
     assert counts.enumerated == len(table)
     assert counts.priced == len(legal)
