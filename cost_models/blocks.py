@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from cost_models.arrays import Flag, Real, pick
 from cost_models.columns import by_value
 from cost_models.held_activations import Held, Walk
 from cost_models.model import ModelSpec
-from cost_models.plan import PlanTable
+from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.rank_parameters import RankParameters, block_numel
 from cost_models.schedules import SPLIT_CODES
 from cost_models.shared_tensors import tied_weights
@@ -38,6 +39,7 @@ from cost_models.workload import Workload
 from cost_models.zero_plus_plus import gathering_buffer, reducing_buffer
 from hardware_profiles.software import SoftwareProfile
 
+DUALPIPEV: Final = SCHEDULES.index("dualpipev")
 # gradients, activations, logits, buffers, and weights that are not there any more
 AtMoment = tuple[Real, ...]
 
@@ -109,6 +111,8 @@ class Blocks:
     table: Real  # of these, of the table that is both
     behind: Real  # of the block that a backward pass reduced last
     split: Flag  # weight gradients come after those of inputs
+    turns_once: Flag  # DualPipeV of 2 p micro-batches: fullest before its first stage is due
+    later_share: Real  # of gradients: those of the rank's last stage
 
     @classmethod
     def of(
@@ -164,6 +168,14 @@ class Blocks:
             if alone
             else zeros,
             behind=(params.embedding if rank.first else params.largest_layer) + zeros,
+            turns_once=by_value(
+                (table.pipeline_schedule == DUALPIPEV)
+                & (table.num_microbatches == 2 * table.pipeline_parallel)
+                & (table.pipeline_parallel > 1)
+                & bool(rank.first and rank.last)
+            ),
+            later_share=(0.5 * (params.total - params.embedding) + 0.5 * params.head)
+            / params.total,
             split=by_value(
                 np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
             ),
@@ -179,6 +191,14 @@ class Blocks:
         """The head, and the last layer on its way."""
         whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
         return self.gathered * whole + self._left_over()
+
+    def at_the_turn(self, gradients: Real, held: Held) -> list[tuple[Real, Real]]:
+        """Gradients and activations at the loss; DualPipeV has not both at once in few steps."""
+        if not np.any(self.turns_once):
+            return [(gradients, held.saved)]
+        first = np.where(self.turns_once, gradients * self.later_share, gradients)
+        less = np.where(self.turns_once, held.stage, 0.0)
+        return [(first, held.saved), (gradients, held.saved - less)]
 
     def at_head(self, gradients: Real, held: Held) -> list[Moment]:
         """The head's weight gradient beside that of the logits; then its reduction."""
@@ -203,40 +223,62 @@ class Blocks:
             places.append(Moment(place, there))
         return places
 
-    def at_layer(self, gradients: Real, held: Held, logits: Real, used: Real) -> list[Moment]:
-        """A layer on its way backward: the first one, or the one behind that."""
+    def at_layer(
+        self, gradients: Real, held: Held, logits: Real, used: tuple[Real, Real] | None
+    ) -> list[Moment]:
+        """A layer on its way backward: the first one, the one behind that, or the last but one.
+
+        Layer by layer activations go and reduced gradients come: one end is the fullest. ``used``:
+        a matrix that is unpacked, and what helps to do that; None: none is packed.
+        """
         first = np.where(self.tied > 0.0, 0.0, self.head)
         first = np.where(self.head > 0.0, first, np.where(self.several, self.behind, 0.0))
-        # left over, blocks that are done, of their layers
-        behind: list[tuple[Real, Real, float]] = [(first, self.head, 0.0)]
+        others, ahead = held.saved - held.tail, self.layer - self.apart
+        begin = self._behind(gradients, self.head)
+        near, far = begin, begin
         if self.num_layers > 2:
-            behind.append((self.layer, self.head + self.layer, 1.0))
-        others = held.saved - held.tail
-        at: list[tuple[Real, float, list[tuple[bool, Flag, Real, Real]]]] = []
-        for before, done, layers in behind:
-            modes = []
-            for last, there in self._modes():
-                held_then = self._before(gradients, done, last)
-                held_then = self._accumulated(held_then, self.total - done, last)
-                modes.append((last, there, held_then + self._single(done), self._gone(done, last)))
-            at.append((before, layers, modes))
-        ahead = self.layer - self.apart
+            near = self._behind(gradients, self.head + self.layer)
+        if self.num_layers > 3:
+            far = self._behind(gradients, self.head + (self.num_layers - 2.0) * self.layer)
+        steps = max(1.0, self.num_layers - 3.0)
         places = []
         for walk in held.walks:
-            for before, layers, modes in at:
-                activations = others + walk.beside + layers * (walk.shared - walk.kept)
-                activations = np.maximum(activations, 0.0)
-                for last, there, held_then, gone_before in modes:
-                    buffers, gone = self._walk(walk, last, before, ahead)
-                    gone = gone + gone_before
-                    place = self._named((held_then, activations, logits, buffers, gone), used)
-                    places.append(Moment(place, there))
+            beside = others + walk.beside
+            unpacked = _unpacked(walk, used)
+            for (last, there), now, then, end in zip(self._modes(), begin, near, far, strict=True):
+                buffers, gone = self._walk(walk, last, first, ahead)
+                parts = (now[0], np.maximum(beside, 0.0), logits, buffers, gone + now[1])
+                places.append(Moment(self._named(parts, unpacked), there))
+                if self.num_layers <= 2:
+                    continue
+                grows = (end[0] - then[0]) - (end[1] - then[1]) > steps * walk.kept
+                held_then, gone_then = then
+                layers: Real = 1.0
+                if self.num_layers > 3 and np.any(grows):
+                    held_then = np.where(grows, end[0], held_then)
+                    gone_then = np.where(grows, end[1], gone_then)
+                    layers = np.where(grows, self.num_layers - 2.0, layers)
+                activations = np.maximum(beside + walk.shared - layers * walk.kept, 0.0)
+                buffers, gone = self._walk(walk, last, ahead, ahead)
+                parts = (held_then, activations, logits, buffers, gone + gone_then)
+                places.append(Moment(self._named(parts, unpacked), there))
         return places
 
-    def at_last_layer(self, gradients: Real, held: Held, used: Real) -> list[Moment]:
+    def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:
+        """Gradients, and gathered weights that are gone, where blocks are done; of each mode."""
+        found = []
+        for last, _ in self._modes():
+            held = self._before(gradients, done, last)
+            held = self._accumulated(held, self.total - done, last)
+            found.append((held + self._single(done), self._gone(done, last)))
+        return found
+
+    def at_last_layer(
+        self, gradients: Real, held: Held, used: tuple[Real, Real] | None
+    ) -> list[Moment]:
         """The first layer on its way backward: nothing else is left."""
         zeros = np.zeros_like(held.saved)
-        before = self.layer if self.num_layers > 1 else self.head
+        before = self.layer - self.apart if self.num_layers > 1 else self.head
         done = self.total - self.embedding - self.layer
         modes = []
         for last, there in self._modes():
@@ -245,16 +287,18 @@ class Blocks:
         places = []
         for walk in held.walks:
             alone = walk.alone + walk.shared * float(bool(self.num_layers > 1))
+            unpacked = _unpacked(walk, used)
             for last, there, whole, gone_before in modes:
                 buffers, gone = self._walk(walk, last, before, 0.0)
                 gone = gone + gone_before
-                place = self._named((whole, alone, zeros, buffers, gone), used)
+                place = self._named((whole, alone, zeros, buffers, gone), unpacked)
                 places.append(Moment(place, there))
         # weight gradients that come last are reduced while others are still due: the copy in the
         # precision of the reduction, and what comes out of it beside what was accumulated
         copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
         late = np.where(self.split & self.managed, copies * self.layer, 0.0)
-        place = (gradients, held.last_layer, zeros, late + used, zeros)
+        late = late if used is None else late + used[0]
+        place = (gradients, held.last_layer, zeros, late, zeros)
         places.append(Moment(place, self.split))
         return places
 
@@ -274,6 +318,13 @@ class Blocks:
             gone = self._gone(self.total, last)
             places.append(Moment(self._named((held, zeros, zeros, reduced, gone)), there))
         return places
+
+    def at_embedding_of_others(self, gradients: Real, held: Held) -> Moment:
+        """The embedding's gradient while other micro-batches are in flight (gpipe)."""
+        zeros = np.zeros_like(held.saved)
+        coming = np.where(self.zero_3, self.gathered * self.tied, 0.0)
+        coming = coming + self._reduced(self.embedding, False)
+        return Moment((gradients, held.saved, zeros, coming, zeros), self.several)
 
     def all_gone(self) -> Real:
         """Gathered weights that are not there while the optimizer runs."""
@@ -313,10 +364,17 @@ class Blocks:
             shard = self.reduction / self.expert_shards * apart
             return tied + coming + rest + shard, self._gone(walk.gradients, last)
         ahead = np.where(self.zero_3, self.gathered * (self.layer + ahead), 0.0)
-        if walk.experts_done:
+        if walk.experts == "reducing":
             going = self._reduced(apart, last, self.expert_shards) + self.inside * apart
             fresh = self._fresh(walk.gradients - apart)
             return tied + ahead + going + fresh, self._gone(apart, last)
+        if walk.experts != "reduced":
+            left = np.where(reduces, self.reduction * before, 0.0)
+            if walk.experts == "gathering":
+                # copied out of what was gathered, and once more where they are cut inside
+                copies = (1.0 + np.greater(self.inside, 0.0)) * self.apart
+                ahead = np.where(self.zero_3, self.gathered * (self.layer + copies), 0.0)
+            return tied + ahead + left + self._fresh(walk.gradients), 0.0 * self.layer
         left = np.where(reduces & (apart == 0.0), self.reduction * before, 0.0)
         fresh = self._fresh(walk.gradients - apart)
         return tied + ahead + left + fresh + experts, self._gone(apart, last)
@@ -366,6 +424,18 @@ class Blocks:
     def _left_over(self) -> Real:
         left = self.every & self.several & self.managed
         return np.where(left, self.reduction * self.behind, 0.0)
+
+
+def _unpacked(walk: Walk, used: tuple[Real, Real] | None) -> Real:
+    """Bytes of a matrix in few bits that is unpacked at this place.
+
+    The product comes when what helped to unpack it has gone.
+    """
+    if used is None:
+        return 0.0
+    matrix, helping = used
+    there = matrix + np.maximum(helping - walk.product, 0.0)
+    return np.where(np.less(walk.product, 0.0), 0.0, there)
 
 
 def _rearranged(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:

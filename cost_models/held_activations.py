@@ -70,7 +70,8 @@ class Walk:
     shared: Real  # of these, once a layer of its stack is done: the gradient of its positions
     gradients: Real  # elements of weight gradients of this layer that are there
     kept: Real  # that such a layer had saved, recomputed or not
-    experts_done: bool  # experts that others share than the rest are reduced now
+    product: Real  # of these beside, where a matrix was unpacked for it; less than 0: none was
+    experts: str  # state of those that others share than the rest, see ``cost_models.walk``
     complete: bool  # the layer is done, and its gradients are reduced now
 
 
@@ -83,6 +84,7 @@ class Held:
     due_bytes: Real  # of ``saved``, the operands of these
     saved: Real  # by layers and head of all micro-batches in flight, logits of finished heads too
     saved_later: Real  # one micro-batch less
+    stage: Real  # of ``saved``, by the layers of one of the rank's stages for one micro-batch
     working: Real  # one layer on its way backward: gradients, and what is recomputed
     last_layer: Real  # the same, and what that layer saved: all that is left at the end
     walks: tuple[Walk, ...]  # our executor's: place by place
@@ -148,6 +150,7 @@ def held_activations(
         due_bytes=due * late * tokens,
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
+        stage=layers * tokens / rank.num_stages,
         working=working * tokens,
         walks=tuple(
             replace(
@@ -156,6 +159,7 @@ def held_activations(
                 alone=(walk.alone + shared) * tokens,
                 shared=walk.shared * tokens,
                 kept=walk.kept * tokens,
+                product=walk.product * tokens,
             )
             for walk in walks
         ),
@@ -259,8 +263,8 @@ def _layers(
         shared = positions_gradient_bytes(kind, workload, table)
         for place in places(model, kind, trained, everything, workload, software, table):
             there = place.working - place.freed
-            ends = (shared, place.gradients, everything, place.experts_done, place.done)
-            way = Walk(there, everything + there, *ends)
+            ends = (place.product, place.experts, place.done)
+            way = Walk(there, everything + there, shared, place.gradients, everything, *ends)
             walks += [way] if recomputed < count else []
             again = np.where(table.recompute == FULL, anew, core * place.has_core)
             again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
@@ -271,7 +275,7 @@ def _layers(
     walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
     if not walks:  # no layer is walked back
         none = np.zeros(len(table))
-        walks = [Walk(none, none, none, none, none, False, False)]
+        walks = [Walk(none, none, none, none, none, none - 1.0, "reduced", False)]
     return saved, due, working, alone + copies, largest, walks
 
 
@@ -310,6 +314,11 @@ def _regions(
     masked = masked_key_bytes(kind.attention, workload, software)
     # of all tensor-parallel ranks, as the others
     more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)
+    if workload.attention_kernel == "eager":  # keys and values of every query head
+        each = kind.attention.head_dim + kind.attention.value_head_dim
+        groups = max(0, kind.attention.num_heads - kind.attention.num_kv_heads)
+        repeated = workload.compute_bytes * groups * each * (not software.repeats_keys)
+        more = more + np.where(is_blockwise(table), 0.0, repeated)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not np.any(table.recompute == SELECTIVE_OPS):

@@ -172,13 +172,15 @@ def rank_places(
     held = held_activations(model, workload, software, table, rank)
     gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
-    used = unpacked_bytes(model, rank, table, compute)
+    matrix, helping = unpacked_bytes(model, rank, table, compute)
     single = np.where(table.pipeline_parallel > 1, 0.0, software.buffer_bytes_without_pipeline)
     passing = held.messages + (software.buffer_bytes + single) * on_gpu
     if software.walks_by_blocks:
         blocks = Blocks.of(
             model, workload, software, table, rank, params, held.in_flight + held.due
         )
+        packed = any(w.quantised for kind in model.kinds for w in kind.weights)
+        used = (matrix, helping) if packed else None
         moments = _by_blocks(blocks, gradients, held, used, update)
     else:
         buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
@@ -189,7 +191,7 @@ def rank_places(
         waiting = head_gradients(
             model, workload, software, table, rank, params, held.logits_gradient
         )
-        moments = _by_layers(buffers, gradients, held, used, update, waiting)
+        moments = _by_layers(buffers, gradients, held, matrix + helping, update, waiting)
     return (weights, optimizer), passing, moments
 
 
@@ -225,7 +227,11 @@ def _by_layers(
 
 
 def _by_blocks(
-    blocks: Blocks, gradients: Gradients, held: Held, used: Real, update: Real
+    blocks: Blocks,
+    gradients: Gradients,
+    held: Held,
+    used: tuple[Real, Real] | None,
+    update: Real,
 ) -> list[list[Moment]]:
     """Return the places of each of ``MOMENTS``."""
     zeros = np.zeros_like(held.saved)
@@ -235,10 +241,19 @@ def _by_blocks(
         (held.logits_backward, blocks.at_loss_backward()),
     )
     return [
-        *([Moment((flight, held.saved, logits, buffers, zeros))] for logits, buffers in losses),
+        *(
+            [
+                Moment((now, saved, logits, buffers, zeros))
+                for now, saved in blocks.at_the_turn(flight, held)
+            ]
+            for logits, buffers in losses
+        ),
         blocks.at_head(flight, held),
         blocks.at_layer(flight, held, zeros, used),
-        blocks.at_layer(gradients.later, later, held.logits_later, used),
+        [
+            *blocks.at_layer(gradients.later, later, held.logits_later, used),
+            blocks.at_embedding_of_others(gradients.later, later),
+        ],
         blocks.at_last_layer(gradients.last_layer, held, used),
         blocks.at_embedding(gradients.embedding),
         [Moment((gradients.reduced, zeros, zeros, zeros + update, blocks.all_gone()))],

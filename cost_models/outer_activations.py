@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.activations import (
+    FULL,
     activation_copies,
     logits_bytes_per_token,
     needs_window_mask,
@@ -39,24 +40,24 @@ def embedding_bytes_per_token(
         norm / (t if sp)      of the embedding (BERT, BLOOM)
         c in / (t if sp)      the input of its projection (OPT)
 
-    Nothing where the embedding is frozen. Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3:
-    s b h of the embedding's dropout.
+    Where the embedding is frozen, none of that, nor what the first frozen norm would save.
+    Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
     """
-    if embedding_is_frozen(model):
-        return np.zeros(len(table))
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
+    if embedding_is_frozen(model):
+        # the first norm has nothing to differentiate; recomputed, it is not among what is saved
+        frozen = [w.frozen for w in kind.weights if w.part == "norm"]
+        written_out = kind.norm != "layer" and not kind.norms_after
+        counts = rank.first and written_out and all(frozen) and not kind.idle
+        saved = np.where(table.recompute < FULL, float(counts), 0.0)
+        return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
-    first = dropped + len(_norms(model.embedding)) * norm_bytes(
-        kind, model.hidden_size, compute, software
-    )
-    first += compute * sum(w.shape[-1] for w in _matrices(model.embedding))
-    if all(w.frozen for w in model.embedding):  # the first norm has nothing to differentiate
-        layers = kind.norm != "layer" and not kind.norms_after
-        first -= _frozen_norm_bytes(model, kind, compute, software) * layers
+    norms = len(_norms(model.embedding)) * norm_bytes(kind, model.hidden_size, compute, software)
+    inputs = compute * sum(w.shape[-1] for w in _matrices(model.embedding))
     between = 2.0 * dropped if rank.bridge else 0.0
-    saved: Real = (first * float(rank.first) + between) / along
-    return saved
+    found: Real = (float(rank.first) * (dropped + norms + inputs) + between) / along
+    return found
 
 
 def head_bytes_per_token(
@@ -159,9 +160,15 @@ def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:
 
 
 def window_mask_bytes(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
-    """Bytes of the masks that all layers and micro-batches share: c s^2 for every window."""
-    if workload.attention_kernel != "flash" or workload.document_mask:
-        return 0.0
+    """Bytes of the masks that all layers and micro-batches share, for every window.
+
+    c s^2 of a flash kernel; s^2 of eager attention that is causal.
+    """
     attentions = [kind.attention for kind in model.kinds]
+    if workload.document_mask or model.bridge:
+        return 0.0
+    if workload.attention_kernel == "eager":
+        hidden = {min(a.window or np.inf, workload.seq_len) for a in attentions if a.causal}
+        return float(workload.seq_len) ** 2 * len(hidden) * software.window_needs_mask
     windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
     return workload.compute_bytes * float(workload.seq_len) ** 2 * len(windows)

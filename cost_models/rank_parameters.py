@@ -130,11 +130,11 @@ def frozen_bytes(
 
 def unpacked_bytes(
     model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
-) -> Real:
-    """Bytes while a layer uses its largest matrix in 4 bits: c of an element.
+) -> tuple[Real, Real]:
+    """Bytes while a layer uses its largest matrix in 4 bits: c of an element, and what helps.
 
-    Of the elements that are unpacked at once also half an int32 index each, and the value in fp32
-    where the compute precision is less.
+    That is, of the elements that are unpacked at once, half an int32 index each, and the value in
+    fp32 where the compute precision is less.
     """
     largest = np.zeros(len(table))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
@@ -142,7 +142,7 @@ def unpacked_bytes(
             if count and weight.quantised:
                 largest = np.maximum(largest, shard_numel(weight, table.tensor_parallel))
     beside = 2.0 + (4.0 if compute_bytes < 4.0 else 0.0)
-    return compute_bytes * largest + beside * np.minimum(largest, UNPACKED_AT_ONCE)
+    return compute_bytes * largest, beside * np.minimum(largest, UNPACKED_AT_ONCE)
 
 
 def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:

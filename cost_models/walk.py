@@ -57,9 +57,11 @@ class Place(NamedTuple):
     freed: Real  # of what the layer saved, gone by then
     working: Real  # there beside
     gradients: Real  # elements of weight gradients that are there by then
+    # of a product with a matrix that has just been unpacked from few bits; -1: none
+    product: Real = -1.0
     has_core: bool = False  # a dropped attention core is there again
     done: bool = False
-    experts_done: bool = False
+    experts: str = "reduced"  # those that are apart: "gathered", "gathering", "fresh", "reducing"
 
 
 def norm_working_bytes(
@@ -148,12 +150,15 @@ def places(
     behind = (norm if kind.norms_after else 0.0 * norm) + layer.mask
     opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
     first = norm if opens else 0.0 * norm
+    product = layer.compute * model.hidden_size
+    shares_norm = kind.parallel_residual and kind.num_norms == 1
     found = [
         *_mixture(layer, by_mlp, behind),
         *_mlp(layer, by_mlp, behind),
-        Place(behind + layer.inside + hidden, turned, by_mlp),
+        # one norm may be for both: then it comes last
+        *([] if shares_norm else [Place(behind + layer.inside + hidden, turned, by_mlp)]),
         Place(_before_core(layer), _core(layer), by_core, has_core=True),
-        Place(everything - first - hidden, hidden + _queries(layer), whole),
+        Place(everything - first - hidden, hidden + _queries(layer), whole, product),
         Place(everything - first, turned * float(opens), whole),
         Place(everything, hidden, whole, done=True),
     ]
@@ -166,7 +171,8 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     one = compute * (width + feed_forward.shared_ffn_hidden_size) / tensor
     last = tuple(w for w in _matrices(layer.trained) if w.cut == "row")
-    by_last = block_numel(last, layer.table.tensor_parallel) + 2.0 / 3.0 * layer.routed
+    share = 1.0 / (3.0 if feed_forward.gated else 2.0)  # of an expert, its last matrix
+    by_last = block_numel(last, layer.table.tensor_parallel) + share * layer.routed
     drops = layer.model.hidden_dropout > 0
     # the last matrix has given back its input, unless the activation keeps that itself
     saves = activation_copies(feed_forward, layer.software) > 0.0
@@ -175,16 +181,28 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
         closed = (compute + layer.software.dropout_mask_bytes) / compute * one
     # the gradient of its output: from dropout, and put together from all ranks
     copies = np.where(np.greater(layer.table.micro_batch_size, 1), 2.0, 1.0)
-    output = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
-    output = output * layer.model.hidden_size + layer.hidden * float(drops)
+    gathered = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
+    output: Real = gathered * layer.model.hidden_size + layer.hidden * float(drops)
     matrices = 2.0 if feed_forward.gated else 1.0
     columns = _columns(layer, matrices * one, one, alone=matrices == 1.0)
-    hidden = layer.hidden
-    return [
-        Place(behind, hidden + output + one, by_last),
+    hidden, whole = layer.hidden, compute * layer.model.hidden_size
+    if feed_forward.num_experts:  # of every row that a token is sent as
+        copied = feed_forward.experts_per_token * compute * layer.model.hidden_size
+        rows = copied * layer.table.expert_tensor / tensor
+        behind, output = behind + rows, rows + hidden
+    # a packed matrix needs nothing that was saved: only what follows it has the layer computed
+    # again, up to the activation, beside another unpacked matrix and the layer's hidden state
+    packed = any(w.quantised and w.cut == "row" for w in layer.kind.weights)
+    later = np.where(np.equal(layer.table.recompute, FULL) & packed, matrices * one, 0.0)
+    state = np.where(later > 0.0, hidden, 0.0)
+    found = [
+        Place(behind + later, hidden + state + output + one, by_last, one),
         Place(behind + closed, hidden + (matrices + 1.0) * one, by_last),
-        Place(behind + layer.inside, hidden + columns, by_mlp),
+        Place(behind + layer.inside, hidden + columns, by_mlp, whole),
     ]
+    if feed_forward.num_experts:  # their first matrices: in ``_mixture``
+        found = [place._replace(experts="fresh") for place in found[:2]]
+    return found
 
 
 def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Real:
@@ -221,10 +239,22 @@ def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     # computed again up to the last tensor that is saved: what came back is there meanwhile
     again = np.equal(table.recompute, FULL) & (table.expert_parallel > 1)
     weighted = weighted + np.where(again, compute * rows, 0.0)
-    done = compute * rows + 2.0 * layer.hidden
+    rows = compute * rows
+    one = rows + 2.0 * layer.hidden
+    none, inside = 0.0 * by_mlp, behind + layer.inside + rows
+    width = feed_forward.ffn_hidden_size * feed_forward.experts_per_token
+    opened = compute * width * (2.0 if feed_forward.gated else 1.0) / layer.tensor
     return [
-        Place(behind, weighted, 0.0 * by_mlp),
-        Place(layer.inside, done, by_mlp, experts_done=True),
+        Place(behind, weighted, none, experts="gathered"),
+        # (computed again they are gathered before there is anything else of the MLP)
+        Place(
+            behind + rows + np.where(np.equal(table.recompute, FULL), layer.inside + rows, 0.0),
+            one,
+            none,
+            experts="gathering",
+        ),
+        Place(inside, one + opened, by_mlp, experts="fresh"),
+        Place(inside + rows, one, by_mlp, experts="reducing"),
     ]
 
 

@@ -95,15 +95,15 @@ class Core:
         with rank_randomness(self.axis, apart=self.draws_apart):
             return attend(self, query, key, value, sinks)
 
-    def narrower(self, query: Tensor) -> int | None:
+    def narrower(self, length: int) -> int | None:
         """Return the window, or None where it hides nothing."""
-        return None if self.window is None or self.window >= query.size(-2) else self.window
+        return None if self.window is None or self.window >= length else self.window
 
-    def mask(self, query: Tensor, rows: slice = slice(None)) -> Tensor:
+    def mask(self, length: int, device: torch.device, rows: slice = slice(None)) -> Tensor:
         """Return whom some queries may see, (B or 1, 1, queries, S)."""
-        places = torch.arange(query.size(-2), device=query.device)
+        places = torch.arange(length, device=device)
         starts = None if self.documents is None else self.documents.starts
-        seen = visible(places, self.narrower(query), starts, rows, self.causal)
+        seen = visible(places, self.narrower(length), starts, rows, self.causal)
         return seen[None, None] if starts is None else seen[:, None]
 
 
@@ -170,6 +170,12 @@ def _window(
     return _shared(F.pad(added, (0, 1)) if sinks else added)
 
 
+@lru_cache(maxsize=4)
+def _hidden(seq_len: int, window: int | None, device: torch.device) -> Tensor:
+    """Return whether a key is hidden, (S, S): one for all layers, micro-batches and steps."""
+    return _shared(~visible(torch.arange(seq_len, device=device), window))
+
+
 def _shared(mask: Tensor) -> Tensor:
     SHARED_MASKS[mask.untyped_storage()._cdata] = mask
     return mask
@@ -178,7 +184,7 @@ def _shared(mask: Tensor) -> Tensor:
 def _fused(
     core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
-    window, mask = core.narrower(query), None
+    window, mask = core.narrower(query.size(-2)), None
     if core.documents is not None:
         mask = core.documents.added(window, query.dtype)
         mask = mask if sinks is None else F.pad(mask, (0, 1))
@@ -235,8 +241,10 @@ def _capped(
     assert core.cap is not None
     assert sinks is None
 
+    length, device = query.size(-2), query.device  # to keep the query itself is not its part
+
     def seen(rows: slice) -> Tensor:
-        return core.mask(query, rows)
+        return core.mask(length, device, rows)
 
     return capped_attention(query, key, value, seen, core.scaling, core.cap)
 
@@ -261,13 +269,19 @@ def _eager(
     core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
     key, value = _repeated(query, key), _repeated(query, value)
-    documents = core.documents
-    shared = None if documents is None else documents.visible(core.narrower(query))
-    mask = core.mask(query) if shared is None else shared
+    documents, hidden = core.documents, None
+    window = core.narrower(query.size(-2))
+    if documents is not None:
+        hidden = ~documents.visible(window)
+    elif core.causal:
+        hidden = _hidden(query.size(-2), window, query.device)
+    elif window is not None:
+        hidden = ~core.mask(query.size(-2), query.device)
     scores = (query @ key.transpose(2, 3)) * core.scaling
     if core.cap is not None:
         scores = (scores / core.cap).tanh() * core.cap
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     dtype = torch.float32 if core.softmax_in_fp32 else scores.dtype
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)

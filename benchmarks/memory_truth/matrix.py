@@ -107,7 +107,7 @@ gemma-2-2b:6 s4096 eager b2
 gemma-3-1b s2048 dp4 zero1 m2
 gpt2 s1024 b8
 gpt2-xl:8 s1024 b4 dp4 zero1 m2
-gpt2-xl:8 s1024 b4 tp5 sp
+gpt2-xl:8 s1000 b4 tp5 sp
 gpt2-medium s1024 b8 dp2 zero2 m2 eager fp32
 opt-6.7b:4 s2048 dp4 zero3 b2
 opt-13b:4 s2048 tp4 pp2 m4
@@ -154,6 +154,10 @@ bert-large:8 s512 b16 tp4 sp
 t5-3b:4 s512 b8 dp8
 t5-3b:4 s512 b8 dp8 zero2 m2
 t5-large:6 s512 b8 dp8 zero3
+t5-large:4 s512 b8 dp2 eager
+t5-large:4 s512 b8 dp2 full m2
+t5-large:4 s512 b8 tp4 sp pp2 m4
+t5-large:4 s512 b4 dp2 zero3 selective eager
 # adapters
 llama-3-8b:4 s4096 lora:16 dp2
 llama-3-8b:4 s4096 lora:64 full m2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from executor import capped
-from executor.attention import visible
+from executor.attention import Core, visible
+from executor.recompute import recomputed
+from executor.tensor_parallel import TensorAxis
 
 
 def _written_out(
@@ -71,3 +76,40 @@ def test_a_cap_keeps_its_result_only():
     (mine,) = torch.autograd.grad(y, x, torch.ones_like(y))
     (theirs,) = torch.autograd.grad((torch.tanh(x / 2) * 2).sum(), x)
     torch.testing.assert_close(mine, theirs)
+
+
+def _core(**options: Any) -> Core:
+    axis = TensorAxis(None, 1, 0, False)
+    settings = {"window": None, "dropout": 0.0, "softmax_in_fp32": True, "recompute": False}
+    return Core(axis, scaling=0.3, **{**settings, **options})
+
+
+def test_a_layer_that_is_recomputed_keeps_no_queries():
+    core = _core(kernel="flash", cap=0.7)
+    x = torch.randn(2, 16, 4, 8, dtype=torch.float64, requires_grad=True)
+    made: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        query = 2.0 * x
+        made.append(weakref.ref(query.untyped_storage()))
+        return core(query, x, x)
+
+    output = recomputed(layer, x, random=False)
+    assert made[0]() is None
+    output.sum().backward()
+
+
+def test_layers_share_the_mask_of_eager_attention():
+    core = _core(kernel="eager", cap=None)
+    x = torch.randn(1, 16, 4, 8, requires_grad=True)
+    masks: list[int] = []
+
+    def note(kept: torch.Tensor) -> torch.Tensor:
+        if kept.dtype == torch.bool:
+            masks.append(kept.untyped_storage().data_ptr())
+        return kept
+
+    with saved_tensors_hooks(note, lambda kept: kept):
+        core(core(x, x, x).unflatten(-1, (4, 8)), x, x)
+    assert len(masks) == 2
+    assert len(set(masks)) == 1

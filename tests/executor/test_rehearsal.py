@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from benchmarks.memory_truth.cases import file_of, read
 from benchmarks.memory_truth.matrix import lines
+from benchmarks.memory_truth.rows import rows_of
 from benchmarks.small_models import CONFIGS, small
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
@@ -109,6 +110,14 @@ def test_scores_that_a_cpu_would_hold_are_not_there() -> None:
     assert peaks[0].peak_bytes < scores
     # T5: 16-bit positions of each sequence, and their gradients; no fp32 scores of three attentions
     assert peaks[1].peak_bytes < 3 * scores
+
+
+def test_one_data_rank_divides_no_gradient() -> None:
+    """torch would divide by 1, into a copy as large as the table whose gradient is the peak."""
+    config = {**CONFIGS["llama"], "vocab_size": 65536, "num_hidden_layers": 1}
+    plan = Plan(tensor_parallel=2, num_microbatches=2)
+    (row,) = rows_of(file_of(config, plan, Workload(16, 2)))
+    assert abs(row["error_percent"]) < 1.0, row
 
 
 def test_a_failure_is_told() -> None:
