@@ -10,9 +10,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from benchmarks.memory_truth.__main__ import beyond, summary
 from benchmarks.memory_truth.cases import file_of, read
 from benchmarks.memory_truth.matrix import lines
-from benchmarks.memory_truth.rows import rows_of
+from benchmarks.memory_truth.rows import PARTS, rows_of
 from benchmarks.small_models import CONFIGS, small
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
@@ -140,3 +141,25 @@ def test_cases_are_read() -> None:
         read("llama-3-8b zero9x")
     assert all(read(line) for line in lines())
     assert sum(len(read(line)) for line in lines()) >= 120
+
+
+def test_a_peak_or_a_median_beyond_its_bound_is_told() -> None:
+    parts = dict.fromkeys(PARTS, 1.0)
+
+    def row(error: float, **traced: float) -> dict[str, Any]:
+        return {
+            "case": "x",
+            "stage": 1,
+            "traced": 100.0,
+            "error_percent": error,
+            "parts": parts,
+            "traced_parts": parts | traced,
+        }
+
+    def said(*rows: dict[str, Any]) -> list[str]:
+        return beyond(rows, summary(rows))
+
+    assert said(row(0.1), row(-0.2), row(1.9)) == []
+    assert said(row(0.1), row(-0.2), row(-2.1)) == ["x stage 1: -2.10 % (at most 2 %)"]
+    assert said(row(0.6), row(-0.7)) == ["peak: median 0.65 % (at most 0.5 %)"]
+    assert said(row(0.1, buffers=3.0)) == ["buffers: median 2.00 % (at most 0.5 %)"]
