@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
-from cost_models.communication import gradient_sums, pass_traffic, scattered
+from cost_models.communication import gradient_sums, pass_traffic
 from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
@@ -44,6 +44,7 @@ from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.rates import Rates
+from cost_models.scattered_messages import scattered
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.traffic_time import axis_seconds

@@ -10,12 +10,13 @@ import pytest
 from samples import make_setting
 
 from cost_models.activations import FULL
-from cost_models.communication import rank_traffic, scattered
+from cost_models.communication import rank_traffic
 from cost_models.compute import layer_seconds, trained_elements
 from cost_models.estimate import Setting, price
 from cost_models.host import operator_seconds
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import rates
+from cost_models.scattered_messages import scattered
 from cost_models.stages import even_rank_contents
 from cost_models.step_time import tensor_seconds
 from hardware_profiles.software import software_profile
