@@ -20,16 +20,17 @@ Units: bytes, columns of a plan table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from cost_models.arrays import Flag, Real, pick
+from cost_models.arrays import Flag, Real
 from cost_models.columns import by_value
+from cost_models.gradients import rearranged_bytes
 from cost_models.held_activations import Held, Walk
 from cost_models.model import ModelSpec
+from cost_models.moments import AtMoment, Moment, walked_layers
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.rank_parameters import RankParameters, block_numel
 from cost_models.schedules import SPLIT_CODES
@@ -40,42 +41,6 @@ from cost_models.zero_plus_plus import gathering_buffer, reducing_buffer
 from hardware_profiles.software import SoftwareProfile
 
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
-# gradients, activations, logits, buffers, and weights that are not there any more
-AtMoment = tuple[Real, ...]
-
-
-def total(place: AtMoment) -> Real:
-    """Return the bytes of a place, beside all weights and the optimizer."""
-    return sum(place[:4], start=0.0 - place[4])
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One place at one moment, where there is such a one."""
-
-    parts: AtMoment
-    there: Flag = True
-
-    def whole(self) -> AtMoment:
-        """Return the parts; nothing where it does not exist."""
-        if self.there is True:
-            return self.parts
-        return tuple(np.where(self.there, part, 0.0) for part in self.parts)
-
-
-def fullest(moments: Sequence[Moment]) -> AtMoment:
-    """Return, row by row, the place with most bytes."""
-    places = [moment.whole() for moment in moments]
-    if len(places) == 1:
-        return places[0]
-    index = np.argmax(np.stack([total(place) for place in places]), axis=0)
-    return tuple(pick([place[part] for place in places], index) for part in range(5))
-
-
-def walked_layers(model: ModelSpec, rank: PipelineRank) -> int:
-    """Layers of a rank that a backward pass reaches."""
-    counts = zip(rank.kind_counts, model.kinds, strict=True)
-    return sum(count for count, kind in counts if not kind.idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +126,7 @@ class Blocks:
             pair=params.largest_pair + zeros,
             experts=np.where(lonely, 0.0, params.apart_layer) + zeros,
             apart=params.apart_layer + zeros,
-            inside=_rearranged(model, workload, table),
+            inside=rearranged_bytes(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
             tied=params.embedding + zeros if alone else zeros,
             table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
@@ -436,16 +401,3 @@ def _unpacked(walk: Walk, used: tuple[Real, Real] | None) -> Real:
     matrix, helping = used
     there = matrix + np.maximum(helping - walk.product, 0.0)
     return np.where(np.less(walk.product, 0.0), 0.0, there)
-
-
-def _rearranged(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
-    """Bytes an element of experts that are cut inside: one matrix of three is there twice.
-
-    Source: torch 2.13, foreach_reduce: a gradient that is not cut along its first dimension.
-    """
-    experts = max((kind.feed_forward.num_experts for kind in model.kinds), default=0)
-    if not experts:
-        return np.zeros(len(table))
-    held = experts / table.expert_parallel
-    inside = np.greater(table.expert_shard_ranks, held) & (table.zero_stage > 0)
-    return np.where(inside, workload.compute_bytes / 3.0, 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.columns import by_value
+from cost_models.model import ModelSpec
 from cost_models.model_states import accumulated_gradient_bytes, reduced_gradient_bytes
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import RankParameters
@@ -95,3 +96,16 @@ def gradients_of(
         embedding=at_embedding,
         reduced=reduced,
     )
+
+
+def rearranged_bytes(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
+    """Bytes an element of experts that are cut inside: one matrix of three is there twice.
+
+    Source: torch 2.13, foreach_reduce: a gradient that is not cut along its first dimension.
+    """
+    experts = max((kind.feed_forward.num_experts for kind in model.kinds), default=0)
+    if not experts:
+        return np.zeros(len(table))
+    held = experts / table.expert_parallel
+    inside = np.greater(table.expert_shard_ranks, held) & (table.zero_stage > 0)
+    return np.where(inside, workload.compute_bytes / 3.0, 0.0)

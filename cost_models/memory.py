@@ -24,7 +24,7 @@ import numpy as np
 
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
-from cost_models.blocks import AtMoment, Blocks, Moment, fullest, total
+from cost_models.blocks import Blocks
 from cost_models.columns import by_value
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
@@ -39,6 +39,7 @@ from cost_models.model_states import (
     optimizer_shards,
     weight_bytes,
 )
+from cost_models.moments import AtMoment, Moment, fullest, total
 from cost_models.offload import without_offload
 from cost_models.optimizer_states import RULES, StateBytes, rank_states, update_bytes
 from cost_models.plan import PlanTable

@@ -87,8 +87,7 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
         rank.bridge,
         rank.sums,
         min(rank.num_stages, 2),
-        min(sum(rank.kind_counts), 3),
-        tuple((count > 0, again > 0, again < count) for count, again in layers),
+        tuple((min(count, 3), again > 0, again < count) for count, again in layers),
     )
 
 
