@@ -392,10 +392,7 @@ class Blocks:
 
 
 def _unpacked(walk: Walk, used: tuple[Real, Real] | None) -> Real:
-    """Bytes of a matrix in few bits that is unpacked at this place.
-
-    The product comes when what helped to unpack it has gone.
-    """
+    """Bytes of a matrix that is unpacked here; its product comes when what helped has gone."""
     if used is None:
         return 0.0
     matrix, helping = used
