@@ -24,7 +24,7 @@ from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import SPLIT_CODES, V_CODES, ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents
-from cost_models.step_time import TimeParts, rank_seconds, step_seconds
+from cost_models.step_time import Hiding, TimeParts, rank_seconds, step_seconds
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
@@ -171,10 +171,8 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         seconds,
         [rank.positions for rank in ranks],
         table,
-        software.data_parallel_overlap,
+        Hiding.of(software),
         on_gpu=on_gpu,
-        interference=software.data_parallel_interference,
-        gathers_behind_forward=software.gathers_behind_forward,
         core_share=setting.core_share,
     )
     index = np.array([rank.index for rank in ranks])

@@ -26,7 +26,7 @@ from cost_models.plan import PlanTable
 from cost_models.rates import rates
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
-from cost_models.step_time import RankSeconds, owners, rank_seconds, step_seconds
+from cost_models.step_time import Hiding, RankSeconds, owners, rank_seconds, step_seconds
 
 Floats = NDArray[np.float64]
 FEW: Final = 2_000  # plans for which distinct rows are not worth finding
@@ -171,9 +171,8 @@ def _steps(setting: Setting, group: _Group) -> Floats:
         seconds,
         [rank.positions for rank in group.ranks],
         group.table,
-        software.data_parallel_overlap,
+        Hiding.of(software),
         on_gpu=True,
-        interference=software.data_parallel_interference,
         bound=_bound(group, seconds),
     )
     return _whole(time.step, len(group.plain))

@@ -13,7 +13,7 @@ from cost_models.pipeline_time import makespan
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import rates
 from cost_models.schedules import stages_of_rank
-from cost_models.step_time import owners, rank_seconds, step_seconds
+from cost_models.step_time import Hiding, owners, rank_seconds, step_seconds
 
 Floats = NDArray[np.float64]
 Known = dict[object, float]  # pipelines that were simulated before, and their seconds
@@ -48,9 +48,8 @@ def simulated_steps(setting: Setting, table: PlanTable, known: Known | None = No
             seconds,
             places,
             few,
-            software.data_parallel_overlap,
+            Hiding.of(software),
             on_gpu=setting.on_gpu,
-            interference=software.data_parallel_interference,
             core_share=setting.core_share,
             bound=np.array(
                 [_pipeline(few.plan(i), passes[:, owner, i], known) for i in range(len(rows))]

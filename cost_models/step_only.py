@@ -13,7 +13,7 @@ from cost_models.rates import rates
 from cost_models.recomputed import Recomputed
 from cost_models.schedules import SPLIT_CODES, V_CODES
 from cost_models.stages import even_rank_contents, rank_contents
-from cost_models.step_time import TimeParts, rank_seconds, step_seconds
+from cost_models.step_time import Hiding, TimeParts, rank_seconds, step_seconds
 
 
 def step_times(setting: Setting, table: PlanTable) -> tuple[Floats, Floats]:
@@ -64,9 +64,8 @@ def _of_block(
         ],
         [rank.positions for rank in ranks],
         table,
-        software.data_parallel_overlap,
+        Hiding.of(software),
         on_gpu=setting.on_gpu,
-        interference=software.data_parallel_interference,
         core_share=setting.core_share,
     )
     return parts

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -280,34 +281,45 @@ def rank_seconds(
     )
 
 
+class Hiding(NamedTuple):
+    """How a trainer hides data-parallel communication (software profiles)."""
+
+    overlap: float  # share of the backward pass that can hide it
+    interference: float = 0.0  # seconds of computation that a hidden second costs
+    gathers_behind_forward: bool = False  # ZeRO-1 and 2: new weights, behind the first forward pass
+
+    @classmethod
+    def of(cls, software: SoftwareProfile) -> Hiding:
+        """Take a trainer's figures."""
+        return cls(
+            software.data_parallel_overlap,
+            software.data_parallel_interference,
+            software.gathers_behind_forward,
+        )
+
+
 def exposed_data_seconds(
-    rank: RankSeconds,
-    table: PlanTable,
-    overlap: float,
-    *,
-    on_gpu: bool,
-    interference: float = 0.0,
-    gathers_behind_forward: bool = False,
+    rank: RankSeconds, table: PlanTable, hiding: Hiding, *, on_gpu: bool
 ) -> Real:
     """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
 
     ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
     reduces behind every one, ZeRO 3 also gathers behind every forward pass. Replicas always reduce
     behind the last one. Links work while a GPU computes or waits for its host; a CPU's cores do
-    both jobs. A hidden second costs ``interference`` seconds of computation: collectives take
-    multiprocessors and memory bandwidth.
+    both jobs. A hidden second costs seconds of computation: collectives take multiprocessors and
+    memory bandwidth.
     """
-    hides = overlap if on_gpu else 0.0
+    hides = hiding.overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
     passes = rank.compute + rank.recompute + rank.host
-    hidden_from = 1 if gathers_behind_forward else 3
+    hidden_from = 1 if hiding.gathers_behind_forward else 3
     forward = np.where(table.zero_stage >= hidden_from, passes - rank.backward, 0.0)
     window = hides * every * (rank.backward + forward)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
     exposed = np.maximum(0.0, np.maximum(last, whole - window))
-    return exposed + interference * (whole - exposed)
+    return exposed + hiding.interference * (whole - exposed)
 
 
 def owners(places: Sequence[Sequence[int]]) -> NDArray[np.intp]:
@@ -324,11 +336,9 @@ def step_seconds(
     ranks: Sequence[RankSeconds],
     places: Sequence[Sequence[int]],
     table: PlanTable,
-    overlap: float,
+    hiding: Hiding,
     *,
     on_gpu: bool,
-    interference: float = 0.0,
-    gathers_behind_forward: bool = False,
     core_share: float = 1.0,
     bound: Real | None = None,
 ) -> tuple[TimeParts, Real]:
@@ -372,17 +382,7 @@ def step_seconds(
             return microbatches * weighed / table.pipeline_parallel
         return microbatches * pick(columns, slowest)
 
-    exposed = [
-        exposed_data_seconds(
-            rank,
-            table,
-            overlap,
-            on_gpu=on_gpu,
-            interference=interference,
-            gathers_behind_forward=gathers_behind_forward,
-        )
-        for rank in ranks
-    ]
+    exposed = [exposed_data_seconds(rank, table, hiding, on_gpu=on_gpu) for rank in ranks]
     once = [e + rank.optimizer for e, rank in zip(exposed, ranks, strict=True)]
     ends_last = np.argmax(np.stack(once), axis=0)
     parts = TimeParts(

@@ -24,7 +24,7 @@ from cost_models.host import host_wait
 from cost_models.optimizer_states import update_accesses
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.rates import Rates, rates
-from cost_models.step_time import RankSeconds, TimeParts, exposed_data_seconds
+from cost_models.step_time import Hiding, RankSeconds, TimeParts, exposed_data_seconds
 from cost_models.traced_memory import Sizes
 from cost_models.traced_module import OUTSIDE, Operators, TracedModule
 from cost_models.traffic import Traffic
@@ -78,9 +78,8 @@ def traced_time(
     exposed = exposed_data_seconds(
         seconds,
         table,
-        software.data_parallel_overlap,
+        Hiding.of(software),
         on_gpu=not rate.host_is_device,
-        interference=software.data_parallel_interference,
     )
     times = table.num_microbatches
     parts = {f.name: zeros for f in fields(TimeParts)} | {

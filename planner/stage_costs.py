@@ -17,7 +17,7 @@ from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of
-from cost_models.step_time import RankSeconds, exposed_data_seconds, rank_seconds
+from cost_models.step_time import Hiding, RankSeconds, exposed_data_seconds, rank_seconds
 from cost_models.uncertainty import memory_spread
 from planner.verdict import budget_bytes
 
@@ -71,9 +71,8 @@ class Pricing:
         exposed = exposed_data_seconds(
             seconds,
             self.table,
-            software.data_parallel_overlap,
+            Hiding.of(software),
             on_gpu=self.setting.on_gpu,
-            interference=software.data_parallel_interference,
         )
         return one(exposed) + one(seconds.optimizer)
 

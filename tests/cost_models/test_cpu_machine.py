@@ -12,7 +12,7 @@ from cost_models.compute import CPU_FLASH_KEYS, attention_core_seconds
 from cost_models.model import Attention
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import Rates
-from cost_models.step_time import RankSeconds, step_seconds
+from cost_models.step_time import Hiding, RankSeconds, step_seconds
 from cost_models.traffic_time import traffic_seconds
 from hardware_profiles.software import software_profile
 from tests.cost_models.pipeline_simulator import _needs, torch_order
@@ -67,7 +67,7 @@ def predicted(plan: Plan, seconds: list[float], cores: float) -> float:
     ]
     table = PlanTable.from_plans([plan])
     places = [(place,) for place in range(len(ranks))]
-    parts, _ = step_seconds(ranks, places, table, 1.0, on_gpu=False, core_share=share)
+    parts, _ = step_seconds(ranks, places, table, Hiding(1.0), on_gpu=False, core_share=share)
     return float(parts.step[0])
 
 

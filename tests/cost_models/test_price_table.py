@@ -38,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "gpt2 by megatron": lambda: make_setting(
         "gpt2", "8xA100-80GB", software="megatron", attention_kernel="eager"
     ),
+    "llama by nemo": lambda: make_setting("llama", "2x8xH100-SXM", software="nemo"),
     "fp8": lambda: make_setting("llama", "8xH100-SXM", precision="fp8"),
     "fp32": lambda: make_setting("llama", "8xA100-80GB", precision="fp32"),
     "8-bit states": lambda: make_setting("llama", "8xA100-80GB", optimizer="paged_adamw_8bit"),
@@ -67,7 +68,7 @@ def plans_of_all_kinds(setting: Setting, seed: int = 0, most: int = 250) -> Plan
     return table.rows(np.sort(rng.choice(legal, min(most, len(legal)), replace=False)))
 
 
-QUICK = ("llama", "mixtral", "t5")
+QUICK = ("llama", "mixtral", "t5", "llama by nemo")
 
 
 @pytest.mark.parametrize(

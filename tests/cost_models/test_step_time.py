@@ -19,6 +19,7 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.rates import rates
 from cost_models.stages import even_rank_contents
 from cost_models.step_time import (
+    Hiding,
     RankSeconds,
     exposed_data_seconds,
     rank_seconds,
@@ -48,7 +49,7 @@ def closed_form(seconds: list[float], plan: Plan) -> float:
         [rank_of(s) for s in seconds],
         [(place,) for place in range(len(seconds))],
         PlanTable.from_plans([plan]),
-        1.0,
+        Hiding(1.0),
         on_gpu=True,
     )
     assert seconds[int(slowest[0])] == max(seconds)
@@ -132,13 +133,13 @@ def test_a_slow_stage_elsewhere_is_never_overestimated(schedule, sizes, data) ->
 def test_merged_ranks_count_as_often_as_they_occur() -> None:
     plan = PlanTable.from_plans([Plan(pipeline_parallel=4, num_microbatches=8)])
     merged, _ = step_seconds(
-        [rank_of(1.0), rank_of(2.0)], [(0, 1, 2), (3,)], plan, 1.0, on_gpu=True
+        [rank_of(1.0), rank_of(2.0)], [(0, 1, 2), (3,)], plan, Hiding(1.0), on_gpu=True
     )
     apart, _ = step_seconds(
         [rank_of(1.0), rank_of(1.0), rank_of(1.0), rank_of(2.0)],
         [(place,) for place in range(4)],
         plan,
-        1.0,
+        Hiding(1.0),
         on_gpu=True,
     )
     assert merged.step == pytest.approx(8 * 2 + 3)
@@ -147,7 +148,7 @@ def test_merged_ranks_count_as_often_as_they_occur() -> None:
 
 def exposed(rank: RankSeconds, plan: Plan, *, overlap: float = 1.0, on_gpu: bool = True) -> float:
     table = PlanTable.from_plans([plan])
-    return float(exposed_data_seconds(rank, table, overlap, on_gpu=on_gpu)[0])
+    return float(exposed_data_seconds(rank, table, Hiding(overlap), on_gpu=on_gpu)[0])
 
 
 @pytest.mark.parametrize(
@@ -181,13 +182,13 @@ def test_hidden_traffic_takes_its_share_of_computation(
     table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=zero_stage)])  # type: ignore[arg-type]
     rank = rank_of(3.0, data=data)
     found = (
-        float(exposed_data_seconds(rank, table, 1.0, on_gpu=True, interference=share)[0])
+        float(exposed_data_seconds(rank, table, Hiding(1.0, share), on_gpu=True)[0])
         for share in (0.0, interference, 1.0)
     )
     free, some, whole = found
     assert some == pytest.approx(free + interference * (data - free))
     assert whole == pytest.approx(data)  # nothing is gained
-    on_cpu = exposed_data_seconds(rank, table, 1.0, on_gpu=False, interference=interference)
+    on_cpu = exposed_data_seconds(rank, table, Hiding(1.0, interference), on_gpu=False)
     assert float(on_cpu[0]) == pytest.approx(data)  # once, not more
 
 
