@@ -205,7 +205,7 @@ class Blocks:
             near = self._behind(gradients, self.head + self.layer)
         if self.num_layers > 3:
             far = self._behind(gradients, self.head + (self.num_layers - 2.0) * self.layer)
-        steps = max(1.0, self.num_layers - 3.0)
+        steps = np.maximum(1.0, self.num_layers - 3.0)
         places = []
         for walk in held.walks:
             beside = others + walk.beside

@@ -87,7 +87,7 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
         rank.bridge,
         rank.sums,
         min(rank.num_stages, 2),
-        tuple((min(count, 3), again > 0, again < count) for count, again in layers),
+        tuple((min(count, 4), again > 0, again < count) for count, again in layers),
     )
 
 

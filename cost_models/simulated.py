@@ -5,10 +5,14 @@ All else is as in the closed form (``estimate.price``), of which the bubble is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.estimate import Setting, stages_of
+from cost_models.estimate import Priced, Setting, stages_of
 from cost_models.pipeline_time import makespan
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import rates
@@ -18,17 +22,40 @@ from cost_models.step_time import Hiding, owners, rank_seconds, step_seconds
 Floats = NDArray[np.float64]
 Known = dict[object, float]  # pipelines that were simulated before, and their seconds
 PASSES = ("forward_pass", "backward_pass", "weights")
+ROUNDING: Final = 1e-12  # within which a simulated step is its bound
 
 
-def simulated_steps(setting: Setting, table: PlanTable, known: Known | None = None) -> Floats:
+def with_simulated_steps(
+    setting: Setting,
+    table: PlanTable,
+    priced: Priced,
+    layer_ranges: Sequence[tuple[int, int]] | None = None,
+) -> Priced:
+    """Return prices whose bubbles are what the simulation finds, not its lower bound."""
+    piped = np.flatnonzero(table.pipeline_parallel > 1)
+    if len(piped) == 0:
+        return priced
+    found = simulated_steps(setting, table.rows(piped), layer_ranges=layer_ranges)
+    least = priced.step[piped]
+    bubble = np.array(priced.time.bubble, dtype=float)
+    bubble[piped] += np.where(found <= (1.0 + ROUNDING) * least, 0.0, found - least)
+    return replace(priced, time=replace(priced.time, bubble=bubble))
+
+
+def simulated_steps(
+    setting: Setting,
+    table: PlanTable,
+    known: Known | None = None,
+    layer_ranges: Sequence[tuple[int, int]] | None = None,
+) -> Floats:
     """Return the seconds of a step of every plan; stages of one rank are equal shares of its time.
 
-    ``known``: to be asked and added to.
+    ``known``: to be asked and added to. ``layer_ranges``: stages, as of ``estimate.price``.
     """
     model, workload, software = setting.model, setting.workload, setting.software
     rate = rates(setting.cluster.accelerator, workload.precision, software)
     steps, known = np.empty(len(table)), {} if known is None else known
-    group, contents = stages_of(setting, table)
+    group, contents = stages_of(setting, table, layer_ranges)
     for number, ranks in enumerate(contents):
         rows = np.flatnonzero(group == number)
         few = table.rows(rows)

@@ -11,6 +11,7 @@ from cost_models.parameters import active_parameters
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.prediction import communication_prediction, memory_prediction, time_prediction
+from cost_models.simulated import with_simulated_steps
 from cost_models.uncertainty import memory_spread
 from hardware_profiles.build import describe
 from hardware_profiles.schema import Cluster
@@ -45,7 +46,9 @@ def plan_document(
     setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> dict[str, Any]:
     """Plan, memory and time of one legal plan, and whether it fits."""
-    priced = price(setting, PlanTable.from_plans([plan]), layer_ranges)
+    table = PlanTable.from_plans([plan])
+    priced = price(setting, table, layer_ranges)
+    priced = with_simulated_steps(setting, table, priced, layer_ranges)
     ranges = layer_ranges or default_layer_ranges(setting, plan)
     memory = memory_prediction(setting, plan, ranges, priced)
     allowed = memory_budget(setting.cluster.accelerator)

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
 from cost_models.plan import PlanTable
-from cost_models.simulated import Known, simulated_steps
+from cost_models.simulated import ROUNDING, Known, simulated_steps
 
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 16  # plans whose ranks are priced together before they are simulated
-ROUNDING: Final = 1e-12  # within which a simulated step is its bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,9 @@ def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if slower < -1e-9 * best["time"]["step_seconds"]:
         return f"{format_seconds(-slower)} faster, but needs {format_bytes(more)} more memory"
     if slower <= 1e-9 * best["time"]["step_seconds"]:
-        return f"as fast, but needs {format_bytes(max(0.0, more))} more memory"
+        if more <= 0.0:
+            return "as fast in as much memory, but splits more up"
+        return f"as fast, but needs {format_bytes(more)} more memory"
     lost = max(
         TIME_PARTS, key=lambda name: other["time"]["parts"][name] - best["time"]["parts"][name]
     )

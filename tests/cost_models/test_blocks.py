@@ -10,10 +10,11 @@ import pytest
 from samples import LLAMA
 
 from cost_models.adapters import trainable_part
-from cost_models.blocks import Blocks, Moment, fullest, total
+from cost_models.blocks import Blocks
 from cost_models.families import model_spec
 from cost_models.gradients import gradients_of
 from cost_models.held_activations import Held, Walk, held_activations
+from cost_models.moments import Moment, fullest, total
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.rank_parameters import table_parameters
 from cost_models.schedules import ranks_of_stages

@@ -29,7 +29,18 @@ def lora() -> Setting:
     return question.setting
 
 
+def many_layers() -> Setting:
+    """Stages of one to eighty layers."""
+    from hardware_profiles.spec import parse_cluster
+    from planner.model_source import resolve_model
+    from planner.question import build_question
+
+    cluster = parse_cluster("8x8xH100-SXM")
+    return build_question(resolve_model("llama-3-70b"), cluster, global_batch_size=64).setting
+
+
 SETTINGS: dict[str, Any] = {
+    "many layers": many_layers,
     "llama": lambda: make_setting("llama", "2x4xH100-SXM", global_batch_size=32),
     "tied": lambda: make_setting("llama tied", "8xA100-80GB"),
     "long": lambda: make_setting("llama", "8xA100-80GB", seq_len=65_536, global_batch_size=8),
@@ -68,7 +79,7 @@ def plans_of_all_kinds(setting: Setting, seed: int = 0, most: int = 250) -> Plan
     return table.rows(np.sort(rng.choice(legal, min(most, len(legal)), replace=False)))
 
 
-QUICK = ("llama", "mixtral", "t5", "llama by nemo")
+QUICK = ("llama", "mixtral", "t5", "llama by nemo", "many layers")
 
 
 @pytest.mark.parametrize(
