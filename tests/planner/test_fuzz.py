@@ -27,7 +27,7 @@ from planner.fixed import SHORT_NAMES
 
 ALLOWED = {0, 2, 3, 4}
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 SCALARS = (
     st.none()
