@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.arrays import Real
 from cost_models.communication import rank_traffic
 from cost_models.flops import model_flops_per_step
 from cost_models.host_memory import HostBytes
@@ -24,7 +25,7 @@ from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import SPLIT_CODES, V_CODES, ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents
-from cost_models.step_time import Hiding, TimeParts, rank_seconds, step_seconds
+from cost_models.step_time import Hiding, RankSeconds, TimeParts, rank_seconds, step_seconds
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
@@ -162,19 +163,7 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in fullest
     ]
     memory, limiting, moment = stack_ranks(memories)
-    rate = rates(setting.cluster.accelerator, workload.precision, software)
-    seconds = [
-        rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
-        for rank in ranks
-    ]
-    time, slowest = step_seconds(
-        seconds,
-        [rank.positions for rank in ranks],
-        table,
-        Hiding.of(software),
-        on_gpu=on_gpu,
-        core_share=setting.core_share,
-    )
+    time, slowest = block_time(setting, table, ranks, block_seconds(setting, table, ranks))
     index = np.array([rank.index for rank in ranks])
     limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
     hosts = [
@@ -189,6 +178,40 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
     )
     slowest_index = index[np.asarray(slowest)]
     return Priced(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
+
+
+def block_seconds(
+    setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]
+) -> list[RankSeconds]:
+    """Return the seconds of every rank under plans of the same stages."""
+    model, workload, software = setting.model, setting.workload, setting.software
+    rate = rates(setting.cluster.accelerator, workload.precision, software)
+    return [
+        rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
+        for rank in ranks
+    ]
+
+
+def block_time(
+    setting: Setting,
+    table: PlanTable,
+    ranks: Sequence[PipelineRank],
+    seconds: Sequence[RankSeconds],
+    bound: Real | None = None,
+) -> tuple[TimeParts, Real]:
+    """Return the parts of a step of such plans, and which rank is the slowest.
+
+    ``bound``: seconds of the pipeline; None: their lower bound in closed form.
+    """
+    return step_seconds(
+        seconds,
+        [rank.positions for rank in ranks],
+        table,
+        Hiding.of(setting.software),
+        on_gpu=setting.on_gpu,
+        core_share=setting.core_share,
+        bound=bound,
+    )
 
 
 def rank_memories(

@@ -16,17 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columns import Column, at_one_level, factored
-from cost_models.estimate import Setting, price, stages_of
+from cost_models.estimate import Setting, block_seconds, block_time, price, stages_of
 from cost_models.host_memory import HostBytes
 from cost_models.largest_sums import MISSING, largest_sums
 from cost_models.levels import Frame, Index
 from cost_models.memory import rank_host_bytes, rank_places
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
-from cost_models.rates import rates
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
-from cost_models.step_time import Hiding, RankSeconds, owners, rank_seconds, step_seconds
+from cost_models.step_time import RankSeconds, owners
 
 Floats = NDArray[np.float64]
 FEW: Final = 2_000  # plans for which distinct rows are not worth finding
@@ -159,22 +158,8 @@ def _whole(value: Any, size: int) -> Floats:
 
 
 def _steps(setting: Setting, group: _Group) -> Floats:
-    software = setting.software
-    rate = rates(setting.cluster.accelerator, setting.workload.precision, software)
-    seconds = [
-        rank_seconds(
-            setting.model, setting.workload, setting.cluster, software, rate, group.table, rank
-        )
-        for rank in group.ranks
-    ]
-    time, _ = step_seconds(
-        seconds,
-        [rank.positions for rank in group.ranks],
-        group.table,
-        Hiding.of(software),
-        on_gpu=True,
-        bound=_bound(group, seconds),
-    )
+    seconds = block_seconds(setting, group.table, group.ranks)
+    time, _ = block_time(setting, group.table, group.ranks, seconds, _bound(group, seconds))
     return _whole(time.step, len(group.plain))
 
 

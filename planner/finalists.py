@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
 from cost_models.plan import PlanTable
-from cost_models.simulated import ROUNDING, Known, simulated_steps
+from cost_models.simulated import above, simulated_steps
 
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
@@ -37,7 +37,6 @@ def simulate(
 ) -> Finalists:
     """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays."""
     best: list[tuple[float, float, int]] = []  # seconds, peak, position in the order
-    known: Known = {}
     simulated = done = 0
     while done < len(order):
         longest = best[top - 1][0] if len(best) >= top else np.inf
@@ -48,9 +47,8 @@ def simulate(
         seconds = step[batch]
         piped = table.pipeline_parallel[batch] > 1
         if piped.any():
-            found = simulated_steps(setting, table.rows(batch[piped]), known)
-            least = seconds[piped]
-            seconds[piped] = np.where(found <= (1.0 + ROUNDING) * least, least, found)
+            found = simulated_steps(setting, table.rows(batch[piped]))
+            seconds[piped] = above(seconds[piped], found)
         simulated += int(np.sum(piped))
         best += zip(
             seconds.tolist(), peak[batch].tolist(), range(done, done + len(batch)), strict=True
