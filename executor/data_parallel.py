@@ -33,7 +33,7 @@ from executor.compat import end_backward, parameter_groups, replicate
 from executor.gradient_sums import Block, GradientSums
 from executor.mesh import Grid, data_axis
 from executor.models import COMPUTE_DTYPE, Kept, Stage, master_dtype
-from executor.weight_gradients import Due, Store, compute, leaf_of
+from executor.weight_gradients import Due, Store, by_parameter, compute
 
 
 def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
@@ -199,9 +199,7 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
         compute(due)
         return
     before_backward(stage, zero_stage, last=last)
-    waiting: dict[int, Store] = {}
-    for entry in due:
-        waiting.setdefault(id(leaf_of(entry.weights[0])), []).append(entry)
+    waiting = by_parameter(due)
     for group in parameter_groups(stage):
         for parameter in group.whole:
             compute(waiting.pop(id(parameter), []))

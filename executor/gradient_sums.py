@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.weight_gradients import Store, compute, leaf_of
+from executor.weight_gradients import Store, by_parameter, compute
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +52,7 @@ class GradientSums:
     def complete(self, due: Store, *, last: bool) -> None:
         """Compute the weight gradients that are due; of the last ones each block starts at once."""
         self.expect(last=last, complete=False)
-        waiting: dict[int, Store] = {}
-        for entry in due:
-            waiting.setdefault(id(leaf_of(entry.weights[0])), []).append(entry)
+        waiting = by_parameter(due)
         for block in self.blocks:
             for parameter in block.parameters:
                 compute(waiting.pop(id(parameter), []))

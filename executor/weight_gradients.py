@@ -55,6 +55,14 @@ def leaf_of(weight: Tensor) -> Tensor:
     return node.variable
 
 
+def by_parameter(due: Store) -> dict[int, Store]:
+    """Sort what is due by the parameter whose gradient it is (its ``id``), in the same order."""
+    found: dict[int, Store] = {}
+    for entry in due:
+        found.setdefault(id(leaf_of(entry.weights[0])), []).append(entry)
+    return found
+
+
 def compute(due: Store) -> None:
     """Compute gradients and add them to those of the parameters; operands are freed on the way."""
     while due:

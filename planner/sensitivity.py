@@ -194,6 +194,22 @@ def _sensitivity(choices: Choices, figure: ScaledFigure) -> Sensitivity:
     )
 
 
+def _change(
+    choices: Choices,
+    figure: ScaledFigure,
+    begin: tuple[float, int],
+    end: tuple[float, int],
+    keeping: float,
+) -> Change:
+    """Return what changes; ``begin``, ``end``: a scale, and the row of the plan that is best."""
+    plans = choices.table
+    scale, first = begin
+    last_scale, last = end
+    return Change(
+        scale, scale * figure.value, plans.plan(first), last_scale, plans.plan(last), keeping
+    )
+
+
 # --- memory: nothing has to be priced again ---
 
 
@@ -219,14 +235,7 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Change
     at_end = np.flatnonzero(choices.on_host & (needed <= end))
     last = int(at_end[np.argmin(step[at_end])]) if len(at_end) else first
     keeping = float(step[chosen] / step[last] - 1.0) if end > 1.0 else np.inf
-    return Change(
-        scale,
-        scale * figure.value,
-        choices.table.plan(first),
-        end,
-        choices.table.plan(last),
-        keeping,
-    )
+    return _change(choices, figure, (scale, first), (end, last), keeping)
 
 
 # --- rates: those that can win are priced again ---
@@ -302,14 +311,7 @@ def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Change |
         before, scale = (middle, scale) if still else (before, middle)
     first = race.winner(scale)[0]
     last, keeping = winners[end]
-    return Change(
-        scale,
-        scale * figure.value,
-        choices.table.plan(first),
-        end,
-        choices.table.plan(last),
-        keeping,
-    )
+    return _change(choices, figure, (scale, first), (end, last), keeping)
 
 
 # --- the batch: another question ---
