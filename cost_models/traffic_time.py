@@ -27,6 +27,7 @@ from cost_models.traffic import Traffic
 from hardware_profiles.cluster import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.schema import Cluster, Figure, Tier
 from hardware_profiles.software import SoftwareProfile
+from hardware_profiles.topology import accelerators_below, with_bandwidths
 
 
 def traffic_seconds(
@@ -83,10 +84,18 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
             peer_bandwidth=None if peer is None else figure(peer),
         )
 
-    alone = cluster.tiers[0].domain_size == 1  # one accelerator a node: all is network
+    alone = (
+        cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
+    ) == 1  # one accelerator a node: all is network
     shares = [between if alone else inside, *(between for _ in cluster.tiers[1:])]
     tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
-    return replace(cluster, tiers=tiers)
+    levels = []
+    below = accelerators_below(cluster.levels, cluster.num_gpus)
+    for number, level in enumerate(cluster.levels):
+        widest = np.bincount(level.above, weights=below[number]).max()
+        in_nodes = bool(widest <= cluster.gpus_per_node) or number == 0
+        levels.append(with_bandwidths(level, inside if in_nodes and not alone else between))
+    return replace(cluster, tiers=tiers, levels=tuple(levels))
 
 
 def axis_seconds(

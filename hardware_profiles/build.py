@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hardware_profiles.catalogue import link_latency, usual_node
 from hardware_profiles.errors import InputError
-from hardware_profiles.schema import MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
+from hardware_profiles.schema import MAX_GPUS, Accelerator, Cluster, Figure, Level, Node, Tier
 
 
 def build_cluster(
@@ -101,6 +101,8 @@ def describe(cluster: Cluster) -> str:
     >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
     '2 nodes of 8 A100-SXM-80GB, NVLink3 300 GB/s inside, 25 GB/s per GPU between nodes'
     """
+    if cluster.levels:
+        return ", ".join([_machines(cluster), *map(_level_words, cluster.levels)])
     inner, *outer = cluster.tiers
     domains = inner.domain_size > cluster.gpus_per_node
     inside = f"inside domains of {inner.domain_size}" if domains and outer else "inside"
@@ -108,6 +110,18 @@ def describe(cluster: Cluster) -> str:
     links = [f"{inner.name} {_gigabytes(inner)} {inside}"] if cluster.num_gpus > 1 else []
     links += [f"{_gigabytes(tier)} per {_unit(cluster)} between {between}" for tier in outer]
     return ", ".join([_machines(cluster), *links])
+
+
+def _level_words(level: Level) -> str:
+    """Say how many switches a level has, of how much, and what a link to them carries."""
+    sizes = sorted({level.above.count(switch) for switch in set(level.above)})
+    many = "es" if level.name.endswith(("ch", "s")) else "s"
+    what = f"{level.num_switches} {level.name}{many} of " if level.num_switches > 1 else ""
+    what = what + " or ".join(map(str, sizes)) if what else f"one {level.name} above all"
+    rates = sorted({float(f"{figure.value / 1e9:.3g}") for figure in level.bandwidth})
+    rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    per = "for each accelerator" if level.per_accelerator else "a link"
+    return f"{what} ({rate} GB/s {per})"
 
 
 def _machines(cluster: Cluster) -> str:

@@ -18,7 +18,7 @@ import tomli_w
 from hardware_profiles.errors import InputError
 from hardware_profiles.measurement import cache_folder, this_host, write_to_cache
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
-from hardware_profiles.schema import Accelerator, Cluster, Figure, Tier
+from hardware_profiles.schema import Accelerator, Cluster, Figure, Level, Tier
 
 SCHEMA_VERSION: Final = 1
 LOWEST, HIGHEST = 0.02, 50.0  # of a factor: beyond, the run was not of this cluster
@@ -75,6 +75,7 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
         cluster,
         accelerator=scaled_rates(cluster.accelerator, calibration.rates, why),
         tiers=tuple(scaled_tier(tier, calibration.links, why) for tier in cluster.tiers),
+        levels=tuple(scaled_level(level, calibration.links, why) for level in cluster.levels),
         notes=(*cluster.notes, note),
     )
 
@@ -115,6 +116,15 @@ def scaled_tier(tier: Tier, factor: float, why: str) -> Tier:
         latency=_scaled(tier.latency, 1.0 / factor, why),
         peer_bandwidth=None if peer is None else _scaled(peer, factor, why),
         peer_latency=None if peer_latency is None else _scaled(peer_latency, 1.0 / factor, why),
+    )
+
+
+def scaled_level(level: Level, factor: float, why: str) -> Level:
+    """Multiply the bandwidths of a level of a tree, divide its latencies."""
+    return replace(
+        level,
+        bandwidth=tuple(_scaled(figure, factor, why) for figure in level.bandwidth),
+        latency=tuple(_scaled(figure, 1.0 / factor, why) for figure in level.latency),
     )
 
 

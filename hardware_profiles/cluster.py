@@ -1,13 +1,14 @@
 """The cluster as a graph of links, and the link that a group of ranks sees.
 
-Ranks are consecutive inside a node, node after node. A communication group has ``group_size`` (k)
-ranks that lie ``stride`` (s) apart; the ranks of a cluster fall into such groups, block after block
-of k s ranks. Arguments are whole numbers or columns of them; everything broadcasts.
+Ranks are consecutive inside a node, node after node (in any order, on any tree: ``topology``). A
+communication group has ``group_size`` (k) ranks that lie ``stride`` (s) apart; the ranks of a
+cluster fall into such groups, block after block of k s ranks. Arguments are whole numbers or
+columns of them; everything broadcasts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles.levels import levels_of_fields
 from hardware_profiles.reading import Fields
 from hardware_profiles.schema import (
     DEVICES,
@@ -26,6 +28,7 @@ from hardware_profiles.schema import (
     Figure,
     Tier,
 )
+from hardware_profiles.topology import GroupLink, is_regular, neighbour_link, ring_link, tree_of
 
 if TYPE_CHECKING:
     import networkx as nx  # heavy: imported where it is used
@@ -61,6 +64,9 @@ def group_link(
     >>> (bandwidth / 1e9).tolist()
     [300.0, 200.0, 25.0, 300.0]
     """
+    if not is_regular(cluster):
+        bandwidth, latency, _ = _on_tree(ring_link, cluster, group_size, stride, world_size)
+        return bandwidth, latency
     size, step = np.asarray(group_size), np.asarray(stride)
     inner = cluster.tiers[0]
     span = np.where(size > 1, size * step, 1)
@@ -89,6 +95,8 @@ def mean_hop_latency(cluster: Cluster, group_size: Count, stride: Count) -> Colu
     >>> (1e6 * mean_hop_latency(cluster, np.array([8, 16, 2]), np.array([1, 1, 8]))).tolist()
     [3.4, 4.725, 14.0]
     """
+    if not is_regular(cluster):
+        return _on_tree(ring_link, cluster, group_size, stride, None)[2]
     size, step = np.asarray(group_size), np.asarray(stride)
     span = np.where(size > 1, size * step, 1)
     ranks = np.asarray(cluster.num_gpus)
@@ -117,6 +125,12 @@ def point_to_point_link(
     >>> (bandwidth / 1e9).tolist()
     [25.0, 25.0]
     """
+    if not is_regular(cluster):
+        size = np.asarray(1 if group_size is None else group_size)
+        if group_size is None:  # the pairs of a pipeline through everything
+            size = np.maximum(1, cluster.num_gpus // np.asarray(distance))
+        bandwidth, latency, _ = _on_tree(neighbour_link, cluster, size, distance, world_size)
+        return bandwidth, latency
     step = np.asarray(distance)
     inner = cluster.tiers[0]
     peer = inner.peer_bandwidth or inner.bandwidth
@@ -132,6 +146,25 @@ def point_to_point_link(
         bandwidth = np.where(leaves, share, bandwidth)
         latency = np.where(leaves, np.maximum(latency, outer.latency.value), latency)
     return bandwidth, latency
+
+
+def _on_tree(
+    link: Callable[[Cluster, int, int, int], GroupLink],
+    cluster: Cluster,
+    group_size: Count,
+    stride: Count,
+    world_size: Count | None,
+) -> tuple[Column, Column, Column]:
+    """Return bandwidth, latency and mean latency of a hop of every group: one tree walk a kind."""
+    ranks = cluster.num_gpus if world_size is None else world_size
+    columns = np.broadcast_arrays(group_size, stride, ranks)
+    shape = columns[0].shape
+    rows, which = np.unique(
+        np.stack([column.ravel() for column in columns]), axis=1, return_inverse=True
+    )
+    found = np.array([link(cluster, *row)[:3] for row in rows.T.tolist()]).reshape(-1, 3)
+    bandwidth, latency, hop = found[which.ravel()].T
+    return bandwidth.reshape(shape), latency.reshape(shape), hop.reshape(shape)
 
 
 def _leaves(span: NDArray[Any], world_size: NDArray[Any], domain_size: int) -> NDArray[np.bool_]:
@@ -171,24 +204,25 @@ def link_graph(cluster: Cluster) -> nx.Graph[Any]:
     import networkx
 
     graph: nx.Graph[Any] = networkx.Graph(name=cluster.name)
-    below = [("accelerator", rank) for rank in range(cluster.num_gpus)]
-    graph.add_nodes_from(below, accelerators=1)
-    below_size = 1
-    for tier in cluster.tiers:
-        above = [(tier.name, index) for index in range(-(-cluster.num_gpus // tier.domain_size))]
-        for index, switch in enumerate(above):
-            first = index * tier.domain_size
-            count = min(tier.domain_size, cluster.num_gpus - first)
+    lower = [("accelerator", rank) for rank in range(cluster.num_gpus)]
+    graph.add_nodes_from(lower, accelerators=1)
+    tree = tree_of(cluster)
+    names = [level.name for level in cluster.levels or cluster.tiers]
+    for name, place, above, bandwidth, latency in zip(
+        names, tree.places, tree.above, tree.bandwidth, tree.latency, strict=True
+    ):
+        switches = [(name, index) for index in range(max(above) + 1)]
+        counts = np.bincount(np.array(above)[place], minlength=len(switches))
+        for switch, count in zip(switches, counts.tolist(), strict=True):
             graph.add_node(switch, accelerators=count)
-        for index, lower in enumerate(below):
-            count = graph.nodes[lower]["accelerators"]
+        for index, upper in enumerate(above):
             graph.add_edge(
-                lower,
-                above[index * below_size // tier.domain_size],
-                bandwidth=tier.bandwidth.value * count,
-                latency=tier.latency.value,
+                lower[index],
+                switches[upper],
+                bandwidth=float(bandwidth[index]),
+                latency=float(latency[index]),
             )
-        below, below_size = above, tier.domain_size
+        lower = switches
     return graph
 
 
@@ -198,6 +232,9 @@ def link_graph(cluster: Cluster) -> nx.Graph[Any]:
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """Return plain JSON values that hold every figure, so that a file stands alone."""
     plain: dict[str, Any] = asdict(cluster)
+    del plain["rank_order"]  # a plan's, which stands beside it
+    if not cluster.levels:
+        del plain["levels"]
     plain["accelerator"]["aliases"] = list(cluster.accelerator.aliases)
     plain["tiers"] = list(plain["tiers"])
     plain["notes"] = list(cluster.notes)
@@ -206,7 +243,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 def cluster_from_fields(source: Fields) -> Cluster:
     """Read and check what ``cluster_to_dict`` made, edited by hand or not."""
-    source.refuse_unknown(Cluster.__slots__)
+    source.refuse_unknown(name for name in Cluster.__slots__ if name != "rank_order")
     num_nodes = source.integer("num_nodes", low=1, high=MAX_GPUS)
     gpus_per_node = source.integer("gpus_per_node", low=1, high=MAX_GPUS)
     if num_nodes * gpus_per_node > MAX_GPUS:
@@ -222,6 +259,7 @@ def cluster_from_fields(source: Fields) -> Cluster:
         notes=_texts(source, "notes"),
         host_memory=_optional(source, "host_memory"),
         nvme=_optional(source, "nvme"),
+        levels=levels_of_fields(source, num_nodes * gpus_per_node, _figure),
     )
 
 

@@ -19,6 +19,9 @@
     memory = 2e12                        # bytes of host memory
     nvme = 30e12                         # bytes of local NVMe drives
 
+    [[level]]                            # instead of link and network: an irregular tree of links
+    name = "PCIe switch"                 # see ``levels.py``
+
 ``[link]`` and ``[network]`` may also hold a ``name``, and ``[link]`` a ``peer_bandwidth`` (bytes/s
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
@@ -43,10 +46,20 @@ from hardware_profiles.catalogue import (
     usual_node,
 )
 from hardware_profiles.errors import InputError
+from hardware_profiles.levels import levels_of_file
 from hardware_profiles.reading import Fields, read_toml
-from hardware_profiles.schema import KINDS, MAX_GPUS, Accelerator, Cluster, Figure, Node, Tier
+from hardware_profiles.schema import (
+    KINDS,
+    MAX_GPUS,
+    Accelerator,
+    Cluster,
+    Figure,
+    Level,
+    Node,
+    Tier,
+)
 
-_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "link", "network", "host")
+_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "link", "network", "host", "level")
 _HOST_KEYS: Final = ("memory", "nvme", "source", "kind")
 _NETWORK_KEYS: Final = ("name", "bandwidth", "latency", "source", "kind")
 _LINK_KEYS: Final = (*_NETWORK_KEYS, "domain_size", "peer_bandwidth")
@@ -69,7 +82,9 @@ def read_cluster_file(path: Path) -> Cluster:
     link.refuse_unknown(_LINK_KEYS)
     network.refuse_unknown(_NETWORK_KEYS)
     accelerator, notes = _accelerator(source)
-    node = _node(accelerator, link, network, gpus_per_node, several=num_nodes > 1)
+    levels = levels_of_file(source, num_nodes * gpus_per_node)
+    several = num_nodes > 1 and not levels
+    node = _node(accelerator, link, network, gpus_per_node, several=several)
     cluster = build_cluster(
         accelerator,
         num_nodes=num_nodes,
@@ -78,16 +93,25 @@ def read_cluster_file(path: Path) -> Cluster:
         name=str(path),
         notes=notes,
     )
+    cluster = replace(
+        cluster,
+        host_memory=_figure(host, "memory") or cluster.host_memory,
+        nvme=_figure(host, "nvme") or cluster.nvme,
+    )
+    if levels:
+        return with_levels(replace(cluster, notes=notes), levels)
     if "bandwidth" not in network and len(cluster.tiers) > 1:
         cluster = replace(cluster, notes=(*cluster.notes, network_note(node)))
     own = (link, network)
     tiers = tuple(_with_latency(tier, own[index]) for index, tier in enumerate(cluster.tiers))
-    return replace(
-        cluster,
-        tiers=tiers,
-        host_memory=_figure(host, "memory") or cluster.host_memory,
-        nvme=_figure(host, "nvme") or cluster.nvme,
-    )
+    return replace(cluster, tiers=tiers)
+
+
+def with_levels(cluster: Cluster, levels: tuple[Level, ...]) -> Cluster:
+    """Return the cluster with an irregular tree of links in the place of its tiers."""
+    from hardware_profiles.topology import tiers_of_levels  # numpy: only where it is needed
+
+    return replace(cluster, levels=levels, tiers=tiers_of_levels(levels, cluster.num_gpus))
 
 
 def _accelerator(source: Fields) -> tuple[Accelerator, tuple[str, ...]]:

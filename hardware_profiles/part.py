@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Cluster, Figure
+from hardware_profiles.topology import part_of_levels, tiers_of_levels
 
 
 def part_of(cluster: Cluster, accelerators: int) -> Cluster:
@@ -23,17 +24,21 @@ def part_of(cluster: Cluster, accelerators: int) -> Cluster:
             f"{cluster.gpus_per_node}, or fewer than one holds; at most {cluster.num_gpus})"
         )
     share = 1.0 if nodes else accelerators / cluster.gpus_per_node
-    outer = next(tier for tier in cluster.tiers if tier.domain_size >= accelerators)
-    inner = [tier for tier in cluster.tiers if tier.domain_size < accelerators]
-    return replace(
+    part = replace(
         cluster,
         name=f"{accelerators} of {cluster.name}",
         num_nodes=max(1, nodes),
         gpus_per_node=cluster.gpus_per_node if nodes else accelerators,
         host_memory=_part(cluster.host_memory, share),
         nvme=_part(cluster.nvme, share),
-        tiers=(*inner, replace(outer, domain_size=accelerators)),
+        rank_order=None,
     )
+    if cluster.levels:
+        levels = part_of_levels(cluster.levels, accelerators)
+        return replace(part, levels=levels, tiers=tiers_of_levels(levels, accelerators))
+    outer = next(tier for tier in cluster.tiers if tier.domain_size >= accelerators)
+    inner = [tier for tier in cluster.tiers if tier.domain_size < accelerators]
+    return replace(part, tiers=(*inner, replace(outer, domain_size=accelerators)))
 
 
 def _part(figure: Figure | None, share: float) -> Figure | None:

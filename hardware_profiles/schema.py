@@ -74,6 +74,28 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """One level of an irregular tree of links: switches, and the links to what lies below them.
+
+    What lies below the first level are the accelerators, as torchrun numbers their processes: node
+    after node; below every other level, the switches of the level before. The last level is one
+    switch.
+    """
+
+    name: str
+    above: tuple[int, ...]  # for each of what lies below, the number of its switch
+    bandwidth: tuple[Figure, ...]  # bytes/s one way of each link; one figure: all are alike
+    latency: tuple[Figure, ...]  # seconds a message; one figure: all are alike
+    # a link is as many lanes of such a bandwidth as accelerators lie below it; else all share it
+    per_accelerator: bool = False
+
+    @property
+    def num_switches(self) -> int:
+        """Switches of this level."""
+        return max(self.above) + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A kind of server or rack: how many accelerators it holds and what connects them."""
 
@@ -104,6 +126,11 @@ class Cluster:
     notes: tuple[str, ...] = field(default=())  # assumptions taken, in words
     host_memory: Figure | None = None  # bytes of a node's host; None: unknown
     nvme: Figure | None = None  # bytes of a node's local NVMe drives; None: unknown
+    # an irregular tree of links, innermost level first; ``tiers`` are then equal domains that are
+    # nowhere faster (``topology.tiers_of_levels``)
+    levels: tuple[Level, ...] = ()
+    # the accelerator on which each rank of a plan's grid works; None: their own numbers
+    rank_order: tuple[int, ...] | None = None
 
     @property
     def num_gpus(self) -> int:

@@ -297,6 +297,8 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
 
 def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:
     """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
+    if setting.cluster.levels:
+        return  # nobody can say how an irregular tree grows
     nodes = setting.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
         larger = resized(setting.cluster, nodes)

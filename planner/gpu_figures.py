@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from cost_models.estimate import Setting
 from cost_models.rates import best_matmul
+from hardware_profiles.cluster_file import with_levels
 from hardware_profiles.schema import Accelerator, Cluster, Figure, Tier
+from hardware_profiles.topology import with_bandwidths
 
 MEMORY = "memory"
 
@@ -55,7 +57,9 @@ def figures(setting: Setting) -> tuple[ScaledFigure, ...]:
             ),
         ),
     ]
-    if cluster.num_gpus > 1:
+    if cluster.levels:
+        found += [_level(cluster, index) for index in range(len(cluster.levels))]
+    elif cluster.num_gpus > 1:
         found += [_link(cluster, index) for index in range(len(cluster.tiers))]
     return tuple(found)
 
@@ -94,6 +98,19 @@ def _link(cluster: Cluster, index: int) -> ScaledFigure:
 
     words = f"{tier.name} {where}, for each accelerator"
     return ScaledFigure(f"link_{index}", words, "bytes/s", tier.bandwidth.value, scaled)
+
+
+def _level(cluster: Cluster, index: int) -> ScaledFigure:
+    level = cluster.levels[index]
+
+    def scaled(factor: float) -> Cluster:
+        levels = list(cluster.levels)
+        levels[index] = with_bandwidths(level, factor)
+        return with_levels(cluster, tuple(levels))
+
+    slowest = min(figure.value for figure in level.bandwidth)
+    per = "for each accelerator" if level.per_accelerator else "a link"
+    return ScaledFigure(f"link_{index}", f"{level.name}, {per}", "bytes/s", slowest, scaled)
 
 
 def with_bandwidth(tier: Tier, factor: float) -> Tier:

@@ -167,7 +167,7 @@ def _several_at_once(setting: ServingSetting, plan: Plan) -> Iterator[dict[str, 
 
 def _more_nodes(setting: ServingSetting, *, one_each: bool = False) -> dict[str, Any] | None:
     """The fewest nodes, by doubling, on which some way to cut it fits."""
-    if setting.cluster.accelerator.device == "cpu":
+    if setting.cluster.accelerator.device == "cpu" or setting.cluster.levels:
         return None
     nodes = setting.cluster.num_nodes * 2
     while nodes <= MAX_NODES:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.part import part_of as part_of_tree
 from hardware_profiles.schema import MAX_GPUS, Cluster, Figure
 from planner.space import divisors
 
@@ -64,12 +65,15 @@ def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
         return cluster
     per_node = min(num_gpus, cluster.gpus_per_node)
     num_nodes = num_gpus // per_node
+    name = f"{num_nodes}x{per_node}x{cluster.accelerator.name}"
+    if cluster.levels:
+        return replace(part_of_tree(cluster, num_gpus), name=f"{name} of {cluster.name}")
     inner = [tier for tier in cluster.tiers if tier.domain_size < num_gpus]
     outer = next(tier for tier in cluster.tiers if tier.domain_size >= num_gpus)
     share = per_node / cluster.gpus_per_node
     return replace(
         cluster,
-        name=f"{num_nodes}x{per_node}x{cluster.accelerator.name}",
+        name=name,
         num_nodes=num_nodes,
         gpus_per_node=per_node,
         tiers=(*inner, replace(outer, domain_size=num_gpus)),

@@ -56,7 +56,8 @@ def _changes(setting: TracedSetting, plan: Plan) -> Iterator[tuple[TracedSetting
         other = replace(least, zero_stage=stage)
         yield setting, other, f"recompute full, ZeRO-{stage}, micro-batch size 1"
     nodes = setting.cluster.num_nodes * 2
-    while nodes <= MAX_NODES and setting.on_gpu:
+    grows = setting.on_gpu and not setting.cluster.levels
+    while nodes <= MAX_NODES and grows:
         larger = resized(setting.cluster, nodes)
         batch = max(setting.global_batch_size, larger.num_gpus * plan.micro_batch_size)
         times = max(1, batch // (larger.num_gpus * plan.micro_batch_size))
