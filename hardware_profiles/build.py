@@ -64,11 +64,32 @@ def _inner_tier(accelerator: Accelerator, node: Node, gpus_per_node: int, total:
     link = node.link or accelerator.link
     return Tier(
         name=link,
-        domain_size=min(node.domain_size, total) if spans_nodes else gpus_per_node,
+        domain_size=_even_domain(node.domain_size, gpus_per_node, total)
+        if spans_nodes
+        else gpus_per_node,
         bandwidth=node.link_bandwidth or accelerator.link_bandwidth,
         latency=link_latency(link),
         peer_bandwidth=node.peer_bandwidth,
     )
+
+
+def _even_domain(largest: int, gpus_per_node: int, total: int) -> int:
+    """Return how many accelerators of a domain a job has: the same in each, in whole nodes.
+
+    A job of 256 has 64 of each NVL72, so that its groups, powers of two, do not straddle two racks
+    (as NVIDIA's own: "NVL64"); where no equal parts above half a domain are to be had, domains are
+    filled.
+
+    >>> _even_domain(72, 4, 256), _even_domain(72, 4, 144), _even_domain(72, 4, 64)
+    (64, 72, 64)
+    """
+    for domains in range(1, total // gpus_per_node + 1):
+        size = total // domains
+        if 2 * size <= largest:
+            break
+        if size <= largest and total % domains == 0 and size % gpus_per_node == 0:
+            return size
+    return min(largest, total)
 
 
 def _network(node: Node, bandwidth: Figure | None, total: int) -> Tier:

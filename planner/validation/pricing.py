@@ -11,6 +11,7 @@ from cost_models.estimate import default_layer_ranges, price, rank_memories
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import PlanTable
 from cost_models.runtime_memory import shown_bytes
+from cost_models.simulated import with_simulated_steps
 from cost_models.uncertainty import interval, memory_spread, time_spread
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
@@ -73,7 +74,8 @@ def why_impossible(case: Case) -> str | None:
 def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
     setting = cases[0].setting
     accelerator = setting.cluster.accelerator
-    priced = price(setting, PlanTable.from_plans([case.plan for case in cases]))
+    table = PlanTable.from_plans([case.plan for case in cases])
+    priced = with_simulated_steps(setting, table, price(setting, table))  # as ``fit`` prints
     spread = time_spread(setting.software.name, accelerator)
     budget = budget_bytes(setting.cluster)
     around = memory_spread(setting.software.name)  # of what the device shows

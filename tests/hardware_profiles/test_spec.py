@@ -26,7 +26,9 @@ from hardware_profiles.spec import parse_cluster
         ("gb200-nvl72", 18, 4, "GB200-186GB", [72]),
         ("2xgb200-nvl72", 36, 4, "GB200-186GB", [72, 144]),
         ("72xGB200", 18, 4, "GB200-186GB", [72]),
-        ("20x4xGB200", 20, 4, "GB200-186GB", [72, 80]),
+        ("20x4xGB200", 20, 4, "GB200-186GB", [40, 80]),  # as many in each rack
+        ("64x4xGB200", 64, 4, "GB200-186GB", [64, 256]),
+        ("19x4xGB200", 19, 4, "GB200-186GB", [72, 76]),  # no equal parts
         ("16xV100-SXM3-32GB", 1, 16, "V100-SXM3-32GB", [16]),
         ("256xTPU-v5e", 64, 4, "TPU-v5e", [256]),
         ("16384x8xH100-SXM", 16384, 8, "H100-SXM-80GB", [8, 131072]),
