@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ KEYS: Final = (
     "workload",
     "plan",
     "layer_ranges",
+    "rank_order",
     "stage_recompute_layers",
     "software",
     "prediction",
@@ -55,13 +56,21 @@ class PlanFile:
     stage_recompute_layers: tuple[int, ...] | None = None
 
     @property
+    def rank_order(self) -> tuple[int, ...] | None:
+        """The accelerator, node after node, of each rank of the plan's grid; None: its own number.
+
+        Links are priced in that order, and the executor's processes join in it.
+        """
+        return self.cluster.rank_order
+
+    @property
     def recomputed(self) -> Recomputed:
         """Which layers are recomputed, if the plan recomputes."""
         return recomputed_layers(self.plan, self.stage_recompute_layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        by_stage = self.stage_recompute_layers
+        by_stage, order = self.stage_recompute_layers, self.rank_order
         return {
             "schema_version": SCHEMA_VERSION,
             "created_by": self.created_by,
@@ -70,6 +79,7 @@ class PlanFile:
             "workload": self.workload.to_dict(),
             "plan": self.plan.to_dict(),
             "layer_ranges": [list(pair) for pair in self.layer_ranges],
+            **({} if order is None else {"rank_order": list(order)}),
             **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
             "software": self.software,
             "prediction": dict(self.prediction),
@@ -132,9 +142,10 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         problem = problem_of(by_stage, plan.num_stages, model.num_layers, layer_ranges)
         if problem is not None:
             raise InputError(f"{path}: stage_{problem}")
+    order = _rank_order(fields, plan.world_size) if "rank_order" in fields else None
     return PlanFile(
         model=model,
-        cluster=cluster_from_fields(fields.sub("cluster")),
+        cluster=replace(cluster_from_fields(fields.sub("cluster")), rank_order=order),
         workload=workload,
         plan=plan,
         layer_ranges=layer_ranges,
@@ -143,6 +154,16 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         software=fields.text("software", "shardplan", choices=tuple(profile_names())),
         stage_recompute_layers=by_stage,
     )
+
+
+def _rank_order(fields: Fields, world_size: int) -> tuple[int, ...]:
+    """Return the accelerator of each rank; rank 0, which reports and saves, keeps the first one."""
+    order = fields.items("rank_order")
+    whole = all(type(number) is int for number in order)
+    if not whole or sorted(order) != list(range(world_size)) or order[0] != 0:
+        allowed = f"every accelerator from 0 to {world_size - 1} once, 0 the first"
+        raise fields.wrong("rank_order", order, allowed)
+    return tuple(order)
 
 
 def _layer_ranges(fields: Fields, num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,9 @@
 """The grid of ranks (pipeline, replicate, shard, context, tensor), the last axis fastest.
 
-See ``cost_models.plan``. Ranks that differ along replicate and shard read different samples; those
-that differ along context hold different tokens of the same samples.
+See ``cost_models.plan``. A rank's number is its place in the grid: where a plan says on which
+accelerator each rank works (``rank_order``), processes join in that order (``connect``), and
+nothing else has to know of it. Ranks that differ along replicate and shard read different samples;
+those that differ along context hold different tokens of the same samples.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import datetime
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,8 +44,11 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
-def connect(device: torch.device) -> None:
+def connect(device: torch.device, rank_order: Sequence[int] | None = None) -> None:
     """Join the default process group (nccl on GPUs, gloo else) unless that was done.
+
+    ``rank_order``: the process, as torchrun numbers them, of each rank of the grid. Processes that
+    were forked off are numbered as ranks already: on one machine's CPU all places are alike.
 
     Without ``device_id``: torch would then send all messages of a group through one communicator,
     one after another, where a receive that waits holds up a send (pytorch/pytorch#154132).
@@ -51,10 +57,20 @@ def connect(device: torch.device) -> None:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
+        place: dict[str, Any] = {}
+        if rank_order is not None:
+            place = {"rank": rank_in(rank_order), "world_size": int(os.environ["WORLD_SIZE"])}
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            dist.init_process_group(backend, **_place_of_this_attempt())
-        else:
-            dist.init_process_group(backend)
+            place = {**_place_of_this_attempt(), **place}
+        dist.init_process_group(backend, **place)
+
+
+def rank_in(rank_order: Sequence[int]) -> int:
+    """Return the rank in the grid of this process, which torchrun gave another number."""
+    process, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if len(rank_order) != count:
+        raise InputError(f"rank_order has {len(rank_order)} ranks, {count} were started")
+    return list(rank_order).index(process)
 
 
 def _place_of_this_attempt() -> dict[str, Any]:

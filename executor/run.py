@@ -143,7 +143,7 @@ def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) 
         from executor.session import proof, train
         from executor.watchdog import supervised
 
-        with supervised(tell, options.hang_timeout) as ready:
+        with supervised(tell, options.hang_timeout, prepared.file.rank_order) as ready:
             if options.verify:
                 return proof(prepared.file, options.seed)
             return train(

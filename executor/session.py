@@ -53,7 +53,7 @@ def train(
     if training.compile:
         check_compilable(file.plan, file.model.family, file.workload.adapter)
     device = local_device()
-    connect(device)
+    connect(device, file.rank_order)
     folder = _of_rank_0(folder, device)
     begun = beginning(saving, folder, file, corpus, options or {}, device)
     trainer = Trainer(

@@ -104,7 +104,7 @@ class Trainer:
         self.steps_done = 0
         self.stop_requested = False  # any rank may set it; all hear of it with the next step
         self.device = device or local_device()
-        connect(self.device)
+        connect(self.device, file.rank_order)
         self.grid = Grid.of(self.plan, self.device)
         self.axis = TensorAxis(
             group=self.grid.group("tensor"),

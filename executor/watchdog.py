@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import contextmanager
@@ -228,12 +228,14 @@ def watched(trail: Trail, seconds: float, fail: Fail) -> Iterator[Watchdog | Non
 
 
 @contextmanager
-def supervised(tell: Reporter, seconds: float) -> Iterator[Callable[[Trainer], None]]:
+def supervised(
+    tell: Reporter, seconds: float, rank_order: Sequence[int] | None = None
+) -> Iterator[Callable[[Trainer], None]]:
     """Join the other ranks and watch this one; what is yielded takes the trainer once it is made.
 
     From then on the trainer hears the signals that ask it to stop.
     """
-    connect(local_device())
+    connect(local_device(), rank_order)
     with watched(TRAIL, seconds, tell.fail) as watchdog:
 
         def ready(trainer: Trainer) -> None:

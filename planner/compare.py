@@ -108,6 +108,7 @@ def _changes(left: PlanFile, right: PlanFile) -> Iterable[tuple[str, Any, Any]]:
                 **file.plan.to_dict(),
                 "layer_ranges": [list(pair) for pair in file.layer_ranges],
                 "stage_recompute_layers": file.stage_recompute_layers,
+                "rank_order": file.rank_order,
             }
         )
     a, b = sides

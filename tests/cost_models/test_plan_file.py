@@ -66,6 +66,17 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     assert read_plan_file(path) == contents()
 
 
+def test_the_order_of_ranks_is_kept_and_priced(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    usual = contents()
+    order = (0, 4, 1, 5, 2, 6, 3, 7)
+    ordered = replace(usual, cluster=replace(usual.cluster, rank_order=order))
+    write_plan_file(path, ordered)
+    assert read_plan_file(path) == ordered
+    assert json.loads(path.read_text())["rank_order"] == list(order)
+    assert "rank_order" not in usual.to_dict()
+
+
 def test_a_folder_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
         write_plan_file(tmp_path, contents(), force=True)
@@ -166,6 +177,16 @@ EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
     "nothing of any stage": (put(BY_STAGE, value=[0, 0]), ["[0, 0]", "not all 0"]),
     "half a layer": (put(BY_STAGE, value=[1.5, 0]), ["stage_recompute_layers = [1.5, 0]"]),
     "layers as text": (put(BY_STAGE, value="2,1"), ["stage_recompute_layers = 2,1 (must be"]),
+    "an order of too few ranks": (
+        put("rank_order", value=[0, 1, 2]),
+        ["rank_order = [0, 1, 2]", "every accelerator from 0 to"],
+    ),
+    "an accelerator twice": (put("rank_order", value=[0, *range(15)]), ["rank_order", "once"]),
+    "rank 0 elsewhere": (
+        put("rank_order", value=[*range(1, 16), 0]),
+        ["rank_order", "0 the first"],
+    ),
+    "an order as text": (put("rank_order", value="0123"), ["rank_order", "a list"]),
     "another batch": (
         put("workload", "global_batch_size", value=17),
         ["micro_batch_size 1 x num_microbatches 4 x data_parallel 4 = 16", "17", "must be equal"],
