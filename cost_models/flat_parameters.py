@@ -102,9 +102,19 @@ def flat_buffers(
 def flat_gradients(
     software: SoftwareProfile, table: PlanTable, whole: Units, others: object
 ) -> dict[str, Real]:
-    """Whole gradients of all units, where they are added up before they are reduced (no_sync)."""
+    """Whole gradients of all units, where they are added up before they are reduced (no_sync).
+
+    Where the longest sequences come first, nothing has been added up beside their activations.
+    """
     if not software.accumulates_whole_gradients:
         return {}
     kept = is_sharded(table) & (table.num_microbatches > 1)
-    moments = ("full_flight", "later", "last_layer", "embedding", "reduced")
-    return {name: np.where(kept, whole.all_gradients, getattr(others, name)) for name in moments}
+    beside = 0.0 if software.longest_first else whole.all_gradients
+    at = {
+        "full_flight": beside,
+        "later": beside,
+        "last_layer": whole.all_gradients,
+        "embedding": whole.all_gradients,
+        "reduced": whole.all_gradients,
+    }
+    return {name: np.where(kept, size, getattr(others, name)) for name, size in at.items()}

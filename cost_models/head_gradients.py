@@ -46,7 +46,8 @@ def head_gradients(
         embedding  3 c E of it, 2 c E after a loss in chunks
 
     H elements of the projection, E of a table that is both ends, L ``logits`` in compute precision.
-    The first two gradients of a leaf are added up in a third tensor, further ones in place. Source:
+    Where the projection's own are sharded, a loss in chunks still leaves L beside them. The first
+    two gradients of a leaf are added up in a third tensor, further ones in place. Source:
     torch's autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
     (tests/cost_models/test_head_gradients.py). All chunks' losses are walked back first.
     """
@@ -60,6 +61,7 @@ def head_gradients(
     places: list[tuple[Real, Real]] = [(head, beside)]
     if not software.loss_chunk_tokens or software.logits_chunked:
         return HeadGradients(places, tied, 3.0 * tied)
+    places = [(head, logits)]
     tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
     chunks = np.maximum(1.0, tokens / software.loss_chunk_tokens)
     several = chunks > 1.0

@@ -377,7 +377,7 @@ def _buffers(
     return Buffers(
         loss_forward=compute * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,
-        head=np.where(now, (gathered + reducing) * head, 0.0),
+        head=np.where(now, (gathered + reducing) * head + gathered * layer * (head > 0.0), 0.0),
         backward=np.maximum(flying, fresh),
         last_layer=np.maximum(np.maximum(gathered + reducing, at_end) * layer, fresh),
         embedding=reducing * params.embedding,

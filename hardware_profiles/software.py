@@ -70,6 +70,7 @@ class SoftwareProfile:
     gathered_layers: float  # layers whose weights are gathered at once (prefetch)
     optimizer_in_backward: bool  # weights are updated as their gradients come, which then go
     accumulates_whole_gradients: bool  # no_sync: unsharded gradients until the last micro-batch
+    longest_first: bool  # the longest sequences come first, before gradients have been added up
     frozen_in_gradients: bool  # gradients of flat parameters span what is frozen in them
     # logits and loss: copies alive at the peak of the loss, beside the logits themselves
     logits_copies: float  # in compute precision, forward; the logits count as one

@@ -12,6 +12,7 @@ from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import write_text_atomically
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import (
+    denied_by,
     is_partial,
     measured_memory,
     measured_step,
@@ -199,7 +200,10 @@ def _record(
     skipped: str | None,
     asked: Sequence[What],
 ) -> dict[str, Any]:
-    partial = is_partial(row)
+    partial, denied = is_partial(row), denied_by(row)
+    defaults = [] if case is None else list(case.defaults)
+    if denied:
+        defaults.append(denied)
     step = measured_step(row, case) if "time" in asked and (tests_time(row) or partial) else None
     memory = measured_memory(row) if "memory" in asked and (tests_memory(row) or partial) else None
     size = None if memory is None else memory.size
@@ -243,7 +247,7 @@ def _record(
         "outcome": row.get("outcome"),
         "tests_memory": tests_memory(row),
         "partial": partial,
-        "defaults": [] if case is None else list(case.defaults),
+        "defaults": defaults,
         "skipped": skipped,
     }
 

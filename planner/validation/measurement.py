@@ -25,17 +25,24 @@ class MeasuredMemory:
 
 def tests_time(row: Row) -> bool:
     """Whether the row's time may be compared."""
-    return row.get("outcome") != "oom" and row.get("usable") in (None, "time", "time+mem")
+    usable = row.get("usable") in (None, "time", "time+mem") and not denied_by(row)
+    return usable and row.get("outcome") != "oom"
 
 
 def tests_memory(row: Row) -> bool:
     """Whether the row's memory may be compared."""
-    return row.get("usable") in (None, "mem", "time+mem", "oom")
+    return row.get("usable") in (None, "mem", "time+mem", "oom") and not denied_by(row)
 
 
 def is_partial(row: Row) -> bool:
-    """Whether the source leaves so much unsaid that the row is reported apart."""
-    return bool(row.get("usable") == "partial")
+    """Whether the source leaves so much unsaid that the row is reported apart, or denies itself."""
+    return bool(row.get("usable") == "partial" or denied_by(row))
+
+
+def denied_by(row: Row) -> str | None:
+    """Return in words why what the source says was run cannot have given what it measured."""
+    why: str | None = look_up("partial", row).get("why")
+    return why
 
 
 def measured_memory(row: Row) -> MeasuredMemory | None:

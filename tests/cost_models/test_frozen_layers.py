@@ -6,6 +6,7 @@ transformers' Llama with adapters, 512-byte rounding left out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from cost_models.estimate import Setting, default_layer_ranges, pipeline_rank, p
 from cost_models.families import model_spec
 from cost_models.frozen_layers import sharded_input_bytes
 from cost_models.held_activations import layer_bytes
-from cost_models.memory import rank_timeline
+from cost_models.memory import MOMENTS, rank_timeline
 from cost_models.plan import Plan, PlanTable
 from cost_models.presets import load_preset
 from cost_models.runtime_memory import shown_bytes
@@ -176,6 +177,43 @@ def test_no_sync_keeps_whole_gradients_of_frozen_weights_too() -> None:
     once = setting("llama-2-7b", "litgpt", "q,v", gpus=2)
     one = peak(once, Plan(data_parallel=2, zero_stage=3, recompute="full"))
     assert float(one.gradients[0]) < 0.1e9
+
+
+def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first() -> None:
+    case = setting("llama-2-7b", "litgpt", "q,v", gpus=2, global_batch_size=4)
+    first = replace(case, software=replace(case.software, longest_first=True))
+    plan = Plan(data_parallel=2, zero_stage=3, recompute="full", num_microbatches=2)
+    table = PlanTable.from_plans([plan])
+    (rank,) = even_rank_contents(case.model, 1, 1)
+    usual, changed = (
+        [
+            float(parts.gradients[0])  # type: ignore[index]
+            for parts in rank_timeline(
+                one.model, one.workload, one.software, table, rank, on_gpu=True
+            )
+        ]
+        for one in (case, first)
+    )
+    whole = pytest.approx(2.0 * 6.742e9, rel=0.01)
+    assert usual[:-3] == [whole] * 5
+    assert changed[:-3] == [0.0] * 5
+    assert changed[-3:] == usual[-3:] == [whole] * 3
+    assert float(peak(first, plan).allocated[0]) < float(peak(case, plan).allocated[0])
+
+
+def test_a_projection_of_its_own_is_gathered_beside_the_last_layer() -> None:
+    """torchtune, custom_sharded_layers: the root holds nothing, the loss in chunks its gradient."""
+    case = setting("llama-3-8b", "torchtune-chunked", "", gpus=8, kind="none", seq_len=4096)
+    apart = replace(case, software=replace(case.software, flat_parameters=False))
+    table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3, recompute="full")])
+    (rank,) = even_rank_contents(case.model, 1, 1)
+    moments = rank_timeline(apart.model, apart.workload, apart.software, table, rank, on_gpu=True)
+    head, layer = 2.0 * 128256 * 4096, 2.0 * 218_112_000
+    at = dict(zip(MOMENTS, moments, strict=True))
+    # projection, its gradient and the copy that is reduced; the layer that comes next
+    assert float(at["head"].buffers[0]) == pytest.approx(3 * head + layer, rel=1e-4)  # type: ignore[index]
+    assert float(at["head"].logits[0]) == 2.0 * 128256 * 4096  # type: ignore[index]
+    assert float(at["backward"].buffers[0]) == pytest.approx(3 * layer, rel=0.01)  # type: ignore[index]
 
 
 def test_bytes_of_a_quantised_element() -> None:

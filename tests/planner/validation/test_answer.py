@@ -47,6 +47,20 @@ def test_rows_are_compared_or_say_why_not(runs: Path) -> None:
     assert set(answer.groups.what) == {"time", "memory"}
 
 
+def test_rows_that_deny_themselves_are_reported_apart() -> None:
+    """Less was measured than weights, gradients and AdamW's moments take (words.toml)."""
+    answer = planner.validate(only=["litgpt"], what="memory")
+    rows = answer.rows.set_index("row_id")
+    apart = rows[rows.partial]
+    assert set(apart.model) == {"llama3.2-1b", "llama3.2-3b", "phi-3-mini"}
+    assert set(apart.peft) == {"none"}
+    assert apart.memory_error.notna().all()
+    assert all("less was measured" in " ".join(said) for said in apart.defaults)
+    memory = answer.summary["memory"]
+    assert memory["partial"]["all_rows"]["n"] == 3
+    assert memory["all_rows"]["n"] == int((rows.memory_error.notna() & ~rows.partial).sum()) == 60
+
+
 def test_what_fit_predicts_is_what_validate_compares(runs: Path) -> None:
     fine = planner.validate(runs).rows.set_index("row_id").loc["fine"]
     fit = planner.fit(
