@@ -19,6 +19,7 @@ from cost_models.matmul import matmul_seconds
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.rates import Rates
 from cost_models.sharding import cut_dim
+from hardware_profiles.kernels import ForwardKernels
 from hardware_profiles.software import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
@@ -114,12 +115,12 @@ def matrices_seconds(
 def attention_core_seconds(
     attention: Attention,
     tokens: Real,
-    seq_len: Count,
+    seq_len: Count | Real,
     tensor_parallel: Count,
     kernel: str,
     compute_bytes: float,
     rate: Rates,
-    software: SoftwareProfile,
+    software: ForwardKernels,
     *,
     dropout: bool = False,
 ) -> Real:
@@ -163,7 +164,7 @@ def elementwise_bytes_per_token(
     compute_bytes: float,
     tensor_parallel: Count,
     sequence_parallel: Flag,
-    software: SoftwareProfile,
+    software: ForwardKernels,
     *,
     hidden_dropout: bool = False,
 ) -> Real:

@@ -57,10 +57,17 @@ class ServingWorkload:
     weight_precision: WeightPrecision = "bf16"
     kv_precision: KVPrecision = "bf16"
     attention_kernel: AttentionKernel = "flash"
+    prompt_len: int = 0  # tokens of a sequence that are its prompt; 0: half of them
+    cuda_graphs: bool = True  # steps of decoding are started as one graph
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a prompt: what was said, at most the whole sequence; half of it unsaid."""
+        return min(self.prompt_len or max(1, self.context_len // 2), self.context_len)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {"kind": "inference", **asdict(self)}
+        return {"kind": "inference", **asdict(self), "prompt_len": self.prompt_tokens}
 
 
 @dataclass(frozen=True, slots=True)

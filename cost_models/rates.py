@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.kernels import ForwardKernels
 from hardware_profiles.schema import Accelerator
-from hardware_profiles.software import SoftwareProfile
 
 # Share of the peak that the best large matmul reaches where nobody measured it: the median of the
 # NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
@@ -74,7 +74,7 @@ class Rates:
 def rates(
     accelerator: Accelerator,
     precision: str,
-    software: SoftwareProfile,
+    software: ForwardKernels,
     *,
     long_run: bool = True,
 ) -> Rates:

@@ -81,6 +81,11 @@ ALLOCATED_BY_TRAINER: Final[Mapping[str, Spread]] = {
 # peaks lie within 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
 SERVING_EXACT: Final = Spread(0.01, 0.01, "tests/cost_models/test_published_serving.py")
 SERVING_REST: Final = Spread(0.5, 0.5, "tests/cost_models/test_published_serving.py")
+# Ends that hold 90 % of measured / predicted - 1: an output token in 30 static batches (16 bits,
+# A100); the first token of 22 prompts (A100 in 16 bits, H100 in fp8), of which those of 128 tokens
+# take up to twice as long
+SERVING_TOKEN: Final = Spread(0.05, 0.25, "tests/cost_models/test_published_serving_time.py")
+SERVING_PREFILL: Final = Spread(0.17, 0.83, "tests/cost_models/test_published_serving_time.py")
 
 
 def time_spread(software: str, accelerator: Accelerator) -> Spread:

@@ -29,6 +29,37 @@ class ServingEngine:
     graph_bytes: float  # captured CUDA graphs
     communication_bytes: float  # where several GPUs share a replica
     allocator_slack: float  # of activations and logits
+    # time on a device, forward: element accesses of memory-bound work, as in software profiles
+    rms_norm_accesses: float
+    rms_norm_fp32_bytes: float
+    layer_norm_accesses: float
+    layer_norm_in_fp32_accesses: float
+    residual_accesses: float
+    activation_accesses: float
+    rotary_accesses: float
+    dropout_accesses: float
+    eager_scores_accesses: float
+    sampled_bytes_per_logit: float  # moved while the likeliest token is picked
+    flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done
+    flash_share_since_hopper: float
+    stream_share: float  # of a copy's bandwidth, that matmuls of few rows reach on their weights
+    # kernels: how many, and seconds that one adds to the bytes that it moves
+    layer_kernels: float
+    expert_kernels: float  # more of them in a layer with experts
+    step_kernels: float
+    kernel_seconds: float
+    # without CUDA graphs the host starts operators one by one
+    layer_operators: float
+    step_operators: float
+    operator_seconds: float
+    graph_sequences: float  # tokens of the largest captured step; larger ones are started eagerly
+    # all-reduces of small tensors by one kernel, inside an NVLink domain
+    direct_all_reduce_start: float  # seconds
+    direct_all_reduce_share: float  # of the link's bandwidth
+    direct_all_reduce_bytes: float  # the largest tensor that goes so
+    # of what links carry, large collectives
+    bus_efficiency: float
+    network_efficiency: float
     sources: Mapping[str, str] = field(default_factory=dict)
 
 

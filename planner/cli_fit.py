@@ -10,6 +10,7 @@ from planner.cli_options import (
     ClusterText,
     Concurrency,
     ContextLen,
+    CudaGraphs,
     Drawing,
     Explain,
     Force,
@@ -30,6 +31,7 @@ from planner.cli_options import (
     OptimizerName,
     Precision,
     PrefillChunk,
+    PromptLen,
     Qlora,
     QuantisationName,
     Recompute,
@@ -110,9 +112,11 @@ def fit(
     inference: Inference = False,
     concurrency: Concurrency = None,
     context_len: ContextLen = None,
+    prompt_len: PromptLen = None,
     prefill_chunk: PrefillChunk = None,
     kv_precision: KVPrecision = None,
     weight_precision: WeightPrecision = None,
+    cuda_graphs: CudaGraphs = None,
     json: Json = False,
 ) -> None:
     """Will it fit? A verdict with a margin, the parts, and what to change."""
@@ -171,9 +175,11 @@ def fit(
         inference=inference,
         concurrency=concurrency,
         context_len=context_len,
+        prompt_len=prompt_len,
         prefill_chunk=prefill_chunk,
         kv_precision=kv_precision,
         weight_precision=weight_precision,
+        cuda_graphs=cuda_graphs,
     )
     trained = answer if isinstance(answer, FitAnswer) else None
     if output is not None and trained is not None:

@@ -73,6 +73,15 @@ Concurrency = Annotated[int | None, typer.Option(help="inference: sequences at o
 ContextLen = Annotated[
     int | None, typer.Option(help="inference: tokens of a sequence, prompt and answer")
 ]
+PromptLen = Annotated[
+    int | None, typer.Option(help="inference: tokens of a prompt (default: half of the context)")
+]
+CudaGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--cuda-graphs/--no-cuda-graphs", help="inference: steps started as one graph, or eagerly"
+    ),
+]
 PrefillChunk = Annotated[
     int | None, typer.Option(help="inference: tokens of prompts computed in one step")
 ]

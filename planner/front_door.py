@@ -62,9 +62,11 @@ def fit(
     inference: bool = False,
     concurrency: int | None = None,
     context_len: int | None = None,
+    prompt_len: int | None = None,
     prefill_chunk: int | None = None,
     kv_precision: str | None = None,
     weight_precision: str | None = None,
+    cuda_graphs: bool | None = None,
     **plan_options: Any,
 ) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """Say whether a model trains on a cluster with a plan, and with which margin.

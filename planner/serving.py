@@ -17,6 +17,7 @@ from planner.render.serving import CONFIDENCE, serving_text
 from planner.serving_layouts import usual_layouts
 from planner.serving_question import build_serving
 from planner.serving_setting import PLAN_FIELDS, ServingSetting, memory_document, why_not
+from planner.serving_speed import time_document
 from planner.serving_typed import vllm_options
 from planner.serving_ways import serving_reach, serving_ways
 
@@ -32,6 +33,7 @@ class ServingAnswer:
     setting: ServingSetting
     plan: Plan
     memory: Mapping[str, Any]
+    time: Mapping[str, Any] | None  # None: no rate is known
     assumptions: tuple[str, ...]
     ways_out: tuple[Mapping[str, Any], ...]
     reach: Mapping[str, Any]
@@ -49,7 +51,7 @@ class ServingAnswer:
         return "published" if on_gpu and alike else "datasheet"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document; the time of a token is not predicted yet."""
+        """Return the JSON document."""
         setting, memory = self.setting, dict(self.memory)
         memory.pop("verdict")
         pinned = setting.layer_ranges
@@ -63,7 +65,7 @@ class ServingAnswer:
             "verdict": self.verdict,
             "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
             "memory": memory,
-            "time": None,
+            "time": None if self.time is None else dict(self.time),
             "assumptions": list(self.assumptions),
             "confidence": self.confidence,
             "ways_out": [dict(way) for way in self.ways_out],
@@ -75,6 +77,7 @@ class ServingAnswer:
             self.setting,
             self.plan,
             self.memory,
+            self.time,
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
@@ -101,6 +104,8 @@ def fit_serving(
     kv_precision: str | None = None,
     attention_kernel: str | None = None,
     layers: str | Sequence[int] | None = None,
+    prompt_len: int | None = None,
+    cuda_graphs: bool | None = None,
 ) -> ServingAnswer:
     """Say whether a cluster serves so many sequences of such a length, and with which margin.
 
@@ -119,6 +124,8 @@ def fit_serving(
         kv_precision=kv_precision,
         attention_kernel=attention_kernel,
         layers=layers,
+        prompt_len=prompt_len,
+        cuda_graphs=cuda_graphs,
     )
     plan, memory, why = _layout(setting, fixed)
     named = PLAN_FIELDS if plan.expert_parallel > 1 else PLAN_FIELDS[:3]
@@ -131,10 +138,16 @@ def fit_serving(
             f"concurrency {plan.data_parallel} (default: one sequence for each replica)"
         )
     fits = memory["verdict"] == "fits"
+    try:
+        time = time_document(setting, plan)
+    except InputError as error:
+        time = None
+        assumptions.append(f"time is not predicted: {error}")
     return ServingAnswer(
         setting=setting,
         plan=plan,
         memory=memory,
+        time=time,
         assumptions=tuple(assumptions),
         ways_out=() if fits else serving_ways(setting, plan),
         reach=serving_reach(setting, plan) if fits and has_cache(model) else {},

@@ -46,9 +46,11 @@ OPTION_NAMES: Final[Mapping[str, str]] = {
 SERVING_ONLY: Final[Mapping[str, str]] = {
     "concurrency": "--concurrency",
     "context_len": "--context-len",
+    "prompt_len": "--prompt-len",
     "prefill_chunk": "--prefill-chunk",
     "kv_precision": "--kv-precision",
     "weight_precision": "--weight-precision",
+    "cuda_graphs": "--cuda-graphs",
 }
 
 
@@ -84,6 +86,8 @@ def build_serving(
     kv_precision: str | None,
     attention_kernel: str | None,
     layers: str | Sequence[int] | None,
+    prompt_len: int | None = None,
+    cuda_graphs: bool | None = None,
 ) -> tuple[ServingSetting, list[str]]:
     """Check what was given and fill in what was not; return the setting and the assumptions."""
     about = [words for words in model.assumptions if words != LENGTHS]  # as of training
@@ -121,6 +125,8 @@ def build_serving(
         attention_kernel=check_choice(  # type: ignore[arg-type]
             "attention_kernel", attention_kernel or "flash", ("flash", "eager")
         ),
+        prompt_len=_prompt(model, length, prompt_len, default),
+        cuda_graphs=cuda_graphs is not False,
     )
     _check_format(model, workload)
     # learned positions are a rule of their own
@@ -147,6 +153,21 @@ def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, def
     if model.max_seq_len is None:
         return int(default("context_len", DEFAULT_SEQ_LEN, "the model has no longest one"))
     return int(default("context_len", model.max_seq_len, "the model's longest, as in vLLM"))
+
+
+def _prompt(model: ModelSpec, context_len: int, prompt_len: int | None, default: Any) -> int:
+    """Return the tokens of a prompt; all of them where the model writes none behind it."""
+    if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
+        if prompt_len not in (None, context_len):
+            raise InputError(
+                f"prompt_len = {prompt_len}: {model.name} reads context_len tokens "
+                f"(must be {context_len}, or left out)"
+            )
+        return context_len
+    if prompt_len is not None:
+        return check_count("prompt_len", prompt_len, context_len)
+    default("prompt_len", max(1, context_len // 2), "half of context_len; times depend on it")
+    return 0
 
 
 def _stored(model: ModelSpec, precision: str, default: Any) -> str:

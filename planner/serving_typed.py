@@ -30,6 +30,10 @@ def serve_command(setting: ServingSetting, plan: Plan) -> str:
     words.append(f"--precision {workload.precision}")
     words.append(f"--weight-precision {workload.weight_precision}")
     words.append(f"--kv-precision {workload.kv_precision}")
+    if workload.prompt_len and workload.prompt_tokens < workload.context_len:
+        words.append(f"--prompt-len {workload.prompt_tokens}")
+    if not workload.cuda_graphs:
+        words.append("--no-cuda-graphs")
     if workload.attention_kernel != "flash":
         words.append(f"--attention {workload.attention_kernel}")
     words.append(describe_serving(plan))
@@ -61,6 +65,8 @@ def vllm_options(setting: ServingSetting, plan: Plan) -> str | None:
     words.append(
         f"--max-num-batched-tokens {max(workload.prefill_chunk, sequences_of(setting, plan))}"
     )
+    if not workload.cuda_graphs:
+        words.append("--enforce-eager")
     if workload.kv_precision == "fp8":
         words.append("--kv-cache-dtype fp8")
     memory = memory_document(setting, plan)

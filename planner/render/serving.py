@@ -11,6 +11,7 @@ from cost_models.plan import Plan
 from cost_models.units import GIB, format_bytes, format_count, format_gib
 from hardware_profiles.build import describe
 from planner.render.paragraphs import INDENT, labelled
+from planner.render.serving_time import time_lines
 from planner.render.text import bars
 from planner.serving_setting import ServingSetting, sequences_of
 from planner.serving_typed import describe_serving, vllm_options
@@ -33,6 +34,7 @@ def serving_text(
     setting: ServingSetting,
     plan: Plan,
     memory: Mapping[str, Any],
+    time: Mapping[str, Any] | None,
     *,
     assumptions: Sequence[str],
     ways_out: Sequence[Mapping[str, Any]],
@@ -61,6 +63,8 @@ def serving_text(
         lines += labelled("Largest", f"{name}: {format_bytes(parts[name])}")
     if has_cache(setting.model):
         lines += labelled("Cache", _cache(setting, plan, memory))
+    if time is not None:
+        lines += time_lines(setting, time)
     lines += _reach(setting, reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", confidence)
