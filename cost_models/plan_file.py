@@ -20,6 +20,7 @@ from cost_models.recomputed import Recomputed, problem_of, read_by_stage, recomp
 from cost_models.workload import Workload
 from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict
 from hardware_profiles.errors import InputError
+from hardware_profiles.levels import read_rank_order
 from hardware_profiles.reading import Fields, read_json, write_text_atomically
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import profile_names, software_profile
@@ -142,7 +143,7 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         problem = problem_of(by_stage, plan.num_stages, model.num_layers, layer_ranges)
         if problem is not None:
             raise InputError(f"{path}: stage_{problem}")
-    order = _rank_order(fields, plan.world_size) if "rank_order" in fields else None
+    order = read_rank_order(fields, plan.world_size)
     return PlanFile(
         model=model,
         cluster=replace(cluster_from_fields(fields.sub("cluster")), rank_order=order),
@@ -154,16 +155,6 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         software=fields.text("software", "shardplan", choices=tuple(profile_names())),
         stage_recompute_layers=by_stage,
     )
-
-
-def _rank_order(fields: Fields, world_size: int) -> tuple[int, ...]:
-    """Return the accelerator of each rank; rank 0, which reports and saves, keeps the first one."""
-    order = fields.items("rank_order")
-    whole = all(type(number) is int for number in order)
-    if not whole or sorted(order) != list(range(world_size)) or order[0] != 0:
-        allowed = f"every accelerator from 0 to {world_size - 1} once, 0 the first"
-        raise fields.wrong("rank_order", order, allowed)
-    return tuple(order)
 
 
 def _layer_ranges(fields: Fields, num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:

@@ -98,13 +98,8 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     return replace(cluster, tiers=tiers, levels=tuple(levels))
 
 
-def axis_seconds(
-    traffic: Mapping[tuple[str, str], Traffic],
-    cluster: Cluster,
-    software: SoftwareProfile,
-    table: PlanTable,
-) -> dict[str, Real]:
-    """Seconds of all traffic of a rank in one step, by axis.
+def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
+    """Return how many ranks a group of each axis has, and how far apart they lie.
 
     The grid is (pipeline, replicate, shard, context, tensor), tensor fastest: a tensor group is
     contiguous, the ranks that share a model's shards (shard and context) stride over it, replicas
@@ -112,12 +107,9 @@ def axis_seconds(
     neighbours among the data (and, where these hold experts whole, tensor) ranks.
     """
     tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
-    measured = cluster.accelerator.device == "cpu"
-    if not measured:
-        cluster = achieved(cluster, software.bus_efficiency, software.network_efficiency)
     ones = np.ones_like(tensor)
     between = np.where(table.expert_tensor_parallel, tensor, 1)
-    layout = {
+    return {
         "tensor": (tensor, ones),
         "data": (data, tensor),
         "replicate": (replicas, tensor * data),
@@ -125,19 +117,33 @@ def axis_seconds(
         "expert": (table.expert_parallel, between),
         "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
         "context": (table.context_parallel, tensor),
+        "pipeline": (table.pipeline_parallel, tensor * data * replicas),
         "world": (table.world_size, ones),
     }
+
+
+def axis_seconds(
+    traffic: Mapping[tuple[str, str], Traffic],
+    cluster: Cluster,
+    software: SoftwareProfile,
+    table: PlanTable,
+) -> dict[str, Real]:
+    """Seconds of all traffic of a rank in one step, by axis."""
+    measured = cluster.accelerator.device == "cpu"
+    if not measured:
+        cluster = achieved(cluster, software.bus_efficiency, software.network_efficiency)
+    layout = axis_groups(table)
     seconds: dict[str, Real] = {}
     for axis in AXES:
         total: Real = np.zeros(len(table))
-        ranks: Count = 2 * ones
+        ranks, stride = layout[axis]
         hop = None
         if axis == "pipeline":
             bandwidth, latency = on_distinct_rows(point_to_point_link)(
-                cluster, tensor * data * replicas, group_size=table.pipeline_parallel
+                cluster, stride, group_size=ranks
             )
+            ranks = 2 * np.ones_like(stride)  # of a message
         else:
-            ranks, stride = layout[axis]
             bandwidth, latency = on_distinct_rows(group_link)(cluster, ranks, stride)
             hop = on_distinct_rows(mean_hop_latency)(cluster, ranks, stride)
         for kind in KINDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hardware_profiles.catalogue import link_latency, usual_node
@@ -138,11 +139,17 @@ def _level_words(level: Level) -> str:
     sizes = sorted({level.above.count(switch) for switch in set(level.above)})
     many = "es" if level.name.endswith(("ch", "s")) else "s"
     what = f"{level.num_switches} {level.name}{many} of " if level.num_switches > 1 else ""
-    what = what + " or ".join(map(str, sizes)) if what else f"one {level.name} above all"
+    what = what + _from_to(sizes) if what else f"one {level.name} above all"
     rates = sorted({float(f"{figure.value / 1e9:.3g}") for figure in level.bandwidth})
-    rate = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    rate = _from_to(rates)
     per = "for each accelerator" if level.per_accelerator else "a link"
     return f"{what} ({rate} GB/s {per})"
+
+
+def _from_to(numbers: Sequence[float]) -> str:
+    """Return one number, or the first and the last of several."""
+    ends = dict.fromkeys((numbers[0], numbers[-1]))
+    return " to ".join(f"{number:g}" for number in ends)
 
 
 def _machines(cluster: Cluster) -> str:

@@ -22,6 +22,8 @@
     [[level]]                            # instead of link and network: an irregular tree of links
     name = "PCIe switch"                 # see ``levels.py``
 
+    rank_order = [0, 2, 1, 3]            # optional, above the tables: the accelerator of each rank
+
 ``[link]`` and ``[network]`` may also hold a ``name``, and ``[link]`` a ``peer_bandwidth`` (bytes/s
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
@@ -46,7 +48,7 @@ from hardware_profiles.catalogue import (
     usual_node,
 )
 from hardware_profiles.errors import InputError
-from hardware_profiles.levels import levels_of_file
+from hardware_profiles.levels import levels_of_file, read_rank_order
 from hardware_profiles.reading import Fields, read_toml
 from hardware_profiles.schema import (
     KINDS,
@@ -59,7 +61,8 @@ from hardware_profiles.schema import (
     Tier,
 )
 
-_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "link", "network", "host", "level")
+_TABLES: Final = ("link", "network", "host", "level")
+_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "rank_order", *_TABLES)
 _HOST_KEYS: Final = ("memory", "nvme", "source", "kind")
 _NETWORK_KEYS: Final = ("name", "bandwidth", "latency", "source", "kind")
 _LINK_KEYS: Final = (*_NETWORK_KEYS, "domain_size", "peer_bandwidth")
@@ -97,6 +100,7 @@ def read_cluster_file(path: Path) -> Cluster:
         cluster,
         host_memory=_figure(host, "memory") or cluster.host_memory,
         nvme=_figure(host, "nvme") or cluster.nvme,
+        rank_order=read_rank_order(source, cluster.num_gpus),
     )
     if levels:
         return with_levels(replace(cluster, notes=notes), levels)

@@ -86,6 +86,21 @@ def levels_of_fields(source: Fields, num_gpus: int, figure: Callable[..., Figure
     return tuple(levels)
 
 
+def read_rank_order(source: Fields, ranks: int) -> tuple[int, ...] | None:
+    """Return the accelerator of each rank, where it is said.
+
+    Rank 0, which reports and saves, keeps the first one.
+    """
+    if "rank_order" not in source:
+        return None
+    order = source.items("rank_order")
+    whole = all(type(number) is int for number in order)
+    if not whole or sorted(order) != list(range(ranks)) or order[0] != 0:
+        allowed = f"every accelerator from 0 to {ranks - 1} once, 0 the first"
+        raise source.wrong("rank_order", order, allowed)
+    return tuple(order)
+
+
 def check_levels(levels: Sequence[Level], num_gpus: int, where: str) -> None:
     """Raise an InputError unless levels are a tree above so many accelerators."""
     if not levels:

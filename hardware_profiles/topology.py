@@ -84,61 +84,69 @@ def neighbour_link(cluster: Cluster, size: int, stride: int, world_size: int) ->
 def groups_of(order: Sequence[int] | Whole, size: int, stride: int) -> Whole:
     """Return the accelerators of every group, one a row, in the order of the grid.
 
+    ``order``: of the accelerators by rank; several orders may be stacked along leading axes.
+
     >>> groups_of([0, 2, 1, 3], 2, 1).tolist()
     [[0, 2], [1, 3]]
     >>> groups_of(range(8), 2, 2).tolist()
     [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
     ranks = np.asarray(order, dtype=np.intp)
-    blocks = len(ranks) // (size * stride)
-    grid = ranks[: blocks * size * stride].reshape(blocks, size, stride)
-    return grid.transpose(0, 2, 1).reshape(-1, size)
+    blocks = ranks.shape[-1] // (size * stride)
+    grid = ranks[..., : blocks * size * stride].reshape(*ranks.shape[:-1], blocks, size, stride)
+    return np.swapaxes(grid, -1, -2).reshape(*ranks.shape[:-1], -1, size)
 
 
-def link_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> GroupLink:
-    """Return what the slowest of some groups (rows of accelerators) sees, all at work at once.
+def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, Floats, Floats, int]:
+    """Return what the slowest group sees in each of several placements, all groups at work at once.
 
-    ``ring``: members are passed as the tree is walked through; else in the order of their row.
+    ``groups``: accelerators, shape (placements, groups, members). Returns bandwidth, latency and
+    mean hop, shape (placements,), and the outermost level that any crosses. ``ring``: members are
+    passed as the tree is walked through; else in the order of their row.
     """
-    count, size = groups.shape
-    inner_latency = float(np.min(tree.latency[INNERMOST]))
-    if count == 0 or size == 1:
+    many, count, size = groups.shape
+    inner = float(np.min(tree.latency[INNERMOST]))
+    if size == 1 or count == 0:
         alone = float(np.min(tree.bandwidth[INNERMOST]))
         if not ring and tree.peer_bandwidth is not None:
             alone = tree.peer_bandwidth
-        return GroupLink(alone, inner_latency, inner_latency, INNERMOST)
+        return np.full(many, alone), np.full(many, inner), np.full(many, inner), INNERMOST
     if ring:
-        walked = np.argsort(tree.position[groups], axis=1, kind="stable")
-        groups = np.take_along_axis(groups, walked, axis=1)
-    following = np.roll(groups, -1, axis=1)
-    bandwidth, level = np.inf, INNERMOST
-    latency: Floats = np.zeros(groups.shape)
+        walked = np.argsort(tree.position[groups], axis=-1, kind="stable")
+        groups = np.take_along_axis(groups, walked, axis=-1)
+    following = np.roll(groups, -1, axis=-1)
+    placement = np.arange(many)[:, None, None]
+    bandwidth, latency = np.full(many, np.inf), np.zeros(groups.shape)
+    level = INNERMOST
     for number, place in enumerate(tree.places):
         here = place[groups]
         crosses = here != place[following]
         if not crosses.any():
             break  # what is inside one domain is inside all that hold it
         level = number
+        links = (here + placement * len(tree.bandwidth[number]))[crosses]
         left = here[crosses]
-        share = tree.bandwidth[number][left] / np.bincount(left)[left]
+        share = tree.bandwidth[number][left] / np.bincount(links)[links]
         lane = tree.lane[number]
         if lane is not None:
             lanes = _members(here)[crosses] if ring else 1  # a message uses one
             share = np.minimum(share, lane[left] * lanes)
         if number == INNERMOST and tree.peer_bandwidth is not None:
             share = _to_peers(tree, groups, share, ring=ring)
-        bandwidth = min(bandwidth, float(np.min(share)))
+        shares = np.full(groups.shape, np.inf)
+        shares[crosses] = share
+        bandwidth = np.minimum(bandwidth, shares.min(axis=(1, 2)))
         over = tree.latency[number]
         slower = np.maximum(over[here], over[place[following]])
         if number == INNERMOST and not ring and tree.peer_latency is not None:
             slower = np.full(groups.shape, tree.peer_latency)
         latency = np.where(crosses, np.maximum(latency, slower), latency)
-    return GroupLink(bandwidth, float(latency.max()), float(latency.mean(axis=1).max()), level)
+    return bandwidth, latency.max(axis=(1, 2)), latency.mean(axis=-1).max(axis=1), level
 
 
 def _members(here: Whole) -> Whole:
     """Return how many members of its group lie where each one does."""
-    rows = np.arange(len(here))[:, None]
+    rows = np.arange(here.shape[0] * here.shape[1]).reshape(*here.shape[:2], 1)
     keys = rows * (int(here.max()) + 1) + here
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     found: Whole = counts[inverse.reshape(here.shape)]
@@ -249,7 +257,9 @@ def _key(cluster: Cluster) -> _Key:
 def _link(key: _Key, size: int, stride: int, world_size: int, *, ring: bool) -> GroupLink:
     *links, num_gpus, order = key
     ranks = range(world_size) if order is None else order[:world_size]
-    return link_of_groups(_tree_of(*links, num_gpus), groups_of(ranks, size, stride), ring=ring)
+    groups = groups_of(ranks, size, stride)[None]
+    bandwidth, latency, hop, level = links_of_groups(_tree_of(*links, num_gpus), groups, ring=ring)
+    return GroupLink(float(bandwidth[0]), float(latency[0]), float(hop[0]), level)
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from cost_models.supported import unproven
 from cost_models.units import format_bytes
 from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_document, plan_file
+from planner.placement import Placed
 from planner.question import DEFAULT_SOFTWARE
 from planner.refusal import search_document
 from planner.render.memory_html import drawing_title, fragment, memory_html
@@ -141,6 +142,7 @@ class PlanAnswer:
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
     staged: Staged | None = None  # a plan with stages of its own that is faster than the first one
+    placed: Placed | None = None  # a plan whose ranks stand in an order of their own; with stages
 
     @property
     def best(self) -> Plan:
@@ -168,11 +170,13 @@ class PlanAnswer:
         )
 
     def plan_file(self, rank: int = 0) -> PlanFile:
-        """Return the contents of a plan.json for the plan of that rank (0: the best, staged)."""
+        """Return the contents of a plan.json for the plan of that rank (0: the best of all)."""
         import importlib.metadata
 
         version = importlib.metadata.version("shardplan")
         made_by = f"shardplan {version}"
+        if rank == 0 and self.placed is not None:
+            return plan_file(self.placed.setting, self.placed.plan, made_by)
         if rank == 0 and self.staged is not None:
             return plan_file(self.staged.setting(self.setting), self.staged.plan, made_by)
         return plan_file(self.setting, self.result.plans[rank], made_by)
@@ -184,6 +188,7 @@ class PlanAnswer:
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
             "staged": None if self.staged is None else self.staged.to_dict(),
+            "placed": None if self.placed is None else self.placed.to_dict(),
             "search": search_document(self.result.counts),
             "not_run": not_run(self.setting, self.best),
             "assumptions": list(self.assumptions),
@@ -197,6 +202,7 @@ class PlanAnswer:
             self.documents,
             assumptions=self.assumptions,
             staged=self.staged,
+            placed=self.placed,
         )
 
     __repr__ = __str__

@@ -16,6 +16,7 @@ from planner.inverse import FINDS, InverseAnswer, answer_inverse, models_of
 from planner.job import job_of
 from planner.module_trace import is_module
 from planner.objectives import OBJECTIVES, Objective
+from planner.placement import best_placed
 from planner.question import adapting, check_choice
 from planner.recompute_words import without_list
 from planner.resolving import ModelLike, cluster_of, clusters_of, model_of
@@ -162,13 +163,15 @@ def plan(
     documents = documents_of(setting, result)
     free = objective == "time" and not constraints and "recompute" not in fixed
     fits = documents[0]["memory"]["verdict"] == "fits"
+    staged = best_staged(setting, result.plans) if free and fits else None
     return PlanAnswer(
         setting=setting,
         result=result,
         documents=documents,
         assumptions=case.question.assumptions,
         fixed=fixed,
-        staged=best_staged(setting, result.plans) if free and fits else None,
+        staged=staged,
+        placed=best_placed(setting, result.plans, staged) if objective == "time" and fits else None,
     )
 
 

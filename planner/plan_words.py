@@ -13,6 +13,7 @@ from cost_models.schedules import SPLIT
 from cost_models.units import format_seconds
 from hardware_profiles.cluster import group_link, point_to_point_link
 from hardware_profiles.schema import Cluster
+from hardware_profiles.topology import is_regular, neighbour_link, ring_link
 
 ZERO: Final = {
     0: "every one of them keeps the whole weights, gradients and optimizer states (ZeRO 0)",
@@ -169,6 +170,10 @@ def place(cluster: Cluster, plan: Plan, axis: str) -> str:
     rate = f"{float(f'{float(np.ravel(bandwidth)[0]) / 1e9:.3g}'):g} GB/s"
     if cluster.accelerator.device == "cpu":
         return f"between processes, {rate}"
+    if not is_regular(cluster):
+        link = neighbour_link if axis == "pipeline" else ring_link
+        level = link(cluster, size, stride, cluster.num_gpus).level
+        return f"over {(cluster.levels or cluster.tiers)[level].name}, {rate}"
     inner, span = cluster.tiers[0], size * stride
     inside = plan.world_size <= inner.domain_size or inner.domain_size % span == 0
     if inside:

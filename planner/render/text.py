@@ -14,9 +14,11 @@ from hardware_profiles.build import describe
 from planner.changes import HARDWARE, PLAN, TRAINING
 from planner.confidence import confidence
 from planner.host_room import host_text
+from planner.placement import Placed
 from planner.recompute_words import typed_by_stage
 from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
+from planner.render.placed import placed_words
 from planner.search import Counts
 from planner.stage_layers import typed_layers
 from planner.staged import Staged
@@ -255,6 +257,7 @@ def plan_text(
     *,
     assumptions: Sequence[str],
     staged: Staged | None = None,
+    placed: Placed | None = None,
 ) -> str:
     """The answer of ``plan``."""
     best = documents[0]
@@ -270,7 +273,9 @@ def plan_text(
     if len(documents) > 1:
         lines += labelled("Runner-up", _why_not(best, documents[1]))
     if staged is not None:
-        lines += labelled("Stages", _stages(staged))
+        lines += labelled("Stages", _stages(staged, written=placed is None))
+    if placed is not None:
+        lines += labelled("Order", placed_words(placed))
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
@@ -296,7 +301,7 @@ def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     )
 
 
-def _stages(staged: Staged) -> str:
+def _stages(staged: Staged, *, written: bool) -> str:
     """What stages of their own gain, as options of ``fit``."""
     options = [typed_layers(staged.layer_ranges)] if len(staged.layers) > 1 else []
     options += typed_by_stage(staged.by_stage)
@@ -304,7 +309,8 @@ def _stages(staged: Staged) -> str:
     return (
         f"{format_seconds(staged.step)} instead of {format_seconds(staged.even_step)} a step "
         f"({100 * staged.gain:.1f} % less, simulated) with {which} and "
-        f"--recompute {staged.plan.recompute} {' '.join(options)}; that is what -o writes"
+        f"--recompute {staged.plan.recompute} {' '.join(options)}"
+        + ("; that is what -o writes" if written else "")
     )
 
 

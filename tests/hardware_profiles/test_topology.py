@@ -178,7 +178,7 @@ def test_two_racks_share_the_oversubscribed_uplink(racks):
     assert float(group_link(racks, 2, 1)[0]) == 400e9
     assert float(group_link(racks, 5, 2)[0]) == 20e9
     # ranks that follow the racks: the ring of the first three nodes' halves needs no uplink
-    assert "2 rack switches of 2 or 3 (50 GB/s for each accelerator)" in describe(racks)
+    assert "2 rack switches of 2 to 3 (50 GB/s for each accelerator)" in describe(racks)
     assert [(t.domain_size, t.bandwidth.value) for t in racks.tiers] == [
         (2, 400e9),
         (4, 50e9),
@@ -192,6 +192,15 @@ def test_a_permuted_order_moves_groups_to_other_links():
     assert float(group_link(cluster, 2, 1)[0]) == 300e9
     assert float(group_link(torn, 2, 1)[0]) == 25e9
     assert float(group_link(torn, 4, 2)[0]) == 300e9
+
+
+def test_a_file_may_say_the_order_of_ranks(tmp_path):
+    path = tmp_path / "torn.toml"
+    head = "nodes = 2\ngpus_per_node = 2\n"
+    path.write_text(head + 'accelerator = "H100-SXM-80GB"\nrank_order = [0, 2, 1, 3]\n')
+    torn = parse_cluster(str(path))
+    assert torn.rank_order == (0, 2, 1, 3)
+    assert group_link(torn, 2, 1)[0] < group_link(torn, 2, 2)[0]
 
 
 def test_levels_survive_plan_json_and_the_graph(racks):
@@ -243,6 +252,7 @@ def test_trainers_reach_a_share_of_every_link(racks):
         ("bandwidth = [60e9, 40e9]", "", "bandwidth (of a link) or per_accelerator"),
         ('"uplink"', '"rack switch"', "two levels have the name 'rack switch'"),
         ('[[level]]\nname = "NV', '[network]\nbandwidth = 1e9\n[[level]]\nname = "NV', "[network]"),
+        ("nodes = 5", "nodes = 5\nrank_order = [0, 1, 2]", "every accelerator from 0 to 9 once"),
         ("latency = 3e-6", "latencies = 3e-6", "unknown key 'latencies'"),
     ],
 )

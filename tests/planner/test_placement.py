@@ -1,0 +1,248 @@
+"""Orders of ranks against every permutation of small graphs; what the answer of plan says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import planner
+from cost_models.plan import Plan
+from cost_models.plan_file import read_plan_file
+from cost_models.prediction import predict, setting_of
+from hardware_profiles.cluster_file import with_levels
+from hardware_profiles.schema import Cluster, Figure, Level
+from hardware_profiles.spec import parse_cluster
+from hardware_profiles.topology import neighbour_link, ring_link, tree_of
+from planner.cli import main
+from planner.placement import groups_of, ordered_step, place
+from planner.rank_orders import Groups, best_order, orders_of_axes
+
+BOX = """
+nodes = 1
+gpus_per_node = 8
+accelerator = "L40S"
+
+[[level]]
+name = "PCIe switch"
+above = [0, 1, 2, 3, 0, 1, 2, 3]
+bandwidth = 25e9
+
+[[level]]
+name = "socket"
+each = [3, 1]
+bandwidth = 20e9
+
+[[level]]
+name = "UPI"
+each = 2
+bandwidth = 16e9
+"""
+GRIDS = {4: [(2, 2), (4, 1)], 5: [(5, 1)], 6: [(2, 3), (3, 2)], 8: [(2, 4), (4, 2), (2, 2, 2)]}
+
+
+def random_tree(rng: np.random.Generator, num_gpus: int) -> Cluster:
+    """Return a cluster whose links are a random tree, its leaves in any order."""
+    levels: list[Level] = []
+    below = num_gpus
+    while below > 1:
+        switches = int(rng.integers(1, below)) if len(levels) < 2 else 1
+        above = np.concatenate([np.arange(switches), rng.integers(0, switches, below - switches)])
+        figures = [Figure(float(w), "assumed", "test") for w in rng.integers(5, 100, 2 * below)]
+        levels.append(
+            Level(
+                f"level {len(levels)}",
+                tuple(rng.permutation(above).tolist()),
+                tuple(figures[:below]),
+                tuple(replace(late, value=1e-3 * late.value) for late in figures[below:]),
+                bool(rng.random() < 0.3),
+            )
+        )
+        below = switches
+    cluster = replace(parse_cluster("8xL40S"), gpus_per_node=num_gpus)
+    return with_levels(cluster, tuple(levels))
+
+
+def groups_of_grid(grid: tuple[int, ...], rng: np.random.Generator) -> list[Groups]:
+    """Return the groups of every axis; the outermost sends messages in lines."""
+    strides = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+    rings = [axis > 0 or bool(rng.random() < 0.5) for axis in range(len(grid))]
+    return [Groups(*each) for each in zip(grid, strides, rings, strict=True) if each[0] > 1]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_order_equals_brute_force_over_all_permutations(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_gpus = int(rng.choice([4, 5, 6]))
+    _check(rng, num_gpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1))
+def test_it_does_so_on_eight_accelerators(seed: int) -> None:
+    _check(np.random.default_rng(100 + seed), 8)
+
+
+def _check(rng: np.random.Generator, num_gpus: int) -> None:
+    cluster = random_tree(rng, num_gpus)
+    choices = GRIDS[num_gpus]
+    grid = choices[int(rng.integers(len(choices)))]
+    groups = groups_of_grid(grid, rng)
+    weights = rng.integers(1, 1000, (len(groups), 3)).tolist()
+    hidden = float(rng.integers(0, 200))
+
+    def cost(order: tuple[int, ...]) -> float:
+        """Seconds of all axes; those of the last one are hidden in part, as a step's are."""
+        ordered = replace(cluster, rank_order=order)
+        seconds = []
+        for (size, stride, ring), (much, often, hops) in zip(groups, weights, strict=True):
+            link = ring_link if ring else neighbour_link
+            found = link(ordered, size, stride, num_gpus)
+            seconds.append(much / found.bandwidth + often * found.latency + hops * found.hop)
+        return sum(seconds[:-1]) + max(0.0, seconds[-1] - hidden)
+
+    found = best_order(tree_of(cluster), groups, grid, cost)
+    least = min(map(cost, itertools.permutations(range(num_gpus))))
+    assert found.proven
+    assert found.cost == pytest.approx(least, rel=1e-9)
+    assert found.cost == cost(found.order)
+    assert found.usual_cost == cost(tuple(range(num_gpus)))
+    assert found.order[0] == 0
+    assert sorted(found.order) == list(range(num_gpus))
+
+
+def test_larger_trees_get_an_order_that_is_no_worse_and_here_the_best() -> None:
+    """Four racks of four, numbered so that neighbours are never in one: sorting is best."""
+    figure = (Figure(10.0, "assumed", "test"),)
+    late = (Figure(1e-6, "assumed", "test"),)
+    racks = Level("rack", tuple(rank % 4 for rank in range(16)), figure, late)
+    spine = Level("spine", (0,) * 4, figure, late)
+    cluster = with_levels(replace(parse_cluster("8xL40S"), gpus_per_node=16), (racks, spine))
+    groups = [Groups(4, 1, True), Groups(4, 4, True)]
+
+    def cost(order: tuple[int, ...]) -> float:
+        ordered = replace(cluster, rank_order=order)
+        inner, outer = (ring_link(ordered, size, stride, 16) for size, stride, _ in groups)
+        return 100.0 / inner.bandwidth + 1.0 / outer.bandwidth
+
+    found = best_order(tree_of(cluster), groups, (4, 4), cost)
+    assert not found.proven
+    assert found.cost == pytest.approx(100.0 / 10.0 + 1.0 / 2.5)
+    assert found.usual_cost == pytest.approx(100.0 / 2.5 + 1.0 / 10.0)
+    assert [rank % 4 for rank in found.order[:4]] == [0] * 4
+
+
+def test_exchanges_mend_what_no_order_of_axes_can() -> None:
+    """Racks of three and nine: one group of four fills the small one instead of three."""
+    wide, thin = Figure(10.0, "assumed", "test"), Figure(1.0, "assumed", "test")
+    racks = Level("rack", (0, 0, 0, *(1,) * 9), (wide,), (thin,))
+    spine = Level("spine", (0, 0), (thin,), (thin,))
+    cluster = with_levels(replace(parse_cluster("8xL40S"), gpus_per_node=12), (racks, spine))
+    groups = [Groups(4, 3, True)]
+
+    def cost(order: tuple[int, ...]) -> float:
+        return 1.0 / ring_link(replace(cluster, rank_order=order), 4, 3, 12).bandwidth
+
+    found = best_order(tree_of(cluster), groups, (4, 3), cost)
+    assert (found.cost, found.usual_cost) == (1.0, 3.0)
+    small = [{found.order[rank + 3 * i] for i in range(4)} & {0, 1, 2} for rank in range(3)]
+    assert sorted(map(len, small)) == [0, 0, 3]
+
+
+def test_orders_of_axes_keep_rank_0_and_are_permutations() -> None:
+    orders = orders_of_axes([2, 1, 2, 3], np.array([2, 3, 0, 1, 4, 5, 6, 7, 8, 9, 10, 11]))
+    assert len(orders) == 6
+    assert all(sorted(order) == list(range(12)) and order[0] == 0 for order in orders.tolist())
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Cluster:
+    path = tmp_path / "box.toml"
+    path.write_text(BOX)
+    return parse_cluster(str(path))
+
+
+def test_a_plan_s_order_has_the_shortest_step_of_all_that_were_tried(box: Cluster) -> None:
+    answer = planner.plan("llama-3.2-1b", box, global_batch_size=16, fix="tp=2,pp=2", top=1)
+    plan = answer.best  # type: ignore[union-attr]
+    setting = answer.setting  # type: ignore[union-attr]
+    found = place(setting, plan)
+    assert set(groups_of(plan)) == {"tensor", "data", "pipeline"}
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        order = (0, *(1 + rng.permutation(7)).tolist())
+        assert found.cost <= ordered_step(setting, plan, order)
+
+
+@pytest.mark.parametrize("name", ["2x4xA100-80GB", "4x2xA100-PCIe-80GB", "8xH100-SXM"])
+@pytest.mark.parametrize("fix", ["tp=2,pp=1", "tp=4", "tp=2,pp=2"])
+def test_on_equal_nodes_the_usual_order_is_within_half_a_percent_of_the_best(
+    name: str, fix: str
+) -> None:
+    """Stages may as well be the nearest where data ranks hide what they send."""
+    answer = planner.plan("llama-3.2-1b", name, global_batch_size=64, fix=fix, top=1)
+    assert answer.placed is None  # type: ignore[union-attr]
+    found = place(answer.setting, answer.best)  # type: ignore[union-attr]
+    assert found.cost <= found.usual_cost <= 1.005 * found.cost
+
+
+def called(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+
+
+def test_the_answer_says_the_order_and_why_and_writes_it(
+    box: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "plan",
+        "llama-3.2-1b",
+        box.name,
+        "--global-batch-size",
+        "16",
+        "--fix",
+        "tp=2",
+        "--top",
+        "1",
+    ]
+    path = tmp_path / "plan.json"
+    called([*words, "-o", str(path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "% less, simulated) with the best plan and ranks 0, 1, 2, … on the accelerators" in said
+    assert "tensor groups of 2" in said
+    assert "talk over PCIe switch, 25 GB/s, instead of" in said
+    assert "no order is better; that is what -o writes" in said
+    file = read_plan_file(path)
+    assert file.rank_order is not None
+    step = file.prediction["time"]["step_seconds"]
+    fresh = predict(setting_of(file), file.plan, file.layer_ranges)
+    usual = replace(file, cluster=replace(file.cluster, rank_order=None))
+    before = predict(setting_of(usual), file.plan, file.layer_ranges)
+    assert fresh["time"]["step_seconds"] == pytest.approx(step)
+    assert before["time"]["step_seconds"] > 1.05 * step
+    called([*words, "--json"])
+    placed = json.loads(capsys.readouterr().out)["placed"]
+    assert placed["rank_order"] == list(file.rank_order)
+    assert placed["step_seconds"] == pytest.approx(step)
+    assert placed["proven"]
+
+
+def test_an_order_that_is_given_is_priced_and_kept(box: Cluster) -> None:
+    torn = replace(box, rank_order=(0, 1, 2, 3, 4, 5, 6, 7))
+    plan = Plan(4, 2, zero_stage=1, num_microbatches=4)
+    options = {"global_batch_size": 16, "tensor_parallel": 2, "zero_stage": 1}
+    usual = planner.fit("llama-3.2-1b", torn, **options)
+    paired = planner.fit(
+        "llama-3.2-1b", replace(box, rank_order=(0, 4, 1, 5, 2, 6, 3, 7)), **options
+    )
+    steps = [one.document["time"]["step_seconds"] for one in (usual, paired)]  # type: ignore[union-attr]
+    assert steps[1] < steps[0]
+    answer = planner.plan("llama-3.2-1b", torn, global_batch_size=16, fix="tp=2", top=1)
+    assert answer.placed is None  # type: ignore[union-attr]
+    assert plan.world_size == 8
