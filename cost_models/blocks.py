@@ -10,7 +10,7 @@ table is one block with both ends. Symbols, for a block of P elements:
                copy and what comes out (and one more where every rank gets all of it); g P where a
                whole gradient had been accumulated
     left over  g P of the block that was reduced last, until the next reduction (torch 2.13,
-               FSDPCommContext.reduce_scatter_state)
+               FSDPCommContext.reduce_scatter_state): a gradient that an earlier micro-batch left
 
 Below ZeRO-3 a block's gathered weights go when its last gradient of a step is reduced. Whether the
 last micro-batch of a step or one before it is fuller depends on the plan: both are priced.
@@ -147,23 +147,24 @@ class Blocks:
         )
 
     def at_loss_forward(self) -> Real:
-        """The head is gathered (twice while that goes on), and what is left of the last pass."""
+        """The head is gathered (twice while that goes on)."""
         first = np.where(self.sharded & self.frees & ~self.several, self.head, 0.0)
         gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, first)
-        return self.gathered * gathering + self._left_over()
+        return self.gathered * gathering
 
     def at_loss_backward(self) -> Real:
         """The head, and the last layer on its way."""
         whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
-        return self.gathered * whole + self._left_over()
+        return self.gathered * whole
 
     def at_the_turn(self, gradients: Real, held: Held) -> list[tuple[Real, Real]]:
         """Gradients and activations at the loss; DualPipeV has not both at once in few steps."""
+        left = self._left_over()
         if not np.any(self.turns_once):
-            return [(gradients, held.saved)]
+            return [(gradients + left, held.saved)]
         first = np.where(self.turns_once, gradients * self.later_share, gradients)
         less = np.where(self.turns_once, held.stage, 0.0)
-        return [(first, held.saved), (gradients, held.saved - less)]
+        return [(first + left, held.saved), (gradients + left, held.saved - less)]
 
     def at_head(self, gradients: Real, held: Held) -> list[Moment]:
         """The head's weight gradient beside that of the logits; then its reduction."""
@@ -171,12 +172,12 @@ class Blocks:
         zeros = np.zeros_like(held.saved)
         ahead = self.head + self.tied + self._prefetched()
         ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
-        projection = ahead + self._fresh(block) + self._left_over()
+        projection, with_left = ahead + self._fresh(block), gradients + self._left_over()
         turned = held.saved - held.tail + held.head_norm
         walked = held.saved + held.head_walk
         places = [
-            Moment(self._named((gradients, walked, held.logits_gradient, projection, zeros))),
-            Moment(self._named((gradients, turned, zeros, projection, zeros))),
+            Moment(self._named((with_left, walked, held.logits_gradient, projection, zeros))),
+            Moment(self._named((with_left, turned, zeros, projection, zeros))),
         ]
         turned = held.saved - held.tail
         for last, there in self._modes():

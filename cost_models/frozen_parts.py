@@ -80,6 +80,24 @@ def with_frozen_parts(model: ModelSpec, freeze: str) -> ModelSpec:
     return found
 
 
+def without_adapters_below(model: ModelSpec, first: int) -> ModelSpec:
+    """Return a model with adapters from layer ``first`` on alone: below it nothing is walked back.
+
+    LLaMA-Adapter (Zhang et al., arXiv:2303.16199, sec. 3.1) adapts the topmost layers.
+    """
+    kinds = list(model.kinds)
+    pattern = list(model.pattern)
+    idle: dict[int, int] = {}
+    for number, index in enumerate(model.pattern[:first]):
+        if index not in idle:
+            kind = model.kinds[index]
+            own = tuple(w for w in kind.weights if not w.is_adapter)
+            idle[index] = len(kinds)
+            kinds.append(replace(kind, weights=own, idle=True))
+        pattern[number] = idle[index]
+    return replace(model, kinds=tuple(kinds), pattern=tuple(pattern))
+
+
 def _frozen_layers(model: ModelSpec, words: list[str]) -> set[int]:
     """Return the numbers of the layers that are frozen wholly."""
     if "all-but-head" in words:

@@ -62,9 +62,9 @@ _MEMORY_COMMAND: Final = "shardplan validate --memory --only"
 MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
     # as wide as runs need that died (upper end) and that lived (lower end) on full cards
     "hf": Spread(0.09, 0.05, f"{_MEMORY_COMMAND} fms-acceleration: 90 runs, 42 that died"),
-    "litgpt": Spread(0.07, 0.065, f"{_MEMORY_COMMAND} litgpt: 34 runs"),
-    "litgpt-nf4": Spread(0.065, 0.125, f"{_MEMORY_COMMAND} litgpt: 14 runs"),
-    "lit": Spread(0.105, 0.02, f"{_MEMORY_COMMAND} litgpt: 12 runs of its first release"),
+    "litgpt": Spread(0.07, 0.035, f"{_MEMORY_COMMAND} litgpt: 34 runs"),
+    "litgpt-nf4": Spread(0.065, 0.08, f"{_MEMORY_COMMAND} litgpt: 14 runs"),
+    "lit": Spread(0.03, 0.02, f"{_MEMORY_COMMAND} litgpt: 12 runs of its first release"),
     "torchtune": Spread(0.07, 0.14, f"{_MEMORY_COMMAND} torchtune: 20 runs"),
     "peft": Spread(0.035, 0.085, f"{_MEMORY_COMMAND} peft-method-comparison: 7 runs"),
     "megatron-deepspeed": Spread(0.07, 0.225, f"{_MEMORY_COMMAND} bigscience-v100: 32 runs"),

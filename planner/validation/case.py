@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 
 from cost_models.adapters import adapted
 from cost_models.estimate import Setting
+from cost_models.frozen_parts import without_adapters_below
 from cost_models.model import ModelSpec
 from cost_models.plan import OFFLOADS, RECOMPUTE, Plan
 from cost_models.workload import MIXED, Adapter, Optimizer, Precision, Workload
@@ -82,20 +83,27 @@ def _case(reading: Reading) -> Case:
     workload = _workload(reading, batch, default_precision(cluster.accelerator))
     changes = words.get("with", {})
     software = replace(software_profile(profile), **changes)
-    model = _adapted(base, model_key, workload, software.quantises_every_matrix)
+    first = look_up("adapter", row).get("first_layer", 0)
+    model = _adapted(base, model_key, workload, software.quantises_every_matrix, first)
     stages = _stages(row, plan)
     setting = Setting(model, cluster, workload, software, layer_ranges=stages)
-    key = (model_key, cluster_key, workload, profile, tuple(sorted(changes.items())), stages)
+    changed = tuple(sorted(changes.items()))
+    key = (model_key, cluster_key, workload, profile, changed, stages, first)
     return Case(row, setting, plan, tuple(reading.defaults), key)
 
 
-_MODELS: dict[tuple[str, str, int, str, bool], ModelSpec] = {}
+_MODELS: dict[tuple[str, str, int, str, bool, int], ModelSpec] = {}
 
 
-def _adapted(base: ModelSpec, key: str, workload: Workload, every: bool) -> ModelSpec:
-    full = (key, workload.adapter, workload.adapter_rank, workload.adapter_targets, every)
+def _adapted(
+    base: ModelSpec, key: str, workload: Workload, every: bool, first_layer: int
+) -> ModelSpec:
+    """Return what is trained; made once for equal keys, which are priced together."""
+    trained = (workload.adapter, workload.adapter_rank, workload.adapter_targets)
+    full = (key, *trained, every, first_layer)
     if full not in _MODELS:
-        _MODELS[full] = adapted(base, workload, quantises_every_matrix=every)
+        model = adapted(base, workload, quantises_every_matrix=every)
+        _MODELS[full] = without_adapters_below(model, first_layer) if first_layer else model
     return _MODELS[full]
 
 
@@ -246,10 +254,12 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
 
 
 def _attention(reading: Reading) -> Any:
-    flash = reading.row.get("flash_attention")
-    if flash not in (None, "unknown"):
+    flash, entry = reading.row.get("flash_attention"), look_up("attention", reading.row)
+    if flash not in (None, "unknown") and not entry.get("always"):
         return "eager" if flash == "0" else "flash"
-    kernel = look_up("attention", reading.row).get("is", "flash")
+    kernel = entry.get("is", "flash")
+    if entry.get("always"):
+        return kernel
     reading.defaults.append(f"attention {kernel} (default: flash_attention is not said)")
     return kernel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from samples import make_setting, sample_model
 
@@ -11,7 +12,8 @@ from cost_models.adapters import adapted, trainable_part
 from cost_models.estimate import Priced, Setting, price
 from cost_models.flat_parameters import units
 from cost_models.flops import frozen_flops_per_token, idle_flops_per_token, model_flops_per_step
-from cost_models.frozen_parts import check_freeze, with_frozen_parts
+from cost_models.frozen_parts import check_freeze, with_frozen_parts, without_adapters_below
+from cost_models.held_activations import layer_bytes
 from cost_models.legality import CODES, legality_codes, question_of
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
@@ -90,6 +92,26 @@ def test_layers_below_the_first_trained_one_are_idle() -> None:
     assert not any(idle("embedding,layers:1-2"))
     assert idle("embedding,layers:0-0,layers:2-2") == [True] + [False] * (layers - 1)
     assert all(idle("all-but-head"))
+
+
+def test_adapters_from_a_layer_on_leave_those_below_idle() -> None:
+    setting = make_setting("llama-3.2-1b", seq_len=2048, global_batch_size=1)
+    workload = replace(setting.workload, adapter="lora", adapter_rank=8)
+    every = adapted(setting.model, workload)
+    above = without_adapters_below(every, 4)
+    assert [above.kinds[index].idle for index in above.pattern] == [True] * 4 + [False] * 12
+    adapters = every.num_trainable_parameters
+    assert above.num_trainable_parameters == adapters * 12 // 16
+    assert above.num_parameters == every.num_parameters - adapters * 4 // 16
+    assert without_adapters_below(every, 0) == every
+    table = PlanTable.from_plans([Plan()])
+    (rank,) = even_rank_contents(every, 1, 1)
+    (kept,) = even_rank_contents(above, 1, 1)
+    whole, less = (
+        float(np.ravel(layer_bytes(model, workload, setting.software, table, one)[0])[0])
+        for model, one in ((every, rank), (above, kept))
+    )
+    assert less == pytest.approx(whole * 12 / 16)
 
 
 def test_a_tied_table_stays_tied_where_it_is_trained() -> None:

@@ -243,6 +243,22 @@ def test_adapters_follow_from_the_words() -> None:
     assert two.setting.workload.quantisation == "int4"
 
 
+def test_what_litgpt_does_otherwise_is_in_the_words() -> None:
+    lit = {"model": "llama2-7b", "framework": "lit-gpt", "precision": "bf16", "num_gpus": 1}
+    prompts = case(**lit, peft="adapter")
+    assert [prompts.setting.model.kinds[k].idle for k in prompts.setting.model.pattern[:4]] == [
+        *(True, True, False, False)
+    ]
+    assert prompts.setting.software.adapter_input_bytes == 0.0
+    lora = case(**lit, peft="lora r=8 q,v")
+    assert lora.setting.software.longest_first
+    assert not any(kind.idle for kind in lora.setting.model.kinds)
+    newer = {**lit, "framework": "litgpt", "flash_attention": "1"}
+    assert not case(**newer, peft="lora r=8 q,v").setting.software.longest_first
+    capped = case(**{**newer, "model": "gemma2-2b"}, peft="lora r=8 q,v")
+    assert capped.setting.workload.attention_kernel == "eager"
+
+
 def test_time_is_taken_as_it_was_measured() -> None:
     one = case(micro_batch_size=1)
     tokens = 2048.0 * 16
