@@ -206,7 +206,6 @@ class Blocks:
             near = self._behind(gradients, self.head + self.layer)
         if self.num_layers > 3:
             far = self._behind(gradients, self.head + (self.num_layers - 2.0) * self.layer)
-        steps = np.maximum(1.0, self.num_layers - 3.0)
         places = []
         for walk in held.walks:
             beside = others + walk.beside
@@ -217,17 +216,14 @@ class Blocks:
                 places.append(Moment(self._named(parts, unpacked), there))
                 if self.num_layers <= 2:
                     continue
-                grows = (end[0] - then[0]) - (end[1] - then[1]) > steps * walk.kept
-                held_then, gone_then = then
-                layers: Real = 1.0
-                if self.num_layers > 3 and np.any(grows):
-                    held_then = np.where(grows, end[0], held_then)
-                    gone_then = np.where(grows, end[1], gone_then)
-                    layers = np.where(grows, self.num_layers - 2.0, layers)
-                activations = np.maximum(beside + walk.shared - layers * walk.kept, 0.0)
                 buffers, gone = self._walk(walk, last, ahead, ahead)
-                parts = (held_then, activations, logits, buffers, gone + gone_then)
-                places.append(Moment(self._named(parts, unpacked), there))
+                ends = [(then, 1.0)]
+                if self.num_layers > 3:
+                    ends.append((end, self.num_layers - 2.0))
+                for (held_then, gone_then), layers in ends:
+                    activations = np.maximum(beside + walk.shared - layers * walk.kept, 0.0)
+                    parts = (held_then, activations, logits, buffers, gone + gone_then)
+                    places.append(Moment(self._named(parts, unpacked), there))
         return places
 
     def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:
