@@ -24,6 +24,7 @@ import numpy as np
 from cost_models.levels import Array, Frame, Level, distinct
 from cost_models.plan import PlanTable
 
+REMEMBERED: Final = 4096  # rows up to which what an operation gave is kept, for the next one
 SMALL: Final = 256  # rows of which it is worth knowing that they are all the same
 # columns that much does not depend on: distinct rows of all others are found first, and from them
 # those of fewer columns
@@ -114,14 +115,44 @@ class Column:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or "out" in options:
             return NotImplemented
+        name = None if options else _key(ufunc, inputs)
+        known = self.level.frame.made.get(name)
+        if known is not None:
+            return known[0]
         level, values = together(inputs)
-        return _folded(level, ufunc(*values, **options))
+        return _kept(level, name, inputs, _folded(level, ufunc(*values, **options)))
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         known = FUNCTIONS.get(function)
         return NotImplemented if known is None else known(*args, **options)
+
+
+def _key(operation: Any, inputs: Sequence[Any]) -> Any:
+    """Return what an operation is remembered by; None: it is not. Columns are named by identity.
+
+    Ranks of a pipeline and places of a step repeat most of their terms: two of three operations.
+    """
+    parts = [operation]
+    for each in inputs:
+        kind = type(each)
+        if kind is Column:
+            parts.append(id(each))
+        elif kind is float or kind is int or kind is bool:
+            parts += (kind, each) if each else (kind, str(each))  # -0.0 is equal to 0.0
+        elif kind is np.ndarray and each.size == 1:
+            parts += (each.dtype.char, each.ndim, each.tobytes())
+        else:
+            return None
+    return tuple(parts)
+
+
+def _kept(level: Level, name: Any, inputs: Sequence[Any], made: Any) -> Any:
+    """Remember a short column with what it was made of, whose identities its name is."""
+    if name is not None and level.size <= REMEMBERED:
+        level.frame.made[name] = made, inputs
+    return made
 
 
 def _made(level: Level, values: Any) -> Any:
@@ -163,10 +194,17 @@ def at_one_level(frame: Frame, inputs: Sequence[Any]) -> tuple[Level, list[Array
 
 def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Column, Any], Any]:
     """Return what ``ufunc`` does with two columns, the short way."""
-    tells = ufunc in FLAGGING
+    tells, operation = ufunc in FLAGGING, ("swapped " if swapped else "") + ufunc.__name__
 
     def operate(one: Column, other: Any) -> Any:
         level, mine, its = one.level, one.values, other
+        if type(other) is Column:  # as ``_key``
+            name: Any = (operation, id(one), id(other))
+        else:
+            name = _key(operation, (one, other))
+        known = level.frame.made.get(name)
+        if known is not None:
+            return known[0]
         if type(other) is Column:
             its = other.values
             if other.level is not level:
@@ -174,7 +212,8 @@ def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Column, An
                 mine = mine if my_way is None else mine.take(my_way, axis=-1)
                 its = its if its_way is None else its.take(its_way, axis=-1)
         values = ufunc(its, mine) if swapped else ufunc(mine, its)
-        return _made(level, values) if tells else Column(level, values)
+        made = _made(level, values) if tells else Column(level, values)
+        return _kept(level, name, (one, other), made)
 
     return operate
 
@@ -230,8 +269,14 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
         if type(chosen) is Column:
             return chosen if chosen.dtype == kind else chosen.astype(kind)
         return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
-    level, values = together((condition, yes, no))
-    return _folded(level, np.where(*values))
+    inputs = condition, yes, no
+    first = next(each for each in inputs if type(each) is Column)
+    name = _key(np.where, inputs)
+    known = first.level.frame.made.get(name)
+    if known is not None:
+        return known[0]
+    level, values = together(inputs)
+    return _kept(level, name, inputs, _folded(level, np.where(*values)))
 
 
 def _kind(value: Any) -> Any:

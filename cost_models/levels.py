@@ -82,6 +82,7 @@ class Frame:
         self.num_rows = num_rows
         self.whole = Level(self, -1, np.arange(num_rows), None, None)
         self.levels: dict[int, Level] = {}
+        self.made: dict[Any, Any] = {}  # by operations on columns (``columns``)
 
     def add(self, codes: Array, count: int, source: int = 0) -> Level:
         """Add a column of codes 0, 1, ...; return its level, whose rows are these.

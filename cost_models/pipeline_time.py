@@ -1,4 +1,4 @@
-"""Seconds that a pipeline needs for the micro-batches of a step: bounds in closed form, and exact.
+"""Seconds that a pipeline needs for the micro-batches of a step: bounds in closed form.
 
 Symbols   p pipeline_parallel   v virtual_stages   m num_microbatches   r rank
           f, i, w  seconds of a rank's layers for one micro-batch: forward, gradients of inputs,
@@ -22,15 +22,15 @@ table 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.plan import SCHEDULES, Plan, PlanTable
-from cost_models.schedules import SPLIT, Action, actions, rank_of_stage
+from cost_models.plan import SCHEDULES, PlanTable
+from cost_models.schedules import SPLIT
 
 Floats = NDArray[np.float64]
 
@@ -169,57 +169,3 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
         )
         seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * np.sum(x.f + x.i, axis=0)
     return seconds
-
-
-def makespan(
-    plan: Plan, forward: Sequence[float], backward: Sequence[float], weights: Sequence[float]
-) -> float:
-    """Return the seconds from the first pass to the last, action by action.
-
-    ``forward``, ``backward`` and ``weights``: seconds of each stage; ``weights`` is the part of
-    ``backward`` that a split leaves for later. A pass starts as soon as its rank is free and its
-    input is there; messages take no time of their own.
-    """
-    last = plan.num_stages - 1
-    orders = [actions(plan, rank) for rank in range(plan.pipeline_parallel)]
-    ends: dict[tuple[str, int, int], float] = {}
-    clocks, position = [0.0] * len(orders), [0] * len(orders)
-
-    def seconds(action: Action) -> float:
-        of_kind = {
-            "forward": forward[action.stage],
-            "backward": backward[action.stage],
-            "backward_input": backward[action.stage] - weights[action.stage],
-            "backward_weight": weights[action.stage],
-        }
-        return of_kind[action.kind]
-
-    ready = list(range(len(orders)))
-    while ready:
-        rank = ready.pop()
-        while position[rank] < len(orders[rank]):
-            action = orders[rank][position[rank]]
-            needs = _needs(action, last)
-            if needs is not None and needs not in ends:
-                break
-            start = max(clocks[rank], ends[needs] if needs is not None else 0.0)
-            clocks[rank] = start + seconds(action)
-            if action.kind != "backward_weight":
-                kind = action.kind.removesuffix("_input")
-                ends[kind, action.stage, action.microbatch] = clocks[rank]
-                following = action.stage + (1 if kind == "forward" else -1)
-                if 0 <= following <= last:
-                    ready.append(rank_of_stage(plan, following))
-            position[rank] += 1
-    assert all(at == len(order) for at, order in zip(position, orders, strict=True))
-    return max(clocks)
-
-
-def _needs(action: Action, last: int) -> tuple[str, int, int] | None:
-    """Name the pass whose end an action waits for."""
-    kind, stage, microbatch = action
-    if kind == "backward_weight":
-        return None
-    if kind == "forward":
-        return ("forward", stage - 1, microbatch) if stage else None
-    return ("backward", stage + 1, microbatch) if stage < last else ("forward", stage, microbatch)

@@ -106,17 +106,52 @@ def actions(plan: Plan, rank: int) -> list[Action]:
     elif plan.pipeline_schedule == "dualpipev":
         order = _dualpipev(p, m, rank)
     else:
-        split = plan.pipeline_schedule in SPLIT
-        hops = 1 if v == 1 or split else 2  # how far a rank is ahead of the next one
-        order = _one_after_another(
-            p,
-            v,
-            m,
-            rank,
-            warm_up=(v - 1) * per_round(m, p) + hops * (p - 1 - rank),
-            weights_late=rank if split else None,
-        )
+        late = rank if plan.pipeline_schedule in SPLIT else None
+        warm_up = _warm_up(plan, rank)
+        order = _one_after_another(p, v, m, rank, warm_up=warm_up, weights_late=late)
     return [action for action in order.actions if action.microbatch < m]
+
+
+class Body(NamedTuple):
+    """The part of a rank's order that repeats."""
+
+    before: int  # actions
+    actions: int  # of one repetition
+    times: int
+    microbatches: int  # of every stage, in one repetition
+
+
+def repeats(plan: Plan, rank: int = 0) -> Body | None:
+    """Return the body of one rank's order, rank 0's being the shortest; None: there is none.
+
+    Bodies begin where the passes of a repetition wait for those of the same one, or of the one
+    before it.
+    """
+    p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
+    schedule = plan.pipeline_schedule
+    if p == 1 or schedule == "gpipe":
+        return None
+    if schedule in V_SHAPED:
+        if m < 2 * p:
+            return None
+        times = m - 2 * p + 1 + rank
+        if schedule == "zbv":
+            return Body(2 * p - 1 + 3 * (p - rank), 6, times, 1)
+        return Body(2 * p + 3 * (p - rank - 1), 4, times, 1)
+    split = schedule in SPLIT
+    warm_up = _warm_up(plan, rank)
+    round_of = per_round(m, p) if v > 1 else 1
+    times = (v * m - warm_up - rank) // (v * round_of)
+    if times < 1:
+        return None
+    return Body(warm_up + 2 * rank, v * round_of * (3 if split else 2), times, round_of)
+
+
+def _warm_up(plan: Plan, rank: int) -> int:
+    """Return the forward passes before they take turns with backward passes."""
+    p, v = plan.pipeline_parallel, plan.virtual_stages
+    hops = 1 if v == 1 or plan.pipeline_schedule in SPLIT else 2  # ahead of the next rank
+    return (v - 1) * per_round(plan.num_microbatches, p) + hops * (p - 1 - rank)
 
 
 def per_round(num_microbatches: int, pipeline_parallel: int) -> int:

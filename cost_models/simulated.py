@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Priced, Setting, block_seconds, block_time, stages_of
-from cost_models.pipeline_time import makespan
+from cost_models.pipeline_simulation import makespan
 from cost_models.plan import Plan, PlanTable, Schedule
 from cost_models.schedules import stages_of_rank
 from cost_models.step_time import owners

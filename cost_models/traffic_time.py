@@ -117,7 +117,7 @@ def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
         "expert": (table.expert_parallel, between),
         "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
         "context": (table.context_parallel, tensor),
-        "pipeline": (table.pipeline_parallel, tensor * data * replicas),
+        "pipeline": (table.pipeline_parallel, tensor * table.data_parallel * table.context_parallel),
         "world": (table.world_size, ones),
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cost_models.estimate import Setting
 from cost_models.memory import rank_memory
-from cost_models.pipeline_time import makespan
+from cost_models.pipeline_simulation import makespan
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers

@@ -30,7 +30,8 @@ from typing import Final
 import numpy as np
 
 from cost_models.estimate import Setting
-from cost_models.pipeline_time import makespan, pipeline_bound
+from cost_models.pipeline_simulation import makespan
+from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import Plan, PlanTable, split_layers
 from planner.stage_costs import StageCost, StageCosts
 

@@ -60,9 +60,9 @@ class Case:
     def embedding(self) -> float:
         return number(self.sizes.embedding)
 
-    def layer_places(self, walk: Walk, gradients: float = 0.0) -> list[float]:
-        """All bytes of the first layer's place and of a later one's."""
-        held = replace(self.empty, walks=(walk,))
+    def layer_places(self, walk: Walk, gradients: float = 0.0, saved: float = 0.0) -> list[float]:
+        """All bytes at the first layer, at the one behind it, and at the last but one."""
+        held = replace(self.empty, walks=(walk,), saved=np.full(1, saved))
         zeros = np.zeros(1)
         found = self.blocks.at_layer(zeros + gradients, held, zeros, None)
         return [number(total(place.whole())) for place in found]
@@ -84,22 +84,23 @@ def test_zero_3_gathers_the_head_and_the_layer_that_comes() -> None:
 def test_a_layer_before_its_gradients_under_zero_3() -> None:
     """It and the next one are gathered; behind it: the head's fp32 copy, and its reduced shard."""
     case = Case(Plan(data_parallel=8, zero_stage=3))
-    first, later, *_ = case.layer_places(NOTHING)
+    first, _, later, *_ = case.layer_places(NOTHING)
     assert first == 2 * 2 * case.layer + 4 * case.head + 4 * case.head / 8
     # nothing is kept by layers here: the last but one has the shards of all behind it
     behind = case.head + (LAYERS - 2) * case.layer
     assert later == 2 * 2 * case.layer + 4 * case.layer + 4 * behind / 8
 
 
-def test_the_fuller_end_of_the_walk_counts() -> None:
-    """What layers keep, or what they leave: whichever is more decides."""
+def test_both_ends_of_the_walk_are_places() -> None:
+    """What layers keep goes, what they leave comes: whichever is more decides which is fuller."""
     case = Case(Plan(data_parallel=8, zero_stage=3))
-    shard = 4 * case.layer / 8
-    _, grows, *_ = case.layer_places(replace(NOTHING, kept=np.full(1, 0.5 * shard)))
-    _, shrinks, *_ = case.layer_places(replace(NOTHING, kept=np.full(1, 2.0 * shard)))
-    beside = 2 * 2 * case.layer + 4 * case.layer + 4 * case.head / 8
-    assert grows == pytest.approx(beside + (LAYERS - 2) * shard)  # activations are not below 0
-    assert shrinks == pytest.approx(beside + shard)
+    shard, saved = 4 * case.layer / 8, 1e8
+    beside = saved + 2 * 2 * case.layer + 4 * case.layer + 4 * case.head / 8
+    for kept in (0.5 * shard, 2.0 * shard):
+        walk = replace(NOTHING, kept=np.full(1, kept))
+        _, second, last_but_one, *_ = case.layer_places(walk, saved=saved)
+        assert second == pytest.approx(beside + shard - kept)
+        assert last_but_one == pytest.approx(beside + (LAYERS - 2) * (shard - kept))
 
 
 def test_fresh_gradients_and_their_reduction() -> None:
@@ -122,7 +123,7 @@ def test_one_precision_on_one_rank_reduces_nothing() -> None:
     assert first == 4 * (case.layer + case.head)  # the gradients themselves
     several = Case(Plan(num_microbatches=2), precision="fp32")
     # only two matrices of a layer have theirs before they are added up
-    waiting = several.layer_places(done)[2]
+    waiting = several.layer_places(done)[3]
     assert waiting == 4 * number(several.sizes.largest_pair)
 
 
@@ -152,7 +153,7 @@ def test_whole_gradients_leave_block_by_block() -> None:
     whole = number(case.gradients.later)
     everything = number(case.sizes.total)
     assert whole == 4 * everything
-    last, _, before, _ = case.layer_places(NOTHING, whole)
+    last, _, _, before, *_ = case.layer_places(NOTHING, whole)
     done = case.head
     assert before == whole
     assert last == pytest.approx(

@@ -12,7 +12,8 @@ from pipeline_simulator import makespan as by_torch
 from pipeline_simulator import torch_order
 
 from cost_models.legality import FEWEST
-from cost_models.pipeline_time import makespan, pipeline_bound
+from cost_models.pipeline_simulation import makespan
+from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.schedules import LOOPED, SPLIT, V_SHAPED, stages_of_rank
 

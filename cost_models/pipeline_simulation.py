@@ -1,0 +1,131 @@
+"""Seconds of a pipeline, action by action.
+
+Symbols   p pipeline_parallel   v virtual_stages   m num_microbatches   r rank
+Units     seconds
+
+Orders have a body that repeats (``schedules.repeats``), whose passes wait for passes of the same
+repetition or of the one before it. Once all passes of all ranks end exactly D seconds later than
+those of the repetition before, every further one takes D seconds more, and so does what follows the
+body: repetitions that are left out add D each. So few are simulated, however many micro-batches
+there are. D is compared within rounding: what one repetition may be off, relative to D, the whole
+is at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final, NamedTuple
+
+from cost_models.plan import Plan
+from cost_models.schedules import Action, actions, repeats
+
+SAME: Final = 1e-12  # of D
+FEWEST: Final = 4  # repetitions that are simulated at first; then so many times as many
+NEVER: Final = -1.0  # has not ended
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of each stage; ``weights``: of ``backward``, what a split leaves for later."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weights: Sequence[float]
+
+    def of(self, action: Action) -> float:
+        """Return how long an action takes."""
+        kind, stage, _ = action
+        if kind == "forward":
+            return self.forward[stage]
+        if kind == "backward":
+            return self.backward[stage]
+        late = self.weights[stage]
+        return late if kind == "backward_weight" else self.backward[stage] - late
+
+
+def makespan(
+    plan: Plan, forward: Sequence[float], backward: Sequence[float], weights: Sequence[float]
+) -> float:
+    """Return the seconds from the first pass to the last.
+
+    ``forward``, ``backward`` and ``weights``: of each stage, as of ``StageSeconds``. A pass starts
+    as soon as its rank is free and its input is there; messages take no time of their own.
+    """
+    seconds = StageSeconds(forward, backward, weights)
+    m = plan.num_microbatches
+    if plan.pipeline_schedule == "gpipe" and plan.pipeline_parallel > 1 == plan.virtual_stages:
+        # two flow shops of equal jobs, one after the other
+        return sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))
+    body = repeats(plan)
+    few = FEWEST
+    while body is not None and few + 1 < body.times:
+        less = body.times - few
+        shorter = replace(plan, num_microbatches=m - less * body.microbatches)
+        if repeats(shorter) != body._replace(times=few):
+            break
+        ends = ends_of(shorter, seconds)
+        each = _steady(shorter, ends, body.actions, few)
+        if each is not None:
+            return max(order[-1] for order in ends) + less * each
+        few *= FEWEST
+    return max(order[-1] for order in ends_of(plan, seconds))
+
+
+def _steady(plan: Plan, ends: Sequence[Sequence[float]], length: int, times: int) -> float | None:
+    """Return what the last repetition that all ranks have takes, where it is as the one before."""
+    each = None
+    for rank, order in enumerate(ends):
+        at = repeats(plan, rank).before + (times - 1) * length  # type: ignore[union-attr]
+        now, before = order[at : at + length], order[at - length : at]
+        each = now[-1] - before[-1] if each is None else each
+        if any(abs(b - a - each) > SAME * each for a, b in zip(before, now, strict=True)):
+            return None
+    return each
+
+
+def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
+    """Return when each action of each rank ends, in its rank's order."""
+    ranks = range(plan.pipeline_parallel)
+    orders = [actions(plan, rank) for rank in ranks]
+    m, count = plan.num_microbatches, plan.num_stages
+    # when the forward passes of every stage have ended, then the backward passes
+    ended = [NEVER] * (2 * count * m)
+    steps = [[_step(action, count, m, seconds) for action in order] for order in orders]
+    ends: list[list[float]] = [[] for _ in ranks]
+    waiting: dict[int, int] = {}  # the pass that a rank waits for
+    ready = list(ranks)
+    while ready:
+        rank = ready.pop()
+        mine = ends[rank]
+        clock = mine[-1] if mine else 0.0
+        for needs, gives, lasts in islice(steps[rank], len(mine), None):
+            if needs >= 0:
+                there = ended[needs]
+                if there == NEVER:
+                    waiting[needs] = rank
+                    break
+                clock = max(clock, there)
+            clock += lasts
+            mine.append(clock)
+            if gives >= 0:
+                ended[gives] = clock
+                if gives in waiting:
+                    ready.append(waiting.pop(gives))
+    assert all(len(mine) == len(order) for mine, order in zip(ends, orders, strict=True))
+    return ends
+
+
+def _step(
+    action: Action, stages: int, microbatches: int, seconds: StageSeconds
+) -> tuple[int, int, float]:
+    """Return the pass that an action waits for, the one that it is (-1: none), and its seconds."""
+    kind, stage, microbatch = action
+    lasts = seconds.of(action)
+    if kind == "backward_weight":
+        return -1, -1, lasts
+    if kind == "forward":
+        needs = (stage - 1) * microbatches + microbatch if stage else -1
+        return needs, stage * microbatches + microbatch, lasts
+    after = stages + stage + 1 if stage < stages - 1 else stage
+    return after * microbatches + microbatch, (stages + stage) * microbatches + microbatch, lasts
