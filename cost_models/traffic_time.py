@@ -109,6 +109,7 @@ def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
     tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
     ones = np.ones_like(tensor)
     between = np.where(table.expert_tensor_parallel, tensor, 1)
+    stage = tensor * table.data_parallel * table.context_parallel  # replicas or not
     return {
         "tensor": (tensor, ones),
         "data": (data, tensor),
@@ -117,7 +118,7 @@ def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
         "expert": (table.expert_parallel, between),
         "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
         "context": (table.context_parallel, tensor),
-        "pipeline": (table.pipeline_parallel, tensor * table.data_parallel * table.context_parallel),
+        "pipeline": (table.pipeline_parallel, stage),
         "world": (table.world_size, ones),
     }
 
