@@ -138,10 +138,18 @@ def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
 
     Leaves out: power that memory and links take, which is in e.
     """
-    if precision == "fp32":  # far from the power limit; its share is that of runs
-        return best
+    share = best if precision == "fp32" else SUSTAINED_SHARE * best
+    limit = power_limit(accelerator, precision)
+    return share if limit is None else min(share, limit)
+
+
+def power_limit(accelerator: Accelerator, precision: str) -> float | None:
+    """Return the FLOP/s that an accelerator's power allows in long runs; None: not known.
+
+    fp32 without tensor cores is far from it: its share is that of runs.
+    """
     joules = JOULES_A_FLOP.get(accelerator.architecture)
-    if joules is None or accelerator.power is None:
-        return SUSTAINED_SHARE * best
+    if precision == "fp32" or joules is None or accelerator.power is None:
+        return None
     bits = {"fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
-    return min(SUSTAINED_SHARE * best, accelerator.power.value / (joules * bits))
+    return accelerator.power.value / (joules * bits)

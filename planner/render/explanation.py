@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from cost_models.estimate import Setting
 from cost_models.plan import Plan
+from cost_models.rates import power_limit
 from cost_models.units import format_bytes, format_gib, format_seconds
 from planner.gpu_figures import say_value
 from planner.plan_words import MEMORY_LESSONS, changes, signed_seconds
@@ -139,7 +140,7 @@ def _sensitivity(found: Explanation) -> list[str]:
     about = "this plan" if found.varied == found.plan else "the best plan"
     lines = labelled("Sensitive", f"what would make another plan better than {about}:")
     for one in found.sensitivity:
-        lines += indented(_figure(one, found.varied))
+        lines += indented(_figure(one, found.varied, found.setting))
     batches = []
     for batch in found.batches:
         if batch.plan is None:
@@ -155,7 +156,7 @@ def _sensitivity(found: Explanation) -> list[str]:
     return lines
 
 
-def _figure(one: Sensitivity, best: Plan) -> str:
+def _figure(one: Sensitivity, best: Plan, setting: Setting) -> str:
     parts = []
     for change, word, end in ((one.less, "below", "half"), (one.more, "from", "four times")):
         if change is None:
@@ -170,15 +171,25 @@ def _figure(one: Sensitivity, best: Plan) -> str:
         words = f"{parts[0]}; {parts[1]} nothing changes"
     else:
         words = f"{parts[0]}; {parts[1]}"
-    shorter = "" if one.name == "memory" else _depends(one.step_change)
+    shorter = "" if one.name == "memory" else _depends(one, setting)
     return f"{one.words}, now {say_value(one.value, one.unit)}{shorter}: {words}"
 
 
-def _depends(step_change: float) -> str:
+def _depends(one: Sensitivity, setting: Setting) -> str:
+    step_change = one.step_change
     if abs(step_change) < 0.0005:
-        return " (10 % more changes no step time)"
+        return f" (10 % more changes no step time{_power(one, setting)})"
     word = "shortens" if step_change < 0 else "lengthens"
     return f" (10 % more {word} the step by {100 * abs(step_change):.1f} %)"
+
+
+def _power(one: Sensitivity, setting: Setting) -> str:
+    """Why faster matrix products do not help: in a long run the power limit comes first."""
+    chip, precision = setting.cluster.accelerator, setting.workload.precision
+    limit = power_limit(chip, precision)
+    if one.name != "flops" or limit is None or chip.power is None or limit > one.value:
+        return ""
+    return f": in a long run {chip.power.value:,.0f} W allow {say_value(limit, one.unit)}"
 
 
 def _change(one: Sensitivity, change: Change, word: str, best: Plan) -> str:

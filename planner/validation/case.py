@@ -20,6 +20,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.software import software_profile
 from planner.question import default_precision
 from planner.validation.cluster_of_row import cluster_of
+from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
@@ -88,6 +89,7 @@ def _case(reading: Reading) -> Case:
     stages = _stages(row, plan)
     setting = Setting(model, cluster, workload, software, layer_ranges=stages)
     changed = tuple(sorted(changes.items()))
+    plan = with_usual_micro_batch(reading, setting, plan)
     key = (model_key, cluster_key, workload, profile, changed, stages, first)
     return Case(row, setting, plan, tuple(reading.defaults), key)
 
@@ -125,7 +127,7 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     data = reading.value("data_parallel", num_gpus // ranks, "all that are left")
     if data * ranks != num_gpus:
         raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
-    micro = reading.value("micro_batch_size", 1, "one sequence")
+    micro = row.get("micro_batch_size") or 1  # where it is empty: see ``micro_batch``
     batch = _batch(reading, micro * data)
     if batch % (micro * data):
         raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")

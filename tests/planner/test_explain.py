@@ -24,11 +24,13 @@ from planner.document import plan_document, plan_file
 from planner.explain import explain
 from planner.gpu_figures import figures
 from planner.plan_words import changes, layout, place, same_layout, story
+from planner.render.explanation import _figure
 from planner.search import search
 from planner.sensitivity import (
     HIGHEST,
     LOWEST,
     Choices,
+    Sensitivity,
     other_batches,
     priced_choices,
     sensitivities,
@@ -284,6 +286,19 @@ def test_ten_percent_more_of_a_rate(choices: Choices) -> None:
         expected = own_step(there, chosen) / own_step(choices.setting, chosen) - 1.0
         assert one.step_change == pytest.approx(expected)
         assert one.step_change <= 1e-12
+
+
+def test_where_power_binds_it_is_named() -> None:
+    def said(cluster: str, change: float, name: str = "flops") -> str:
+        one = Sensitivity(name, "bf16 matrix products", "FLOP/s", 9e14, None, None, change)
+        return _figure(one, Plan(), setting_with(cluster=cluster))
+
+    assert "(10 % more changes no step time: in a long run 700 W allow 722 TFLOP/s)" in said(
+        "8xH100-SXM", 0.0
+    )
+    assert "no step time):" in said("8xH100-SXM", 0.0, "memory_bandwidth")
+    assert "no step time):" in said("8xA100-SXM-80GB", 0.0)  # not bound by its power
+    assert "shortens the step by 3.0 %" in said("8xH100-SXM", -0.03)
 
 
 def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:

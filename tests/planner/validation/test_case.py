@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cost_models.estimate import price
+from cost_models.plan import PlanTable
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
+from planner.verdict import budget_bytes
 
 GPT = {
     "model": "a GPT",
@@ -53,6 +57,23 @@ def test_sizes_plan_and_cluster_are_as_the_row_says() -> None:
     assert setting.cluster.num_nodes == 2
     assert setting.cluster.tiers[-1].bandwidth.value == 12.5e9  # 100 Gb/s are bits
     assert found.method == "full, tp pp dp"
+
+
+def test_an_unsaid_micro_batch_is_the_largest_that_fits() -> None:
+    found = case(global_batch_size=256)  # 16 sequences of each rank
+    fits = price(found.setting, PlanTable.from_plans([found.plan])).peak[0]
+    assert found.plan.micro_batch_size * found.plan.num_microbatches == 16
+    assert fits <= budget_bytes(found.setting.cluster)
+    twice = replace(found.plan, micro_batch_size=2 * found.plan.micro_batch_size)
+    too_much = price(found.setting, PlanTable.from_plans([twice])).peak[0]
+    assert found.plan.micro_batch_size == 16 or too_much > budget_bytes(found.setting.cluster)
+    assert 1 < found.plan.micro_batch_size < 16  # this model's logits and scores are large
+    assert any("the largest that fits" in default for default in found.defaults)
+    assert case(global_batch_size=240).plan.num_microbatches == 15  # divides what there is
+    # smaller ones shorten the bubble of a pipeline; what is said is taken
+    assert case(global_batch_size=256, pipeline_parallel=2).plan.micro_batch_size == 1
+    assert case(global_batch_size=256, micro_batch_size=1).plan.micro_batch_size == 1
+    assert case(global_batch_size=32, num_layers=400).plan.micro_batch_size == 1  # nothing fits
 
 
 def test_every_default_is_listed() -> None:

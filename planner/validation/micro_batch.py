@@ -1,0 +1,39 @@
+"""The micro-batch where a source does not say it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cost_models.estimate import Setting, price
+from cost_models.plan import Plan, PlanTable
+from planner.validation.reading import Reading
+from planner.verdict import budget_bytes
+
+COLUMN = "micro_batch_size"
+
+
+def with_usual_micro_batch(reading: Reading, setting: Setting, plan: Plan) -> Plan:
+    """Return a plan with the micro-batch that whoever ran it will have taken.
+
+    Without a pipeline the largest of 1, 2, 4 ... sequences that fits: more and smaller ones only
+    cost. With a pipeline one: smaller ones shorten the bubble. A batch of the source's own trainer
+    (words) stays as it is.
+    """
+    if reading.row.get(COLUMN) is not None:
+        return plan
+    if plan.pipeline_parallel > 1 or reading.row.get("global_batch_size") is None:
+        reading.value(COLUMN, plan.micro_batch_size, "one sequence")
+        return plan
+    sequences = plan.micro_batch_size * plan.num_microbatches  # of a data rank
+    sizes = [1]
+    while sequences % (2 * sizes[-1]) == 0:
+        sizes.append(2 * sizes[-1])
+    plans = [
+        replace(plan, micro_batch_size=size, num_microbatches=sequences // size) for size in sizes
+    ]
+    fits = price(setting, PlanTable.from_plans(plans)).peak <= budget_bytes(setting.cluster)
+    largest = int(np.flatnonzero(fits)[-1]) if np.any(fits) else 0
+    reading.value(COLUMN, sizes[largest], "the largest that fits, without a pipeline")
+    return plans[largest]
