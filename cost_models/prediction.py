@@ -29,6 +29,11 @@ from hardware_profiles.software import software_profile
 MEMORY_PARTS: Final = tuple(f.name for f in fields(MemoryParts))
 TIME_PARTS: Final = tuple(f.name for f in fields(TimeParts))
 Ranges = Sequence[tuple[int, int]]
+# of mfu and hfu: appendix B of PaLM (arXiv:2204.02311); HFU adds what recomputation repeats
+CONVENTION: Final = (
+    "model FLOP: 6 N + 12 L h s a token (scores in full, causal or not), of trained parts only; "
+    "over the datasheet's dense peak of the precision"
+)
 SAME: Final = 1e-9  # relative: what a plan.json says and what is predicted for it
 
 
@@ -107,9 +112,11 @@ def time_prediction(setting: Setting, plan: Plan, priced: Priced) -> dict[str, A
         "high_seconds": high,
         "parts": parts,
         "slowest_stage": int(priced.slowest_rank[0]),
+        "tokens_per_second": setting.workload.tokens_per_step / step,
         "tokens_per_second_per_gpu": rates["tokens_per_second_per_gpu"],
         "mfu": mfu,
         "hfu": None if mfu is None else mfu * twice,
+        "utilisation_convention": CONVENTION,
     }
 
 

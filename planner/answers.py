@@ -56,6 +56,7 @@ class FitAnswer:
     assumptions: tuple[str, ...]
     ways_out: tuple[Mapping[str, Any], ...]
     reach: Mapping[str, Any]
+    job: Mapping[str, Any] | None = None  # a whole run, where one was asked for
 
     @property
     def verdict(self) -> str:
@@ -81,6 +82,7 @@ class FitAnswer:
             "plan": self.document["plan"],
             "memory": memory,
             "time": self.document["time"],
+            "job": None if self.job is None else dict(self.job),
             "not_run": not_run(self.setting, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.setting),
@@ -97,6 +99,7 @@ class FitAnswer:
             ways_out=self.ways_out,
             reach=self.reach,
             largest=self._largest,
+            job=self.job,
             not_run=not_run(self.setting, self.plan),
         )
 

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from planner.cli_options import (
+    Carbon,
     ClusterText,
     Concurrency,
     ContextLen,
     CudaGraphs,
     Drawing,
     Explain,
+    Failures,
     Force,
     Freeze,
     GlobalBatch,
@@ -31,6 +33,7 @@ from planner.cli_options import (
     OptimizerName,
     Precision,
     PrefillChunk,
+    Price,
     PromptLen,
     Qlora,
     QuantisationName,
@@ -39,6 +42,7 @@ from planner.cli_options import (
     SeqLen,
     Software,
     StatePrecision,
+    Tokens,
     WeightPrecision,
 )
 from planner.outputs import say
@@ -106,6 +110,10 @@ def fit(
             "--quantised-gradients/--no-quantised-gradients", help="ZeRO++: exchanged in int4"
         ),
     ] = None,
+    price: Price = None,
+    tokens: Tokens = None,
+    carbon: Carbon = None,
+    failures: Failures = None,
     explain: Explain = False,
     output: Drawing = None,
     force: Force = False,
@@ -172,6 +180,10 @@ def fit(
         secondary_ranks=secondary_ranks,
         quantised_weights=quantised_weights,
         quantised_gradients=quantised_gradients,
+        price=price,
+        tokens=tokens,
+        carbon=carbon,
+        failures=failures,
         inference=inference,
         concurrency=concurrency,
         context_len=context_len,

@@ -107,6 +107,22 @@ Require = Annotated[
         help="tp<=8, zero!=3, schedule==1f1b, memory<=70GiB, step<=10s, mfu>=0.4 (several: commas)",
     ),
 ]
+Price = Annotated[
+    str | None,
+    typer.Option(metavar="DOLLARS", help="an accelerator's hour; of each: H100-SXM-80GB=3,…"),
+]
+Tokens = Annotated[str | None, typer.Option(help="tokens of the whole run, such as 300B or 1.5T")]
+Carbon = Annotated[
+    str | None, typer.Option(metavar="GRAMS", help="CO2 of a kilowatt hour where the run is")
+]
+Failures = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIGURES",
+        help="mtbf=HOURS of one accelerator, restart=MINUTES, stall=SECONDS of a checkpoint, "
+        "storage=GB/s of a node (commas)",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="where the peak comes from, moment by moment")

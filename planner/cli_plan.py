@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from planner.cli_options import (
+    Carbon,
+    Failures,
     Force,
     Freeze,
     GlobalBatch,
@@ -23,12 +25,14 @@ from planner.cli_options import (
     MasterWeights,
     Model,
     OptimizerName,
+    Price,
     Qlora,
     QuantisationName,
     Require,
     SeqLen,
     Software,
     StatePrecision,
+    Tokens,
 )
 from planner.outputs import say
 
@@ -79,15 +83,12 @@ def plan(
     gpus_at_most: Annotated[
         int | None, typer.Option(help="try parts of the cluster, up to so many accelerators")
     ] = None,
-    price: Annotated[
-        str | None,
-        typer.Option(metavar="DOLLARS", help="an accelerator's hour; of each: H100-SXM-80GB=3,…"),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="tokens of the whole run, such as 300B or 1.5T")
-    ] = None,
+    price: Price = None,
+    tokens: Tokens = None,
     budget: Annotated[str | None, typer.Option(metavar="DOLLARS", help="of the whole run")] = None,
     days: Annotated[str | None, typer.Option(help="of the whole run")] = None,
+    carbon: Carbon = None,
+    failures: Failures = None,
     find: Annotated[
         str | None,
         typer.Option(
@@ -149,6 +150,8 @@ def plan(
             tokens=tokens,
             budget=budget,
             days=days,
+            carbon=carbon,
+            failures=failures,
             find=find,
             top=top,
         )

@@ -16,8 +16,10 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Cluster
 from planner.answers import FitAnswer
 from planner.document import plan_document
+from planner.failing import run_of
 from planner.fixed import check_fixed
 from planner.host_room import about_offload
+from planner.job import job_of
 from planner.module_trace import is_module
 from planner.plan_door import ADAPTERS, COMMON, OF_LAYERS, plan, refuse_inputs
 from planner.question import Question, adapting, build_question
@@ -32,6 +34,7 @@ from planner.serving_question import (
     refuse_training_options,
 )
 from planner.serving_setting import PLAN_FIELDS
+from planner.tariff import parse_prices
 from planner.traced_answers import TracedFitAnswer
 from planner.traced_front_door import fit_module
 from planner.ways_out import ways_out
@@ -59,6 +62,10 @@ def fit(
     freeze: str | None = None,
     layers: str | Sequence[int] | None = None,
     inputs: Sequence[str] | None = None,
+    price: str | float | None = None,
+    tokens: str | float | None = None,
+    carbon: str | float | None = None,
+    failures: str | None = None,
     inference: bool = False,
     concurrency: int | None = None,
     context_len: int | None = None,
@@ -78,6 +85,9 @@ def fit(
     in order (``"3,5,5,3"``), which are even ones otherwise. ``inputs``: what a
     ``module:package.path:factory`` is called with (``"x=float32[B,3,224,224]"``).
 
+    ``tokens``: of a whole run, whose days, dollars (``price`` of an accelerator's hour), energy,
+    CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) are then said.
+
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
     tokens each (prompt and answer); see ``planner.serving``.
     """
@@ -93,16 +103,20 @@ def fit(
         {name: given[name] for name in names} for names in (COMMON, OF_LAYERS, ADAPTERS)
     )
     of_layers["stage_recompute_layers"] = by_stage
+    whole = {name: given[name] for name in ("price", "tokens", "carbon", "failures")}
     if is_module(model):
         return fit_module(
             str(model),
             cluster_of(cluster),
             inputs=inputs,
             **common,
-            unknown={**of_layers, **adapters},
+            unknown={**of_layers, **adapters, **whole},
             fixed=fixed,
         )
     refuse_inputs(inputs)
+    job, prices = job_of(tokens, None, None, carbon, failures), parse_prices(price)
+    if price is not None and not job.is_asked:
+        raise InputError("--price: of a whole run, which needs --tokens 300B")
     question = build_question(
         model_of(model),
         cluster_of(cluster),
@@ -130,6 +144,8 @@ def fit(
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     assumptions += about_offload(setting, plan, document["memory"]["host"])
     fits = document["memory"]["verdict"] == "fits"
+    run, said = run_of(setting, plan, document, job, prices)
+    assumptions += said
     return FitAnswer(
         setting=setting,
         plan=plan,
@@ -137,6 +153,7 @@ def fit(
         assumptions=(*question.assumptions, *assumptions),
         ways_out=() if fits else ways_out(setting, plan),
         reach=reach(setting, plan) if fits else {},
+        job=run,
     )
 
 

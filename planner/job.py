@@ -4,6 +4,7 @@ steps     = ceil(tokens / tokens of a step)
 seconds   = steps x seconds of a step
 hours     = seconds x accelerators / 3600
 dollars   = hours x price          joules = seconds x accelerators x watts
+CO2       = joules x grams of a kilowatt hour
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.failures import FailureProfile, parse_failures
 from planner.tariff import HOUR, Tariff
 
 DAY: Final = 24 * HOUR
 MOST_TOKENS: Final = 1e18
 MOST_DOLLARS: Final = 1e15
 MOST_DAYS: Final = 1e6
+MOST_GRAMS: Final = 1e5  # of CO2 a kilowatt hour
+KILOWATT_HOUR: Final = 3.6e6  # joules
 SUFFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _AMOUNT: Final = re.compile(
     r"^\$?(?P<number>[0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,3})?)\s*(?P<suffix>[a-z]?)$", re.I
@@ -33,6 +37,8 @@ class Job:
     tokens: float | None = None
     budget: float | None = None  # dollars
     days: float | None = None
+    carbon: float | None = None  # grams of CO2 a kilowatt hour
+    failures: FailureProfile | None = None  # None: as published
 
     @property
     def is_asked(self) -> bool:
@@ -66,12 +72,24 @@ def _number(text: str) -> float:
     return float(match["number"].replace(",", "").replace("_", "")) * scale
 
 
-def job_of(tokens: str | float | None, budget: str | float | None, days: str | float | None) -> Job:
+def job_of(
+    tokens: str | float | None,
+    budget: str | float | None,
+    days: str | float | None,
+    carbon: str | float | None = None,
+    failures: str | None = None,
+) -> Job:
     """Read what is asked of a whole run."""
+    about = {"--carbon": carbon, "--failures": failures}
+    alone = [name for name, value in about.items() if value is not None]
+    if alone and tokens is None and budget is None and days is None:
+        raise InputError(f"{', '.join(alone)}: about a whole run, which needs --tokens 300B")
     return Job(
         parse_amount("--tokens", tokens, MOST_TOKENS),
         parse_amount("--budget", budget, MOST_DOLLARS),
         parse_amount("--days", days, MOST_DAYS),
+        parse_amount("--carbon", carbon, MOST_GRAMS),
+        parse_failures(failures),
     )
 
 
@@ -124,6 +142,8 @@ def job_document(job: Job, step: StepCost) -> dict[str, Any] | None:
     seconds = steps * step.seconds
     hours = seconds * step.num_gpus / HOUR
     dollars = None if step.dollars is None else steps * step.dollars
+    joules = None if step.joules is None else steps * step.joules
+    grams = None if job.carbon is None or joules is None else joules / KILOWATT_HOUR * job.carbon
     over_budget = job.budget is not None and dollars is not None and dollars > job.budget
     over_time = job.days is not None and seconds > job.days * DAY
     return {
@@ -132,7 +152,8 @@ def job_document(job: Job, step: StepCost) -> dict[str, Any] | None:
         "seconds": seconds,
         "gpu_hours": hours,
         "dollars": dollars,
-        "joules": None if step.joules is None else steps * step.joules,
+        "joules": joules,
+        "co2_kg": None if grams is None else grams / 1e3,
         "within_budget": None if job.budget is None or dollars is None else not over_budget,
         "within_days": None if job.days is None else not over_time,
     }

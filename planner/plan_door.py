@@ -50,6 +50,8 @@ OF_SURVEYS: Final = (
     "tokens",
     "budget",
     "days",
+    "carbon",
+    "failures",
     "find",
 )
 MOST_PLANS: Final = 1000  # in an answer
@@ -87,6 +89,8 @@ def plan(
     tokens: str | float | None = None,
     budget: str | float | None = None,
     days: str | float | None = None,
+    carbon: str | float | None = None,
+    failures: str | None = None,
     find: str | None = None,
     top: int = 10,
 ) -> PlanAnswers:
@@ -96,8 +100,10 @@ def plan(
     time, cost, memory or energy; ``pareto``: the exact front of two of them ("time,memory").
     ``cluster`` may name several ("8xA100-80GB,1..4x8xH100-SXM"), ``precision`` too ("bf16,fp8").
     ``gpus_at_most`` tries parts of a cluster. ``allow``: "offload". ``price``: dollars an hour of
-    one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run. ``find``: an
-    inverse question (``planner.inverse``). ``layers`` pins those of every stage ("3,5,5,3").
+    one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run;
+    ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
+    ``find``: an inverse question (``planner.inverse``). ``layers`` pins those of every stage
+    ("3,5,5,3").
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
     given: dict[str, Any] = dict(locals())
@@ -111,7 +117,7 @@ def plan(
         objective=_objective("objective", objective),
         pareto=_two_objectives(pareto),
         offloads=_offloads(allow),
-        job=job_of(tokens, budget, days),
+        job=job_of(tokens, budget, days, carbon, failures),
         prices=parse_prices(price),
         top=top,
     )

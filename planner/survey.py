@@ -19,7 +19,8 @@ from cost_models.plan import OFFLOADS, Plan
 from hardware_profiles.errors import InputError
 from planner.constraints import Constraint
 from planner.document import plan_document
-from planner.job import DAY, Job, StepCost, affordable_tokens, job_document
+from planner.failing import whole_run
+from planner.job import DAY, Job, StepCost, affordable_tokens
 from planner.objectives import Objective, pareto_front
 from planner.question import Question
 from planner.search import SearchResult, search
@@ -90,7 +91,7 @@ class Found:
                 "dollars_per_token": self.step.per_token("cost"),
                 "joules_per_token": self.step.per_token("energy"),
             },
-            "job": job_document(self.job, self.step),
+            "job": whole_run(self.setting, self.plan, self.job, self.step),
         }
 
 

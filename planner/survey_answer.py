@@ -14,6 +14,7 @@ from hardware_profiles.errors import NoLegalPlanError
 from planner.answers import header, not_run
 from planner.confidence import confidence
 from planner.document import plan_file
+from planner.failing import failure_notes
 from planner.refusal import no_plan, search_document
 from planner.render.survey import survey_text, why_nothing
 from planner.search import Counts
@@ -161,6 +162,8 @@ def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: As
     objectives = {asked.objective, *(asked.pareto or ())}
     if "energy" in objectives and any(found.step.joules is not None for found in ranked):
         said.append(ABOUT_ENERGY)
+    if asked.job.is_asked and any(found.to_dict()["job"] for found in ranked[:1]):
+        said += failure_notes(asked.job)
     return list(dict.fromkeys(said))
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from cost_models.units import format_bytes, format_count, format_gib, format_seconds
+from cost_models.units import format_count, format_gib, format_seconds
 from planner.confidence import confidence
 from planner.job import DAY
 from planner.render.paragraphs import labelled
 from planner.render.text import CONFIDENCE_WORDS, binds, head, searched, time_line
+from planner.render.whole_run import WATT_HOUR, amount, dollars, run_lines
 from planner.search import Counts
 from planner.survey import Asked, Case, Found, sort_key
 from planner.typed import describe_plan
 
 BILLION: Final = 1e9
-WATT_HOUR: Final = 3600.0
 OBJECTIVE_WORDS: Final = {
     "time": "step time",
     "cost": "dollars a token",
@@ -48,8 +48,9 @@ def survey_text(
     lines += labelled("Best", time_line(best.document["time"]))
     lines += labelled("", describe_plan(best.plan))
     lines += labelled("Binds", binds(best.document))
-    if words := job_words(asked, best):
-        lines += labelled("Job", words)
+    job = best.to_dict()["job"]
+    if job is not None and asked.job.is_asked:
+        lines += run_lines(job, best.document, best.plan.world_size)
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.setting)])
@@ -123,20 +124,6 @@ def _scaled(found: Found | None, objective: str, unit: float = 1.0) -> float | N
     return None if value is None else value * BILLION / unit
 
 
-def dollars(value: float | None) -> str:
-    """Print an amount of money; unknown is a dash."""
-    if value is None:
-        return "–"
-    return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
-
-
-def amount(value: float | None) -> str:
-    """Print a number with three figures or more."""
-    if value is None:
-        return "–"
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-
 def tokens_of(job: dict[str, Any] | None) -> str:
     """Print how many tokens a job trains."""
     return "–" if job is None else format_count(job["tokens"])
@@ -186,25 +173,3 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = F
         mark = "✔" if number == 1 else " "
         lines.append(f"{mark} {'  '.join(cells)}".rstrip())
     return lines
-
-
-def job_words(asked: Asked, found: Found) -> str:
-    """The whole run in one sentence."""
-    job = found.to_dict()["job"]
-    if job is None or not asked.job.is_asked:
-        return ""
-    words = (
-        f"{format_count(job['tokens'])} tokens are {job['steps']:,} steps: "
-        f"{job['seconds'] / DAY:,.1f} days, {job['gpu_hours']:,.0f} accelerator hours"
-    )
-    if job["dollars"] is not None:
-        time = found.document["time"]
-        low, high = (
-            job["dollars"] * time[end] / time["step_seconds"]
-            for end in ("low_seconds", "high_seconds")
-        )
-        words += f", {dollars(job['dollars'])} (likely {dollars(low)} to {dollars(high)})"
-    if job["joules"] is not None:
-        words += f", {amount(job['joules'] / (1e6 * WATT_HOUR))} MWh of accelerators"
-    peak = format_bytes(found.document["memory"]["peak_bytes"])
-    return f"{words}; on {found.plan.world_size:,} accelerators with a peak of {peak}"

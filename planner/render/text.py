@@ -19,6 +19,7 @@ from planner.recompute_words import typed_by_stage
 from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
 from planner.render.placed import placed_words
+from planner.render.whole_run import run_lines
 from planner.search import Counts
 from planner.stage_layers import typed_layers
 from planner.staged import Staged
@@ -92,6 +93,23 @@ def time_line(time: Mapping[str, Any]) -> str:
     return words
 
 
+def rates_line(time: Mapping[str, Any]) -> str:
+    """All accelerators' tokens, what takes the step, and utilisations with their conventions."""
+    words = f"{time['tokens_per_second']:,.0f} tokens/s together; {shares(time)}"
+    if time["mfu"] is not None and time["hfu"] > time["mfu"] * (1.0 + 1e-9):
+        words += f"; HFU {100 * time['hfu']:.1f} %: with what is computed twice"
+    return words
+
+
+def shares(time: Mapping[str, Any]) -> str:
+    """What takes the step: the parts that count, as shares."""
+    return ", ".join(
+        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
+        for name in sorted(TIME_PARTS, key=lambda name: -time["parts"][name])
+        if time["parts"][name] >= 0.005 * time["step_seconds"]
+    )
+
+
 def binds(document: Mapping[str, Any]) -> str:
     """What takes the time and what takes the memory, in one sentence each."""
     time, memory = document["time"], document["memory"]
@@ -119,6 +137,7 @@ def fit_text(
     reach: Mapping[str, Any],
     largest: str,
     not_run: str | None,
+    job: Mapping[str, Any] | None = None,
 ) -> str:
     """The answer of ``fit``."""
     memory = document["memory"]
@@ -150,6 +169,9 @@ def fit_text(
     if not fits:
         lines += labelled("Largest", largest)
     lines += labelled("Step", time_line(document["time"]))
+    lines += labelled("", rates_line(document["time"]))
+    if job is not None:
+        lines += run_lines(job, document, plan.world_size)
     lines += _reach(reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
