@@ -181,6 +181,11 @@ class ModelSpec:
         return found
 
     @property
+    def has_experts(self) -> bool:
+        """Whether some layer is a mixture of experts."""
+        return any(kind.feed_forward.num_experts > 0 for kind in self.kinds)
+
+    @property
     def num_layers(self) -> int:
         """Number of layers (encoder and decoder together)."""
         return len(self.pattern)

@@ -100,7 +100,10 @@ def memory_prediction(
 def time_prediction(setting: Setting, plan: Plan, priced: Priced) -> dict[str, Any]:
     """Step time with its interval and parts, and the rates that follow from it."""
     step = float(priced.step[0])
-    low, high = interval(step, time_spread(setting.software.name, setting.cluster.accelerator))
+    spread = time_spread(
+        setting.software.name, setting.cluster.accelerator, experts=setting.model.has_experts
+    )
+    low, high = interval(step, spread)
     parts = {name: float(getattr(priced.time, name)[0]) for name in TIME_PARTS}
     rates = throughput(setting, plan, step)
     mfu = rates["mfu"]

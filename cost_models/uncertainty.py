@@ -24,33 +24,47 @@ class Spread:
 
 
 _COMMAND: Final = "shardplan validate --time --only"
-# by software profile and architecture: errors on published runs of that kind, outer ones rounded up
+# By software profile and architecture: the shortest interval around the prediction that holds 90 %
+# of measured / predicted - 1 of published runs, either end at least 2 %, rounded up
+# (python -m benchmarks.time_intervals). Where fewer than ten runs are of a kind: all errors, and
+# more. One model stays out of Composer-2022's: 36 runs of MosaicGPT-760M took twice as long.
 TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(
-        0.11, 0.22, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
+        0.115, 0.23, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
     ),
     ("megatron-2021", "Ampere"): Spread(0.06, 0.10, f"{_COMMAND} megatron-sc21"),
-    ("nemo", "Hopper"): Spread(0.11, 0.35, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
-    ("nemo", "Blackwell"): Spread(0.35, 0.50, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
-    ("nemo", "Blackwell Ultra"): Spread(0.25, 0.45, f"{_COMMAND} nemo-perf"),
+    ("nemo", "Hopper"): Spread(0.11, 0.065, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
+    ("nemo", "Blackwell"): Spread(0.10, 0.13, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
+    ("nemo", "Blackwell Ultra"): Spread(0.05, 0.20, f"{_COMMAND} nemo-perf"),
     ("shardplan", "Ampere"): Spread(0.18, 0.15, f"{_COMMAND} ibm-fms-fsdp: A100, no compile"),
     ("shardplan", "Hopper"): Spread(0.15, 0.15, f"{_COMMAND} ibm-fms-fsdp: H100, no compile"),
     ("fms-fsdp", "Ampere"): Spread(0.12, 0.12, f"{_COMMAND} ibm-fms-fsdp: A100, compile"),
     ("fms-fsdp", "Hopper"): Spread(0.12, 0.15, f"{_COMMAND} ibm-fms-fsdp: H100, compile"),
-    ("xla", "Hopper"): Spread(0.07, 0.27, f"{_COMMAND} dgxc-benchmarking: MaxText, PaxML"),
-    ("composer", "Ampere"): Spread(0.07, 0.15, f"{_COMMAND} mosaic-llm-foundry: A100"),
-    ("composer", "Hopper"): Spread(0.09, 0.11, f"{_COMMAND} mosaic-llm-foundry: H100"),
-    ("composer-2022", "Ampere"): Spread(0.07, 0.27, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
-    ("apex-bert", "Volta"): Spread(0.12, 0.26, f"{_COMMAND} nvidia-bert: V100"),
-    ("apex-bert", "Ampere"): Spread(0.05, 0.16, f"{_COMMAND} nvidia-bert: A100"),
-    ("hf-trainer-early", "Ampere"): Spread(0.06, 0.25, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-early-foak", "Ampere"): Spread(0.06, 0.23, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-foak", "Ampere"): Spread(0.05, 0.27, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-liger", "Ampere"): Spread(0.05, 0.20, f"{_COMMAND} fms-acceleration"),
+    ("xla", "Hopper"): Spread(0.065, 0.27, f"{_COMMAND} dgxc-benchmarking: MaxText, PaxML"),
+    ("composer", "Ampere"): Spread(0.085, 0.11, f"{_COMMAND} mosaic-llm-foundry: A100"),
+    ("composer", "Hopper"): Spread(0.09, 0.095, f"{_COMMAND} mosaic-llm-foundry: H100"),
+    ("composer-2022", "Ampere"): Spread(0.075, 0.27, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
+    ("apex-bert", "Volta"): Spread(0.125, 0.215, f"{_COMMAND} nvidia-bert: V100"),
+    ("apex-bert", "Ampere"): Spread(0.025, 0.135, f"{_COMMAND} nvidia-bert: A100"),
+    ("hf-trainer-early", "Ampere"): Spread(0.03, 0.17, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-early-foak", "Ampere"): Spread(0.045, 0.135, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-foak", "Ampere"): Spread(0.02, 0.43, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-liger", "Ampere"): Spread(0.02, 0.185, f"{_COMMAND} fms-acceleration"),
     ("torchtune-chunked", "Ampere"): Spread(0.18, 0.12, f"{_COMMAND} torchtune: A100"),
 }
 # nobody's run was compared: the widest of the others
 TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "wider than any compared; no published run was")
+# Mixtures of experts are known less well: balance, and hosts that wait for what is routed
+TIME_OF_EXPERTS: Final[Mapping[tuple[str, str], Spread]] = {
+    ("nemo", "Hopper"): Spread(0.045, 0.865, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
+    ("nemo", "Blackwell"): Spread(0.13, 0.525, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
+    ("nemo", "Blackwell Ultra"): Spread(0.225, 0.705, f"{_COMMAND} nemo-perf"),
+    ("hf-trainer-early", "Ampere"): Spread(0.05, 0.45, f"{_COMMAND} fms-acceleration"),
+    ("hf-trainer-early-foak", "Ampere"): Spread(0.05, 0.45, f"{_COMMAND} fms-acceleration"),
+}
+TIME_OF_EXPERTS_ELSEWHERE: Final = Spread(
+    0.30, 0.865, "as wide as any compared; all 64 published runs together need -22 to +70 %"
+)
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest is for allocator slack and the libraries' own
 # memory on a GPU, which no trace on a CPU shows.
@@ -88,11 +102,17 @@ SERVING_TOKEN: Final = Spread(0.05, 0.25, "tests/cost_models/test_published_serv
 SERVING_PREFILL: Final = Spread(0.17, 0.83, "tests/cost_models/test_published_serving_time.py")
 
 
-def time_spread(software: str, accelerator: Accelerator) -> Spread:
-    """Return the spread of step times of a trainer on an accelerator."""
+def time_spread(software: str, accelerator: Accelerator, *, experts: bool = False) -> Spread:
+    """Return the spread of step times of a trainer on an accelerator.
+
+    ``experts``: of a mixture of experts.
+    """
     if accelerator.device == "cpu":
         return TIME_ON_CPU
-    return TIME_BY_KIND.get((software, accelerator.architecture), TIME_ELSEWHERE)
+    kind = software, accelerator.architecture
+    if experts:
+        return TIME_OF_EXPERTS.get(kind, TIME_OF_EXPERTS_ELSEWHERE)
+    return TIME_BY_KIND.get(kind, TIME_ELSEWHERE)
 
 
 def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:

@@ -76,7 +76,7 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
     accelerator = setting.cluster.accelerator
     table = PlanTable.from_plans([case.plan for case in cases])
     priced = with_simulated_steps(setting, table, price(setting, table))  # as ``fit`` prints
-    spread = time_spread(setting.software.name, accelerator)
+    spread = time_spread(setting.software.name, accelerator, experts=setting.model.has_experts)
     budget = budget_bytes(setting.cluster)
     around = memory_spread(setting.software.name)  # of what the device shows
     found = {}

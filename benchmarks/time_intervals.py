@@ -1,0 +1,58 @@
+"""Intervals of published step times, stated and shortest: ``python -m benchmarks.time_intervals``.
+
+For every software profile and architecture, mixtures of experts apart: how many published runs
+there are, the share of them inside the interval of ``cost_models/uncertainty.py``, and the shortest
+interval around the prediction that holds 90 % of them, either end at least 2 %. Only runs that are
+in the mean over sources.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+import planner
+from benchmarks.memory_intervals import shortest
+from cost_models.uncertainty import time_spread
+from planner.validation.cluster_of_row import accelerator_of
+from planner.validation.runs_file import PUBLISHED, read_runs
+
+
+def compared_runs() -> pd.DataFrame:
+    """Return the published runs whose time is compared, with ``error`` as in ``shortest``."""
+    answer = planner.validate(what="time")
+    rows = answer.rows
+    counted = rows.source_group.isin(answer.summary["time"]["over_groups"]["groups"])
+    rows = rows[rows.time_error.notna() & ~rows.partial & counted]
+    first = rows.drop_duplicates("gpu").set_index("row_id").gpu
+    cards = {
+        first[row.row_id]: accelerator_of(row)
+        for row in read_runs(PUBLISHED)
+        if row.row_id in first
+    }
+    return rows.assign(
+        error=1.0 / (1.0 + rows.time_error.astype(float)) - 1.0,
+        experts=rows.model_kind.str.startswith("moe"),
+        card=rows.gpu.map(cards),
+        architecture=rows.gpu.map(lambda name: cards[name].architecture),
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'':<46} runs   stated             inside   shortest")
+    kinds = compared_runs().groupby(["software", "architecture", "experts"])
+    for (software, architecture, experts), rows in kinds:
+        errors = rows.error.to_numpy()
+        spread = time_spread(software, rows.card.iloc[0], experts=experts)
+        inside = float(np.mean((errors >= -spread.below) & (errors <= spread.above)))
+        below, above = shortest(errors)
+        print(
+            f"{software + ', ' + architecture + (', experts' if experts else ''):<46} "
+            f"{len(errors):4d}   -{100 * spread.below:4.1f} % +{100 * spread.above:5.1f} %  "
+            f"{100 * inside:5.1f} %   -{100 * below:4.1f} % +{100 * above:5.1f} %"
+        )
+
+
+if __name__ == "__main__":
+    main()
