@@ -50,7 +50,9 @@ def test_laws(algorithm, size: float, ranks: int) -> None:
 def test_a_column_is_its_rows(algorithm) -> None:
     sizes, ranks = np.array([0.0, 1e4, 1e9]), np.array([1, 8, 128])
     column = algorithm(sizes, ranks, 1e11, 1e-6)
-    rows = [float(algorithm(float(b), int(n), 1e11, 1e-6)) for b, n in zip(sizes, ranks)]
+    rows = [
+        float(algorithm(float(b), int(n), 1e11, 1e-6)) for b, n in zip(sizes, ranks, strict=True)
+    ]
     assert np.array_equal(column, rows)
 
 
