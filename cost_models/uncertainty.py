@@ -99,6 +99,7 @@ SERVING_REST: Final = Spread(0.5, 0.5, "tests/cost_models/test_published_serving
 # A100); the first token of 22 prompts (A100 in 16 bits, H100 in fp8), of which those of 128 tokens
 # take up to twice as long
 SERVING_TOKEN: Final = Spread(0.05, 0.25, "tests/cost_models/test_published_serving_time.py")
+SERVING_PREFILL_ELSEWHERE: Final = Spread(0.5, 1.0, "wider than any compared; none was")
 SERVING_PREFILL: Final = Spread(0.17, 0.83, "tests/cost_models/test_published_serving_time.py")
 
 
@@ -129,6 +130,15 @@ def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
     if kind == "allocated" and first in ALLOCATED_BY_TRAINER:
         return ALLOCATED_BY_TRAINER[first]
     return MEMORY_BY_TRAINER.get(software, MEMORY_BY_TRAINER.get(first, MEMORY))
+
+
+def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
+    """Return the spreads of the first token and of a further one: A100 and H100 were compared."""
+    if accelerator.device == "cpu":
+        return SERVING_PREFILL_ELSEWHERE, TIME_ON_CPU
+    if accelerator.architecture in ("Ampere", "Hopper"):
+        return SERVING_PREFILL, SERVING_TOKEN
+    return SERVING_PREFILL_ELSEWHERE, TIME_ELSEWHERE
 
 
 def was_compared(software: str, accelerator: Accelerator) -> bool:

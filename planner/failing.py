@@ -20,7 +20,7 @@ from cost_models.goodput import (
 from cost_models.optimizer_states import RULES
 from cost_models.plan import Plan
 from hardware_profiles.failures import FailureProfile, failure_profile
-from planner.job import Job, StepCost, job_document
+from planner.job import DAY, Job, StepCost, job_document
 from planner.tariff import ABOUT_COST, ABOUT_ENERGY, Prices, tariff
 
 
@@ -85,7 +85,7 @@ def failing_document(
     }
 
 
-def with_failures(job: dict[str, Any], failing: dict[str, Any]) -> dict[str, Any]:
+def with_failures(job: dict[str, Any], failing: dict[str, Any], asked: Job) -> dict[str, Any]:
     """Return a whole run's figures divided by its goodput: what it takes by the clock."""
     share = failing["goodput"]
     seconds = job["seconds"] / share
@@ -93,12 +93,16 @@ def with_failures(job: dict[str, Any], failing: dict[str, Any]) -> dict[str, Any
     def more(name: str) -> float | None:
         return None if job[name] is None else job[name] / share
 
+    dollars = more("dollars")
+    in_budget = None if asked.budget is None or dollars is None else dollars <= asked.budget
     return {
         **failing,
+        "within_budget": in_budget,
+        "within_days": None if asked.days is None else seconds <= asked.days * DAY,
         "seconds": seconds,
         "failures": seconds / failing["seconds_between_failures"],
         "gpu_hours": job["gpu_hours"] / share,
-        "dollars": more("dollars"),
+        "dollars": dollars,
         "joules": more("joules"),
         "co2_kg": more("co2_kg"),
     }
@@ -110,7 +114,7 @@ def whole_run(setting: Setting, plan: Plan, job: Job, step: StepCost) -> dict[st
     if document is None:
         return None
     failing = failing_document(setting, plan, job.failures or failure_profile(), step.seconds)
-    return {**document, "with_failures": with_failures(document, failing)}
+    return {**document, "with_failures": with_failures(document, failing, job)}
 
 
 def failure_notes(job: Job) -> list[str]:

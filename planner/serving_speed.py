@@ -9,7 +9,7 @@ from cost_models.kv_cache import has_cache
 from cost_models.plan import Plan
 from cost_models.serving_speed import serving_times
 from cost_models.serving_time import PassTime
-from cost_models.uncertainty import SERVING_PREFILL, SERVING_TOKEN, interval
+from cost_models.uncertainty import interval, serving_spreads
 from planner.serving_setting import ServingSetting, point_of, sequences_of, stages_of
 
 
@@ -31,7 +31,8 @@ def time_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
     )
     prefill, alone, token = (float(x) for x in (times.prefill, times.alone, times.token))
     answer, sequences = float(times.answer_len), sequences_of(setting, plan)
-    low, high = interval(alone, SERVING_PREFILL)
+    around_first, around_token = serving_spreads(setting.cluster.accelerator)
+    low, high = interval(alone, around_first)
     document: dict[str, Any] = {
         "prompt_len": prompt,
         "answer_len": round(answer),
@@ -51,7 +52,7 @@ def time_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
         "parts": {"prefill": _parts(times.prefill_parts), "token": None},
     }
     if has_cache(setting.model) and answer >= 1.0:
-        low, high = interval(token, SERVING_TOKEN)
+        low, high = interval(token, around_token)
         batch = float(times.batch)
         rate = workload.concurrency * answer / batch
         document |= {

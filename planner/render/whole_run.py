@@ -72,4 +72,10 @@ def failure_words(run: Mapping[str, Any]) -> str:
     )
     if run["dollars"] is not None:
         words += f", {dollars(run['dollars'])}"
-    return words + energy_words(run)
+    over = [
+        option
+        for name, option in (("within_days", "--days"), ("within_budget", "--budget"))
+        if run[name] is False
+    ]
+    told = f": more than {' and '.join(over)}" if over else ""
+    return words + energy_words(run) + told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.failures import failure_profile, parse_failures
 from planner.answers import FitAnswer
 from planner.cli import main
-from planner.failing import writers_of
+from planner.failing import failing_document, writers_of
 
 RUN = "llama-3-8b 8xA100-80GB --seq-len 4096 --global-batch-size 64 --tokens 100B"
 
@@ -25,10 +26,16 @@ def printed(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@cache
 def fitted(**options: Any) -> FitAnswer:
     answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=4096, global_batch_size=64, **options)
     assert isinstance(answer, FitAnswer)
     return answer
+
+
+def failing(said: str | None) -> dict[str, Any]:
+    answer = fitted()
+    return failing_document(answer.setting, answer.plan, parse_failures(said), 2.0)
 
 
 def test_fit_says_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +70,21 @@ def test_plan_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(given)" in text
 
 
+def test_a_limit_that_failures_break_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"plan {RUN} --fix tp=1,pp=1,zero=3,recompute=none --top 1"
+    job = json.loads(printed(f"{words} --json", capsys))["plans"][0]["job"]
+    days = job["seconds"] * 1.0001 / 86_400
+    words = f"{words} --days {days:.6f} --failures mtbf=100"
+    run = json.loads(printed(f"{words} --json", capsys))["plans"][0]["job"]
+    assert run["within_days"] is True
+    assert run["with_failures"]["within_days"] is False
+    assert run["with_failures"]["within_budget"] is None
+    assert "more than --days" in " ".join(printed(words, capsys).split())
+
+
 def test_worse_machines_make_less_progress() -> None:
     shares = [
-        (fitted(tokens="100B", failures=said).job or {})["with_failures"]["goodput"]
+        failing(said)["goodput"]
         for said in (None, "mtbf=5000", "mtbf=500", "mtbf=500,restart=120", "mtbf=500,stall=600")
     ]
     assert shares[0] > shares[1] > shares[2] > shares[3]
@@ -80,10 +99,7 @@ def test_who_writes() -> None:
 
 
 def test_slow_storage_spaces_checkpoints_out() -> None:
-    slow, fast = (
-        (fitted(tokens="100B", failures=f"mtbf=50,storage={gb}").job or {})["with_failures"]
-        for gb in (0.01, 10)
-    )
+    slow, fast = (failing(f"mtbf=50,storage={gb}") for gb in (0.01, 10))
     assert slow["checkpoint_interval_seconds"] >= slow["checkpoint_write_seconds"]
     assert slow["goodput"] < fast["goodput"]
 
