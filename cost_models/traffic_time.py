@@ -84,11 +84,12 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
             peer_bandwidth=None if peer is None else figure(peer),
         )
 
-    alone = (
-        cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
-    ) == 1  # one accelerator a node: all is network
+    innermost = cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
+    alone = innermost == 1  # one accelerator a node: all is network
     shares = [between if alone else inside, *(between for _ in cluster.tiers[1:])]
     tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
+    if not cluster.levels:
+        return replace(cluster, tiers=tiers)
     levels = []
     below = accelerators_below(cluster.levels, cluster.num_gpus)
     for number, level in enumerate(cluster.levels):
