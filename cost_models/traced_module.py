@@ -46,6 +46,15 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
+class Operators:
+    """Operators of a pass, equal ones counted: arrays of one element a kind."""
+
+    count: tuple[float, ...]
+    flops: Lines  # one line a kind
+    bytes: Lines
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of a pass in which one block is at work; bytes."""
 
@@ -56,15 +65,18 @@ class Segment:
     kept: Lines  # live, with the gradients of parameters made in this stretch
     freed: Lines  # live, where they are added to others' and freed at once
     end: Lines  # live at its end, as kept
+    operators: Operators
+    parameters: tuple[tuple[int, int, bool], ...]  # that it reads: number, elements, trained
 
 
 @dataclass(frozen=True, slots=True)
-class Operators:
-    """Operators of a pass, equal ones counted: arrays of one element a kind."""
+class Handed:
+    """A tensor that one stretch of the forward pass makes and later ones read."""
 
-    count: tuple[float, ...]
-    flops: Lines  # one line a kind
-    bytes: Lines
+    maker: int  # positions in the segments
+    readers: tuple[int, ...]
+    size: Lines  # bytes
+    has_gradient: bool  # one as large comes back
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,7 @@ class Pass:
     segments: tuple[Segment, ...]
     forward: Operators
     backward: Operators
+    handed: tuple[Handed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +197,17 @@ def _pass(values: Mapping[str, Any], names: tuple[str, ...]) -> Pass:
             kept=_lines(segment["kept"]),
             freed=_lines(segment["freed"]),
             end=_lines([segment["end"]]),
+            operators=_operators(segment.get("operators", [])),
+            parameters=tuple((n, size, bool(t)) for n, size, t in segment.get("parameters", [])),
         )
         for segment in values["segments"]
     )
     operators = values["operators"]
-    return Pass(segments, _operators(operators[FORWARD]), _operators(operators[BACKWARD]))
+    handed = tuple(
+        Handed(maker, tuple(readers), _lines([[constant, per_row]]), bool(floating))
+        for maker, readers, constant, per_row, floating in values.get("tensors", [])
+    )
+    return Pass(segments, _operators(operators[FORWARD]), _operators(operators[BACKWARD]), handed)
 
 
 def _lines(values: list[list[float]]) -> Lines:

@@ -44,6 +44,9 @@ class Life:
 
     bytes: int
     born: int
+    number: int  # among all, in the order of birth
+    floating: bool  # numbers that a gradient belongs to
+    given: bool = False  # an argument of the module
     died: int | None = None
     gradient_of: str | None = None  # the block of the parameter, where it is a gradient
 
@@ -55,20 +58,30 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.operators: list[Operator] = []
         self.lives: list[Life] = []
+        # of the forward pass: the operator, and the storage or parameter that it reads or writes
+        self.reads: list[tuple[int, int]] = []
+        self.writes: list[tuple[int, int]] = []
+        self.uses: list[tuple[int, nn.Parameter]] = []
         self._parts = parts
         self._module = module
         self._block = OUTSIDE
         self._done = False
         self._live: dict[int, tuple[Any, Life | None]] = {}  # None: a parameter or buffer
         self._hooks: list[Any] = []
+        self.parameters = list(module.parameters())
+        self._parameters: dict[int, nn.Parameter] = {}
         for tensor in (*module.parameters(), *module.buffers()):
             storage = tensor.untyped_storage()
             self._live[storage._cdata] = (weakref.ref(storage), None)
+            if isinstance(tensor, nn.Parameter):
+                self._parameters[storage._cdata] = tensor
 
     def keep(self, inputs: Iterable[Tensor]) -> None:
         """Count tensors that exist before the first operator."""
         for tensor in inputs:
-            self._see(tensor.untyped_storage(), 0)
+            life = self._see(tensor, 0)
+            if life is not None:
+                life.given = True
 
     def __enter__(self) -> Timeline:
         for name, part in self._parts.items():
@@ -101,10 +114,24 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
         if packet in FLOP_FORMULAS:
             flops = int(FLOP_FORMULAS[packet](*args, **kwargs, out_val=result))
         phase = BACKWARD if in_backward() else FORWARD
+        if phase == FORWARD:
+            self._note(before, {t.untyped_storage()._cdata for t in tensors(result)}, works)
         self.operators.append(Operator(str(packet), phase, self._block, flops, moved))
         for tensor in tensors(result):
-            self._see(tensor.untyped_storage(), len(self.operators) - 1)
+            self._see(tensor, len(self.operators) - 1)
         return result
+
+    def _note(self, read: set[int], made: set[int], works: bool) -> None:
+        """Write down which storages an operator reads, and which of them it changes."""
+        tick = len(self.operators)
+        for key in read:
+            life = self._live.get(key, (None, None))[1]
+            if life is not None:
+                self.reads.append((tick, life.number))
+                if works and key in made:
+                    self.writes.append((tick, life.number))
+            elif key in self._parameters:
+                self.uses.append((tick, self._parameters[key]))
 
     def name_gradients(self, block_of: Mapping[nn.Parameter, str]) -> None:
         """Say which storages are gradients, once the backward pass is over."""
@@ -115,14 +142,17 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
                 if life is not None:
                     life.gradient_of = block
 
-    def _see(self, storage: torch.UntypedStorage, born: int) -> None:
+    def _see(self, tensor: Tensor, born: int) -> Life | None:
+        """Follow a storage that is new; return it."""
+        storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
         if known is not None and known[0]() is storage:
-            return
-        life = Life(storage.nbytes(), born)
+            return None
+        life = Life(storage.nbytes(), born, len(self.lives), tensor.is_floating_point())
         self.lives.append(life)
         self._live[key] = (weakref.ref(storage, partial(self._freed, key, life)), life)
+        return life
 
     def _freed(self, key: int, life: Life, _: Any) -> None:
         if not self._done:

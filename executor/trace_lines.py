@@ -29,7 +29,10 @@ def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
     kept = _lines([_live_bytes(t, accumulates=False) for t in timelines])
     freed = _lines([_live_bytes(t, accumulates=True) for t in timelines])
     in_blocks, outside = _gradients_before(first)
-    segments, start = [], 0
+    flops, moved = _operator_lines(timelines)
+    segment_of: list[int] = []
+    segments: list[dict[str, Any]] = []
+    start = 0
     for (phase, block), group in groupby(places, key=lambda place: place[1:]):
         stop = start + len(list(group))
         before = in_blocks[start] + outside[start]
@@ -42,10 +45,19 @@ def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
                 "kept": _envelope(kept[start:stop] - [before, 0.0]),
                 "freed": _envelope(freed[start:stop]),
                 "end": (kept[stop - 1] - [before, 0.0]).tolist(),
+                "operators": _counted(np.concatenate([flops, moved], 1)[start:stop]),
+                "parameters": _used(first, start, stop),
             }
         )
+        segment_of += [len(segments) - 1] * (stop - start)
         start = stop
-    return {"segments": segments, "operators": _operators(timelines)}
+    lines = np.concatenate([flops, moved], 1)
+    operators = {
+        phase: _counted(lines[[place[1] == phase for place in places]])
+        for phase in (FORWARD, BACKWARD)
+    }
+    tensors = _tensors_between(timelines, segment_of)
+    return {"segments": segments, "operators": operators, "tensors": tensors}
 
 
 def _live_bytes(timeline: Timeline, *, accumulates: bool) -> np.ndarray:
@@ -108,18 +120,44 @@ def _covered(kept: list[tuple[float, float]], constant: float, slope: float) -> 
     return last[0] + last[1] * crossing <= before[0] + before[1] * crossing
 
 
-def _operators(timelines: Sequence[Timeline]) -> dict[str, list[list[float]]]:
-    """Equal operators counted: [count, FLOP, FLOP a row, bytes, bytes a row] by pass."""
-    flops = [[float(op.flops) for op in t.operators] for t in timelines]
-    moved = [[float(op.bytes) for op in t.operators] for t in timelines]
-    lines = np.concatenate(
-        [_lines([np.array(c) for c in flops]), _lines([*map(np.array, moved)])], 1
-    )
-    found: dict[str, Counter[tuple[float, ...]]] = {FORWARD: Counter(), BACKWARD: Counter()}
-    for op, line in zip(timelines[0].operators, lines.tolist(), strict=True):
-        if any(line):
-            found[op.phase][tuple(line)] += 1
-    return {
-        phase: [[float(n), *line] for line, n in sorted(kinds.items())]
-        for phase, kinds in found.items()
-    }
+def _operator_lines(timelines: Sequence[Timeline]) -> tuple[np.ndarray, np.ndarray]:
+    """Return FLOP and bytes of every operator as lines."""
+    flops = [np.array([float(op.flops) for op in t.operators]) for t in timelines]
+    moved = [np.array([float(op.bytes) for op in t.operators]) for t in timelines]
+    return _lines(flops), _lines(moved)
+
+
+def _counted(lines: np.ndarray) -> list[list[float]]:
+    """Equal operators counted: [count, FLOP, FLOP a row, bytes, bytes a row]."""
+    kinds = Counter(tuple(line) for line in lines.tolist() if any(line))
+    return [[float(n), *line] for line, n in sorted(kinds.items())]
+
+
+def _used(timeline: Timeline, start: int, stop: int) -> list[list[int]]:
+    """Return the parameters that a stretch of the forward pass reads: number, elements, trained."""
+    numbers = {parameter: n for n, parameter in enumerate(timeline.parameters)}
+    found = dict.fromkeys(p for tick, p in timeline.uses if start <= tick < stop)
+    return [[numbers[p], p.numel(), int(p.requires_grad)] for p in found]
+
+
+def _tensors_between(timelines: Sequence[Timeline], segment_of: list[int]) -> list[list[Any]]:
+    """Return what one stretch of the forward pass makes and later ones read.
+
+    [stretch, [stretches that read it], bytes, bytes a row, whether a gradient comes back]
+    """
+    first = timelines[0]
+    if any(len(other.lives) != len(first.lives) for other in timelines[1:]):
+        raise InputError("it makes other tensors with another number of rows")
+    sizes = _lines([np.array([float(life.bytes) for life in t.lives]) for t in timelines])
+    written = {life.number: [life.born] for life in first.lives if not life.given}
+    for tick, number in first.writes:
+        written.setdefault(number, []).append(tick)
+    readers: dict[tuple[int, int], set[int]] = {}
+    for tick, number in first.reads:
+        before = [at for at in written.get(number, []) if at < tick]
+        if before and segment_of[before[-1]] != segment_of[tick]:
+            readers.setdefault((number, segment_of[before[-1]]), set()).add(segment_of[tick])
+    return [
+        [maker, sorted(who), *sizes[number].tolist(), first.lives[number].floating]
+        for (number, maker), who in readers.items()
+    ]

@@ -11,6 +11,7 @@ from cost_models.plan import Plan
 from planner.document import cluster_document
 from planner.render.traced import fit_text, plan_text
 from planner.traced_setting import TracedSetting, only_varied
+from planner.traced_stages import Cut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,6 +118,7 @@ class TracedPlanAnswer:
     search: Mapping[str, Any]
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
+    cut: Cut | None = None  # into the stages of a pipeline, which the executor does not train
 
     @property
     def best(self) -> Plan:
@@ -149,6 +151,7 @@ class TracedPlanAnswer:
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
             "search": dict(self.search),
+            "cut": None if self.cut is None else self.cut.to_dict(),
             "train_with": train_with(self.setting, self.best),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
@@ -161,6 +164,7 @@ class TracedPlanAnswer:
             self.search,
             assumptions=self.assumptions,
             following=train_with(self.setting, self.best),
+            cut=self.cut,
         )
 
     __repr__ = __str__

@@ -13,6 +13,7 @@ from hardware_profiles.schema import Cluster
 from hardware_profiles.software import software_profile
 from planner.module_trace import trace
 from planner.question import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
+from planner.render.traced import cut_words
 from planner.traced_answers import TracedFitAnswer, TracedPlanAnswer, header
 from planner.traced_setting import (
     TracedSetting,
@@ -21,6 +22,7 @@ from planner.traced_setting import (
     refuse_structure,
     why_illegal,
 )
+from planner.traced_stages import Cut, best_cut
 from planner.traced_ways_out import largest_micro_batch, ways_out
 from planner.typed import describe_plan
 from planner.verdict import VERDICTS
@@ -126,9 +128,10 @@ def plan_module(
         "fitting": verdicts.count(0),
     }
     order = _ranked(priced, verdicts)[:top]
+    cut = None if fixed else best_cut(setting)
     if not order:
         smallest = min(range(len(plans)), key=lambda i: priced[i]["memory"]["peak_bytes"])
-        raise _no_plan(setting, plans[smallest], priced[smallest], search, said)
+        raise _no_plan(setting, plans[smallest], priced[smallest], search, said, cut)
     return TracedPlanAnswer(
         setting=setting,
         plans=tuple(plans[i] for i in order),
@@ -136,6 +139,7 @@ def plan_module(
         search=search,
         assumptions=said,
         fixed=dict(fixed),
+        cut=cut,
     )
 
 
@@ -218,6 +222,7 @@ def _no_plan(
     document: Mapping[str, Any],
     search: Mapping[str, Any],
     assumptions: tuple[str, ...],
+    cut: Cut | None,
 ) -> NoLegalPlanError:
     ways = ways_out(setting, smallest)
     peak = document["memory"]["peak_bytes"] / 2**30
@@ -225,6 +230,7 @@ def _no_plan(
         f"no plan for {setting.module.name} on {setting.cluster.name}: {search['enumerated']:,} "
         f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs {peak:.1f} GiB",
         *(f"  way out: {way['change']}: fit {way['options']}" for way in ways),
+        *([] if cut is None else [f"  {cut_words(cut, None)}"]),
     ]
     return NoLegalPlanError(
         "\n".join(lines),
@@ -233,6 +239,7 @@ def _no_plan(
             "plans": [],
             "search": dict(search),
             "ways_out": list(ways),
+            "cut": None if cut is None else cut.to_dict(),
             "assumptions": list(assumptions),
         },
     )

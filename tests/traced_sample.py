@@ -24,6 +24,8 @@ def segment(
     end: list[float],
     gradients: tuple[float, float],
 ) -> dict[str, Any]:
+    works, number = block is not None, {None: 0, "b.0": 1, "b.1": 2}[block]
+    reads = [[number, 24 if number == 0 else 32, 1]] if phase == "forward" else []
     freed = [live[0] - (96.0 if phase == "backward" and block else 0.0), live[1]]
     return {
         "phase": phase,
@@ -33,6 +35,8 @@ def segment(
         "end": end,
         "block_gradient_bytes": gradients[0],
         "outside_gradient_bytes": gradients[1],
+        "operators": [[1.0 + (phase == "backward"), 0.0, 100.0, 0.0, 40.0]] if works else [],
+        "parameters": reads,
     }
 
 
@@ -40,6 +44,8 @@ def _pass(saved: float, operators: dict[str, Any]) -> dict[str, Any]:
     """Blocks that keep ``saved`` bytes a row each for the backward pass."""
     return {
         "operators": operators,
+        # the first node's output is read by the first block and, again, behind the last one
+        "tensors": [[0, [1, 3], 0.0, 16.0, True], [1, [2], 0.0, 16.0, True], [2, [3], 0.0, 8.0, 0]],
         "segments": [
             segment("forward", None, [0.0, 10.0], [0.0, 10.0], (0.0, 0.0)),
             segment("forward", "b.0", [0.0, 60.0 + saved], [0.0, 10.0 + saved], (0.0, 0.0)),
@@ -87,6 +93,7 @@ def large(factor: float = 1e7) -> TracedModule:
                 part[name] *= factor
             part["kept"] = [[a * factor, b * factor] for a, b in part["kept"]]
             part["freed"] = [[a * factor, b * factor] for a, b in part["freed"]]
+            part["parameters"] = [[n, int(e * factor), t] for n, e, t in part["parameters"]]
             part["end"] = [value * factor for value in part["end"]]
         one["operators"] = {
             phase: [[n, *(value * factor for value in line)] for n, *line in kinds]

@@ -11,6 +11,7 @@ from hardware_profiles.build import describe
 from planner.render.paragraphs import INDENT, labelled
 from planner.render.text import TIME_WORDS, bars
 from planner.traced_setting import TracedSetting
+from planner.traced_stages import Cut
 from planner.typed import describe_plan
 from planner.verdict import WORDS
 
@@ -19,6 +20,7 @@ CONFIDENCE: Final = (
     "the workspaces of convolutions); the step time is a roofline of its operators that no run was "
     "compared with"
 )
+MOST_STAGES: Final = 8  # that are named
 COLUMNS: Final = (
     ("dp", "data_parallel"),
     ("rep", "dp_replicate"),
@@ -115,6 +117,7 @@ def plan_text(
     *,
     assumptions: Sequence[str],
     following: str,
+    cut: Cut | None = None,
 ) -> str:
     """The answer of ``plan``."""
     best = documents[0]
@@ -127,6 +130,8 @@ def plan_text(
     lines.append("")
     lines += labelled("Best", time_line(best["time"]))
     lines += labelled("Binds", _binds(best))
+    if cut is not None:
+        lines += labelled("Stages", cut_words(cut, best["time"]["step_seconds"]))
     lines += labelled(
         "Searched",
         f"{search['enumerated']:,} plans: {search['too_large']:,} too large, {search['tight']:,} "
@@ -136,6 +141,33 @@ def plan_text(
     lines += labelled("Confidence", CONFIDENCE)
     lines += labelled("Next", following)
     return "\n".join(lines)
+
+
+def cut_words(cut: Cut, step: float | None) -> str:
+    """What stages would be worth, and that the executor has none for such a module.
+
+    ``step``: of the best plan without stages.
+    """
+    plan, stages = cut.plan, cut.stages
+    shown = " | ".join(
+        stage.first if stage.first == stage.last else f"{stage.first} to {stage.last}"
+        for stage in stages[:MOST_STAGES]
+    )
+    more = " | …" if len(stages) > MOST_STAGES else ""
+    peaks = ", ".join(format_gib(stage.peak) for stage in stages[:MOST_STAGES])
+    sent = max(stage.sent for stage in stages)
+    time = f"about {format_seconds(cut.step)} a step"
+    if step is not None:
+        part = cut.step / step - 1.0
+        time += f" ({100 * abs(part):.0f} % {'more' if part > 0 else 'less'} than without)"
+    ranks = f"{plan.data_parallel} data rank" + ("s" if plan.data_parallel > 1 else "")
+    return (
+        f"cut into {plan.pipeline_parallel} stages ({shown}{more}), each on {ranks}, "
+        f"{plan.num_microbatches} micro-batches of {plan.micro_batch_size}, recompute "
+        f"{plan.recompute}, it would take {time} and {peaks} GiB, and send up to "
+        f"{format_bytes(sent)} a micro-batch; the executor trains modules of one's own over data "
+        "ranks only (DP, ZeRO), so no stages are among the plans"
+    )
 
 
 def _table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
