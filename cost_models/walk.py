@@ -195,8 +195,12 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     packed = any(w.quantised and w.cut == "row" for w in layer.kind.weights)
     later = np.where(np.equal(layer.table.recompute, FULL) & packed, matrices * one, 0.0)
     state = np.where(later > 0.0, hidden, 0.0)
+    # the adapter beside the last matrix gives a summand of the gradient of what both read; where it
+    # is packed the unpacked matrix has gone by then
+    adapted = any(w.is_adapter and w.cut == "row" for w in _matrices(layer.kind))
+    summand = one * float(adapted and not packed)
     found = [
-        Place(behind + later, hidden + state + output + one, by_last, one),
+        Place(behind + later, hidden + state + output + one + summand, by_last, one),
         Place(behind + closed, hidden + (matrices + 1.0) * one, by_last),
         Place(behind + layer.inside, hidden + columns, by_mlp, whole),
     ]

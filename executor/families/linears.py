@@ -3,7 +3,8 @@
 An adapted matrix has two small ones beside it (``cost_models.adapters``): y = x W + s x A B. Of a
 column-cut matrix, A is one more column-cut matrix that reads the same input, but whole on every
 rank; of a row-cut one, A reads the rank's slice of the input and B gives one more partial sum. So
-adapters need no collective of their own, only that of summed gradients at the end of a step.
+adapters need no collective of their own, only that of summed gradients at the end of a step. The
+factor s goes to x A, which is small: no copy of an output or of its gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
         return outputs
     inner = iter(outputs[len(linears) :])
     return tuple(
-        y + linear.lora_scale * F.linear(next(inner), linear.lora_B.weight)
+        y + F.linear(linear.lora_scale * next(inner), linear.lora_B.weight)
         if is_adapted(linear)
         else y
         for linear, y in zip(linears, outputs, strict=False)
@@ -44,7 +45,7 @@ def row(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
         return row_linear(axis, x, _out_in(linear), linear.bias)
     inner = F.linear(x, linear.lora_A.weight)
     with block_result(summed=axis.size > 1):
-        y = linear.lora_scale * F.linear(inner, linear.lora_B.weight)
+        y = F.linear(linear.lora_scale * inner, linear.lora_B.weight)
         y = y + multiply(x, _out_in(linear))  # last, where a recomputation may leave it out
     if axis.size > 1:
         with block_result():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from samples import LLAMA
 
+from cost_models.adapters import adapted
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
@@ -65,6 +68,47 @@ def there(place: Place, row: int = 0) -> float:
 def elements(place: Place, row: int = 0) -> float:
     column = np.ravel(place.gradients)
     return float(column[row if len(column) > 1 else 0])
+
+
+def with_adapters(config: dict[str, Any], targets: str, kind: str) -> list[Place]:
+    workload = Workload(128, 8, adapter=kind, adapter_rank=4, adapter_targets=targets)  # type: ignore[arg-type]
+    model = adapted(model_spec(config, name="x"), workload)
+    return of_model(model, PlanTable.from_plans([Plan()]), workload)
+
+
+def test_an_adapter_beside_the_last_matrix_gives_a_summand_of_its_inputs_gradient() -> None:
+    alone = with_adapters(GPT2, "up", "lora")
+    beside = with_adapters(GPT2, "down", "lora")
+    assert there(beside[0]) - there(alone[0]) == 2.0 * 4 * H
+    assert [there(place) for place in beside[1:]] == [there(place) for place in alone[1:]]
+    packed, others = with_adapters(GPT2, "down", "qlora"), with_adapters(GPT2, "up", "qlora")
+    assert there(packed[0]) == there(others[0])  # the unpacked matrix has gone by then
+
+
+def test_torch_holds_both_summands() -> None:
+    """A frozen matrix and an adapter read relu's result: it, and two gradients of its size."""
+    tokens, wide, narrow = 512, 1024, 16
+    matrix = torch.randn(narrow, wide)
+    first, second = (torch.nn.Parameter(torch.randn(s)) for s in ((4, wide), (narrow, 4)))
+    x = torch.randn(tokens, wide, requires_grad=True)
+    linear = torch.nn.functional.linear
+    seen: list[int] = []
+
+    def step() -> None:
+        y = x.relu()
+        y.register_hook(lambda _: seen.append(1))
+        out = linear(2.0 * linear(y, first), second)
+        (out + linear(y, matrix)).sum().backward()
+
+    step()
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        x.grad = None
+        step()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    events.sort(key=lambda event: event.start_ns())
+    peak = max(accumulate(event.nbytes() for event in events))
+    assert seen == [1, 1]
+    assert peak / (4.0 * tokens * wide) == pytest.approx(3.0, abs=0.1)
 
 
 def test_llama_on_one_rank() -> None:
