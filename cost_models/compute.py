@@ -167,8 +167,15 @@ def elementwise_bytes_per_token(
     software: ForwardKernels,
     *,
     hidden_dropout: bool = False,
+    expert_parallel: Count = 1,
 ) -> Real:
-    """Bytes a token that norms, residuals, activation and rotary embeddings move, forward."""
+    """Bytes a token that norms, residuals, activation and rotary embeddings move, forward.
+
+    Tokens are put in the order of their k experts (one read, k written) and added up again (k read,
+    one written, as the result of weighing them, which reads k more: 3 k + 1 with what the matmuls
+    read). Where ranks share experts they are put in the order of ranks before the exchange and of
+    experts after it, and both once more on the way back: 4 k more.
+    """
     norm = {
         "layer": software.layer_norm_accesses,
         "layer_in_fp32": software.layer_norm_in_fp32_accesses,
@@ -176,10 +183,11 @@ def elementwise_bytes_per_token(
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     blocks = 2.0 + (kind.cross_attention is not None)
     residual = software.residual_accesses + hidden_dropout * software.dropout_accesses
-    whole = hidden_size * (kind.num_norms * norm + blocks * residual)
+    whole: Real = hidden_size * (kind.num_norms * norm + blocks * residual)
     feed_forward = kind.feed_forward
-    if feed_forward.num_experts:  # to experts' order (read, write), back and added up
-        whole += hidden_size * (3.0 * feed_forward.experts_per_token + 1.0)
+    if feed_forward.num_experts:
+        copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
+        whole = whole + hidden_size * (copies * feed_forward.experts_per_token + 1.0)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     activation = software.activation_accesses if kind.feed_forward.gated else 2.0  # read, write
     split = activation * (width + feed_forward.shared_ffn_hidden_size)
@@ -308,6 +316,7 @@ def layer_seconds(
             sequence_parallel,
             software,
             hidden_dropout=hidden_dropout,
+            expert_parallel=expert_parallel,
         )
         + adapter_bytes_per_token(kind, compute_bytes, tensor_parallel, software)
     ) * (tokens / rate.memory)

@@ -15,6 +15,8 @@ from cost_models.compute import (
     adapter_bytes_per_token,
     dequantised_bytes,
     elementwise_bytes_per_token,
+    layer_seconds,
+    matrices_seconds,
 )
 from cost_models.estimate import price
 from cost_models.matmul import matmul_seconds
@@ -64,13 +66,57 @@ def test_an_activation_without_a_gate_is_read_and_written() -> None:
 def test_tokens_are_brought_to_their_experts_and_back() -> None:
     kind, hidden = sample_model("mixtral").kinds[0], sample_model("mixtral").hidden_size
 
-    def bytes_of(**changes: Any) -> float:
+    def bytes_of(ranks: int = 1, **changes: Any) -> float:
         changed = replace(kind, feed_forward=replace(kind.feed_forward, **changes))
-        return float(elementwise_bytes_per_token(changed, hidden, 2.0, 1, False, EAGER))
+        return float(
+            elementwise_bytes_per_token(
+                changed, hidden, 2.0, 1, False, EAGER, expert_parallel=ranks
+            )
+        )
 
     routed = kind.feed_forward.experts_per_token
     dense = bytes_of(num_experts=0)
     assert bytes_of() - dense == pytest.approx(2.0 * (3 * routed + 1) * hidden)
+    # experts of several ranks: ordered again behind the exchange, and on the way back
+    assert bytes_of(4) - dense == pytest.approx(2.0 * (7 * routed + 1) * hidden)
+    assert bytes_of(4, num_experts=0) == dense
+
+
+def test_a_layer_counts_the_ranks_that_share_its_experts() -> None:
+    kind, hidden = sample_model("mixtral").kinds[0], sample_model("mixtral").hidden_size
+    rate = Rates(1e30, 1e12, 0.0, False)
+
+    def moving(ranks: int) -> float:
+        tokens = np.array([4096.0])
+        pieces: dict[str, Any] = {"expert_parallel": ranks, "expert_tensor": 1}
+        layer = layer_seconds(
+            kind,
+            hidden,
+            1024,
+            tokens,
+            tensor_parallel=1,
+            sequence_parallel=False,
+            recompute_full=False,
+            recompute_core=False,
+            kernel="flash",
+            compute_bytes=2.0,
+            rate=rate,
+            software=EAGER,
+            **pieces,
+        )
+        matrices = matrices_seconds(
+            kind.weights,
+            tokens,
+            1,
+            2.0,
+            rate,
+            experts_per_token=kind.feed_forward.experts_per_token,
+            **pieces,
+        )
+        return float((layer.forward - matrices.forward)[0])
+
+    routed = kind.feed_forward.experts_per_token
+    assert moving(4) - moving(1) == pytest.approx(2.0 * 4 * routed * hidden * 4096 / 1e12)
 
 
 def test_dropout_on_its_own_is_two_and_a_half_accesses_of_each_residual() -> None:
