@@ -146,11 +146,8 @@ def stage_pass(
         communication = communication + count * _layer_traffic(
             kind, model, machine, point, tokens, compute
         )
-        routed = kind.feed_forward.num_experts > 0
         several = 1 + (kind.cross_attention is not None) * 0.5
-        kernels = kernels + count * (
-            several * engine.layer_kernels + routed * engine.expert_kernels
-        )
+        kernels = kernels + count * (several * engine.layer_kernels + _more_kernels(kind, engine))
         operators = operators + count * several * engine.layer_operators
     if rank.first:
         memory = memory + 2.0 * compute * model.hidden_size * rows.tokens / machine.rest.memory
@@ -177,6 +174,16 @@ def stage_pass(
     if not rank.last:
         send = send + machine.links.send(sent, distance, stages)
     return PassTime(matrices, attention, memory, kernels, communication, host, send)
+
+
+def _more_kernels(kind: LayerKind, engine: ServingEngine) -> float:
+    """Kernels of a layer beside those of ordinary attention and an MLP."""
+    feed_forward = kind.feed_forward
+    more = engine.latent_kernels * bool(kind.attention.kv_lora_rank)
+    if feed_forward.num_experts:
+        shared = bool(feed_forward.shared_ffn_hidden_size)
+        more += engine.expert_kernels + engine.shared_expert_kernels * shared
+    return more
 
 
 def _cuts(point: ServingPoint) -> tuple[Count, ...]:

@@ -46,6 +46,8 @@ class ServingEngine:
     # kernels: how many, and seconds that one adds to the bytes that it moves
     layer_kernels: float
     expert_kernels: float  # more of them in a layer with experts
+    shared_expert_kernels: float  # more, where some experts see every token
+    latent_kernels: float  # more in latent attention
     step_kernels: float
     kernel_seconds: float
     # without CUDA graphs the host starts operators one by one

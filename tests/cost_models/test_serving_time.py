@@ -143,6 +143,13 @@ def test_an_encoder_is_one_pass_and_behind_one_the_prompt_is_read_once() -> None
     assert float(t5.token_parts.matrices) < 0.5 * float(t5.prefill_parts.matrices)
 
 
+def test_kernels_are_counted_by_what_a_layer_has() -> None:
+    deepseek = times("deepseek-v3", "8xH200-SXM", weights="fp8", tensor_parallel=8, sequences=1)
+    kernels = 3 * (11 + 6) + 58 * (11 + 6 + 5 + 4) + 8
+    assert float(deepseek.token_parts.kernels) == pytest.approx(kernels * 4.5e-6)
+    assert 1.0 / float(deepseek.token) == pytest.approx(112, rel=0.1)  # SGLang, docs/serving_time
+
+
 def test_latent_attention_multiplies_more_than_it_reads() -> None:
     latent = Attention(128, 128, 192, 128, kv_lora_rank=512, rope_head_dim=64)
     rate = Rates(800e12, 3e12, 0.0, False, units=132)
