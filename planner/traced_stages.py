@@ -33,7 +33,7 @@ from cost_models.collectives import COLLECTIVE_START, send
 from cost_models.compute import optimizer_seconds
 from cost_models.host import host_wait
 from cost_models.optimizer_states import RULES, update_accesses
-from cost_models.pipeline_time import makespan
+from cost_models.pipeline_simulation import makespan
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import Rates, rates
 from cost_models.step_time import Hiding, RankSeconds, exposed_data_seconds
