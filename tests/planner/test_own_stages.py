@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import llama, make_setting, sample_model
 
+from cost_models.communication import pipeline_traffic
 from cost_models.estimate import Setting, price
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
+from cost_models.stages import contents_of
 from cost_models.uncertainty import memory_spread
 from planner.answers import PlanAnswer, documents_of
 from planner.document import plan_document
@@ -160,6 +162,40 @@ def test_encoder_and_decoder_are_told_apart() -> None:
     assert found is not None
     assert found.step == pytest.approx(brute_force(setting, plan), rel=1e-6)
     assert found.layers[0] >= found.layers[1]
+
+
+UNEVEN = {"d_model": 512, "d_kv": 64, "d_ff": 4096, "num_layers": 5, "num_decoder_layers": 2}
+
+
+def test_uneven_halves_of_an_encoder_decoder_are_those_of_trying_all() -> None:
+    plan = replace(plan_of(3, 5), micro_batch_size=4)
+    model = sample_model("t5", **UNEVEN, vocab_size=32_128)
+    setting = setting_of(model, plan)
+    assert (model.num_layers, model.bridge_layer) == (7, 5)
+    need = max(peaks(setting, plan, split_layers(7, 3), None))
+    tight = with_budget(setting, 1.001 * need * (1.0 + memory_spread(setting.software.name).above))
+    found = best_stages(tight, plan)
+    assert found is not None
+    assert found.proven
+    assert found.step == pytest.approx(brute_force(tight, plan), rel=1e-9)
+
+
+def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() -> None:
+    """Behind the first decoder layer two hidden states are sent, and kept; before it one."""
+    plan = replace(plan_of(3, 6), micro_batch_size=4)
+    model = sample_model("t5", **UNEVEN, vocab_size=32_128)
+    setting, table = setting_of(model, plan), PlanTable.from_plans([plan])
+    hidden = 2.0 * 4 * 512 * model.hidden_size  # bf16, micro-batch of 4, 512 tokens
+
+    def of(ranges: tuple[tuple[int, int], ...]) -> tuple[list[float], list[int]]:
+        ranks = [contents_of(model, ranges, range(3), rank) for rank in range(3)]
+        traffic = [pipeline_traffic(model, setting.workload, table, rank) for rank in ranks]
+        sent = [float(found["pipeline", "send"].size[0]) for found in traffic]  # type: ignore[index]
+        return [size / 6 / hidden for size in sent], [rank.states_received for rank in ranks]
+
+    assert of(((0, 3), (3, 5), (5, 7))) == ([1.0, 2.0, 1.0], [0, 1, 1])
+    assert of(((0, 3), (3, 6), (6, 7))) == ([1.0, 3.0, 2.0], [0, 1, 2])
+    assert of(((0, 5), (5, 6), (6, 7))) == ([1.0, 3.0, 2.0], [0, 1, 2])
 
 
 def test_memory_moves_layers_from_the_first_stage() -> None:
