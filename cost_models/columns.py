@@ -183,13 +183,36 @@ def together(inputs: Sequence[Any]) -> tuple[Level, list[Any]]:
     return level, [each._at(level) if type(each) is Column else each for each in inputs]
 
 
+def level_of(frame: Frame, inputs: Sequence[Any]) -> Level:
+    """Return the level of all columns together."""
+    level = None
+    for column in inputs:
+        if type(column) is Column and column.level is not level:
+            level = column.level if level is None else level.join(column.level)[0]
+    return frame.level(0) if level is None else level
+
+
 def at_one_level(frame: Frame, inputs: Sequence[Any]) -> tuple[Level, list[Array]]:
     """Return the level of all columns together, and a value of every input for each row of it."""
-    if not any(type(each) is Column for each in inputs):
-        level = frame.level(0)
-        return level, [np.broadcast_to(each, level.size) for each in inputs]
-    level, values = together(inputs)
+    level = level_of(frame, inputs)
+    values = (each._at(level) if type(each) is Column else each for each in inputs)
     return level, [np.broadcast_to(each, level.size) for each in values]
+
+
+def stacked(level: Level, terms: Sequence[Any], order: Array) -> Array:
+    """Return the values of terms (a row each) at the rows of a level, in an order of these."""
+    table = np.empty((len(terms), len(order)))
+    ways: dict[int, Array] = {}
+    for row, term in zip(table, terms, strict=True):
+        if type(term) is not Column:
+            row[:] = term
+            continue
+        way = ways.get(id(term.level))
+        if way is None:
+            coarser = level.way(term.level)
+            way = ways[id(term.level)] = order if coarser is None else coarser[order]
+        term.values.take(way, out=row, mode="clip")  # (which needs no buffer)
+    return table
 
 
 def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Column, Any], Any]:
@@ -258,20 +281,25 @@ setattr(Column, "__invert__", lambda column: _made(column.level, ~column.values)
 Column.__hash__ = None  # type: ignore[assignment]
 
 
-def _is_constant(flag: Any) -> bool:
-    return type(flag) is not Column and np.size(flag) == 1
+def _chosen(flag: Any, yes: Any, no: Any) -> Any:
+    """Return what one flag for all rows chooses, in the type that both together have."""
+    chosen, kind, other = (yes if np.all(flag) else no), _kind(yes), _kind(no)
+    if kind is not other:
+        kind = np.result_type(kind, other)
+    if type(chosen) is Column:
+        return chosen if chosen.dtype == kind else chosen.astype(kind)
+    return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
-    if _is_constant(condition):
-        chosen = yes if np.all(condition) else no
-        kind = np.result_type(*(_kind(each) for each in (yes, no)))
-        if type(chosen) is Column:
-            return chosen if chosen.dtype == kind else chosen.astype(kind)
-        return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
     inputs = condition, yes, no
-    first = next(each for each in inputs if type(each) is Column)
-    name = _key(np.where, inputs)
+    if type(condition) is Column:
+        first = condition
+    elif np.size(condition) == 1:
+        return _chosen(condition, yes, no)
+    else:
+        first = next(each for each in inputs if type(each) is Column)
+    name = _key("where", inputs)
     known = first.level.frame.made.get(name)
     if known is not None:
         return known[0]
@@ -374,8 +402,16 @@ def by_value(column: Any) -> Any:
     return Column(column.level.grouped(codes, len(values)), values)
 
 
-def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
-    """Return the same plans, each column by its distinct values; and what they are columns of."""
+def whole(value: Any, size: int) -> Array:
+    """Return a value for every row of a table of ``size`` rows."""
+    return value.whole() if type(value) is Column else np.broadcast_to(value, size)
+
+
+def factored(table: PlanTable, apart: Sequence[Sequence[str]] = APART) -> tuple[PlanTable, Frame]:
+    """Return the same plans, each column by its distinct values; and what they are columns of.
+
+    ``apart``: columns that are left out of levels which are found at once.
+    """
     frame, columns, masks = Frame(len(table)), {}, {}
     for f in fields(PlanTable):
         values, codes = distinct(getattr(table, f.name))
@@ -383,6 +419,6 @@ def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
         if len(values) > 1:
             level = frame.add(codes, len(values))
             columns[f.name], masks[f.name] = Column(level, values), level.mask  # type: ignore[assignment]
-    for apart in APART:
-        frame.level(sum(mask for name, mask in masks.items() if name not in apart))
+    for names in apart:
+        frame.level(sum(mask for name, mask in masks.items() if name not in names))
     return PlanTable(**columns), frame

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columns import at_one_level
+from cost_models.columns import level_of, stacked
 from cost_models.levels import Frame, Index, Level
 
 Floats = NDArray[np.float64]
@@ -36,14 +36,17 @@ def largest_sums(
     ``partners``: for each of the first terms, which of the second ones it is added to.
     """
     mates = np.array(partners, dtype=np.intp)
-    level, one = at_one_level(frame, first)
-    other_level, other = at_one_level(frame, second)
+    level, other_level = level_of(frame, first), level_of(frame, second)
     shared = frame.shared(level, other_level)
     if shared is not None and shared.size > MOST_GROUPS:
-        return _row_by_row(frame, (level, np.stack(one)), (other_level, np.stack(other)), mates)
+        sides = [
+            (side, stacked(side, terms, np.arange(side.size)))
+            for side, terms in ((level, first), (other_level, second))
+        ]
+        return _row_by_row(frame, *sides, mates)
     groups = _Groups(shared, level, other_level, frame)
-    z_all = np.stack([term.take(groups.one.order) for term in one])
-    a_all = np.stack([term.take(groups.other.order) for term in other])
+    z_all = stacked(level, first, groups.one.order)
+    a_all = stacked(other_level, second, groups.other.order)
     found = np.empty(groups.size)
     for group in range(groups.count):
         z = z_all[:, slice(*groups.one.of(group))]
@@ -87,14 +90,17 @@ def _contenders(z: Floats, a: Floats, mates: Index) -> Index:
 
     Likely ones are the largest at corners of the grid.
     """
-    alive = np.ones(len(z), dtype=bool)
+    kept = np.arange(len(z))
     for row, column in ((0, -1), (-1, 0), (z.shape[1] // 2, a.shape[1] // 2)):
-        k = int(np.argmax(z[:, row] + a[mates, column]))
-        if alive[k]:
-            ahead = (z[k] - z).min(axis=1) + (a[mates[k]] - a).min(axis=1)[mates]
-            ahead[k] = -1.0
-            alive &= ahead < 0.0
-    return np.flatnonzero(alive)
+        mine = mates[kept]
+        k = kept[int(np.argmax(z[kept, row] + a[mine, column]))]
+        first, second = (z[k] - (z if len(kept) == len(z) else z[kept])).min(axis=1), a[mates[k]]
+        if len(kept) == len(z):  # many share an a
+            ahead = first + (second - a).min(axis=1)[mine]
+        else:
+            ahead = first + (second - a[mine]).min(axis=1)
+        kept = kept[(ahead < 0.0) | (kept == k)]
+    return kept
 
 
 class _Side:

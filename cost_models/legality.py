@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.columns import factored, whole
 from cost_models.estimate import Setting
 from cost_models.host_memory import NVME
 from cost_models.plan import SCHEDULES, Plan, PlanTable
@@ -35,6 +36,7 @@ from cost_models.sharing_rules import SHARING_RULES
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
+MANY: Final = 2_000  # plans of which it is worth to judge equal rows once
 # fewest micro-batches by schedule: torch refuses fewer (1f1b, dualpipev), or the
 # order has no steady part (zero bubbles)
 FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
@@ -348,8 +350,11 @@ def fewest_microbatches(table: PlanTable) -> Any:
 def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 for a legal plan or the position in CODES of the first broken rule."""
     codes = np.zeros(len(table), dtype=np.int16)
+    few = factored(table, apart=())[0] if len(table) >= MANY else table
     for position, rule in reversed(list(enumerate(RULES, start=1))):
-        codes[np.broadcast_to(rule.broken(question, table), codes.shape)] = position
+        broken = rule.broken(question, few)
+        if np.any(broken):
+            codes[whole(broken, len(table))] = position
     return codes
 
 

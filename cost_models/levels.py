@@ -167,9 +167,11 @@ def _numbered(key: Array, radix: int) -> tuple[Index, Index]:
 
 def distinct(values: Array) -> tuple[Array, Array]:
     """Return the distinct values in order, and every row's position among them."""
+    if values.strides == (0,):
+        return values[:1], np.broadcast_to(np.intp(0), len(values))
     least, most = values.min(), values.max()
     if least == most:
-        return values[:1], np.zeros(len(values), dtype=np.intp)
+        return values[:1], np.broadcast_to(np.intp(0), len(values))
     if values.dtype == bool:
         return np.array([False, True]), values.astype(np.intp)
     span = int(most) - int(least) + 1

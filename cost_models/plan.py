@@ -212,6 +212,14 @@ def _offloads(offload: Column, what: str) -> Column:
     return np.isin(offload, [code for code, name in enumerate(OFFLOADS) if what in name])
 
 
+def _picked(column: Column, index: Any) -> Column:
+    """Return some rows; of one value for all (``np.broadcast_to``), that value again."""
+    if column.strides == (0,) and len(column) and isinstance(index, np.ndarray):
+        return np.broadcast_to(column[:1].reshape(()), len(index))
+    rows: Column = column[index]
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class PlanTable:
     """Many plans: the fields of Plan as columns.
@@ -320,7 +328,9 @@ class PlanTable:
 
     def rows(self, index: Any) -> PlanTable:
         """Return the rows that a mask, slice or index array names."""
-        return PlanTable(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        if isinstance(index, np.ndarray) and index.dtype == bool:
+            index = np.flatnonzero(index)
+        return PlanTable(**{f.name: _picked(getattr(self, f.name), index) for f in fields(self)})
 
     def plan(self, row: int) -> Plan:
         """Return one row as a Plan."""

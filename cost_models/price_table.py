@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columns import Column, at_one_level, factored
+from cost_models.columns import Column, at_one_level, factored, whole
 from cost_models.estimate import Setting, block_seconds, block_time, price, stages_of
 from cost_models.host_memory import HostBytes
 from cost_models.largest_sums import MISSING, largest_sums
@@ -153,14 +153,10 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     return replace(ranks[0], **found)
 
 
-def _whole(value: Any, size: int) -> Floats:
-    return value.whole() if type(value) is Column else np.broadcast_to(value, size)
-
-
 def _steps(setting: Setting, group: _Group) -> Floats:
     seconds = block_seconds(setting, group.table, group.ranks)
     time, _ = block_time(setting, group.table, group.ranks, seconds, _bound(group, seconds))
-    return _whole(time.step, len(group.plain))
+    return whole(time.step, len(group.plain))
 
 
 def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
@@ -192,9 +188,8 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
 
 def _peaks(setting: Setting, group: _Group) -> Floats:
     """Return the bytes of the fullest place of the fullest rank."""
-    states: list[Any] = []
-    held: list[Any] = []
-    of_held: list[int] = []  # of each of the states, which of these it comes with
+    states: dict[tuple[int, int], Any] = {}  # of two ranks many are the same
+    held: dict[int, Any] = {}
     for rank in group.fullest:
         (weights, optimizer), passing, moments = rank_places(
             setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
@@ -203,13 +198,16 @@ def _peaks(setting: Setting, group: _Group) -> Floats:
         for moment in (m for of_moment in moments for m in of_moment):
             gradients, activations, logits, buffers, gone = moment.parts
             total = stays - gone + gradients + buffers
-            states.append(total if moment.there is True else np.where(moment.there, total, MISSING))
+            total = total if moment.there is True else np.where(moment.there, total, MISSING)
             key = id(activations), id(logits)
             if key not in known:
-                known[key] = len(held)
-                held.append(activations + logits + passing)
-            of_held.append(known[key])
-    allocated = largest_sums(group.frame, states, held, of_held)
+                known[key] = activations + logits + passing
+            beside = known[key]
+            held[id(beside)] = beside
+            states[id(total), id(beside)] = total
+    position = {name: place for place, name in enumerate(held)}
+    partners = [position[beside] for _, beside in states]
+    allocated = largest_sums(group.frame, list(states.values()), list(held.values()), partners)
     software = setting.software
     return allocated + (software.context_bytes + software.allocator_slack * allocated)
 
@@ -225,6 +223,6 @@ def _hosts(setting: Setting, group: _Group) -> HostBytes:
 
     def largest(name: str) -> Floats:
         parts = np.stack([getattr(host, name) for host in hosts])
-        return _whole(np.max(parts, axis=0), size)
+        return whole(np.max(parts, axis=0), size)
 
     return HostBytes(largest("memory"), largest("nvme"))

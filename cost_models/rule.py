@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,12 @@ def attentions(model: ModelSpec) -> list[Attention]:
 def indivisible(sizes: list[int], ranks: Any) -> Any:
     """Return where some size does not divide evenly; without sizes: nowhere."""
     broken = [size % ranks != 0 for size in sizes]
-    return np.logical_or.reduce([np.zeros(len(ranks), dtype=bool), *broken])
+    return any_of([np.zeros(len(ranks), dtype=bool), *broken])
+
+
+def any_of(flags: Iterable[Any]) -> Any:
+    """Return where some of the flags is true."""
+    return reduce(np.logical_or, flags)
 
 
 def query_heads(model: ModelSpec) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cost_models.model import ModelSpec
 from cost_models.plan import CONTEXT_METHODS, Plan, PlanTable
-from cost_models.rule import Rule, divisors_text, key_heads, query_heads
+from cost_models.rule import Rule, any_of, divisors_text, key_heads, query_heads
 
 ULYSSES: Final = CONTEXT_METHODS.index("ulysses")
 
@@ -52,7 +52,7 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
         "context_heads",
         lambda q, t: (
             _by_heads(t)
-            & np.logical_or.reduce(
+            & any_of(
                 [n % (t.tensor_parallel * t.context_parallel) != 0 for n in query_heads(q.model)]
             )
         ),
@@ -66,7 +66,7 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
         "context_kv_heads",
         lambda q, t: (
             _by_heads(t)
-            & np.logical_or.reduce(
+            & any_of(
                 [
                     ((n // t.tensor_parallel) % t.context_parallel != 0)
                     & (t.context_parallel % np.maximum(1, n // t.tensor_parallel) != 0)

@@ -20,10 +20,10 @@ from planner.constraints import Constraint, broken_by_plan, broken_by_result, co
 from planner.finalists import Finalists, simulate
 from planner.host_room import host_codes
 from planner.objectives import Objective, pareto_front, results, sort_keys
-from planner.space import plan_slabs
+from planner.space import SLAB, plan_slabs
 from planner.verdict import budget_bytes, verdict_codes
 
-CHUNK: Final = 400_000  # rows priced at once
+CHUNK: Final = 400_000  # rows priced at once, and as many more as one slab has
 NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
 
 
@@ -81,7 +81,7 @@ def search(
     illegal = np.zeros(len(CODES), dtype=np.int64)
     examples: dict[str, str] = {}
     unwanted = np.zeros(0, dtype=np.int64)
-    seen, waiting = _Seen(setting), _no_plans()
+    seen, waiting = _Seen(setting), [_no_plans()]
     for slab in plan_slabs(
         setting.model, setting.workload, setting.cluster.num_gpus, fixed or {}, offloads=offloads
     ):
@@ -89,13 +89,16 @@ def search(
         illegal += np.bincount(codes, minlength=len(CODES))
         examples = {**_examples(question, slab, codes), **examples}
         legal = slab.rows(codes == 0)
-        broken = broken_by_plan(require, legal)
-        unwanted = np.concatenate([unwanted, broken[broken > 0]])
-        waiting = _joined([waiting, legal.rows(broken == 0)])
-        if len(waiting) >= CHUNK:
-            seen.add(waiting)
-            waiting = _no_plans()
-    seen.add(waiting)
+        if require:
+            broken = broken_by_plan(require, legal)
+            unwanted = np.concatenate([unwanted, broken[broken > 0]])
+            legal = legal.rows(broken == 0)
+        waiting.append(legal)
+        if sum(map(len, waiting)) >= CHUNK:
+            seen.add(_joined(waiting))
+            waiting = []
+    if waiting:
+        seen.add(_joined(waiting))
     table, step, peak, verdicts = seen.kept()
     short = broken_by_result(require, results(setting, table, step, peak), len(table))
     order = np.flatnonzero(short == 0)
@@ -166,8 +169,16 @@ def _no_plans() -> PlanTable:
 
 def _joined(tables: Sequence[PlanTable]) -> PlanTable:
     return PlanTable(
-        **{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable)}
+        **{f.name: _one([getattr(t, f.name) for t in tables]) for f in fields(PlanTable)}
     )
+
+
+def _one(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    """Put columns together; one value for all of them stays one value (``PlanTable.rows``)."""
+    some = [column for column in columns if len(column)]
+    if some and all(column.strides == (0,) and column[0] == some[0][0] for column in some):
+        return np.broadcast_to(some[0][0], sum(map(len, some)))
+    return np.concatenate(columns)
 
 
 def price_in_chunks(
@@ -198,8 +209,8 @@ def _at_a_border(setting: Setting, peak: NDArray[np.float64]) -> NDArray[np.bool
 
 
 def _chunks(table: PlanTable) -> Iterator[PlanTable]:
-    for start in range(0, len(table), CHUNK):
-        yield table.rows(slice(start, start + CHUNK))
+    for start in range(0, len(table), CHUNK + SLAB):
+        yield table.rows(slice(start, start + CHUNK + SLAB))
 
 
 def _rank_of_effort(table: PlanTable) -> NDArray[np.int64]:
@@ -224,8 +235,3 @@ def _examples(question: Question, table: PlanTable, codes: NDArray[np.int16]) ->
         row = int(np.flatnonzero(codes == code)[0])
         words[CODES[code]] = RULES[code - 1].words(question, table.plan(row))
     return words
-
-
-def as_columns(table: PlanTable) -> dict[str, NDArray[Any]]:
-    """Return the columns by name, for a DataFrame."""
-    return {f.name: getattr(table, f.name) for f in fields(table)}

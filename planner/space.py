@@ -90,20 +90,19 @@ def plan_slabs(
 ) -> Iterator[PlanTable]:
     """Yield the rows of ``enumerate_plans`` in tables of about SLAB candidates."""
     blocks = _blocks(model, workload, num_gpus, fixed, offloads)
-    total = sum(block.size for block in blocks)
+    sizes = [block.size for block in blocks]
+    total = sum(sizes)
     if total > MAX_CANDIDATES:
         raise InputError(
             f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
-    some: list[_Block] = []
-    for block in blocks:
-        some.append(block)
-        if sum(each.size for each in some) >= SLAB:
-            yield _expand(some, fixed)
-            some = []
-    if some:
-        yield _expand(some, fixed)
+    begin = candidates = 0
+    for end, size in enumerate(sizes, start=1):
+        candidates += size
+        if candidates >= SLAB or end == len(blocks):
+            yield _expand(blocks[begin:end], fixed)
+            begin, candidates = end, 0
 
 
 def _blocks(
@@ -114,13 +113,13 @@ def _blocks(
     offloads: Sequence[str],
 ) -> list[_Block]:
     """Return the plans of every grid of ranks."""
-    grids = itertools.product(
-        _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
+    grids = itertools.product(  # plans of the same pipeline side by side: they are priced together
         _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
+        _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
         _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
     )
     blocks: list[_Block] = []
-    for tensor, pipeline, context in grids:
+    for pipeline, tensor, context in grids:
         data, left = divmod(num_gpus, tensor * pipeline * context)
         if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
             continue
@@ -314,6 +313,6 @@ def _expand(blocks: list[_Block], fixed: Mapping[str, Any]) -> PlanTable:
             values = np.concatenate(parts)
             columns[name] = values.astype(np.bool_) if name in FLAGS else values
     for name, value in _pinned(fixed).items():
-        kind = np.bool_ if name in FLAGS else np.int64
-        columns[name] = np.full(sum(lengths), value, dtype=kind)
+        one = np.array(value, dtype=np.bool_ if name in FLAGS else np.int64)
+        columns[name] = np.broadcast_to(one, sum(lengths))
     return PlanTable(**columns)
