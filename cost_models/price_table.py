@@ -28,7 +28,7 @@ from cost_models.stages import PipelineRank
 from cost_models.step_time import RankSeconds, owners
 
 Floats = NDArray[np.float64]
-FEW: Final = 2_000  # plans for which distinct rows are not worth finding
+FEW: Final = 1_000  # plans for which distinct rows are not worth finding
 COUNTS: Final = (
     "index",
     "recomputed_starts",

@@ -14,7 +14,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.supported import unproven
 from cost_models.units import format_bytes
 from planner.confidence import confidence
-from planner.document import cluster_document, model_document, plan_document, plan_file
+from planner.document import cluster_document, model_document, plan_file
 from planner.placement import Placed
 from planner.question import DEFAULT_SOFTWARE
 from planner.refusal import search_document
@@ -225,8 +225,3 @@ def not_run(setting: Setting, plan: Plan) -> str | None:
 def to_json(document: Mapping[str, Any]) -> str:
     """Return one JSON document; NaN and infinities are errors of ours, not output."""
     return json.dumps(document, indent=2, allow_nan=False)
-
-
-def documents_of(setting: Setting, result: SearchResult) -> tuple[Mapping[str, Any], ...]:
-    """Return what is said about every ranked plan."""
-    return tuple(plan_document(setting, plan) for plan in result.plans)

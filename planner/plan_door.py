@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Cluster
-from planner.answers import PlanAnswer, documents_of
+from planner.answers import PlanAnswer
 from planner.cases import Job, questions_of, read_at_most, read_precisions, sizes_of
 from planner.constraints import parse_requirements, require_consistent
 from planner.fixed import check_fixed, parse_fixed
@@ -166,7 +166,7 @@ def plan(
     assert result is not None
     if not result.plans:
         raise nothing_found([case], asked)
-    documents = documents_of(setting, result)
+    documents = tuple(found.document for found in case.found)
     free = objective == "time" and not constraints and "recompute" not in fixed
     fits = documents[0]["memory"]["verdict"] == "fits"
     staged = best_staged(setting, result.plans) if free and fits else None

@@ -19,7 +19,7 @@ from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
 from cost_models.stages import contents_of
 from cost_models.uncertainty import memory_spread
-from planner.answers import PlanAnswer, documents_of
+from planner.answers import PlanAnswer
 from planner.document import plan_document
 from planner.left_over import recompute_what_must_be, share_out
 from planner.search import search
@@ -327,7 +327,9 @@ def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
     assert document["memory"]["verdict"] == "fits"
     assert document["time"]["step_seconds"] == pytest.approx(found.step)
     result = replace(search(setting, {"zero_stage": 3}, top=1), plans=(plan,))
-    answer = PlanAnswer(tight, result, documents_of(tight, result), (), {}, found)
+    answer = PlanAnswer(
+        tight, result, tuple(plan_document(tight, plan) for plan in result.plans), (), {}, found
+    )
     assert f"--recompute-layers {found.by_stage[0]}" in " ".join(str(answer).split())
     assert answer.to_dict()["staged"]["gain"] == found.gain
     path = tmp_path / "plan.json"
