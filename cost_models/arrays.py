@@ -15,7 +15,7 @@ Flag: TypeAlias = bool | NDArray[np.bool_]
 def pick(columns: list[Real], index: Real) -> Real:
     """Return, row by row, the value of the column that ``index`` names."""
     if type(index) is np.ndarray and index.size == 1:  # one plan: nothing to stack
-        return np.broadcast_to(columns[index.item()], index.shape)
+        return np.broadcast_to(columns[int(index.item())], index.shape)
     shape = np.shape(index)
     stacked = np.stack([c if np.shape(c) == shape else np.broadcast_to(c, shape) for c in columns])
     picked: Real = np.take_along_axis(stacked, np.stack([index]), axis=0)[0]

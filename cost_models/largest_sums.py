@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columns import level_of, stacked
+from cost_models.factored_table import level_of, stacked
 from cost_models.levels import Frame, Index, Level
 
 Floats = NDArray[np.float64]
@@ -39,11 +39,9 @@ def largest_sums(
     level, other_level = level_of(frame, first), level_of(frame, second)
     shared = frame.shared(level, other_level)
     if shared is not None and shared.size > MOST_GROUPS:
-        sides = [
-            (side, stacked(side, terms, np.arange(side.size)))
-            for side, terms in ((level, first), (other_level, second))
-        ]
-        return _row_by_row(frame, *sides, mates)
+        one = level, stacked(level, first, np.arange(level.size))
+        other = other_level, stacked(other_level, second, np.arange(other_level.size))
+        return _row_by_row(frame, one, other, mates)
     groups = _Groups(shared, level, other_level, frame)
     z_all = stacked(level, first, groups.one.order)
     a_all = stacked(other_level, second, groups.other.order)

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columns import factored, whole
 from cost_models.estimate import Setting
+from cost_models.factored_table import factored, whole
 from cost_models.host_memory import NVME
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.recompute_rules import RECOMPUTE_RULES

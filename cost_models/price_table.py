@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columns import Column, at_one_level, factored, whole
+from cost_models.columns import Column
 from cost_models.estimate import Setting, block_seconds, block_time, price, stages_of
+from cost_models.factored_table import at_one_level, factored, whole
 from cost_models.host_memory import HostBytes
 from cost_models.largest_sums import MISSING, largest_sums
 from cost_models.levels import Frame, Index

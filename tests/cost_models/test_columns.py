@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import make_setting, question
 
-from cost_models.columns import Column, by_value, factored, on_distinct_rows
+from cost_models.columns import Column, by_value, on_distinct_rows
+from cost_models.factored_table import factored
 from cost_models.legality import legality_codes
 from cost_models.plan import PlanTable
 from planner.space import enumerate_plans

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import make_setting
 
-from cost_models.columns import Column, factored
+from cost_models.columns import Column
 from cost_models.estimate import Setting, price
+from cost_models.factored_table import factored
 from cost_models.largest_sums import MISSING, largest_sums
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import OFFLOADS, RECOMPUTE, PlanTable
