@@ -20,6 +20,7 @@ Leaves out: graphs with cycles, in-network reduction, trees of NCCL.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,6 +34,7 @@ from hardware_profiles.schema import Cluster, Figure, Level, Tier
 Whole = NDArray[np.intp]
 Floats = NDArray[np.float64]
 INNERMOST: Final = 0
+SPARSE: Final = 32  # counters for each member beyond which sorting is quicker
 
 
 class GroupLink(NamedTuple):
@@ -129,7 +131,8 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
         share = tree.bandwidth[number][left] / np.bincount(links)[links]
         lane = tree.lane[number]
         if lane is not None:
-            lanes = _members(here)[crosses] if ring else 1  # a message uses one
+            alone = not ring or number == INNERMOST  # a message uses one lane
+            lanes = 1 if alone else _members(here)[crosses]
             share = np.minimum(share, lane[left] * lanes)
         if number == INNERMOST and tree.peer_bandwidth is not None:
             share = _to_peers(tree, groups, share, ring=ring)
@@ -146,10 +149,14 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
 
 def _members(here: Whole) -> Whole:
     """Return how many members of its group lie where each one does."""
-    rows = np.arange(here.shape[0] * here.shape[1]).reshape(*here.shape[:2], 1)
-    keys = rows * (int(here.max()) + 1) + here
-    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    found: Whole = counts[inverse.reshape(here.shape)]
+    rows, places = math.prod(here.shape[:2]), int(here.max()) + 1
+    keys = np.arange(rows).reshape(*here.shape[:2], 1) * places + here
+    found: Whole
+    if rows * places <= SPARSE * here.size:
+        found = np.bincount(keys.ravel())[keys]
+    else:
+        _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        found = counts[inverse.reshape(here.shape)]
     return found
 
 

@@ -23,7 +23,9 @@ from hardware_profiles.topology import neighbour_link, ring_link, tree_of
 from planner.rank_orders import Found, Groups, Order, best_order
 from planner.staged import Staged
 
-FINALISTS: Final = 5  # plans that are placed
+FINALISTS: Final = 5  # plans that are placed, on up to SMALL accelerators; on more FEW
+FEW: Final = 2
+SMALL: Final = 64
 GAIN: Final = 1e-3  # of a step: less is not worth an order of its own
 
 
@@ -102,7 +104,8 @@ def best_placed(setting: Setting, plans: Sequence[Plan], staged: Staged | None) 
     cluster = setting.cluster
     if not plans or not cluster.levels or cluster.rank_order is not None or not setting.on_gpu:
         return None
-    choices = [(rank, plan, setting) for rank, plan in enumerate(plans[:FINALISTS])]
+    most = FINALISTS if cluster.num_gpus <= SMALL else FEW
+    choices = [(rank, plan, setting) for rank, plan in enumerate(plans[:most])]
     if staged is not None:
         choices.insert(0, (staged.rank, staged.plan, staged.setting(setting)))
     usual = ordered_step(choices[0][2], choices[0][1], None)

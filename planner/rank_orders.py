@@ -28,9 +28,9 @@ Order = tuple[int, ...]
 Orders = NDArray[np.intp]  # (orders, ranks)
 Floats = NDArray[np.float64]
 EXACT: Final = 8  # accelerators: 7! orders
-AT_ONCE: Final = 4_000_000  # ranks of all orders that are looked at together
-MOST_PRICED: Final = 24  # orders of a front that are priced where the answer is not exact anyway
-ROUNDS: Final = 10
+AT_ONCE: Final = 1_000_000  # ranks of all orders that are looked at together
+MOST_PRICED: Final = 8  # orders of a front that are priced where the answer is not exact anyway
+ROUNDS: Final = 5
 SAME: Final = 1e-9  # relative
 
 
