@@ -23,6 +23,7 @@ from cost_models.serving_time import PassTime, decode_attention_seconds, mean_ke
 from cost_models.serving_weights import tensor_bytes
 from cost_models.stages import even_rank_contents
 from hardware_profiles.errors import InputError
+from hardware_profiles.schema import Figure
 from hardware_profiles.serving_engine import serving_engine
 from hardware_profiles.spec import parse_cluster
 
@@ -115,6 +116,31 @@ def test_stages_follow_each_other() -> None:
     long = {"sequences": 16, "context_len": 8192, "prompt": 4096}
     serial, piped = (times("llama-3-8b", pipeline_parallel=p, **long) for p in (1, 4))
     assert float(piped.prefill) < 0.5 * float(serial.prefill)
+
+
+@pytest.mark.parametrize(
+    ("stages", "groups"), [((3.0,), 1), ((1.0, 2.0), 1), ((1.0, 2.0, 1.5), 3), ((1.0, 5.0, 1.0), 2)]
+)
+def test_groups_on_their_way_through_stages(stages: tuple[float, ...], groups: int) -> None:
+    """Event by event: a group begins its next token when its last one is there."""
+    free, ready, loops = [0.0] * len(stages), [0.0] * groups, 400
+    for _ in range(loops):
+        for group in range(groups):
+            for stage, seconds in enumerate(stages):
+                begin = max(free[stage], ready[group])
+                free[stage] = ready[group] = begin + seconds
+    token = max(sum(stages), groups * max(stages))
+    assert max(ready) / loops == pytest.approx(token, rel=0.02)
+
+
+def test_prompts_follow_each_other_through_stages() -> None:
+    stages, passes = (1.0, 2.5, 2.0), 7
+    free = [0.0] * len(stages)
+    for _ in range(passes):
+        ready = 0.0
+        for stage, seconds in enumerate(stages):
+            ready = free[stage] = max(free[stage], ready) + seconds
+    assert ready == sum(stages) + (passes - 1) * max(stages)
 
 
 def test_experts_that_nobody_chose_are_not_read() -> None:
@@ -226,6 +252,34 @@ def test_other_machines() -> None:
     assert float(tpu.token) > float(amd.token) > 0.0
     with pytest.raises(InputError, match="no rate is known"):
         times("llama-3-8b", "1xV100-SXM2-32GB", sequences=1)
+
+
+def test_a_cpu_waits_for_its_operators_and_talks_through_gloo() -> None:
+    def measured(value: float) -> Figure:
+        return Figure(value, "measured", "this machine")
+
+    gpus = parse_cluster("2xA100-80GB")
+    rates = {"fp32": measured(5e10)}
+    cpu = replace(
+        gpus.accelerator,
+        device="cpu",
+        peak_flops=rates,
+        achievable_flops=rates,
+        memory_bandwidth=measured(1e10),
+        kernel_launch=measured(5e-6),
+        host_bandwidth=None,
+    )
+    model, workload = spec("gpt2"), ServingWorkload(1, 256, 256, "fp32", "fp32", "fp32")
+    ranks, engine = even_rank_contents(model, 1, 1), serving_engine()
+    point = ServingPoint(1, 256, 256, 2)
+    found = serving_times(
+        model, workload, replace(gpus, accelerator=cpu), engine, ranks, point, 128
+    )
+    parts = found.token_parts
+    assert float(parts.kernels) == 0.0
+    assert float(parts.host) == pytest.approx((12 * 32 + 30) * 5e-6)
+    assert float(parts.matrices) > 0.9 * 2 * 124e6 / 2 / 5e10
+    assert float(parts.communication) > 0.0
 
 
 def test_engines_without_small_kernels_take_nccl() -> None:
