@@ -73,7 +73,7 @@ def group_link(
     ranks = np.asarray(cluster.num_gpus if world_size is None else world_size)
     whole = ranks <= inner.domain_size
     members = np.where(whole, size, np.minimum(_members(span, step, inner.domain_size), size))
-    bandwidth = _mesh_bandwidth(inner, members)
+    bandwidth = mesh_bandwidth(inner, members)
     latency = np.full(bandwidth.shape, inner.latency.value)
     for domain, outer in pairwise(cluster.tiers):
         leaves = _leaves(span, ranks, domain.domain_size)
@@ -179,7 +179,7 @@ def _members(span: NDArray[Any], step: NDArray[Any], domain_size: int) -> NDArra
     return members
 
 
-def _mesh_bandwidth(tier: Tier, members: NDArray[Any]) -> Column:
+def mesh_bandwidth(tier: Tier, members: NDArray[Any]) -> Column:
     """Return bytes/s of the inner link; in a full mesh, of the links to the other members."""
     if tier.peer_bandwidth is None:
         return np.full(members.shape, tier.bandwidth.value)

@@ -1,11 +1,14 @@
-"""How many domains of the inner link a group of ranks is in."""
+"""Domains of the inner link that a group of ranks is in, and what an exchange between them has."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from hardware_profiles.cluster import Column, Count
+from hardware_profiles.cluster import Column, Count, group_link, mesh_bandwidth
 from hardware_profiles.schema import Cluster
+from hardware_profiles.topology import is_regular
 
 
 def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Column:
@@ -27,3 +30,39 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
     members = np.maximum(1, np.gcd(size * step, domain) // step)
     domains: Column = np.multiply(1.0, size) / np.minimum(members, size)
     return domains
+
+
+def exchange_bandwidth(cluster: Cluster, group_size: Count, stride: Count) -> Column:
+    """Return W such that an exchange of all with all takes (n - 1)/n B / W.
+
+        min over the tiers crossed of  w (n - 1) / (n - m)       m members of a group in a domain
+
+    Of what a rank has, the part for the n - m others leaves the domain by its own share w of the
+    tier, as all ranks exchange at once. A ring leaves a domain once for all of its members there,
+    which is why ``cluster.group_link`` gives it m w.
+
+    On an irregular tree of links it is what a ring has.
+
+    >>> from hardware_profiles.spec import parse_cluster
+    >>> cluster = parse_cluster("2xDGX-A100-80GB")
+    >>> found = exchange_bandwidth(cluster, np.array([8, 16, 2]), np.array([1, 1, 8]))
+    >>> (found / 1e9).tolist()
+    [300.0, 46.875, 25.0]
+    """
+    ring, _ = group_link(cluster, group_size, stride)
+    if not is_regular(cluster):
+        return ring
+    size, step = np.asarray(group_size), np.asarray(stride)
+    span = np.where(size > 1, size * step, 1)
+    inner = cluster.tiers[0].domain_size
+    within = np.where(
+        cluster.num_gpus <= inner, size, np.minimum(size, np.gcd(span, inner) // step)
+    )
+    bandwidth = mesh_bandwidth(cluster.tiers[0], np.maximum(1, within))
+    for domain, outer in pairwise(cluster.tiers):
+        members = np.maximum(1, np.gcd(span, domain.domain_size) // step)
+        leaves = (members < size) & (cluster.num_gpus > domain.domain_size)
+        others = np.where(leaves, size - np.minimum(members, size), 1)
+        share = outer.bandwidth.value * (size - 1.0) / others
+        bandwidth = np.where(leaves, np.minimum(bandwidth, share), bandwidth)
+    return bandwidth
