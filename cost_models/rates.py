@@ -37,8 +37,8 @@ SUSTAINED_SHARE = 0.965
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
     "Hopper": 0.97e-12,
-    "Blackwell": 0.78e-12,
-    "Blackwell Ultra": 0.78e-12,  # as Blackwell: the same process
+    "Blackwell": 0.82e-12,
+    "Blackwell Ultra": 0.82e-12,  # as Blackwell: the same process
 }
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
