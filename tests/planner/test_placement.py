@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import make_setting
 
 import planner
 from cost_models.plan import Plan
 from cost_models.plan_file import read_plan_file
 from cost_models.prediction import predict, setting_of
+from hardware_profiles.cluster import link_graph
 from hardware_profiles.cluster_file import with_levels
+from hardware_profiles.levels import levels_of_graph
 from hardware_profiles.schema import Cluster, Figure, Level
 from hardware_profiles.spec import parse_cluster
 from hardware_profiles.topology import neighbour_link, ring_link, tree_of
@@ -246,3 +249,70 @@ def test_an_order_that_is_given_is_priced_and_kept(box: Cluster) -> None:
     answer = planner.plan("llama-3.2-1b", torn, global_batch_size=16, fix="tp=2", top=1)
     assert answer.placed is None  # type: ignore[union-attr]
     assert plan.world_size == 8
+
+
+def level(name: str, each: list[int], gigabytes: float, *, lanes: bool = False) -> Level:
+    above = tuple(number for number, size in enumerate(each) for _ in range(size))
+    figures = (Figure(gigabytes * 1e9, "assumed", "test"),), (Figure(5e-6, "assumed", "test"),)
+    return Level(name, above, *figures, lanes)
+
+
+SHAPES = {
+    "one NVLink domain over four trays": (4, [level("NVLink5", [16], 900, lanes=True)]),
+    "nodes of four": (
+        4,
+        [level("NVLink4", [4] * 4, 450, lanes=True), level("network", [4], 50, lanes=True)],
+    ),
+    "two racks, an oversubscribed uplink": (
+        4,
+        [
+            level("NVLink4", [4] * 4, 450, lanes=True),
+            level("rack", [3, 1], 50, lanes=True),
+            level("uplink", [2], 40),
+        ],
+    ),
+    "a box of PCIe alone": (
+        16,
+        [level("PCIe", [4] * 4, 25), level("socket", [2, 2], 20), level("UPI", [2], 16)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_chattiest_groups_come_to_the_fastest_links_however_accelerators_are_numbered(
+    name: str,
+) -> None:
+    gpus_per_node, levels = SHAPES[name]
+    base = replace(
+        parse_cluster("2x8xH100-SXM"), num_nodes=16 // gpus_per_node, gpus_per_node=gpus_per_node
+    )
+    shuffled = np.random.default_rng(1).permutation(16)
+    above = np.empty(16, dtype=int)
+    above[shuffled] = levels[0].above
+    other = [replace(levels[0], above=tuple(above.tolist())), *levels[1:]]
+    plan = Plan(4, 4, zero_stage=1, sequence_parallel=True, num_microbatches=4)
+    costs = []
+    for tree in (levels, other):
+        cluster = with_levels(base, tuple(tree))
+        setting = replace(make_setting("llama-3-8b", seq_len=4096), cluster=cluster)
+        found = place(setting, plan)
+        ordered = replace(cluster, rank_order=found.order)
+        assert ring_link(ordered, 4, 1, 16).level == 0  # tensor-parallel groups
+        costs.append(found.cost)
+    assert costs[1] == pytest.approx(costs[0], rel=1e-9)
+
+
+def test_a_networkx_graph_is_planned_on() -> None:
+    cluster = with_levels(
+        replace(parse_cluster("2x8xH100-SXM"), num_nodes=4, gpus_per_node=4),
+        tuple(SHAPES["two racks, an oversubscribed uplink"][1]),
+    )
+    graph = link_graph(cluster)
+    again = with_levels(cluster, levels_of_graph(graph))
+    plan = Plan(2, 4, 2, zero_stage=1, num_microbatches=4)
+    steps = [
+        ordered_step(replace(make_setting(global_batch_size=8), cluster=one), plan, None)
+        for one in (cluster, again)
+    ]
+    # as the graph has it, a rank may take all of a link; the file said lanes
+    assert steps[1] <= steps[0]
