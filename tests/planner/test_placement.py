@@ -13,9 +13,12 @@ import pytest
 from samples import make_setting
 
 import planner
+from cost_models.estimate import price
+from cost_models.legality import legality_codes, question_of
 from cost_models.plan import Plan
 from cost_models.plan_file import read_plan_file
 from cost_models.prediction import predict, setting_of
+from cost_models.price_table import price_table
 from hardware_profiles.cluster import link_graph
 from hardware_profiles.cluster_file import with_levels
 from hardware_profiles.levels import levels_of_graph
@@ -25,6 +28,7 @@ from hardware_profiles.topology import neighbour_link, ring_link, tree_of
 from planner.cli import main
 from planner.placement import groups_of, ordered_step, place
 from planner.rank_orders import Groups, best_order, orders_of_axes
+from planner.space import plan_slabs
 
 BOX = """
 nodes = 1
@@ -316,3 +320,13 @@ def test_a_networkx_graph_is_planned_on() -> None:
     ]
     # as the graph has it, a rank may take all of a link; the file said lanes
     assert steps[1] <= steps[0]
+
+
+def test_a_table_is_priced_as_every_row_alone(box: Cluster) -> None:
+    setting = replace(make_setting("mixtral", global_batch_size=32), cluster=box)
+    (slab, *_) = plan_slabs(setting.model, setting.workload, 8, {})
+    legal = slab.rows(legality_codes(question_of(setting), slab) == 0)
+    rows = np.random.default_rng(0).choice(len(legal), 10, replace=False)
+    whole = price_table(setting, legal).step[rows]
+    alone = [float(price(setting, legal.rows([row])).step[0]) for row in rows.tolist()]
+    assert whole.tolist() == alone
