@@ -17,11 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import (
-    flop_registry,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import flop_registry
 
 OTHER: Final = "other"  # the axis of a group that has no name
 
@@ -147,12 +143,21 @@ def _process_group(func: Any, args: Any) -> dist.ProcessGroup:
 
 
 def _attention_forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+    """Scores and their product with the values; keys may have fewer heads than queries."""
+    scores = 2 * query[..., 0].numel() * key.shape[-2]
+    return int(scores * (query.shape[-1] + value.shape[-1]))
 
 
 def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    shapes = (tensor.shape for tensor in (gradient, query, key, value))
-    return int(sdpa_backward_flop_count(*shapes))
+    """The scores again, the gradients of scores and values, and those of queries and keys."""
+    scores = 2 * query[..., 0].numel() * key.shape[-2]
+    return int(scores * (3 * query.shape[-1] + 2 * value.shape[-1]))
+
+
+def _batched_matmul(first: Any, second: Any, *_: Any, **__: Any) -> int:
+    """An outer product adds nothing up: rotary angles, in versions that work them out so."""
+    depth = first.shape[-1]
+    return 0 if depth == 1 else int(2 * first.numel() * second.shape[-1])
 
 
 def _convolution_backward(
@@ -166,15 +171,25 @@ def _convolution_backward(
 
 
 _ATEN = torch.ops.aten
+_ATTENTION: Final = tuple(
+    f"_scaled_dot_product_{kernel}"
+    for kernel in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    )
+)
 # Torch's formula of a convolution's backward pass takes all groups for one, and its registry lacks
-# addmm_ and the CPU's flash attention. That is counted as torch counts the CUDA kernel: all
-# S x S scores (a causal mask halves nothing), and the backward pass computes the scores again
-# (5 matmuls against eager attention's 4).
+# addmm_, the CPU's flash attention, and before 2.12 keys with fewer heads than queries. Attention
+# is counted as torch counts the CUDA kernel: all S x S scores (a causal mask halves nothing), and
+# the backward pass computes the scores again (5 matmuls against eager attention's 4).
 FLOP_FORMULAS: Final[dict[Any, Any]] = {
     **flop_registry,
+    **{getattr(_ATEN, name): _attention_forward for name in _ATTENTION},
+    **{getattr(_ATEN, f"{name}_backward"): _attention_backward for name in _ATTENTION},
+    _ATEN.bmm: _batched_matmul,
     _ATEN.addmm_: flop_registry[_ATEN.addmm],
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     _ATEN.convolution_backward: _convolution_backward,
 }
 

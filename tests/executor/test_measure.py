@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from executor.forked import run_forked
-from executor.measure import CommunicationCounter, FlopCounter
+from executor.measure import FLOP_FORMULAS, CommunicationCounter, FlopCounter
 from executor.memory import MemoryTracker
 from hardware_profiles.errors import RunError
 
@@ -47,7 +47,8 @@ def _every_collective(rank):
         if rank < 3:
             dist.all_reduce(x, group=unnamed)
         leaf = torch.ones(8, requires_grad=True)
-        functional.all_gather_tensor_autograd(leaf * 1, 0, tensor).sum().backward()
+        gathered = functional.all_gather_tensor_autograd(leaf * 1, 0, tensor)
+        gathered.square().sum().backward()  # torch 2.11 takes no expanded gradient
         functional.all_reduce(x, "sum", tensor).sum()
     return counter.records()
 
@@ -168,6 +169,29 @@ def test_flash_attention_counts_the_matmuls_of_eager_attention_plus_the_scores_a
             "_scaled_dot_product_flash_attention_for_cpu": 2 * scores,
             "_scaled_dot_product_flash_attention_for_cpu_backward": 5 * scores,
         }
+
+
+def test_keys_with_fewer_heads_and_narrower_values_cost_what_they_cost_in_eager_attention():
+    """Torch 2.11's own formula refuses such keys."""
+    query = torch.randn(2, 4, 16, 8, requires_grad=True)
+    key, value = (torch.randn(2, 2, 16, 8, requires_grad=True) for _ in range(2))
+    with FlopCounter() as counter:
+        F.scaled_dot_product_attention(query, key, value, enable_gqa=True).sum().backward()
+    scores = 2 * 2 * 4 * 16 * 16 * 8
+    assert counter.total == (2 + 5) * scores
+    narrow = value[..., :6]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    one = scores // 8
+    assert FLOP_FORMULAS[flash](query, key, narrow) == one * (8 + 6)
+    assert FLOP_FORMULAS[backward](query, query, key, narrow) == one * (3 * 8 + 2 * 6)
+
+
+def test_an_outer_product_is_no_matmul():
+    with FlopCounter() as counter:
+        torch.ones(3, 4, 1) @ torch.ones(3, 1, 5)
+        torch.ones(3, 4, 2) @ torch.ones(3, 2, 5)
+    assert counter.total == 2 * 3 * 4 * 2 * 5
 
 
 def test_several_forward_passes_and_recomputation_count_what_runs():
