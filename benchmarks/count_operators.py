@@ -50,7 +50,7 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
 
     from executor.data.batch import Batch
     from executor.measure import is_wrapped
-    from executor.optimizer import clipping_factor, multiply_gradients
+    from executor.optimizer import clipping_factor
     from executor.train import Trainer
 
     found: Counter[str] = Counter()
@@ -75,8 +75,8 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
         loss = trainer.accumulate(batch)
         outside = "step"
         loss, norm, _ = trainer.finish_gradients(loss)
-        multiply_gradients(trainer.held, clipping_factor(norm, 1.0))
-        trainer.update()
+        trainer.optimizer.step(0.0, factor=clipping_factor(norm, 1.0))
+        trainer.drop_gradients()
     return dict(found)
 
 

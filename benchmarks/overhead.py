@@ -101,7 +101,7 @@ def bare(file: PlanFile, folder: Path) -> Iterator[float]:
     import torch
     import torch.distributed as dist
 
-    from executor.optimizer import clipping_factor, local_square_sum, multiply_gradients
+    from executor.optimizer import clipping_factor, local_square_sum
     from executor.train import Trainer
 
     trainer = Trainer(file, learning_rate=RATE)
@@ -111,8 +111,8 @@ def bare(file: PlanFile, folder: Path) -> Iterator[float]:
         loss = trainer.accumulate(next(batches))
         totals = torch.stack([loss, local_square_sum(trainer.held, trainer.device)])
         dist.all_reduce(totals)
-        multiply_gradients(trainer.held, clipping_factor(totals[1].sqrt(), MAX_NORM))
-        trainer.optimizer.step(RATE)
+        factor = clipping_factor(totals[1].sqrt(), MAX_NORM)
+        trainer.optimizer.step(RATE, factor=factor)
         trainer.drop_gradients()
         totals[0].item()
         yield time.perf_counter() - began

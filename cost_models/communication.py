@@ -140,7 +140,8 @@ def data_traffic(
     """Gradients and weights of every block over the data-parallel ranks.
 
         z = 0   all_reduce g P           backward pass of the last micro-batch; in one precision of
-                                         every weight by itself, where its gradient lies
+                                         every matrix by itself, where its gradient lies, and
+                                         of all vectors of a stage together
         z >= 1  reduce_scatter g d S     z = 1: there too;  z >= 2: every backward pass, m times
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
@@ -171,8 +172,9 @@ def _shared_out(
     reduced = gathered = scattered = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
     in_place = workload.compute_bytes == workload.master_bytes
+    vectors = zero
     for block in parts:
-        numel, shards, weights = zero, zero, zero
+        numel, shards, matrices = zero, zero, zero
         for weight in block.weights:
             if weight.frozen:
                 continue
@@ -180,11 +182,14 @@ def _shared_out(
             if of_experts:
                 here = apart if weight.is_routed_expert else 0.0
             numel = numel + here * _numel(weight, table)
-            weights = weights + here
+            if len(weight.shape) > 1:
+                matrices = matrices + here
+            else:
+                vectors = np.maximum(vectors, here)
             shards = shards + here * _shard(weight, table)
         repeats = 1.0 * block.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
-        each = Traffic(repeats * weights, zero) if in_place else once
+        each = Traffic(repeats * matrices, zero) if in_place else once
         reduced += each + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
         # the backward pass gathers from the second copy, where there is one
@@ -196,6 +201,8 @@ def _shared_out(
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
         scattered += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)
+    if in_place:
+        reduced += Traffic(table.virtual_stages * vectors, zero)  # of each stage for itself
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {

@@ -57,6 +57,7 @@ __all__ = [
     "grouped_mm",
     "hugging_face_config",
     "in_backward",
+    "in_fused_step",
     "multiply_each_",
     "operation_of",
     "parameter_groups",
@@ -65,7 +66,6 @@ __all__ = [
     "reduce_scatter",
     "replicate",
     "shadows",
-    "skip_where",
     "store_of_the_world",
     "turn_in_fp32",
     "turn_neighbours",
@@ -144,12 +144,15 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def skip_where(optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None) -> None:
-    """Have the next step of a fused optimizer change nothing if ``spoiled`` is true.
+def in_fused_step(
+    optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None, factor: torch.Tensor | None
+) -> None:
+    """Have the next step of a fused optimizer multiply the gradients with ``factor`` as it goes.
 
-    That is how torch.amp.GradScaler skips a step without a word to the host.
+    It changes nothing if ``spoiled`` is true. That is how torch.amp.GradScaler does both without a
+    word to the host; the kernel divides by a number in fp32.
     """
-    optimizer.grad_scale = None
+    optimizer.grad_scale = None if factor is None else factor.to(torch.float32).reciprocal()
     optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
 
 

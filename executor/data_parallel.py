@@ -18,7 +18,8 @@ summed. Under a pipeline all this holds as well: a backward pass of a stage is o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -43,14 +44,11 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     """
     plan = grid.plan
     master, compute = master_dtype(workload), COMPUTE_DTYPE[workload.precision]
-    mixed = master != compute
-    policy = MixedPrecisionPolicy(compute, master) if mixed else MixedPrecisionPolicy()
-    experts = stage.experts_modules() if plan.experts_apart else []
-    unshared = _experts_unshared(experts, grid, mixed=mixed)
-    left_alone = _left_alone(stage, experts if unshared else [])
-    alone = grid.sharding_mesh().size() == 1 and (not experts or unshared)
-    if not mixed and (alone or plan.zero_stage == 0):
+    sharing = _Sharing.of(stage, grid, workload)
+    if not sharing.needed or (plan.zero_stage == 0 and not sharing.mixed):
         return {}
+    policy = MixedPrecisionPolicy(compute, master) if sharing.mixed else MixedPrecisionPolicy()
+    left_alone = sharing.left_alone
     kept = {} if plan.zero_stage == 0 else dict(_kept(stage, grid, left_alone))
     groups = list(stage.groups())
     head = stage.get_submodule(stage.family.head) if stage.last else None
@@ -76,7 +74,7 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     def placement(parameter: nn.Parameter) -> Shard | None:
         return Shard(1) if parameter in inside else None
 
-    for module in [] if unshared else experts:
+    for module in [] if sharing.unshared else sharing.experts:
         share(module, grid.sharding_mesh("expert_data"), plan.zero_stage == 3)
     for group in groups:
         # the head is used again at once: it stays whole from its forward to its backward pass
@@ -105,42 +103,50 @@ def _kept(stage: Stage, grid: Grid, left_alone: set[nn.Parameter]) -> Iterator[t
         yield name, Kept(dim, min(length, rank * chunk), min(length, (rank + 1) * chunk))
 
 
-def _left_alone(stage: Stage, unshared: Sequence[nn.Module]) -> set[nn.Parameter]:
-    """Return frozen weights, whole on every data rank, and experts that no other rank holds."""
-    frozen = {p for p in stage.parameters() if not p.requires_grad}
-    return frozen | {p for module in unshared for p in module.parameters()}
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """Which parameters of a stage data ranks share, and whether at all."""
 
+    mixed: bool  # computes in another precision than the optimizer: only FSDP2 does that
+    experts: list[nn.Module]  # that are apart
+    unshared: bool  # no other rank holds the same experts
+    left_alone: set[nn.Parameter]  # frozen weights, whole on every data rank, and such experts
+    needed: bool  # there are other ranks, or there are two precisions
 
-def _experts_unshared(experts: Sequence[nn.Module], grid: Grid, *, mixed: bool) -> bool:
-    return bool(experts) and grid.sharding_mesh("expert_data").size() == 1 and not mixed
+    @classmethod
+    def of(cls, stage: Stage, grid: Grid, workload: Workload) -> _Sharing:
+        mixed = master_dtype(workload) != COMPUTE_DTYPE[workload.precision]
+        experts = stage.experts_modules() if grid.plan.experts_apart else []
+        unshared = bool(experts) and not mixed and grid.sharding_mesh("expert_data").size() == 1
+        frozen = {p for p in stage.parameters() if not p.requires_grad}
+        own = {p for module in experts for p in module.parameters()} if unshared else set()
+        alone = grid.sharding_mesh().size() == 1 and (not experts or unshared)
+        return cls(mixed, experts, unshared, frozen | own, mixed or not alone)
 
 
 def add_up_gradients(stage: Stage, grid: Grid, workload: Workload) -> None:
     """Let replicas in one precision add up the gradients of their weights, which have memory."""
-    mixed = master_dtype(workload) != COMPUTE_DTYPE[workload.precision]
-    if mixed or grid.plan.zero_stage > 0:
-        return
-    experts = stage.experts_modules() if grid.plan.experts_apart else []
-    unshared = _experts_unshared(experts, grid, mixed=mixed)
-    if grid.sharding_mesh().size() == 1 and (not experts or unshared):
-        return
-    left_alone = _left_alone(stage, experts if unshared else [])
-    stage.__dict__["gradient_sums"] = GradientSums(list(_blocks(stage, grid, experts, left_alone)))
+    sharing = _Sharing.of(stage, grid, workload)
+    if grid.plan.zero_stage == 0 and sharing.needed and not sharing.mixed:
+        stage.__dict__["gradient_sums"] = GradientSums(list(_blocks(stage, grid, sharing)))
 
 
-def _blocks(
-    stage: Stage, grid: Grid, experts: Sequence[nn.Module], left_alone: set[nn.Parameter]
-) -> Iterator[Block]:
-    """Yield what is added up together, as a backward pass completes it: experts, their layer."""
-    seen = set(left_alone)
+def _blocks(stage: Stage, grid: Grid, sharing: _Sharing) -> Iterator[Block]:
+    """Yield what is added up, as a backward pass completes it (experts, layer); vectors last."""
+    seen = set(sharing.left_alone)
+    vectors: dict[str, list[nn.Parameter]] = {"expert_data": [], "data": []}
     for group in [*reversed(list(stage.groups())), [stage]]:
-        inner = [m for m in stage.experts_modules(group[0]) if m in experts]
+        inner = [m for m in stage.experts_modules(group[0]) if m in sharing.experts]
         for axis, modules in (("expert_data", inner), ("data", group)):
             own = dict.fromkeys(p for module in modules for p in module.parameters())
-            new = tuple(p for p in own if p not in seen)
+            new = [p for p in own if p not in seen]
             seen.update(new)
-            if new:
-                yield Block(new, grid.group(axis))
+            vectors[axis] += [p for p in new if p.dim() < 2]
+            if matrices := tuple(p for p in new if p.dim() > 1):
+                yield Block(matrices, grid.group(axis))
+    for axis, found in vectors.items():
+        if found:
+            yield Block(tuple(found), grid.group(axis), together=True)
 
 
 def gradient_sums(stage: Stage) -> GradientSums | None:

@@ -2,9 +2,11 @@
 
 FSDP2 over one shard would copy every weight and every gradient; here nothing is copied. When the
 last backward pass of a step has completed a block (a layer, the embedding, norm and head), an
-all_reduce of each of its gradients starts, and runs behind the blocks that are still to come (Li et
-al., arXiv:2006.15704, sec. 3.2.3). All ranks start them in one order, that of the blocks, whatever
-order their gradients came in: collectives have to match.
+all_reduce of each of its matrices' gradients starts, and runs behind the blocks that are still to
+come (Li et al., arXiv:2006.15704, sec. 3.2.3). Of vectors (norms, biases) a message's latency would
+outweigh its bytes: they are copied together, and added up in one message after the last block. All
+ranks start them in one order, that of the blocks, whatever order their gradients came in:
+collectives have to match.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Block:
 
     parameters: tuple[Tensor, ...]
     group: dist.ProcessGroup
+    together: bool = False  # in one message: a copy of all of them
 
 
 class GradientSums:
@@ -38,6 +41,7 @@ class GradientSums:
         self._started = len(self.blocks)  # blocks that are added up, or on their way
         self._missing: dict[Block, set[int]] = {}
         self._under_way: list[Any] = []
+        self._copies: list[tuple[Block, Tensor]] = []  # of gradients that are added up together
         for block in self.blocks:
             for parameter in block.parameters:
                 parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -72,6 +76,11 @@ class GradientSums:
         for work in self._under_way:
             work.wait()
         self._under_way.clear()
+        for block, total in self._copies:
+            parts = total.split([parameter.numel() for parameter in block.parameters])
+            for parameter, part in zip(block.parameters, parts, strict=True):
+                parameter.grad.copy_(part.view_as(parameter))
+        self._copies.clear()
 
     def _arrived(self, parameter: Tensor) -> None:
         if not self._watches:
@@ -87,5 +96,9 @@ class GradientSums:
         for parameter in block.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            work = dist.all_reduce(parameter.grad, group=block.group, async_op=True)
-            self._under_way.append(work)
+        gradients = [parameter.grad for parameter in block.parameters]
+        if block.together and len(gradients) > 1:
+            gradients = [torch.cat([gradient.flatten() for gradient in gradients])]
+            self._copies.append((block, gradients[0]))
+        for gradient in gradients:
+            self._under_way.append(dist.all_reduce(gradient, group=block.group, async_op=True))

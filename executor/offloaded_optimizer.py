@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from executor.offload import host_is_device
-from executor.optimizer import Held, Optimizer
+from executor.optimizer import Held, Optimizer, multiply_gradients
 
 
 class OffloadedOptimizer(Optimizer):
@@ -24,13 +24,22 @@ class OffloadedOptimizer(Optimizer):
         super().__init__(*arguments, updated=_on_host, **options)
         self.on_gpu = any(h.local.is_cuda for h in self.held)
 
-    def step(self, learning_rate: float, spoiled: Tensor | None = None, **_: Any) -> None:
+    def step(
+        self,
+        learning_rate: float,
+        spoiled: Tensor | None = None,
+        factor: Tensor | None = None,
+        **_: Any,
+    ) -> None:
         """Copy gradients down, update there, copy the new weights up; drop the gradients."""
+        if factor is not None and not self.multiplies:
+            multiply_gradients(self.held, factor)
+            factor = None
         apart = [h for h in self.held if self.updated[id(h)] is not h.local]
         gradients = {id(h): host_copy(h.gradient) for h in apart}
         self._wait()  # the host reads what was copied
         host_spoiled = None if spoiled is None else spoiled.cpu()
-        super().step(learning_rate, host_spoiled, gradients=gradients)
+        super().step(learning_rate, host_spoiled, factor, gradients=gradients)
         with torch.no_grad():
             for h in apart:
                 h.local.copy_(self.updated[id(h)], non_blocking=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_models.workload import Optimizer as OptimizerName
-from executor.compat import multiply_each_, skip_where
+from executor.compat import in_fused_step, multiply_each_
 from executor.layout import Layout, Pieces
 from executor.lion import Lion
 from executor.mesh import Grid, data_axis
@@ -235,28 +235,36 @@ class Optimizer:
         ]
         groups = [group for group in groups if group["params"]]
         self.inner = torch_optimizer(name, groups, betas=betas, epsilon=epsilon)
-        self.skips = name != "lion"  # leaves weights and states alone where it is told so
+        self.fused = name != "lion"  # leaves weights and states alone where it is told so
+        # the kernel's factor is a number in fp32, and what it reads lies where it runs
+        self.multiplies = self.fused and all(
+            self.updated[id(h)] is h.local and h.local.dtype != torch.float64 for h in self.held
+        )
 
     def step(
         self,
         learning_rate: float,
         spoiled: Tensor | None = None,
+        factor: Tensor | None = None,
         *,
         gradients: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """Update the weights with the gradients of the step, and drop the gradients.
+        """Update the weights with the gradients of the step times ``factor``, and drop them.
 
         ``spoiled``: whether the gradients are not finite; then the fused kernel leaves weights and
         states as they are, without asking the host (one that is not fused asks). ``gradients``:
         copies, by the id of a part.
         """
+        if factor is not None and not self.multiplies:
+            multiply_gradients(self.held, factor)
+            factor = None
         copies = gradients or {}
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for h in self.held:
             self.updated[id(h)].grad = copies.get(id(h), h.gradient)
-        if self.skips:
-            skip_where(self.inner, spoiled)
+        if self.fused:
+            in_fused_step(self.inner, spoiled, factor)
             self.inner.step()
         elif spoiled is None or not bool(spoiled):
             self.inner.step()

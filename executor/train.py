@@ -38,7 +38,6 @@ from executor.optimizer import (
     held_buffers,
     held_parameters,
     local_square_sum,
-    multiply_gradients,
     sum_shared_gradients,
 )
 from executor.pipeline import Pipeline
@@ -178,7 +177,6 @@ class Trainer:
         loss = self.accumulate(batch)
         marks.append(self._mark())
         totals = self.finish_gradients(loss)
-        self._scale_and_clip(totals.gradient_norm)
         marks.append(self._mark())
         learning_rate = self._apply(totals)
         marks.append(self._mark())
@@ -235,18 +233,17 @@ class Trainer:
             totals[0], norm if self.scaler is None else norm / self.scaler.scale, totals[2]
         )
 
-    def _scale_and_clip(self, norm: Tensor) -> None:
-        """Take the scale of the loss out of the gradients, and shorten them."""
+    def _factor(self, norm: Tensor) -> Tensor | None:
+        """Return what takes the scale of the loss out of the gradients, and shortens them."""
         if self.max_grad_norm is not None:
             factor = clipping_factor(norm, self.max_grad_norm)
         elif self.scaler is not None:
             factor = torch.ones_like(norm)
         else:
-            return
+            return None
         if self.scaler is not None:
             factor /= self.scaler.scale
-        factor = torch.where(torch.isfinite(norm), factor, 1.0)  # what is spoiled can be looked at
-        multiply_gradients(self.held, factor)
+        return torch.where(torch.isfinite(norm), factor, 1.0)  # what is spoiled can be looked at
 
     def update(self) -> None:
         """Update the weights and drop the gradients."""
@@ -254,11 +251,17 @@ class Trainer:
         self.drop_gradients()
 
     def _apply(self, totals: Totals | None) -> float:
-        """Update the weights unless the totals are not finite; return the learning rate."""
+        """Update the weights with clipped gradients unless the totals are not finite.
+
+        Returns the learning rate.
+        """
         learning_rate = self.learning_rate.at(self.steps_done)
         self.steps_done += 1
-        spoiled = None if totals is None else ~torch.isfinite(totals.loss + totals.gradient_norm)
-        self.optimizer.step(learning_rate, spoiled)
+        spoiled = factor = None
+        if totals is not None:
+            spoiled = ~torch.isfinite(totals.loss + totals.gradient_norm)
+            factor = self._factor(totals.gradient_norm)
+        self.optimizer.step(learning_rate, spoiled, factor)
         return learning_rate
 
     def drop_gradients(self) -> None:

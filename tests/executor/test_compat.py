@@ -73,13 +73,27 @@ def test_a_fused_step_is_skipped_on_demand(kind):
         before = weight.detach().clone()
         states = [value.clone() for value in optimizer.state[weight].values() if value is not None]
         weight.grad = torch.full((3,), float("nan") if spoiled else 1.0)
-        compat.skip_where(optimizer, torch.tensor(spoiled))
+        compat.in_fused_step(optimizer, torch.tensor(spoiled), None)
         optimizer.step()
         assert torch.equal(weight.detach(), before) == spoiled
         if spoiled:
             kept = [value for value in optimizer.state[weight].values() if value is not None]
             assert all(map(torch.equal, states, kept))
     assert torch.isfinite(weight).all()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_fused_step_multiplies_the_gradients(kind):
+    found = []
+    for factor in (None, torch.tensor(0.25)):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([weight], lr=0.1, fused=True)
+        weight.grad = torch.tensor([1.0, -2.0, 3.0]) * (0.25 if factor is None else 1.0)
+        compat.in_fused_step(optimizer, None, factor)
+        optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], torch.ones(3))
 
 
 def test_a_backward_pass_knows_that_it_is_one():

@@ -95,6 +95,20 @@ def test_weight_gradients_that_come_later_start_block_by_block(started: Started)
     assert [g.tolist() for g in started.sent] == [[5.0, 5.0]] * 2
 
 
+def test_vectors_are_added_up_in_one_copy_that_is_written_back(started: Started):
+    first, second = weights(2)
+    group: Any = None
+    sums = GradientSums([Block((first, second), group, together=True)])
+    sums.expect(last=True, complete=True)
+    (2.0 * second).sum().backward()
+    sums.finish()
+    assert [g.tolist() for g in started.sent] == [[0.0, 0.0, 2.0, 2.0]]
+    started.sent[0].add_(1.0)  # as another rank would
+    sums.wait()
+    assert first.grad.tolist() == [1.0, 1.0]
+    assert second.grad.tolist() == [3.0, 3.0]
+
+
 def _never() -> None:
     GradientSums._start = lambda sums, block: None  # type: ignore[method-assign]
 
