@@ -12,23 +12,19 @@ from typing import Any, Final, get_args
 
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
+from cost_models.schedules import SPLIT
 from cost_models.workload import AdapterTargets, Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "supported.json"
 OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 # what of a workload the executor trains; other values are priced only
 TRAINED: Final[dict[str, tuple[Any, ...]]] = {
-    "precision": ("bf16", "fp16", "fp32", "fp64"),
+    "precision": ("bf16", "fp16", "fp32", "fp64", "fp8"),
     "optimizer": ("adamw", "sgd", "sgd_momentum", "adam", "lion"),
     "optimizer_state_precision": ("auto",),
     "gradient_precision": ("auto",),
     "quantisation": ("nf4",),
 }
-# fp8 is no number format of the whole computation as the others are: each matmul has its own scales
-FP8_REFUSED: Final = (
-    "precision = fp8: the executor keeps no scales of each tensor, which fp8 matmuls need (and "
-    f"GPUs of compute capability 8.9 or newer); only {', '.join(TRAINED['precision'])}"
-)
 AXES: Final = (*OF_FAMILY, "dp_replicate", "context_parallel")
 
 
@@ -45,8 +41,6 @@ def untrained_value(workload: Workload) -> str | None:
     Factors of a matrix (Adafactor) and products of whole ones (Muon) are other numbers on shards;
     8-bit and paged states are bitsandbytes'.
     """
-    if workload.precision == "fp8":
-        return FP8_REFUSED
     for name, known in TRAINED.items():
         value = getattr(workload, name)
         if value not in known:
@@ -55,6 +49,42 @@ def untrained_value(workload: Workload) -> str | None:
             )
     if not workload.master_weights and workload.precision != "bf16":
         return f"master_weights = false with precision {workload.precision} (only with bf16)"
+    return None
+
+
+def untrained_in_fp8(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
+    """Return what stands against matmuls in 8 bits, in words; None where they are trained.
+
+    A matrix has one scale on every rank that holds it, and the kernels take multiples of 16.
+    """
+    if workload.precision != "fp8":
+        return None
+    values = {
+        "tensor_parallel": (plan.tensor_parallel, 1),
+        "adapter": (workload.adapter, "none"),
+        "num_experts": (max(kind.feed_forward.num_experts for kind in model.kinds), 0),
+    }
+    for name, (value, only) in values.items():
+        if value != only:
+            return f"{name} = {value} with precision fp8 (only {only})"
+    if plan.pipeline_schedule in SPLIT:
+        return f"pipeline_schedule = {plan.pipeline_schedule} with precision fp8 (not split ones)"
+    if model.bridge:
+        return f"model_type {model.family} with precision fp8 (no encoder-decoder)"
+    lengths = {
+        length
+        for kind in model.kinds
+        for weight in kind.weights
+        if weight.role == "linear"
+        for length in weight.shape
+    }
+    tokens = plan.micro_batch_size * workload.seq_len // plan.context_parallel
+    for name, length in (
+        *(("the length of a matrix", n) for n in sorted(lengths)),
+        ("tokens", tokens),
+    ):
+        if length % 16:
+            return f"{name} {length} with precision fp8 (multiples of 16)"
     return None
 
 
@@ -67,6 +97,8 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     families = proven["families"]
     if untrained := untrained_value(workload):
         return untrained
+    if eight := untrained_in_fp8(model, workload, plan):
+        return eight
     targets = workload.adapter_targets
     if workload.adapter != "none" and targets not in get_args(AdapterTargets):
         return f"adapter_targets = {targets} (only {', '.join(get_args(AdapterTargets))})"

@@ -65,6 +65,7 @@ __all__ = [
     "really",
     "reduce_scatter",
     "replicate",
+    "scaled_matmul",
     "shadows",
     "store_of_the_world",
     "turn_in_fp32",
@@ -154,6 +155,20 @@ def in_fused_step(
     """
     optimizer.grad_scale = None if factor is None else factor.to(torch.float32).reciprocal()
     optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
+
+
+def scaled_matmul(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    left_scale: torch.Tensor,
+    right_scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Multiply 8-bit matrices, (N, K) in rows with (K, M) in columns, times both scales."""
+    found: torch.Tensor = torch._scaled_mm(
+        left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype
+    )
+    return found
 
 
 # methods of a process group (as many of them as this torch has), and what they are called here

@@ -47,12 +47,14 @@ MASTER_DTYPE: Final[dict[Precision, torch.dtype]] = {
     "fp16": torch.float32,
     "fp32": torch.float32,
     "fp64": torch.float64,
+    "fp8": torch.float32,
 }
 COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
+    "fp8": torch.bfloat16,  # beside matmuls
 }
 
 

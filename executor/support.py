@@ -11,7 +11,7 @@ from typing import Final
 from cost_models.legality import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.rule import Question
-from cost_models.supported import untrained_value
+from cost_models.supported import untrained_in_fp8, untrained_value
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (
@@ -70,6 +70,8 @@ def _problems(file: PlanFile) -> Iterator[str]:
     model, plan = file.model, file.plan
     if untrained := untrained_value(file.workload):
         yield untrained
+    if eight := untrained_in_fp8(model, file.workload, plan):
+        yield eight
     if model.family not in FAMILIES:
         yield (
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "

@@ -40,6 +40,7 @@ class TensorAxis:
     rank: int = 0
     sequence_parallel: bool = False
     weights_later: bool = False  # the schedule may ask for weight gradients after those of inputs
+    fp8: bool = False  # layers multiply in 8 bits
 
     def slice_of(self, length: int) -> tuple[int, int]:
         """Return [start, stop) of this rank: ceil(length / size), less on the last."""

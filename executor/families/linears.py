@@ -14,6 +14,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor import fp8
 from executor.compat import Conv1D
 from executor.kept_results import block_result
 from executor.quantised import Packed
@@ -27,6 +28,8 @@ def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
     weights = [_out_in(linear) for linear in linears]
     weights += [linear.lora_A.weight for linear in adapted]
     biases = [linear.bias for linear in linears] + [None] * len(adapted)
+    if axis.fp8:
+        return fp8.linears(x, weights, biases)
     outputs = column_linear(axis, x, weights, biases)
     if not adapted:
         return outputs
@@ -41,6 +44,10 @@ def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
 
 def row(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
     """Multiply with a row-cut matrix; (B, S, features) in, (B, s, H) out."""
+    if axis.fp8:
+        with block_result():
+            (y,) = fp8.linears(x, [_out_in(linear)], [linear.bias])
+        return y
     if not is_adapted(linear):
         return row_linear(axis, x, _out_in(linear), linear.bias)
     inner = F.linear(x, linear.lora_A.weight)

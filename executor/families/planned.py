@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,7 @@ def layer_of(
 ) -> Layer:
     """Return it; ``module``: the one of transformers, which knows a few factors more."""
     spec, plan = file.model, file.plan
+    axis = replace(axis, fp8=file.workload.precision == "fp8")
     attention: Any = module.get_submodule(family.attention_block.name)
     width = kind.attention.head_dim
     core = Core(
