@@ -14,7 +14,7 @@ import numpy as np
 from cost_models.adapters import projection_is_frozen
 from cost_models.arrays import Count, Flag, Real
 from cost_models.flops import attention_flops_per_token
-from cost_models.fp8 import cast_bytes, cast_elements
+from cost_models.fp8 import cast_elements
 from cost_models.matmul import matmul_seconds
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.rates import Rates
@@ -325,11 +325,11 @@ def layer_seconds(
     added = software.gradient_accumulation_bytes * params / rate.memory
     forward, back = matrices.forward + core + moved + unpacked, matrices.inputs + unpacked
     if rate.core is not None:  # fp8
-        to_inputs, to_outputs = (
-            cast_bytes(elements, compute_bytes) * tokens / rate.memory
-            for elements in cast_elements(kind, tensor_parallel)
-        )
-        forward, back = forward + to_inputs, back + to_outputs
+        cast = software.fp8_cast_bytes / rate.memory
+        to_inputs, to_outputs = cast_elements(kind, tensor_parallel)
+        of_weights = software.fp8_weight_casts * cast * params
+        forward = forward + cast * tokens * to_inputs + of_weights
+        back = back + cast * tokens * to_outputs + of_weights
     backward = (
         back
         + matrices.weights

@@ -1,4 +1,4 @@
-"""Training with matmuls in fp8 (NVIDIA Transformer Engine): what is kept in which precision.
+"""Training with matmuls in fp8: what is kept in which precision.
 
 Symbols   h hidden_size   F ffn_hidden_size   a query heads, e value_head_dim   c compute_bytes (2)
           k experts of a token
@@ -8,6 +8,9 @@ In fp8: the matrices inside layers (attention, MLP, experts) as they are multipl
 that their weight gradients read. In 16 bits: the weights themselves and their gradients, norms and
 their inputs, queries, keys and values, the inputs of activations, the residual stream, embedding,
 head and logits. Master weights and optimizer states as elsewhere.
+
+Of the matrices' fp8 copies Transformer Engine keeps two, one read along the rows (forward) and one
+along the columns (input gradients); the bundled executor makes them anew (``executor.fp8``).
 
 Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
 considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
@@ -31,9 +34,6 @@ from cost_models.sharding import cut_dim
 from cost_models.stages import PipelineRank
 
 FP8_BYTES: Final = 1.0
-# of a weight: as it is read along its rows (forward) and along its columns (input gradients); both
-# stay from the forward to the backward pass
-COPIES: Final = 2.0
 GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and the next one
 
 
@@ -63,11 +63,13 @@ def fp8_regions(
     )
 
 
-def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank) -> Real:
-    """Bytes of the fp8 copies of a rank's matrices: 2 an element, sharded where the weights are.
+def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, copies: float) -> Real:
+    """Bytes of the fp8 copies of a rank's matrices, sharded where the weights are.
 
-        ZeRO 0 to 2   2 P          P: elements of the rank's matrices
-        ZeRO 3        2 P / d + 2 of GATHERED layers
+        ZeRO 0 to 2   n P          P: elements of the rank's matrices
+        ZeRO 3        n P / d + n of GATHERED layers
+
+    ``copies``: n, those that the trainer keeps from the forward to the backward pass.
 
     Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
     (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
@@ -94,7 +96,7 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank) -> 
         layer = np.maximum(layer, of_layer) if count else layer
     gathered = np.minimum(whole, shards + GATHERED * layer)
     elements = np.where(table.zero_stage >= 3, gathered, whole)
-    return COPIES * FP8_BYTES * elements
+    return copies * FP8_BYTES * elements
 
 
 def cast_elements(kind: LayerKind, tensor_parallel: Count) -> tuple[Real, Real]:
@@ -119,8 +121,3 @@ def cast_elements(kind: LayerKind, tensor_parallel: Count) -> tuple[Real, Real]:
             inputs = inputs + times * length
         outputs = outputs + times * width / (1.0 if weight.cut == "row" else over)
     return inputs, outputs
-
-
-def cast_bytes(elements: Real, compute_bytes: float) -> Real:
-    """Bytes of casts: each element is read, and written along the rows and along the columns."""
-    return (compute_bytes + 2.0 * FP8_BYTES) * elements

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
 from cost_models.factored_table import factored, whole
+from cost_models.fp8_rules import FP8_RULES
 from cost_models.host_memory import NVME
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.recompute_rules import RECOMPUTE_RULES
@@ -59,6 +60,7 @@ def question_of(setting: Setting) -> Question:
         software.splits_backward,
         setting.layer_ranges,
         setting.stage_recompute_layers,
+        software.fp8_whole_matrices,
     )
 
 
@@ -329,6 +331,7 @@ RULES: tuple[Rule, ...] = (
             f"1, offload {p.offload} not weights)"
         ),
     ),
+    *FP8_RULES,
     Rule(
         "positions",
         lambda q, t: np.full(len(t), too_long(q)),

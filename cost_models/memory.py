@@ -161,7 +161,7 @@ def rank_places(
     optimizer = np.where(table.offloads_weights, 0.0, optimizer)
     weights = weights + secondary_bytes(params.total - params.apart, compute, table)
     if workload.precision == "fp8":
-        weights = weights + fp8_weight_bytes(model, table, rank)
+        weights = weights + fp8_weight_bytes(model, table, rank, software.fp8_weight_copies)
     weights = weights + frozen_bytes(model, rank, table, workload, software)
     # offloaded states are off the device; master weights stay, gradients go straight to the host
     states = _states(model, workload, table, rank, params)

@@ -25,6 +25,12 @@ class Question:
     splits_backward: bool = True  # the trainer does
     layer_ranges: tuple[tuple[int, int], ...] | None = None  # stages that are pinned
     stage_recompute_layers: tuple[int, ...] | None = None  # of each stage, instead of the plan's
+    fp8_whole_matrices: bool = True  # the trainer multiplies in 8 bits only what is not cut
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether matmuls are in 8 bits, of a trainer that knows no others."""
+        return self.workload.precision == "fp8" and self.fp8_whole_matrices
 
     def smallest_stage(self, num_stages: Any) -> Any:
         """Layers of the smallest stage: of the pinned ones, else of even ones."""

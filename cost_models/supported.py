@@ -12,7 +12,6 @@ from typing import Any, Final, get_args
 
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
-from cost_models.schedules import SPLIT
 from cost_models.workload import AdapterTargets, Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "supported.json"
@@ -52,39 +51,16 @@ def untrained_value(workload: Workload) -> str | None:
     return None
 
 
-def untrained_in_fp8(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
-    """Return what stands against matmuls in 8 bits, in words; None where they are trained.
-
-    A matrix has one scale on every rank that holds it, and the kernels take multiples of 16.
-    """
+def untrained_in_fp8(model: ModelSpec, workload: Workload) -> str | None:
+    """Return what of a model is not trained in 8 bits, in words; ``fp8_rules`` say which plans."""
     if workload.precision != "fp8":
         return None
-    values = {
-        "tensor_parallel": (plan.tensor_parallel, 1),
-        "adapter": (workload.adapter, "none"),
-        "num_experts": (max(kind.feed_forward.num_experts for kind in model.kinds), 0),
-    }
-    for name, (value, only) in values.items():
-        if value != only:
-            return f"{name} = {value} with precision fp8 (only {only})"
-    if plan.pipeline_schedule in SPLIT:
-        return f"pipeline_schedule = {plan.pipeline_schedule} with precision fp8 (not split ones)"
+    if experts := max(kind.feed_forward.num_experts for kind in model.kinds):
+        return f"num_experts = {experts} with precision fp8 (only 0)"
+    if workload.adapter != "none":
+        return f"adapter = {workload.adapter} with precision fp8 (only none)"
     if model.bridge:
         return f"model_type {model.family} with precision fp8 (no encoder-decoder)"
-    lengths = {
-        length
-        for kind in model.kinds
-        for weight in kind.weights
-        if weight.role == "linear"
-        for length in weight.shape
-    }
-    tokens = plan.micro_batch_size * workload.seq_len // plan.context_parallel
-    for name, length in (
-        *(("the length of a matrix", n) for n in sorted(lengths)),
-        ("tokens", tokens),
-    ):
-        if length % 16:
-            return f"{name} {length} with precision fp8 (multiples of 16)"
     return None
 
 
@@ -97,7 +73,7 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     families = proven["families"]
     if untrained := untrained_value(workload):
         return untrained
-    if eight := untrained_in_fp8(model, workload, plan):
+    if eight := untrained_in_fp8(model, workload):
         return eight
     targets = workload.adapter_targets
     if workload.adapter != "none" and targets not in get_args(AdapterTargets):

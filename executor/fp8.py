@@ -13,6 +13,7 @@ Shapes   T tokens, I inputs, O outputs of a matrix (O, I); all are multiples of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +23,23 @@ from torch.autograd import Function
 
 from executor.compat import scaled_matmul
 from executor.kept_results import once
+from hardware_profiles.errors import InputError
 
 FORWARD: Final = torch.float8_e4m3fn  # more digits
 BACKWARD: Final = torch.float8_e5m2  # more range
+CAPABILITY: Final = (8, 9)
 SMALLEST: Final = 2.0**-126  # scale of a tensor of zeros
+
+
+def check_device(device: torch.device) -> None:
+    """Raise an InputError for a GPU without scaled matmuls of 8 bits."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+        own = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        needed = ".".join(map(str, CAPABILITY))
+        raise InputError(
+            f"precision = fp8: {torch.cuda.get_device_name(device)} has compute capability {own} "
+            f"(must be {needed} or newer: Ada, Hopper, Blackwell)"
+        )
 
 
 class Rounded(NamedTuple):
@@ -37,7 +51,8 @@ class Rounded(NamedTuple):
 
 def rounded(matrix: Tensor, kind: torch.dtype) -> Rounded:
     """Round a matrix to 8 bits."""
-    scale = (matrix.abs().amax().float() / torch.finfo(kind).max).clamp(min=SMALLEST)
+    largest = torch.linalg.vector_norm(matrix, math.inf).float()
+    scale = (largest / torch.finfo(kind).max).clamp(min=SMALLEST)
     return Rounded((matrix / scale).to(kind), scale)
 
 

@@ -70,7 +70,7 @@ def _problems(file: PlanFile) -> Iterator[str]:
     model, plan = file.model, file.plan
     if untrained := untrained_value(file.workload):
         yield untrained
-    if eight := untrained_in_fp8(model, file.workload, plan):
+    if eight := untrained_in_fp8(model, file.workload):
         yield eight
     if model.family not in FAMILIES:
         yield (

@@ -18,7 +18,7 @@ from cost_models.adapters import embedding_is_frozen
 from cost_models.plan_file import PlanFile
 from cost_models.schedules import SPLIT, rank_of_stage, stages_of_rank
 from cost_models.stages import states_between
-from executor import host_reads
+from executor import fp8, host_reads
 from executor.context_parallel import ContextAxis
 from executor.data.batch import Batch
 from executor.data_parallel import add_up_gradients, distribute, synchronise_on_gpu
@@ -103,6 +103,8 @@ class Trainer:
         self.steps_done = 0
         self.stop_requested = False  # any rank may set it; all hear of it with the next step
         self.device = device or local_device()
+        if file.workload.precision == "fp8":
+            fp8.check_device(self.device)
         connect(self.device, file.rank_order)
         self.grid = Grid.of(self.plan, self.device)
         self.axis = TensorAxis(

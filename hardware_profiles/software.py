@@ -33,6 +33,10 @@ class SoftwareProfile:
     walks_by_blocks: bool
     reduces_gradients_at_last_microbatch_under_pipeline: bool
     fused_optimizer: bool  # one kernel updates in place; without, updates make copies of shards
+    fp8_cast_bytes: float  # moved to cast an element of 16 bits, along the rows and the columns
+    fp8_weight_casts: float  # of every matrix in a forward, and in a backward pass
+    fp8_whole_matrices: bool  # multiplies in fp8 only what is not cut, with no split backward pass
+    fp8_weight_copies: float  # of every matrix, from the forward to the backward pass
     splits_backward: bool  # runs the schedules whose weight gradients come after those of inputs
     # saved activations
     rms_norm_saved: float  # per element of the hidden size, in compute precision

@@ -44,7 +44,7 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
     "documents": {"document_mask": True},
     "eager": {"attention_kernel": "eager"},
     "sgd": {"optimizer": "sgd"},
-    **{name: {"precision": name} for name in ("fp32", "fp16")},
+    **{name: {"precision": name} for name in ("fp32", "fp16", "fp8")},
     **{name: {"context_parallel_method": name} for name in ("ring", "ulysses", "allgather")},
     **{
         name: {"pipeline_schedule": name}
@@ -129,7 +129,7 @@ def file_of(config: dict[str, Any], plan: Plan, workload: Workload) -> PlanFile:
     model = model_spec(config, name=str(config["model_type"]))
     setting = Setting(
         model=adapted(model, workload),
-        cluster=parse_cluster("8xA100-SXM-80GB"),
+        cluster=parse_cluster("8xH100-SXM-80GB"),
         workload=workload,
         software=software_profile("shardplan"),
     )

@@ -37,6 +37,11 @@ llama-3-8b:4 s2048 dp4 fp32
 llama-3-8b:4 s2048 dp4 sgd
 llama-3-8b:4 s2048 dp8 zero3 sgd m2
 llama-3-8b:4 s2048 b4 fp16
+llama-3-8b:4 s2048 b4 fp8
+llama-3-8b:4 s8192 dp8 zero3 fp8
+llama-3-8b:4 s8192 dp8 zero2 m4 full fp8
+llama-3-8b:8 s4096 dp4 pp2 m4 zero1 fp8
+gpt2-xl:4 s1024 b8 fp8
 # recomputation
 llama-3-8b:8 s8192 dp8 zero3 selective
 llama-3-8b:8 s8192 dp8 zero3 b2 full

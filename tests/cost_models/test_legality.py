@@ -209,6 +209,21 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["adapter lora", "routed experts", "must be attention"],
     ),
     "freeze": ({}, {"freeze": "norms"}, ["freeze = norms", "tensor_parallel 2", "must be 1"]),
+    "fp8": (
+        {"tensor_parallel": 2, "data_parallel": 2},
+        {"precision": "fp8"},
+        ["tensor_parallel 2", "whole matrices in 8 bits", "--software megatron"],
+    ),
+    "fp8_lengths": (
+        {
+            "tensor_parallel": 1,
+            "data_parallel": 4,
+            "num_microbatches": 2,
+            "sequence_parallel": False,
+        },
+        {"precision": "fp8", "seq_len": 251},
+        ["502 tokens of a micro-batch", "multiples of 16"],
+    ),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
 }
 
@@ -224,9 +239,11 @@ def asked(
     layer_ranges: Any = None,
     by_stage: Any = None,
     freeze: str = "",
+    precision: Any = "bf16",
 ) -> Question:
     rank = 0 if adapter == "none" else 4
-    workload = Workload(seq_len, batch, adapter=adapter, adapter_rank=rank, freeze=freeze)
+    adapters: Any = {"adapter": adapter, "adapter_rank": rank}
+    workload = Workload(seq_len, batch, precision=precision, freeze=freeze, **adapters)
     return Question(
         model or llama(),
         workload,

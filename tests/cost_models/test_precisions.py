@@ -12,7 +12,7 @@ from samples import make_setting, sample_model
 from cost_models.activations import Regions, feed_forward_bytes, layer_regions
 from cost_models.adapters import STORED_BYTES, adapted
 from cost_models.estimate import Setting, price
-from cost_models.fp8 import cast_bytes, cast_elements, fp8_regions, fp8_weight_bytes
+from cost_models.fp8 import cast_elements, fp8_regions, fp8_weight_bytes
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import frozen_bytes
 from cost_models.rates import rates
@@ -74,7 +74,7 @@ def test_two_copies_of_every_matrix_of_a_layer() -> None:
     (rank,) = even_rank_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(), Plan(1, 4), Plan(4, zero_stage=2)])
-    found = fp8_weight_bytes(model, one, rank)
+    found = fp8_weight_bytes(model, one, rank, 2.0)
     whole = 2 * model.num_layers * matrices
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
 
@@ -85,7 +85,7 @@ def test_copies_are_sharded_with_the_weights() -> None:
     (rank,) = even_rank_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(zero_stage=3), Plan(4, zero_stage=3), Plan(8, zero_stage=3)])
-    found = fp8_weight_bytes(model, one, rank)
+    found = fp8_weight_bytes(model, one, rank, 2.0)
     layers = model.num_layers
     assert np.asarray(found).tolist() == [
         2 * layers * matrices,
@@ -101,7 +101,7 @@ def test_copies_of_experts_are_shared_out_with_them() -> None:
     experts = sum(w.numel for w in weights if w.role == "expert")
     others = sum(w.numel for w in weights if w.role == "linear" and w.part != "router")
     one = PlanTable.from_plans([Plan(8, zero_stage=3, expert_parallel=4)])
-    found = fp8_weight_bytes(model, one, rank)
+    found = fp8_weight_bytes(model, one, rank, 2.0)
     layer = experts / 4 + others
     expected = model.num_layers * (experts / 4 / 2 + others / 8) + 2 * layer
     assert first(found) == 2 * min(expected, model.num_layers * layer)
@@ -140,27 +140,30 @@ def test_casts_by_hand() -> None:
     assert cast_elements(kind, 1) == (h + h + h + f, h + 2 * key + h + 2 * f + h)
     # cut inputs and outputs are shared out, whole ones are not
     assert cast_elements(kind, 8) == (2 * h + (h + f) / 8, (h + 2 * key + 2 * f) / 8 + 2 * h)
-    assert cast_bytes(10.0, 2.0) == 10 * (2 + 1 + 1)
     experts = sample_model("mixtral").kinds[0]
     # 64 for q, k and v, 64 of the output; 64 and 128 of each of two experts, not the router
     assert cast_elements(experts, 1)[0] == 64 + 64 + 2 * (64 + 128)
 
 
-def test_casts_are_part_of_both_passes_in_fp8_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
     setting = make_setting("llama-3-8b", "1xH100-SXM", seq_len=4096, global_batch_size=1)
 
-    def computing(precision: Any) -> float:
+    def computing(precision: Any, cast: float = 4.0, of_weights: float = 0.0) -> float:
+        software = replace(MEGATRON, fp8_cast_bytes=cast, fp8_weight_casts=of_weights)
         workload = replace(setting.workload, precision=precision)
-        here = replace(setting, workload=workload, software=MEGATRON)
+        here = replace(setting, workload=workload, software=software)
         return first(price(here, PlanTable.from_plans([Plan()])).time.compute)
 
-    sixteen, eight = computing("bf16"), computing("fp8")
-    monkeypatch.setattr("cost_models.compute.cast_bytes", lambda elements, _: 0.0 * elements)
-    assert computing("bf16") == sixteen
+    eight = computing("fp8")
+    assert MEGATRON.fp8_cast_bytes == 4.0, "16 bits read, 8 written along rows and columns"
+    assert computing("bf16") == computing("bf16", 0.0)
     h, f, key = 4096, 14336, 1024
     elements = (3 * h + f) + (3 * h + 2 * key + 2 * f)
     memory = rates(setting.cluster.accelerator, "fp8", MEGATRON).memory
-    assert eight - computing("fp8") == pytest.approx(32 * 4096 * 4.0 * elements / memory)
+    assert eight - computing("fp8", 0.0) == pytest.approx(32 * 4096 * 4.0 * elements / memory)
+    weights = sum(w.numel for w in setting.model.kinds[0].weights)
+    more = computing("fp8", of_weights=1.0) - eight
+    assert more == pytest.approx(2 * 32 * 4.0 * weights / memory, rel=1e-3), "both passes"
 
 
 # --- frozen matrices ------------------------------------------------------------------------------

@@ -22,10 +22,7 @@ from hardware_profiles.errors import InputError
 DENSE = [
     family
     for family in CONFIGS
-    if untrained_in_fp8(
-        tiny(Plan(), family).model, tiny(Plan(), family, precision="fp8").workload, Plan()
-    )
-    is None
+    if untrained_in_fp8(tiny(Plan(), family).model, tiny(Plan(), precision="fp8").workload) is None
 ]
 
 
@@ -140,22 +137,32 @@ def test_families_learn_in_eight_bits_as_in_sixteen(family: str):
 @pytest.mark.parametrize(
     ("plan", "options", "why"),
     [
-        (Plan(1, 2), {}, "tensor_parallel = 2 with precision fp8"),
+        (Plan(1, 2), {}, "tensor_parallel 2, .*whole matrices in 8 bits"),
         (Plan(), {"family": "mixtral"}, "num_experts = 8 with precision fp8"),
         (Plan(), {"lora": 4}, "adapter = lora with precision fp8"),
         (
             Plan(1, 1, 2, pipeline_schedule="zero_bubble", num_microbatches=4),
             {},
-            "not split ones",
+            "pipeline_schedule zero_bubble; .*forward and backward at once",
         ),
         (Plan(), {"family": "t5"}, "no encoder-decoder"),
-        (Plan(), {"intermediate_size": 88}, "length of a matrix 88 with precision fp8"),
-        (Plan(1, 1, 1, context_parallel=2), {}, "tokens 8 with precision fp8"),
+        (Plan(), {"intermediate_size": 88}, "a matrix with a length of 88 .*multiples of 16"),
+        (Plan(1, 1, 1, context_parallel=2), {}, "8 tokens of a micro-batch .*multiples of 16"),
     ],
 )
 def test_what_eight_bits_cannot_do_is_refused_by_name(plan: Plan, options: Any, why: str):
     with pytest.raises(InputError, match=why):
         check_supported(tiny(plan, precision="fp8", **options))
+
+
+def test_an_older_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    fp8.check_device(device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(InputError, match=r"A100 has compute capability 8.0 \(must be 8.9 or newer"):
+        fp8.check_device(device)
 
 
 def test_dense_families_train_in_fp8():
