@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from cost_models.schedules import SPLIT_CODES
 MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micro-batch
 
 
-def _tokens(question: Question, plans: Plan | PlanTable) -> object:
+def _tokens(question: Question, plans: Plan | PlanTable) -> Any:
     return plans.micro_batch_size * question.workload.seq_len // plans.context_parallel
 
 
