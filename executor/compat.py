@@ -157,19 +157,8 @@ def in_fused_step(
     optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
 
 
-def scaled_matmul(
-    left: torch.Tensor,
-    right: torch.Tensor,
-    left_scale: torch.Tensor,
-    right_scale: torch.Tensor,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Multiply 8-bit matrices, (N, K) in rows with (K, M) in columns, times both scales."""
-    found: torch.Tensor = torch._scaled_mm(
-        left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype
-    )
-    return found
-
+# 8-bit matrices, (N, K) in rows with (K, M) in columns, times both scales
+scaled_matmul: Final = torch._scaled_mm
 
 # methods of a process group (as many of them as this torch has), and what they are called here
 COLLECTIVE_METHODS: Final = {

@@ -108,7 +108,9 @@ class _Linears(Function):  # type: ignore[misc]
 
 def _product(left: Rounded, right: Rounded, dtype: torch.dtype) -> Tensor:
     """Return (N, K) times the transpose of (M, K): the kernels read both along their rows."""
-    return scaled_matmul(left.values, right.values.t(), left.scale, right.scale, dtype)
+    scales = {"scale_a": left.scale, "scale_b": right.scale}
+    found: Tensor = scaled_matmul(left.values, right.values.t(), **scales, out_dtype=dtype)
+    return found
 
 
 def _turned(matrix: Rounded) -> Rounded:
