@@ -1,9 +1,9 @@
 """Which rank works on which accelerator, where links form an irregular tree.
 
-The search prices plans with ranks in the accelerators' order. Each of the best plans then gets the
-order for which its simulated step is the shortest (``rank_orders``), and the plan for which that is
-the shortest of all is the answer. On equal domains that order is the usual one: tensor-parallel
-neighbours, who talk the most, are the nearest.
+The search prices plans with ranks in the accelerators' order. The best plan of each of the first
+grids (ranks along every axis) then gets the order for which its simulated step is the shortest
+(``rank_orders``), and the plan for which that is the shortest of all is the answer. On equal
+domains that order is the usual one: tensor-parallel neighbours, who talk the most, are the nearest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from hardware_profiles.topology import neighbour_link, ring_link, tree_of
 from planner.rank_orders import Found, Groups, Order, best_order
 from planner.staged import Staged
 
-FINALISTS: Final = 5  # plans that are placed, on up to SMALL accelerators; on more FEW
+WIDE: Final = 40  # plans of the search among which those to be placed are looked for
+FINALISTS: Final = 10  # plans that are placed, on up to SMALL accelerators; on more FEW
 FEW: Final = 2
 SMALL: Final = 64
 GAIN: Final = 1e-3  # of a step: less is not worth an order of its own
@@ -96,16 +97,25 @@ class Placed:
         }
 
 
-def best_placed(setting: Setting, plans: Sequence[Plan], staged: Staged | None) -> Placed | None:
-    """Return the best of the first plans with an order of its own; None where that gains nothing.
+def can_be_placed(cluster: Cluster) -> bool:
+    """Whether an order of ranks is looked for: on irregular trees where none is given."""
+    gpus = cluster.accelerator.device != "cpu"
+    return bool(cluster.levels) and cluster.rank_order is None and gpus
 
+
+def best_placed(setting: Setting, plans: Sequence[Plan], staged: Staged | None) -> Placed | None:
+    """Return the best of some plans with an order of its own; None where that gains nothing.
+
+    ``plans``: as they rank in the accelerators' order; of each grid the first is placed.
     ``staged``: the answer so far, if the best plan has stages of its own.
     """
-    cluster = setting.cluster
-    if not plans or not cluster.levels or cluster.rank_order is not None or not setting.on_gpu:
+    if not plans or not can_be_placed(setting.cluster):
         return None
-    most = FINALISTS if cluster.num_gpus <= SMALL else FEW
-    choices = [(rank, plan, setting) for rank, plan in enumerate(plans[:most])]
+    grids: dict[tuple[int, ...], tuple[int, Plan, Setting]] = {}
+    for rank, plan in enumerate(plans):
+        grids.setdefault((*grid_of(plan), plan.expert_parallel), (rank, plan, setting))
+    most = FINALISTS if setting.cluster.num_gpus <= SMALL else FEW
+    choices = list(grids.values())[:most]
     if staged is not None:
         choices.insert(0, (staged.rank, staged.plan, staged.setting(setting)))
     usual = ordered_step(choices[0][2], choices[0][1], None)
@@ -118,18 +128,22 @@ def place(setting: Setting, plan: Plan) -> Found:
     """Return the order of a plan's ranks with the shortest simulated step."""
     software = setting.software
     reached = achieved(setting.cluster, software.bus_efficiency, software.network_efficiency)
-    grid = (
+    groups = [
+        Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
+    ]
+    return best_order(
+        tree_of(reached), groups, grid_of(plan), lambda order: ordered_step(setting, plan, order)
+    )
+
+
+def grid_of(plan: Plan) -> tuple[int, ...]:
+    """Return how many ranks lie along each axis, the innermost last."""
+    return (
         plan.pipeline_parallel,
         plan.dp_replicate,
         plan.dp_shard,
         plan.context_parallel,
         plan.tensor_parallel,
-    )
-    groups = [
-        Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
-    ]
-    return best_order(
-        tree_of(reached), groups, grid, lambda order: ordered_step(setting, plan, order)
     )
 
 
@@ -150,7 +164,13 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
         for axis, (size, stride) in layout.items()
         if axis not in silent
     }
-    return {axis: pair for axis, pair in pairs.items() if 1 < pair[0] < plan.world_size}
+    # a ring of all ranks is the same in every order
+    most = {"pipeline": plan.world_size}
+    return {
+        axis: pair
+        for axis, pair in pairs.items()
+        if 1 < pair[0] <= most.get(axis, plan.world_size - 1)
+    }
 
 
 def _placed(rank: int, plan: Plan, setting: Setting, usual: float) -> Placed | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -16,7 +17,7 @@ from planner.inverse import FINDS, InverseAnswer, answer_inverse, models_of
 from planner.job import job_of
 from planner.module_trace import is_module
 from planner.objectives import OBJECTIVES, Objective
-from planner.placement import best_placed
+from planner.placement import WIDE, best_placed, can_be_placed
 from planner.question import adapting, check_choice
 from planner.recompute_words import without_list
 from planner.resolving import ModelLike, cluster_of, clusters_of, model_of
@@ -161,12 +162,14 @@ def plan(
     )
     if not simple:
         return _survey(questions, asked)
-    (case,) = survey(questions, asked)
+    places = objective == "time" and can_be_placed(questions[0].setting.cluster)
+    (case,) = survey(questions, replace(asked, top=max(top, WIDE)) if places else asked)
     setting, result = case.question.setting, case.result
     assert result is not None
     if not result.plans:
         raise nothing_found([case], asked)
-    documents = tuple(found.document for found in case.found)
+    seen, result = result.plans, replace(result, plans=result.plans[:top])
+    documents = tuple(found.document for found in case.found[:top])
     free = objective == "time" and not constraints and "recompute" not in fixed
     fits = documents[0]["memory"]["verdict"] == "fits"
     staged = best_staged(setting, result.plans) if free and fits else None
@@ -177,7 +180,7 @@ def plan(
         assumptions=case.question.assumptions,
         fixed=fixed,
         staged=staged,
-        placed=best_placed(setting, result.plans, staged) if objective == "time" and fits else None,
+        placed=best_placed(setting, seen, staged) if places and fits else None,
     )
 
 

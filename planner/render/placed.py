@@ -6,13 +6,14 @@ from typing import Final
 
 from cost_models.units import format_seconds
 from planner.placement import AxisPlace, Placed
+from planner.typed import describe_plan
 
 MOST_SHOWN: Final = 16  # ranks of an order
 
 
 def placed_words(placed: Placed) -> str:
     """What an order gains and why, for the answer of ``plan``."""
-    which = "the best plan" if placed.rank == 0 else f"plan {placed.rank + 1} of these"
+    which = "the best plan" if placed.rank == 0 else describe_plan(placed.plan)
     shown = ", ".join(map(str, placed.order[:MOST_SHOWN]))
     more = f", … ({len(placed.order):,} in all)" if len(placed.order) > MOST_SHOWN else ""
     proven = "no order is better" if placed.proven else "the best of the orders that were looked at"

@@ -240,6 +240,33 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
     assert placed["proven"]
 
 
+def test_a_pipeline_through_all_ranks_has_an_order_too(tmp_path: Path) -> None:
+    """Stages on accelerators whose neighbours by number sit on the other socket."""
+    path = tmp_path / "box.toml"
+    path.write_text(BOX.replace("16e9", "1e9").replace("[3, 1]", "2"))
+    answer = planner.plan("llama-3.2-1b", path, global_batch_size=16, fix="pp=8", top=1)
+    assert set(groups_of(answer.best)) == {"pipeline"}  # type: ignore[union-attr]
+    placed = answer.placed  # type: ignore[union-attr]
+    assert placed is not None
+    sockets = [rank % 4 // 2 for rank in (*placed.order, 0)]
+    assert list(itertools.pairwise(sockets)).count((0, 1)) == 1  # twice in the usual order
+
+
+@pytest.mark.slow
+def test_another_grid_wins_where_its_order_is_better(tmp_path: Path) -> None:
+    path = tmp_path / "box.toml"
+    slow = BOX.replace("16e9", "2e9").replace("20e9", "5e9").replace("[3, 1]", "2")
+    path.write_text(slow)
+    answer = planner.plan("llama-3.2-1b", path, global_batch_size=16, top=1)
+    placed = answer.placed  # type: ignore[union-attr]
+    assert len(answer.documents) == 1  # type: ignore[union-attr]
+    assert placed is not None
+    assert placed.rank > 0
+    steps = [ordered_step(placed.setting, placed.plan, order) for order in (None, placed.order)]
+    assert steps[1] == pytest.approx(placed.step)
+    assert placed.step < placed.usual_step <= steps[0]
+
+
 def test_an_order_that_is_given_is_priced_and_kept(box: Cluster) -> None:
     torn = replace(box, rank_order=(0, 1, 2, 3, 4, 5, 6, 7))
     plan = Plan(4, 2, zero_stage=1, num_microbatches=4)
