@@ -37,6 +37,11 @@ from cost_models.sharing_rules import SHARING_RULES
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
+# what rules ask of together leaves out the one or the other
+APART: Final = (
+    ("recompute", "sequence_parallel", "context_parallel_method", "zero_stage", "dp_replicate"),
+    ("recompute", "pipeline_schedule", "virtual_stages", "micro_batch_size", "num_microbatches"),
+)
 MANY: Final = 2_000  # plans of which it is worth to judge equal rows once
 # fewest micro-batches by schedule: torch refuses fewer (1f1b, dualpipev), or the
 # order has no steady part (zero bubbles)
@@ -353,11 +358,13 @@ def fewest_microbatches(table: PlanTable) -> Any:
 def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 for a legal plan or the position in CODES of the first broken rule."""
     codes = np.zeros(len(table), dtype=np.int16)
-    few = factored(table, apart=())[0] if len(table) >= MANY else table
+    few, frame = factored(table, apart=APART) if len(table) >= MANY else (table, None)
     for position, rule in reversed(list(enumerate(RULES, start=1))):
         broken = rule.broken(question, few)
         if np.any(broken):
             codes[whole(broken, len(table))] = position
+    if frame is not None:
+        frame.forget()
     return codes
 
 

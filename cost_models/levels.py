@@ -91,13 +91,22 @@ class Frame:
         """
         bit = 1 << len(self.codes)
         self.sources.append(source or bit)
-        self.codes.append(codes.astype(np.int32))
+        self.codes.append(codes.astype(np.int32, copy=False))
         self.counts.append(count)
         rows = np.zeros(count, dtype=np.intp)
         rows[self.codes[-1]] = self.whole.rows
         level = Level(self, bit, rows, self.whole, self.codes[-1])
         self.levels[bit] = level
         return level
+
+    def forget(self) -> None:
+        """Let go of all levels and columns, which refer to each other."""
+        for level in (self.whole, *self.levels.values()):
+            level.joins.clear()
+            level.ways.clear()
+            level.groups.clear()
+        self.levels.clear()
+        self.made.clear()
 
     def level(self, mask: int) -> Level:
         """Return the distinct rows of some columns, or of more where that makes hardly more."""
@@ -173,14 +182,15 @@ def distinct(values: Array) -> tuple[Array, Array]:
     if least == most:
         return values[:1], np.broadcast_to(np.intp(0), len(values))
     if values.dtype == bool:
-        return np.array([False, True]), values.astype(np.intp)
+        return np.array([False, True]), values.astype(np.int32)
     span = int(most) - int(least) + 1
     if span > DENSE + 8 * len(values):
         return np.unique(values, return_inverse=True)
     offset = values - least
     there = np.zeros(span, dtype=bool)
     there[offset] = True
-    return np.flatnonzero(there) + least, (np.cumsum(there) - 1)[offset]
+    number = np.cumsum(there, dtype=np.int32) - 1
+    return np.flatnonzero(there) + least, number.take(offset)
 
 
 def distinct_rows(*columns: Array) -> tuple[Index, Index]:
@@ -193,7 +203,7 @@ def distinct_rows(*columns: Array) -> tuple[Index, Index]:
     for column in columns:
         values, codes = distinct(column)
         if len(values) > 1:
-            group = distinct(group * len(values) + codes)[1]
+            group = distinct(group * len(values) + codes)[1].astype(np.intp)
     first = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.intp)
     first[group[::-1]] = np.arange(len(group))[::-1]
     return group, first

@@ -22,7 +22,7 @@ from cost_models.plan import Plan
 from cost_models.schedules import Action, actions, repeats
 
 SAME: Final = 1e-12  # of D
-FEWEST: Final = 4  # repetitions that are simulated at first; then so many times as many
+FEWEST: Final = 2  # repetitions, or micro-batches of all ranks, at first; then twice as many
 NEVER: Final = -1.0  # has not ended
 
 
@@ -58,7 +58,7 @@ def makespan(
         # two flow shops of equal jobs, one after the other
         return sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))
     body = repeats(plan)
-    few = FEWEST
+    few = 0 if body is None else max(FEWEST, plan.pipeline_parallel // body.microbatches)
     while body is not None and few + 1 < body.times:
         less = body.times - few
         shorter = replace(plan, num_microbatches=m - less * body.microbatches)
@@ -68,7 +68,7 @@ def makespan(
         each = _steady(shorter, ends, body.actions, few)
         if each is not None:
             return max(order[-1] for order in ends) + less * each
-        few *= FEWEST
+        few *= 2
     return max(order[-1] for order in ends_of(plan, seconds))
 
 

@@ -74,6 +74,7 @@ def price_table(setting: Setting, table: PlanTable) -> Figures:
         peak[rows] = _peaks(setting, group)
         host = _hosts(setting, group)
         memory[rows], nvme[rows] = host.memory, host.nvme
+        group.frame.forget()
     return Figures(step, peak, HostBytes(memory, nvme))
 
 
