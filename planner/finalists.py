@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cost_models.estimate import Setting
 from cost_models.plan import PlanTable
 from cost_models.simulated import above, simulated_steps
+from planner.objectives import pareto_front
 
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
@@ -44,12 +45,8 @@ def simulate(
         batch = batch[step[batch] <= longest]
         if len(batch) == 0:
             break
-        seconds = step[batch]
-        piped = table.pipeline_parallel[batch] > 1
-        if piped.any():
-            found = simulated_steps(setting, table.rows(batch[piped]))
-            seconds[piped] = above(seconds[piped], found)
-        simulated += int(np.sum(piped))
+        seconds, piped = _seconds(setting, table, batch, step)
+        simulated += piped
         best += zip(
             seconds.tolist(), peak[batch].tolist(), range(done, done + len(batch)), strict=True
         )
@@ -58,3 +55,60 @@ def simulate(
     rows = order[np.array([position for *_, position in best], dtype=np.intp)]
     left = len(order) - done
     return Finalists(rows, np.array([s for s, *_ in best]), simulated, left)
+
+
+def _seconds(setting: Setting, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
+    """Return the simulated steps of some rows, and how many of them have a pipeline."""
+    seconds = step[rows]
+    piped = table.pipeline_parallel[rows] > 1
+    if piped.any():
+        found = simulated_steps(setting, table.rows(rows[piped]))
+        seconds[piped] = above(seconds[piped], found)
+    return seconds, int(np.sum(piped))
+
+
+def smallest_first(
+    setting: Setting, table: PlanTable, order: Rows, step: Floats, peak: Floats, *, top: int
+) -> Finalists:
+    """Rank rows that come in the order of ``peak``, then ``step``: equal peaks by simulation."""
+    found: list[Finalists] = []
+    done = known = 0
+    while known < top and done < len(order):
+        same = order[done : done + int(np.sum(peak[order[done:]] == peak[order[done]]))]
+        found.append(simulate(setting, table, same, step, peak, top=top - known))
+        done, known = done + len(same), known + len(found[-1].rows)
+    return Finalists(
+        np.concatenate([order[:0], *(each.rows for each in found)]),
+        np.concatenate([step[:0], *(each.seconds for each in found)]),
+        sum(each.simulated for each in found),
+        len(order) - done + sum(each.bounded_away for each in found),
+    )
+
+
+def simulate_front(
+    setting: Setting, table: PlanTable, order: Rows, step: Floats, peak: Floats
+) -> Finalists:
+    """Return the rows that no other one beats in simulated step and peak, the fastest first.
+
+    A row whose bound and peak a simulated one has or beats cannot be one of them; all others are
+    simulated, in the order of the bound.
+    """
+    left = order[np.argsort(step[order], kind="stable")]
+    done: list[Rows] = [left[:0]]
+    seconds: list[Floats] = [step[:0]]
+    simulated = bounded_away = 0
+    while len(left):
+        batch, left = left[:AT_ONCE], left[AT_ONCE:]
+        found, piped = _seconds(setting, table, batch, step)
+        done, seconds, simulated = [*done, batch], [*seconds, found], simulated + piped
+        rows, known = np.concatenate(done), np.concatenate(seconds)
+        by_time = np.argsort(known, kind="stable")
+        lowest = np.minimum.accumulate(peak[rows][by_time])
+        # of the simulated ones that take no longer than a bound, the smallest peak
+        before = np.searchsorted(known[by_time], step[left], side="right")
+        beaten = (before > 0) & (lowest[np.maximum(before, 1) - 1] <= peak[left])
+        bounded_away += int(np.sum(beaten))
+        left = left[~beaten]
+    rows, known = np.concatenate(done), np.concatenate(seconds)
+    front = pareto_front(known, peak[rows])
+    return Finalists(rows[front], known[front], simulated, bounded_away)

@@ -17,9 +17,9 @@ from cost_models.price_table import price_table
 from cost_models.rule import Question
 from cost_models.uncertainty import memory_spread
 from planner.constraints import Constraint, broken_by_plan, broken_by_result, counts_by_text
-from planner.finalists import Finalists, simulate
+from planner.finalists import simulate, simulate_front, smallest_first
 from planner.host_room import host_codes
-from planner.objectives import Objective, pareto_front, results, sort_keys
+from planner.objectives import Objective, results, sort_keys
 from planner.space import SLAB, plan_slabs
 from planner.verdict import budget_bytes, verdict_codes
 
@@ -107,14 +107,12 @@ def search(
         order = order[verdicts[order] == verdicts[order].min()]
     keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
     order = order[np.lexsort([key[order] for key in keys])]
-    finalists = Finalists(order, step[order], 0, 0)
     if front:
-        order = order[pareto_front(step[order], peak[order])]
-    elif objective == "memory":
-        order = order[:top]
+        finalists = simulate_front(setting, table, order, step, peak)
     else:
-        finalists = simulate(setting, table, order, step, peak, top=top)
-        order = finalists.rows
+        rank = smallest_first if objective == "memory" else simulate
+        finalists = rank(setting, table, order, step, peak, top=top)
+    order = finalists.rows
     counts = Counts(
         enumerated=int(illegal.sum()),
         illegal=_by_reason(illegal),

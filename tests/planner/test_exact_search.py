@@ -13,9 +13,11 @@ from samples import llama, make_setting, sample_model
 
 from cost_models.estimate import Setting, price
 from cost_models.legality import legality_codes, question_of
-from cost_models.plan import PlanTable
-from cost_models.simulated import simulated_steps
+from cost_models.plan import Plan, PlanTable
+from cost_models.price_table import price_table
+from cost_models.simulated import above, simulated_steps
 from cost_models.uncertainty import memory_spread
+from planner.objectives import pareto_front
 from planner.search import search
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
@@ -96,6 +98,30 @@ def test_the_winner_is_that_of_brute_force(setting: Setting) -> None:
 @settings(max_examples=200, **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_is_that_of_brute_force_200_times(setting: Setting) -> None:
     check(setting)
+
+
+def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
+    """Time is the simulated step there, too: the front, and among equal peaks the order."""
+    setting = make_setting("llama", "8xA100-80GB", global_batch_size=32)
+    pinned = {"sequence_parallel": False, "recompute": "none"}
+    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    peak, steps = price_table(setting, legal).peak, simulated_steps(setting, legal)
+    step = above(price(setting, legal).step, steps)
+    fits = np.flatnonzero(verdicts(setting, peak) == 0)
+
+    def of(plans: tuple[Plan, ...]) -> list[tuple[float, float]]:
+        rows = [next(i for i in fits if legal.plan(i) == plan) for plan in plans]
+        return [(float(step[row]), float(peak[row])) for row in rows]
+
+    front = pareto_front(step[fits], peak[fits])
+    found = search(setting, pinned, front=True)
+    assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in front]
+    assert found.counts.simulated + found.counts.bounded_away <= len(fits)
+    assert found.counts.simulated < len(fits) / 2
+    smallest = np.lexsort((step[fits], peak[fits]))[:20]
+    found = search(setting, pinned, objective="memory", top=20)
+    assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in smallest]
 
 
 def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
