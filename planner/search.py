@@ -40,7 +40,7 @@ class Counts:
     simulated: int = 0  # event by event
     bounded_away: int = 0  # their step in closed form is longer than the simulated ones
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
-    pricing_seconds: float = 0.0  # of ``seconds``, of one core
+    pricing_seconds: float = field(default=0.0, compare=False)  # of ``seconds``, of one core
 
     @property
     def fitting(self) -> int:
