@@ -4,7 +4,8 @@ Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d
           s seq_len   t tensor_parallel   c compute_bytes
 Units     bytes a token, elements of gradients; columns of a plan table.
 
-    last       the MLP's last matrix: its gradient, its input's, and what dropout gave it
+    last       the MLP's last matrix: its gradient, its input's (an adapter's beside), and
+               what dropout gave it
     mlp        gradients inside the MLP: c (3 F / t) gated, c (2 F / t) plain
     routed     the experts' outputs, whose gradients are weighted in fp32
     experts    they are done, and where others share them than the layer, on their way
