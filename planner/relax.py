@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +14,20 @@ from cost_models.estimate import Setting
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import FLAGS, WORDS, PlanTable
 from cost_models.units import GIB
-from planner.constraints import Constraint, broken_by_plan, broken_by_result
+from planner.constraints import (
+    Constraint,
+    broken_by_plan,
+    broken_by_result,
+    parse_requirements,
+)
 from planner.document import plan_document
+from planner.fixed import parse_fixed
 from planner.search import search
 from planner.space import enumerate_plans
 
 MOST_VALUES: Final = 12  # of one part that are tried, the nearest first
 DIGITS: Final = 3
+LEFT_OUT: Final = "leave it out"
 
 
 def smallest_changes(
@@ -28,11 +36,59 @@ def smallest_changes(
     require: Sequence[Constraint],
     offloads: Sequence[str] = ("none",),
 ) -> list[dict[str, str]]:
-    """Return one change for every constraint and pin that alone stands in the way."""
-    found = [_of_constraint(setting, fixed, require, one, offloads) for one in require]
-    found += [_of_pin(setting, fixed, require, name, offloads) for name in fixed]
+    """Return one change for every constraint and pin that alone stands in the way.
+
+    Where none does: another batch, else the first two that stand in the way together.
+    """
+    obstacles: list[Constraint | str] = [*require, *fixed]
+    found = [_of(setting, fixed, require, one, offloads) for one in obstacles]
     known = [change for change in found if change is not None]
-    return known or list(_of_batch(setting, fixed, require, offloads))
+    known = known or list(_of_batch(setting, fixed, require, offloads))
+    return known or list(itertools.islice(_of_two(setting, fixed, require, offloads), 1))
+
+
+def _of(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    one: Constraint | str,
+    offloads: Sequence[str],
+) -> dict[str, str] | None:
+    """The smallest change of a constraint, or of the part that is pinned."""
+    of_one: Any = _of_pin if isinstance(one, str) else _of_constraint
+    change: dict[str, str] | None = of_one(setting, fixed, require, one, offloads)
+    return change
+
+
+def _of_two(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str],
+) -> Iterator[dict[str, str]]:
+    """Two changes together: the one as small as can be without the other, then the other."""
+    obstacles: list[Constraint | str] = [*require, *fixed]
+    for one, other in itertools.combinations(obstacles, 2):
+        pins, constraints = _without(fixed, require, one)
+        second = _of(setting, pins, constraints, other, offloads)
+        if second is None or second["change"].startswith(("--budget", "--days")):
+            continue
+        pins, constraints = _without(fixed, require, other)
+        if isinstance(other, str):
+            pins |= parse_fixed(second["change"].removeprefix("--fix "))
+        elif second["change"] != LEFT_OUT:
+            constraints += parse_requirements(second["change"])
+        first = _of(setting, pins, constraints, one, offloads)
+        if first is not None:
+            yield {key: f"{first[key]} and {second[key]}" for key in ("instead_of", "change")}
+
+
+def _without(
+    fixed: Mapping[str, Any], require: Sequence[Constraint], one: Constraint | str
+) -> tuple[dict[str, Any], list[Constraint]]:
+    """Return pins and constraints but one."""
+    pins = {name: value for name, value in fixed.items() if name != one}
+    return pins, [constraint for constraint in require if constraint is not one]
 
 
 def _of_batch(
@@ -74,7 +130,7 @@ def _of_constraint(
         return {"instead_of": one.text, "change": _result_words(setting, one, plans[0])}
     if one.name in WORDS or one.name in FLAGS:
         plans = search(setting, fixed, require=others, offloads=offloads, top=1).plans
-        return {"instead_of": one.text, "change": "leave it out"} if plans else None
+        return {"instead_of": one.text, "change": LEFT_OUT} if plans else None
     for value in _values(setting, fixed, one.name, one.value, offloads):
         exact = Constraint(one.name, "==", value, one.text)
         if search(setting, fixed, require=[*others, exact], offloads=offloads, top=1).plans:

@@ -46,6 +46,21 @@ def test_each_of_two_is_relaxed_alone() -> None:
     assert [change["change"] for change in both] == ["tensor_parallel==1", "data_parallel==1"]
 
 
+def test_two_that_stand_in_the_way_together_are_both_relaxed() -> None:
+    """Neither alone: tp 8 is too many for four accelerators, and no plan needs so little memory."""
+    required, pinned = "memory<=10MiB", "tp=8"
+    for alone in (changes(required, "tp=4"), changes("memory<=80GiB", pinned)):
+        assert alone  # one change is enough there
+    (both,) = changes(required, pinned)
+    assert both["instead_of"] == "--require 'memory<=10MiB' and --fix tensor_parallel=8"
+    memory, pin = both["change"].split(" and --fix ")
+    assert pin == "tensor_parallel=4"
+    assert has_plan(memory, pin)
+    assert not has_plan(required, pin)
+    assert not has_plan(memory, pinned)
+    assert changes("memory<=10MiB, step<=0.001ms")[0]["change"].startswith("memory<=")
+
+
 def test_a_batch_that_divides_nowhere_is_changed() -> None:
     model = llama(num_key_value_heads=1, num_hidden_layers=1)  # data parallelism alone
     with pytest.raises(NoLegalPlanError) as caught:
