@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,31 @@ def test_equal_rows_are_computed_once() -> None:
     assert (more * column).level is more.level
     constant: Any = table.offload
     assert type(constant) is np.ndarray  # the same in all rows: no column at all
+
+
+def test_what_was_computed_is_not_computed_again() -> None:
+    table = factored(random_table(5000))[0]
+    tensor: Any = table.tensor_parallel
+    assert tensor * 2.0 is tensor * 2.0
+    assert np.where(tensor > 1, 2.0, tensor) is np.where(tensor > 1, 2.0, tensor)
+    assert np.maximum(tensor, 2) is np.maximum(tensor, 2)
+    # names that look alike are told apart: 2 and 2.0, 0.0 and -0.0, operands in another order
+    assert (tensor * 2).dtype != (tensor * 2.0).dtype
+    assert np.signbit((tensor * -0.0).values).all()
+    assert not np.signbit((tensor * 0.0).values).any()
+    difference: Any = tensor - table.zero_stage
+    assert np.array_equal((table.zero_stage - tensor).values, -difference.values)
+    assert np.array_equal((2.0 - tensor).values, -(tensor - 2.0).values)
+
+
+def test_one_value_for_all_rows_stays_one_value() -> None:
+    table = random_table(50)
+    same = replace(table, offload=np.broadcast_to(np.int64(3), 50))
+    some = same.rows(np.arange(50) % 2 == 0)
+    assert some.offload.strides == (0,)
+    assert some.offload.tolist() == [3] * 25
+    assert len(same.rows(np.zeros(50, dtype=bool)).rows(np.arange(0)).offload) == 0
+    assert factored(some)[0].offload.tolist() == [3]
 
 
 def test_a_flag_that_is_the_same_everywhere_depends_on_nothing() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,25 @@ def test_equal_rows_once_or_each_row_is_the_same(
     assert np.array_equal(together.host.memory, one_by_one.host.memory)
     assert np.array_equal(together.host.nvme, one_by_one.host.nvme)
     np.testing.assert_allclose(together.peak, one_by_one.peak, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "many layers"])
+def test_equal_rows_are_judged_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all candidates, and of some with what is seldom pinned, each row alike."""
+    setting = SETTINGS[name]()
+    question = question_of(setting)
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    odd = {
+        "recompute_layers": np.arange(len(table)) % 5,
+        "virtual_stages": 1 + np.arange(len(table)) % 3,
+        "dp_replicate": 1 + np.arange(len(table)) % 4,
+    }
+    for some in (table, replace(table, **odd)):
+        monkeypatch.setattr("cost_models.legality.MANY", 10**9)
+        row_by_row = legality_codes(question, some)
+        monkeypatch.setattr("cost_models.legality.MANY", 0)
+        assert np.array_equal(legality_codes(question, some), row_by_row)
+        assert len(np.unique(row_by_row)) > 3
 
 
 def test_a_table_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
