@@ -38,8 +38,8 @@ class OffloadedOptimizer(Optimizer):
         apart = [h for h in self.held if self.updated[id(h)] is not h.local]
         gradients = {id(h): host_copy(h.gradient) for h in apart}
         self._wait()  # the host reads what was copied
-        host_spoiled = None if spoiled is None else spoiled.cpu()
-        super().step(learning_rate, host_spoiled, factor, gradients=gradients)
+        host = [None if number is None else number.cpu() for number in (spoiled, factor)]
+        super().step(learning_rate, *host, gradients=gradients)
         with torch.no_grad():
             for h in apart:
                 h.local.copy_(self.updated[id(h)], non_blocking=True)

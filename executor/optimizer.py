@@ -236,10 +236,9 @@ class Optimizer:
         groups = [group for group in groups if group["params"]]
         self.inner = torch_optimizer(name, groups, betas=betas, epsilon=epsilon)
         self.fused = name != "lion"  # leaves weights and states alone where it is told so
-        # the kernel's factor is a number in fp32, and what it reads lies where it runs
-        self.multiplies = self.fused and all(
-            self.updated[id(h)] is h.local and h.local.dtype != torch.float64 for h in self.held
-        )
+        # the kernel's factor is a number in fp32
+        exact = any(h.local.dtype == torch.float64 for h in self.held)
+        self.multiplies = self.fused and not exact
 
     def step(
         self,
