@@ -23,7 +23,7 @@ import numpy as np
 
 from cost_models.levels import Array, Level
 
-REMEMBERED: Final = 4096  # rows up to which what an operation gave is kept, for the next one
+REMEMBERED: Final = 16_384  # rows up to which what an operation gave is kept, for the next one
 SMALL: Final = 256  # rows of which it is worth knowing that they are all the same
 Made = TypeVar("Made")
 
