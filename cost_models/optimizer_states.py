@@ -212,20 +212,21 @@ def update_bytes(
 def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     """Bytes that clipping and update move for each parameter: the trainer's for fp32 AdamW, and
 
-        + 2 (w - 4) + 4 (g - 4) + 2 (k s - 8)
+        + 2 (w - 4) + n (g - 4) + 2 (k s - 8)
 
-    since the weight is read and written, the gradient read by norm, clipping and update and written
-    by clipping, and every state read and written. Leaves out factors and scales; Muon's products:
+    since the weight is read and written, and every state. n, accesses to the gradient: read by
+    norm, clipping and update, written by clipping; one less where the update clips as it goes.
+    Leaves out factors and scales; Muon's products:
     ``update_flops``.
 
     >>> from hardware_profiles.software import software_profile
     >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))
-    24.0
+    20.0
     """  # noqa: D400
     rule = RULES[workload.optimizer]
     state_bytes = rule.states * (1.0 if rule.eight_bit else workload.state_bytes)
     weights = 2.0 * (workload.master_bytes - 4.0)
-    gradients = 4.0 * (workload.reduction_bytes - 4.0)
+    gradients = software.gradient_accesses * (workload.reduction_bytes - 4.0)
     return software.optimizer_accesses_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
 
 

@@ -98,6 +98,7 @@ class SoftwareProfile:
     adapter_output_accesses: float  # per adapted matrix and output element
     backward_access_ratio: float  # backward accesses / forward accesses
     gradient_accumulation_bytes: float  # moved per parameter when a micro-batch's gradient is added
+    gradient_accesses: float  # in the optimizer step, of each element
     optimizer_accesses_bytes: float  # bytes moved per parameter in the optimizer step
     # host: operators (kernels) that one pass starts
     layer_operators_forward: float
