@@ -39,6 +39,16 @@ def shortest(errors: np.ndarray) -> tuple[float, float]:
     return min(found, key=lambda ends: (sum(ends), ends))
 
 
+def beside(spread: Spread, errors: np.ndarray) -> str:
+    """Return a line: runs, the stated interval, how many are inside, the shortest interval."""
+    inside = float(np.mean((errors >= -spread.below) & (errors <= spread.above)))
+    below, above = shortest(errors)
+    return (
+        f"{len(errors):4d}   -{100 * spread.below:4.1f} % +{100 * spread.above:5.1f} %  "
+        f"{100 * inside:5.1f} %   -{100 * below:4.1f} % +{100 * above:5.1f} %"
+    )
+
+
 def compared_runs() -> pd.DataFrame:
     """Return the published runs whose peak is compared, with ``error`` as in ``shortest``."""
     rows = planner.validate(what="memory").rows
@@ -60,15 +70,9 @@ def by_interval(rows: pd.DataFrame) -> Iterator[tuple[Spread, np.ndarray]]:
 
 def main() -> None:
     """Print the table."""
-    print(f"{'':<66} runs   stated           inside   shortest")
+    print(f"{'':<66} runs   stated             inside   shortest")
     for spread, errors in by_interval(compared_runs()):
-        inside = float(np.mean((errors >= -spread.below) & (errors <= spread.above)))
-        below, above = shortest(errors)
-        print(
-            f"{spread.source:<66} {len(errors):4d}   -{100 * spread.below:4.1f} % "
-            f"+{100 * spread.above:4.1f} %  {100 * inside:5.1f} %   -{100 * below:4.1f} % "
-            f"+{100 * above:4.1f} %"
-        )
+        print(f"{spread.source:<66} {beside(spread, errors)}")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ in the mean over sources.
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 import planner
-from benchmarks.memory_intervals import shortest
+from benchmarks.memory_intervals import beside
 from cost_models.uncertainty import time_spread
 from planner.validation.cluster_of_row import accelerator_of
 from planner.validation.runs_file import PUBLISHED, read_runs
@@ -45,13 +44,8 @@ def main() -> None:
     for (software, architecture, experts), rows in kinds:
         errors = rows.error.to_numpy()
         spread = time_spread(software, rows.card.iloc[0], experts=experts)
-        inside = float(np.mean((errors >= -spread.below) & (errors <= spread.above)))
-        below, above = shortest(errors)
-        print(
-            f"{software + ', ' + architecture + (', experts' if experts else ''):<46} "
-            f"{len(errors):4d}   -{100 * spread.below:4.1f} % +{100 * spread.above:5.1f} %  "
-            f"{100 * inside:5.1f} %   -{100 * below:4.1f} % +{100 * above:5.1f} %"
-        )
+        kind = f"{software}, {architecture}{', experts' if experts else ''}"
+        print(f"{kind:<46} {beside(spread, errors)}")
 
 
 if __name__ == "__main__":

@@ -41,14 +41,15 @@ def _words(question: Question, plan: Plan) -> str:
 FP8_RULES: tuple[Rule, ...] = (
     Rule(
         "fp8",
+        # "and": columns are looked at only where matmuls are in 8 bits
         lambda q, t: (
-            q.in_fp8 & ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
+            q.in_fp8 and ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
         ),
         _words,
     ),
     Rule(
         "fp8_lengths",
-        lambda q, t: q.in_fp8 & ((_tokens(q, t) % MULTIPLE != 0) | (_odd_length(q) is not None)),
+        lambda q, t: q.in_fp8 and ((_tokens(q, t) % MULTIPLE != 0) | (_odd_length(q) is not None)),
         lambda q, p: (
             f"precision fp8: {_tokens(q, p)} tokens of a micro-batch"
             + ("" if _odd_length(q) is None else f" and a matrix with a length of {_odd_length(q)}")

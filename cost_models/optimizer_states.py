@@ -216,8 +216,7 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
 
     since the weight is read and written, and every state. n, accesses to the gradient: read by
     norm, clipping and update, written by clipping; one less where the update clips as it goes.
-    Leaves out factors and scales; Muon's products:
-    ``update_flops``.
+    Leaves out factors and scales; Muon's products: ``update_flops``.
 
     >>> from hardware_profiles.software import software_profile
     >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))

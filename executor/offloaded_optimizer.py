@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from executor.offload import host_is_device
-from executor.optimizer import Held, Optimizer, multiply_gradients
+from executor.optimizer import Held, Optimizer
 
 
 class OffloadedOptimizer(Optimizer):
@@ -32,9 +32,7 @@ class OffloadedOptimizer(Optimizer):
         **_: Any,
     ) -> None:
         """Copy gradients down, update there, copy the new weights up; drop the gradients."""
-        if factor is not None and not self.multiplies:
-            multiply_gradients(self.held, factor)
-            factor = None
+        factor = self.left_to_kernel(factor)  # before gradients are copied
         apart = [h for h in self.held if self.updated[id(h)] is not h.local]
         gradients = {id(h): host_copy(h.gradient) for h in apart}
         self._wait()  # the host reads what was copied

@@ -254,9 +254,7 @@ class Optimizer:
         states as they are, without asking the host (one that is not fused asks). ``gradients``:
         copies, by the id of a part.
         """
-        if factor is not None and not self.multiplies:
-            multiply_gradients(self.held, factor)
-            factor = None
+        factor = self.left_to_kernel(factor)
         copies = gradients or {}
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
@@ -269,6 +267,13 @@ class Optimizer:
             self.inner.step()
         for h in self.held:
             self.updated[id(h)].grad = None
+
+    def left_to_kernel(self, factor: Tensor | None) -> Tensor | None:
+        """Multiply the gradients where the kernel does not; return what it still has to."""
+        if factor is None or self.multiplies:
+            return factor
+        multiply_gradients(self.held, factor)
+        return None
 
     def state(self, held: Held) -> dict[str, Tensor]:
         """Return what is remembered of one part: moments in its shape, and scalars."""
