@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +20,10 @@ import pandas as pd
 
 from cost_models.estimate import Setting, price
 from cost_models.legality import CODES, RULES, legality_codes, question_of
+from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.uncertainty import memory_spread
+from cost_models.units import GIB
 from planner.sensitivity import Choices, priced_choices
 from planner.typed import describe_plan
 from planner.validation.case import Case, case_of
@@ -35,18 +37,6 @@ FEWEST_GPUS: Final = 64
 SAME: Final = 1e-9  # relative
 # source groups that are not asked, each with the reason
 LEFT_OUT: Final = {"maxtext-tpu": "XLA on TPU: what its compiler keeps in memory is not modelled"}
-# why a plan that was run is not found to fit, by the rule that it breaks or by its row
-BEYOND_PROFILE: Final = (
-    "the profile of its trainer has no such ZeRO stage: it prices whole gradients, which that "
-    "trainer shards"
-)
-WHY_NOT: Final = {
-    "nemo-launcher-0011": "its source does not say that the optimizer is sharded, but 18 bytes of "
-    "each of 5.0 billion parameters are 84.7 GiB; the recipe (conf/training/gpt3/5b.yaml) has "
-    "distributed_fused_adam",
-    "bigscience-v100-0077": "DeepSpeed with what it offloads unsaid: 35 GiB without",
-}
-WHY_NOT |= {f"nemo-launcher-00{n}": WHY_NOT["nemo-launcher-0011"] for n in (12, 13)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,8 @@ class Known:
     trainer: str
     plan: str  # that was run
     completed: str  # what its source does not say
-    rule: str  # of ours that it breaks: ""; or what its trainer does all the same
+    rule: str  # of ours that it breaks, though its trainer does it; "" where it is legal
+    why_rule: str  # in words
     verdict: str
     why: str  # it does not fit
     predicted: float  # seconds
@@ -118,10 +109,6 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
     code = _code(setting, plan)
     ours = best_plan(choices, tight=words == "tight")
     row = case.row
-    why = ""
-    if words == "does_not_fit":
-        beyond = setting.software.largest_zero_stage < plan.zero_stage
-        why = WHY_NOT.get(row.row_id, BEYOND_PROFILE if beyond else "unexplained")
     return Known(
         row_id=row.row_id,
         source=str(row.get("source_group")),
@@ -132,8 +119,9 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
         plan=describe_plan(plan),
         completed=completed,
         rule="" if code == "legal" else code,
+        why_rule="" if code == "legal" else _why_rule(setting, plan, code),
         verdict=words,
-        why=why,
+        why=_why_too_large(setting, plan) if words == "does_not_fit" else "",
         predicted=step,
         measured=measured,
         ours="" if ours is None else describe_plan(choices.table.plan(ours)),
@@ -171,6 +159,21 @@ def _priced(setting: Setting, plan: Plan) -> tuple[str, float]:
     around = memory_spread(setting.software.name)
     peak = float(priced.peak[0])
     return verdict(peak, budget_bytes(setting.cluster), around), float(priced.step[0])
+
+
+def _why_too_large(setting: Setting, plan: Plan) -> str:
+    """Name the largest parts of a peak that is over the budget."""
+    priced = price(setting, PlanTable.from_plans([plan]))
+    parts = {f.name: float(getattr(priced.memory, f.name)[0]) for f in fields(MemoryParts)}
+    largest = sorted(parts, key=lambda name: -parts[name])[:3]
+    named = ", ".join(f"{name} {parts[name] / GIB:.0f} GiB" for name in largest)
+    peak, budget = float(priced.peak[0]), budget_bytes(setting.cluster)
+    return f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB ({named})"
+
+
+def _why_rule(setting: Setting, plan: Plan, code: str) -> str:
+    rule = next(rule for rule in RULES if rule.code == code)
+    return rule.words(question_of(setting), plan)
 
 
 def _code(setting: Setting, plan: Plan) -> str:
@@ -220,12 +223,14 @@ def main(words: Sequence[str] | None = None) -> None:
         )
     print()
     print(summary(rows))
-    for row in rows[rows.verdict == "does_not_fit"].drop_duplicates("why").itertuples():
-        print(f"does not fit: {row.row_id} and others: {row.why}")
-    for code in sorted(set(rows.rule) - {""}):
-        example = next(rule for rule in RULES if rule.code == code)
-        number = int((rows.rule == code).sum())
-        print(f"not legal here, but in its trainer: {example.code} ({number} plans)")
+    for row in rows[rows.verdict == "does_not_fit"].itertuples():
+        print(f"does not fit: {row.row_id}: {row.why}")
+    for code, group in rows[rows.rule != ""].groupby("rule"):
+        one = group.iloc[0]
+        print(
+            f"not legal here, though its trainer does it: {code}, {len(group)} plans, for example "
+            f"{one.row_id}: {one.why_rule}"
+        )
     for source, why in LEFT_OUT.items():
         print(f"left out: {source}: {why}")
 

@@ -132,8 +132,9 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     if batch % (micro * data):
         raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")
     profile = look_up("software", row)
-    stage = reading.value(
-        "zero_stage", profile.get("zero_stage", 0) if data > 1 else 0, "of that trainer"
+    usual = profile.get("zero_stage", 0) if data > 1 else 0
+    stage = look_up("zero_stage", row).get("is") or reading.value(
+        "zero_stage", usual, "of that trainer"
     )
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     sharding = look_up("sharding", row).get("within")
@@ -224,9 +225,7 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
 
 
 def _offload(row: Row) -> Any:
-    if row.get("offload") is None:
-        return "none"
-    word = look_up("offload", row).get("is", row.get("offload"))
+    word = look_up("offload", row).get("is") or row.get("offload") or "none"
     if word not in OFFLOADS:
         raise Unpriceable(f"offload {row.get('offload')!r} is not priced")
     return word

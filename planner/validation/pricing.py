@@ -24,7 +24,6 @@ PRICED_ANYWAY: Final = (
     "interleaved_microbatches",
     "sequence_length",
     "positions",
-    "zero_stage",
     "context_dropout",
 )
 

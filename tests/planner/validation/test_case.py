@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -321,3 +322,34 @@ def test_every_published_row_is_a_case_or_says_why() -> None:
     reasons = [reason(row) for row in read_runs(PUBLISHED)]
     assert "" not in reasons
     assert reasons.count(None) > 1700
+
+
+@cache
+def published(row_id: str) -> Case:
+    return next(case_of(row) for row in read_runs(PUBLISHED) if row.row_id == row_id)
+
+
+def test_zero_3_of_megatron_deepspeed_shards_gradients_and_keeps_checkpoints_in_host_memory() -> (
+    None
+):
+    """bigscience: experiments/gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16_nbs48_ms48.out.
+
+    52 billion parameters, micro-batches of 48 on 64 V100 of 32 GB: "max allocated" 26,118 MiB. What
+    its profile leaves out (16-bit shards beside the fp32 ones) and what it adds (gathered layers)
+    are of a size.
+    """
+    found = published("bigscience-v100-0046")
+    assert (found.plan.zero_stage, found.plan.offload) == (3, "activations")
+    priced = price(found.setting, PlanTable.from_plans([found.plan]))
+    assert float(priced.memory.allocated[0]) == pytest.approx(26_118 * 2**20, rel=0.03)
+    assert priced.peak[0] < budget_bytes(found.setting.cluster)
+    assert published("bigscience-v100-0066").plan.offload == "weights+activations"
+    assert published("bigscience-v100-0067").plan.offload == "weights"  # PA_CPU=N
+
+
+def test_what_a_recipe_says_of_sharding_counts() -> None:
+    assert published("nemo-launcher-0011").plan.zero_stage == 1  # distributed_fused_adam
+    assert published("nemo-launcher-0014").plan.zero_stage == 0
+    fsdp = published("nemo-perf-0141")
+    assert (fsdp.plan.zero_stage, fsdp.setting.software.largest_zero_stage) == (3, 3.0)
+    assert not fsdp.setting.software.whole_gradient_buffer
