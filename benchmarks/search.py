@@ -5,9 +5,10 @@ that the process computed; the clock on the wall stands beside it). Every questi
 of its own, so that its peak memory is its own.
 
     candidates  all that were enumerated
-    priced      legal plans, with the memory and time formulas that ``fit`` uses; a second of the
-                time that the search spends on that
-    search      all of it: enumerate, judge, price, rank, simulate the finalists
+    priced      legal plans: memory and time of every one of them, with the formulas that ``fit``
+                uses, a second of the time that this takes
+    search      the whole answer: enumerate, judge, price (time: of plans that can fit), rank,
+                simulate the finalists
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.estimate import Setting
+from cost_models.price_table import price_table
 from hardware_profiles.spec import parse_cluster
 from planner.model_source import resolve_model
 from planner.question import build_question
-from planner.search import search
+from planner.search import Candidates, search
 from planner.space import allowed_offloads
 
 MODEL: Final = "llama-3-405b"
@@ -68,9 +70,8 @@ BY_CANDIDATES: Final = (
 def measure(problem: Problem) -> dict[str, Any]:
     """Return what one question took."""
     setting = problem.setting
-    offloads = allowed_offloads(problem.offloads)
     begin, clock = time.process_time(), time.perf_counter()
-    counts = search(setting, offloads=offloads).counts
+    counts = search(setting, offloads=allowed_offloads(problem.offloads)).counts
     core, wall = time.process_time() - begin, time.perf_counter() - clock
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     return {
@@ -81,22 +82,38 @@ def measure(problem: Problem) -> dict[str, Any]:
         "core_seconds": core,
         "wall_seconds": wall,
         "peak_bytes": memory,
-        "price_seconds": counts.pricing_seconds,
     }
 
 
+def pricing(problem: Problem) -> dict[str, Any]:
+    """Return what it takes to price every legal plan, those that cannot fit too."""
+    setting = problem.setting
+    priced, seconds = 0, 0.0
+    for legal in Candidates(setting, {}, offloads=allowed_offloads(problem.offloads)):
+        begin = time.process_time()
+        price_table(setting, legal)
+        seconds += time.process_time() - begin
+        priced += len(legal)
+    return {"plans": priced, "price_seconds": seconds}
+
+
 def apart(problem: Problem) -> dict[str, Any]:
-    """Measure in a process of its own."""
+    """Measure in processes of their own."""
     arguments = [
         problem.num_gpus,
         problem.global_batch_size,
         problem.seq_len,
         "+".join(problem.offloads),
     ]
-    command = [sys.executable, "-m", "benchmarks.search", *map(str, arguments)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found: dict[str, Any] = json.loads(output)
+    found: dict[str, Any] = {}
+    for what in WHAT:
+        command = [sys.executable, "-m", "benchmarks.search", what, *map(str, arguments)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found |= json.loads(output)
     return found
+
+
+WHAT: Final = {"search": measure, "pricing": pricing}
 
 
 def from_shell() -> float:
@@ -109,7 +126,7 @@ def from_shell() -> float:
 
 def line(found: dict[str, Any]) -> str:
     """Return one row of the table."""
-    rate = f"{found['priced'] / found['price_seconds']:,.0f}"
+    rate = f"{found['plans'] / found['price_seconds']:,.0f}"
     return (
         f"{found['gpus']:>9,} {found['candidates']:>12,} {found['priced']:>11,} {rate:>15} "
         f"{found['core_seconds']:>11.2f} {found['wall_seconds']:>8.2f} "
@@ -126,9 +143,9 @@ HEAD: Final = (
 def main() -> None:
     """Measure one question, or print the tables."""
     if len(sys.argv) > 1:
-        gpus, batch, length, offloads = sys.argv[1:]
+        what, gpus, batch, length, offloads = sys.argv[1:]
         parts = tuple(filter(None, offloads.split("+")))
-        print(json.dumps(measure(Problem(int(gpus), int(batch), int(length), parts))))
+        print(json.dumps(WHAT[what](Problem(int(gpus), int(batch), int(length), parts))))
         return
     for title, problems in (
         (f"{MODEL} on 16,384 H100, 131,072 tokens", (LARGEST,)),

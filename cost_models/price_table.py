@@ -8,7 +8,7 @@ which the parts of the peak are added up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
+from cost_models.step_only import step_times
 from cost_models.step_time import RankSeconds, owners
 
 Floats = NDArray[np.float64]
@@ -54,10 +55,47 @@ class Figures:
 
 def price_table(setting: Setting, table: PlanTable) -> Figures:
     """Price legal plans."""
-    if len(table) < FEW or not setting.on_gpu:
+    if _few(setting, table):
         priced = price(setting, table)
         return Figures(priced.step, priced.peak, priced.host)
     step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
+    for rows, group in _groups(setting, table):
+        step[rows], peak[rows] = _steps(setting, group), _peaks(setting, group)
+        memory[rows], nvme[rows] = _hosts(setting, group)
+        group.frame.forget()
+    return Figures(step, peak, HostBytes(memory, nvme))
+
+
+def table_memory(setting: Setting, table: PlanTable) -> tuple[Floats, HostBytes]:
+    """Return the peaks of legal plans, and what they have on hosts."""
+    if _few(setting, table):
+        priced = price(setting, table)
+        return priced.peak, priced.host
+    peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
+    for rows, group in _groups(setting, table):
+        peak[rows] = _peaks(setting, group)
+        memory[rows], nvme[rows] = _hosts(setting, group)
+        group.frame.forget()
+    return peak, HostBytes(memory, nvme)
+
+
+def table_steps(setting: Setting, table: PlanTable) -> Floats:
+    """Return the steps of legal plans."""
+    if _few(setting, table):
+        return step_times(setting, table)[0]
+    step = np.empty(len(table))
+    for rows, group in _groups(setting, table):
+        step[rows] = _steps(setting, group)
+        group.frame.forget()
+    return step
+
+
+def _few(setting: Setting, table: PlanTable) -> bool:
+    return len(table) < FEW or not setting.on_gpu
+
+
+def _groups(setting: Setting, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
+    """Yield plans that are priced together, and which rows of the table they are."""
     block, contents = stages_of(setting, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
@@ -67,15 +105,8 @@ def price_table(setting: Setting, table: PlanTable) -> Figures:
         position = np.full(len(contents), -1)
         position[blocks] = np.arange(len(blocks))
         rows = np.flatnonzero(position[block] >= 0)
-        group = _Group.of(
-            table.rows(rows), position[block[rows]], [contents[b] for b in blocks], kinds
-        )
-        step[rows] = _steps(setting, group)
-        peak[rows] = _peaks(setting, group)
-        host = _hosts(setting, group)
-        memory[rows], nvme[rows] = host.memory, host.nvme
-        group.frame.forget()
-    return Figures(step, peak, HostBytes(memory, nvme))
+        of_blocks = [contents[b] for b in blocks]
+        yield rows, _Group.of(table.rows(rows), position[block[rows]], of_blocks, kinds)
 
 
 def _kind(rank: PipelineRank) -> tuple[Any, ...]:
@@ -214,7 +245,8 @@ def _peaks(setting: Setting, group: _Group) -> Floats:
     return allocated + (software.context_bytes + software.allocator_slack * allocated)
 
 
-def _hosts(setting: Setting, group: _Group) -> HostBytes:
+def _hosts(setting: Setting, group: _Group) -> tuple[Floats, Floats]:
+    """Return what a node of each plan has in host memory and on drives."""
     hosts = [
         rank_host_bytes(
             setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
@@ -227,4 +259,4 @@ def _hosts(setting: Setting, group: _Group) -> HostBytes:
         parts = np.stack([getattr(host, name) for host in hosts])
         return whole(np.max(parts, axis=0), size)
 
-    return HostBytes(largest("memory"), largest("nvme"))
+    return largest("memory"), largest("nvme")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cost_models.estimate import Setting, price
 from cost_models.legality import CODES, RULES, legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
-from cost_models.price_table import price_table
+from cost_models.price_table import table_memory, table_steps
 from cost_models.rule import Question
 from cost_models.uncertainty import memory_spread
 from planner.constraints import Constraint, broken_by_plan, broken_by_result, counts_by_text
@@ -40,7 +40,6 @@ class Counts:
     simulated: int = 0  # event by event
     bounded_away: int = 0  # their step in closed form is longer than the simulated ones
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
-    pricing_seconds: float = field(default=0.0, compare=False)  # of ``seconds``, of one core
 
     @property
     def fitting(self) -> int:
@@ -78,28 +77,9 @@ def search(
     of the first ``top``.
     """
     started = time.perf_counter()
-    question = question_of(setting)
-    illegal = np.zeros(len(CODES), dtype=np.int64)
-    examples: dict[str, str] = {}
-    unwanted = np.zeros(0, dtype=np.int64)
-    seen, waiting = _Seen(setting), [_no_plans()]
-    for slab in plan_slabs(
-        setting.model, setting.workload, setting.cluster.num_gpus, fixed or {}, offloads=offloads
-    ):
-        codes = legality_codes(question, slab)
-        illegal += np.bincount(codes, minlength=len(CODES))
-        examples = {**_examples(question, slab, codes), **examples}
-        legal = slab.rows(codes == 0)
-        if require:
-            broken = broken_by_plan(require, legal)
-            unwanted = np.concatenate([unwanted, broken[broken > 0]])
-            legal = legal.rows(broken == 0)
-        waiting.append(legal)
-        if sum(map(len, waiting)) >= CHUNK:
-            seen.add(_joined(waiting))
-            waiting = []
-    if waiting:
-        seen.add(_joined(waiting))
+    seen, candidates = _Seen(setting), Candidates(setting, fixed or {}, require, offloads)
+    for legal in candidates:
+        seen.add(legal)
     table, step, peak, verdicts = seen.kept()
     short = broken_by_result(require, results(setting, table, step, peak), len(table))
     order = np.flatnonzero(short == 0)
@@ -114,56 +94,94 @@ def search(
         finalists = rank(setting, table, order, step, peak, top=top)
     order = finalists.rows
     counts = Counts(
-        enumerated=int(illegal.sum()),
-        illegal=_by_reason(illegal),
+        enumerated=int(candidates.codes.sum()),
+        illegal=_by_reason(candidates.codes),
         priced=seen.priced,
         too_large=seen.too_large,
         tight=int(np.sum(verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=finalists.simulated,
         bounded_away=finalists.bounded_away,
-        excluded=counts_by_text(require, np.concatenate([unwanted, short])),
-        pricing_seconds=seen.seconds,
+        excluded=counts_by_text(require, np.concatenate([candidates.unwanted, short])),
     )
     return SearchResult(
         plans=tuple(table.plan(row) for row in order.tolist()),
         counts=counts,
         smallest=seen.smallest,
-        illegal_example=examples,
+        illegal_example=candidates.examples,
     )
 
 
+class Candidates:
+    """The legal plans of a question, in tables of about CHUNK, and what became of the others."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        fixed: Mapping[str, Any],
+        require: Sequence[Constraint] = (),
+        offloads: Sequence[str] = ("none",),
+    ) -> None:
+        self.codes = np.zeros(len(CODES), dtype=np.int64)  # candidates by position in CODES
+        self.examples: dict[str, str] = {}
+        self.unwanted = np.zeros(0, dtype=np.int64)
+        self._setting, self._require = setting, require
+        self._slabs = plan_slabs(
+            setting.model, setting.workload, setting.cluster.num_gpus, fixed, offloads=offloads
+        )
+
+    def __iter__(self) -> Iterator[PlanTable]:
+        waiting = [_no_plans()]
+        for slab in self._slabs:
+            waiting.append(self._judged(slab))
+            if sum(map(len, waiting)) >= CHUNK:
+                yield _joined(waiting)
+                waiting = []
+        if waiting:
+            yield _joined(waiting)
+
+    def _judged(self, slab: PlanTable) -> PlanTable:
+        question = question_of(self._setting)
+        codes = legality_codes(question, slab)
+        self.codes += np.bincount(codes, minlength=len(CODES))
+        self.examples = {**_examples(question, slab, codes), **self.examples}
+        legal = slab.rows(codes == 0)
+        if not self._require:
+            return legal
+        broken = broken_by_plan(self._require, legal)
+        self.unwanted = np.concatenate([self.unwanted, broken[broken > 0]])
+        return legal.rows(broken == 0)
+
+
 class _Seen:
-    """Plans that were priced: how many, and all that can fit."""
+    """Plans whose memory was priced: how many, and all that can fit."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.priced = self.too_large = 0
-        self.seconds = 0.0
         self.smallest: Plan | None = None
         self._least = np.inf
-        self._kept: list[tuple[PlanTable, Any, Any, Any]] = []
+        self._kept: list[tuple[PlanTable, Any, Any]] = []
 
     def add(self, table: PlanTable) -> None:
         """Price some more."""
-        started = time.process_time()
-        step, peak, host = price_in_chunks(self.setting, table)
-        self.seconds += time.process_time() - started
+        peak, host = memory_in_chunks(self.setting, table)
         around = memory_spread(self.setting.software.name)
         fits = verdict_codes(peak, budget_bytes(self.setting.cluster), around)
         verdicts = np.maximum(fits, host)
         rows = np.flatnonzero(verdicts < 2)
         self.priced += len(table)
         self.too_large += len(table) - len(rows)
-        self._kept.append((table.rows(rows), step[rows], peak[rows], verdicts[rows]))
+        self._kept.append((table.rows(rows), peak[rows], verdicts[rows]))
         if len(table) and peak.min() < self._least:
             self._least, self.smallest = peak.min(), table.plan(int(np.argmin(peak)))
 
     def kept(self) -> tuple[PlanTable, Any, Any, Any]:
         """Return those that can fit, with seconds, bytes and verdicts."""
         tables, *columns = zip(*self._kept, strict=True)
-        step, peak, verdicts = (np.concatenate(column) for column in columns)
-        return _joined(tables), step, peak, verdicts
+        table = _joined(tables)
+        peak, verdicts = (np.concatenate(column) for column in columns)
+        return table, steps_in_chunks(self.setting, table), peak, verdicts
 
 
 def _no_plans() -> PlanTable:
@@ -184,21 +202,26 @@ def _one(columns: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(columns)
 
 
-def price_in_chunks(
+def steps_in_chunks(setting: Setting, table: PlanTable) -> NDArray[np.float64]:
+    """Return seconds of a step of every plan."""
+    steps = (table_steps(setting, chunk) for chunk in _chunks(table))
+    return np.concatenate([np.zeros(0), *steps])
+
+
+def memory_in_chunks(
     setting: Setting, table: PlanTable
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]]:
-    """Return seconds, bytes and the verdict on a node's host of every plan."""
-    steps, peaks, hosts = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=np.int8)]
+) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
+    """Return bytes, and the verdict on a node's host, of every plan."""
+    peaks, hosts = [np.zeros(0)], [np.zeros(0, dtype=np.int8)]
     for chunk in _chunks(table):
-        priced = price_table(setting, chunk)
-        steps.append(priced.step)
-        peaks.append(priced.peak)
-        hosts.append(host_codes(setting.cluster, priced.host))
+        peak, host = table_memory(setting, chunk)
+        peaks.append(peak)
+        hosts.append(host_codes(setting.cluster, host))
     peak = np.concatenate(peaks)
     near = np.flatnonzero(_at_a_border(setting, peak))
     if len(near):
         peak[near] = price(setting, table.rows(near)).peak
-    return np.concatenate(steps), peak, np.concatenate(hosts)
+    return peak, np.concatenate(hosts)
 
 
 def _at_a_border(setting: Setting, peak: NDArray[np.float64]) -> NDArray[np.bool_]:

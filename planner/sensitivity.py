@@ -25,7 +25,7 @@ from cost_models.step_only import step_times
 from cost_models.uncertainty import memory_spread
 from planner.gpu_figures import MEMORY, ScaledFigure, figures
 from planner.plan_words import same_layout
-from planner.search import price_in_chunks, search
+from planner.search import memory_in_chunks, search, steps_in_chunks
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes
 
@@ -142,7 +142,7 @@ def priced_choices(
     )
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
-    step, peak, host = price_in_chunks(setting, joined)
+    step, (peak, host) = steps_in_chunks(setting, joined), memory_in_chunks(setting, joined)
     upper = 1.0 + memory_spread(setting.software.name).above
     found = Choices(
         setting,
