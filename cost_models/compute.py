@@ -18,6 +18,7 @@ from cost_models.fp8 import cast_elements
 from cost_models.matmul import matmul_seconds
 from cost_models.model import Attention, LayerKind, ModelSpec, Weight
 from cost_models.rates import Rates
+from cost_models.recomputed import last_matrix
 from cost_models.sharding import cut_dim
 from hardware_profiles.kernels import ForwardKernels
 from hardware_profiles.software import SoftwareProfile
@@ -338,7 +339,14 @@ def layer_seconds(
         + added
     )
     again = np.where(recompute_core, core, 0.0) + np.where(recompute_around, moved, 0.0)
-    again = np.where(recompute_full, forward, again)
+    unread = matrices_seconds(
+        last_matrix(kind, hidden_dropout=hidden_dropout, software=software),
+        tokens,
+        tensor_parallel,
+        compute_bytes,
+        rate,
+    )
+    again = np.where(recompute_full, forward - unread.forward, again)
     return PassSeconds(forward, backward, again, matrices.weights, core)
 
 

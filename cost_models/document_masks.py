@@ -57,8 +57,18 @@ def masked_key_bytes(attention: Attention, workload: Workload, software: Softwar
 
 
 def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) -> LayerKind:
-    """Return the layer as the kernels compute it: with a mask they leave no scores out."""
+    """Return the layer as the kernels compute it: with a mask they leave no scores out.
+
+    A kernel that knows documents computes their scores only: of a causal one, half of its length a
+    token.
+    """
     attention = kind.attention
+    known = workload.attention_kernel == "flash" and not software.window_needs_mask
+    if workload.document_mask and workload.document_length and known:
+        share = 0.5 if attention.causal else 1.0
+        seen = max(1, round(share * workload.document_length))
+        window = seen if attention.window is None else min(seen, attention.window)
+        return replace(kind, attention=replace(attention, window=window))
     if attention.window is not None or not _masked(attention, workload, software):
         return kind
     return replace(kind, attention=replace(attention, window=workload.seq_len))

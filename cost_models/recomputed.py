@@ -1,4 +1,4 @@
-"""Which layers of a stage are recomputed, where a plan recomputes.
+"""Which layers of a stage are recomputed, where a plan recomputes, and what of a layer is not.
 
 A plan says it in one of three ways: the first n layers of every (virtual) stage, the first n of
 every k layers of a stage (``full:n/k``), or the first so many of each stage, one number a stage.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cost_models.model import LayerKind, Weight
 from cost_models.plan import Plan, split_layers
 from hardware_profiles.errors import InputError
+from hardware_profiles.software import SoftwareProfile
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -80,3 +82,19 @@ def problem_of(
         if count > size:
             return f"{said}: stage {stage} has {size} layers (must be 0 to that)"
     return None
+
+
+def last_matrix(
+    kind: LayerKind, *, hidden_dropout: bool, software: SoftwareProfile
+) -> tuple[Weight, ...]:
+    """Return the matrix that recomputing a layer leaves out, if there is one.
+
+    Nobody reads the output of a layer's last matrix again, unless a norm or a dropout follows it,
+    or the router's weights multiply it: recomputing ends in front of it where a trainer recomputes
+    what is read only.
+    """
+    needed = kind.norms_after or hidden_dropout or kind.feed_forward.num_experts
+    if software.recomputes_whole_layers or needed:
+        return ()
+    matrices = [w for w in kind.weights if w.part == "mlp" and w.role == "linear"]
+    return tuple(w for w in matrices[-1:] if not w.is_adapter)

@@ -79,6 +79,7 @@ class Workload:
     quantisation: Quantisation = "nf4"  # of qlora's frozen matrices
     freeze: str = ""  # parts that are not trained (``frozen_parts``)
     document_mask: bool = False  # documents of one sequence do not see each other
+    document_length: int = 0  # tokens of such a document; 0: not known, as long as the sequence
     master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
     optimizer_state_precision: KeptPrecision = "auto"
     gradient_precision: KeptPrecision = "auto"  # of gradients that are kept and reduced
@@ -130,6 +131,7 @@ class Workload:
                 "attention_kernel", "flash", choices=get_args(AttentionKernel)
             ),
             document_mask=fields.flag("document_mask", False),
+            document_length=fields.integer("document_length", 0, low=0, high=10**8),
             master_weights=fields.flag("master_weights", True),
             optimizer_state_precision=fields.text(
                 "optimizer_state_precision", "auto", choices=get_args(KeptPrecision)

@@ -97,6 +97,7 @@ class SoftwareProfile:
     adapter_input_accesses: float  # per adapted matrix and input element
     adapter_output_accesses: float  # per adapted matrix and output element
     backward_access_ratio: float  # backward accesses / forward accesses
+    recomputes_whole_layers: bool  # up to their outputs, not only what the backward pass reads
     gradient_accumulation_bytes: float  # moved per parameter when a micro-batch's gradient is added
     gradient_accesses: float  # in the optimizer step, of each element
     optimizer_accesses_bytes: float  # bytes moved per parameter in the optimizer step

@@ -239,6 +239,7 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.get('precision')} is not priced")
     reading.value("optimizer", "adamw", "the usual one")
+    documents = look_up("documents", row).get("length", 0)
     optimizer: Any = look_up("optimizer", row).get("is") if row.get("optimizer") else "adamw"
     if optimizer not in get_args(Optimizer):
         raise Unpriceable(f"optimizer {row.get('optimizer')!r} is not priced")
@@ -250,6 +251,8 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
         attention_kernel=_attention(reading),
         master_weights=_keeps_master_weights(row, word),
         gradient_precision=look_up("gradients", row).get("is", "auto"),
+        document_mask=documents > 0,
+        document_length=documents,
         **_adapter(row),
     )
 

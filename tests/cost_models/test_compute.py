@@ -17,8 +17,10 @@ from cost_models.compute import (
 )
 from cost_models.families import model_spec
 from cost_models.flops import layer_flops_per_token, linear_flops_per_token
-from cost_models.model import ModelSpec, Weight
+from cost_models.model import LayerKind, ModelSpec, Weight
+from cost_models.presets import load_preset
 from cost_models.rates import Rates
+from cost_models.recomputed import last_matrix
 from hardware_profiles.software import software_profile
 
 SOFTWARE = software_profile("shardplan")
@@ -87,11 +89,31 @@ def test_flash_backward_is_five_matmuls_for_two() -> None:
 
 def test_recomputation_is_the_forward_pass_or_the_core() -> None:
     model = llama()
-    full = layer(model, BOTH, 512.0, 128, recompute_full=True)
+    whole = replace(SOFTWARE, recomputes_whole_layers=True)
+    full = layer(model, BOTH, 512.0, 128, recompute_full=True, software=whole)
     assert float(full.recompute) == float(full.forward)
     selective = layer(model, COMPUTE_BOUND, 512.0, 128, recompute_core=True)
     matrices = 512 * linear_flops_per_token(model.kinds[0]) / 1e12
     assert float(selective.recompute) == pytest.approx(float(selective.forward) - matrices)
+
+
+def test_the_last_matrix_is_recomputed_only_where_somebody_reads_its_result() -> None:
+    kind = llama().kinds[0]
+
+    def left_out(kind: LayerKind, software: str = "shardplan", dropout: bool = False) -> list[str]:
+        profile = software_profile(software)
+        return [w.name for w in last_matrix(kind, hidden_dropout=dropout, software=profile)]
+
+    assert left_out(kind) == left_out(kind, "torchtune") == ["mlp.down_proj.weight"]
+    assert left_out(kind, "megatron") == left_out(kind, "hf-trainer") == []
+    assert left_out(replace(kind, norms_after=True)) == left_out(kind, dropout=True) == []
+    mixtral = model_spec(load_preset("mixtral-8x7b").config, name="mixtral")
+    assert left_out(mixtral.kinds[0]) == []
+    model = llama()
+    full = layer(model, COMPUTE_BOUND, 512.0, 128, recompute_full=True)
+    down = next(w for w in kind.weights if w.name == "mlp.down_proj.weight")
+    saved = float(full.forward) - float(full.recompute)
+    assert saved == pytest.approx(2 * 512 * down.numel / COMPUTE_BOUND.matmul)
 
 
 def test_sequence_parallelism_splits_norms_and_residuals() -> None:

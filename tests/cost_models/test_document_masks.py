@@ -51,6 +51,18 @@ def test_keys_are_repeated_for_every_query_head():
     assert masked_key_bytes(windowed, work, software) == 0
 
 
+def test_kernels_that_know_documents_compute_their_scores_only():
+    kind = make_setting("llama-3-8b").model.kinds[0]
+    megatron, ours = software_profile("megatron"), software_profile("shardplan")
+    work = Workload(4096, 1, document_mask=True, document_length=200)
+    assert as_computed(kind, work, megatron).attention.window == 100, "causal: half a document"
+    whole = replace(kind, attention=replace(kind.attention, causal=False))
+    assert as_computed(whole, work, megatron).attention.window == 200
+    assert as_computed(kind, replace(work, document_length=0), megatron) is kind
+    assert as_computed(kind, replace(work, attention_kernel="eager"), megatron) is kind
+    assert as_computed(kind, work, ours).attention.window == 4096, "a mask hides no work"
+
+
 def test_masks_are_never_free():
     setting = make_setting("llama-3-8b", seq_len=4096, global_batch_size=8)
     masked = replace(setting, workload=replace(setting.workload, document_mask=True))

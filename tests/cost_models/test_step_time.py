@@ -252,8 +252,8 @@ def test_full_recomputation_costs_one_more_forward_pass_of_the_layers() -> None:
         for r in ("none", "full")
     )
     assert full.compute[0] == plain.compute[0]  # type: ignore[index]
-    # the layers' share of a forward pass, a third of the computation, the head's not
-    assert 0.25 < full.recompute[0] / plain.compute[0] < 1 / 3  # type: ignore[index]
+    # a third of the computation less the head and, of each layer, the last matrix (0.27 of them)
+    assert 0.22 < full.recompute[0] / plain.compute[0] < 0.27  # type: ignore[index]
 
 
 def test_names_of_the_parts() -> None:

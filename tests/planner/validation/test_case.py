@@ -11,7 +11,7 @@ import pytest
 from cost_models.estimate import price
 from cost_models.plan import PlanTable
 from planner.validation.case import Case, case_of
-from planner.validation.measurement import measured_memory, measured_step
+from planner.validation.measurement import denied_by, measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
 from planner.verdict import budget_bytes
@@ -252,6 +252,26 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
     assert fused.setting.software.optimizer_in_backward
     assert not fused.setting.workload.master_weights
+
+
+def test_packed_samples_and_cells_of_other_runs_are_in_the_words() -> None:
+    packed = case(source="NVIDIA/dgxc-benchmarking@v25.04.02:ft_llama3/README_8b.md")
+    assert packed.setting.workload.document_mask
+    assert packed.setting.workload.document_length == 200
+    assert not case().setting.workload.document_mask
+    rows = {row.row_id: row for row in read_runs(PUBLISHED)}
+    whys = {name: denied_by(row) or "" for name, row in rows.items()}
+    apart = {name for name, why in whys.items() if why.startswith(("faster", "slower"))}
+    cells = {"dgxc-benchmarking-0057", "dgxc-benchmarking-0060"}
+    cells |= {f"dgxc-benchmarking-{number:04}" for number in range(149, 153)}
+    slow = {name for name, row in rows.items() if row.get("model") == "mosaicgpt-760m"}
+    assert len(slow) == 36
+    assert apart == cells | slow
+    # the reasons, from the rows themselves
+    seconds = {name: row.get("step_time_s") for name, row in rows.items()}
+    assert seconds["dgxc-benchmarking-0149"] < seconds["dgxc-benchmarking-0033"]
+    assert seconds["dgxc-benchmarking-0060"] > seconds["dgxc-benchmarking-0058"]
+    assert seconds["mosaic-llm-foundry-0665"] > 1.2 * seconds["mosaic-llm-foundry-0433"]
 
 
 def test_adapters_follow_from_the_words() -> None:
