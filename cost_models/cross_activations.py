@@ -61,7 +61,7 @@ def walk_bytes_per_token(
 
     ``walk``: of the MLP; ``done``: what the MLP had saved, gone when the attention's turn comes.
     """
-    if not kind.stack:
+    if not kind.trains_positions:
         return walk
     scores = _scores(kind, workload, table)
     own = 2.0 if workload.attention_kernel == "eager" else 1.0
@@ -74,7 +74,7 @@ def positions_gradient_bytes(kind: LayerKind, workload: Workload, table: PlanTab
 
     c a s / t: an encoder adds them for every sequence, whose places differ; a decoder once for all.
     """
-    if not kind.stack:
+    if not kind.trains_positions:
         return np.zeros(len(table))
     sequences = 1.0 if kind.cross_attention is None else 1.0 * table.micro_batch_size
     return _scores(kind, workload, table) / sequences

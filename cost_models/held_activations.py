@@ -40,7 +40,7 @@ from cost_models.cross_activations import (
 from cost_models.document_masks import mask_bytes, masked_key_bytes
 from cost_models.fp8 import fp8_regions
 from cost_models.frozen_layers import of_frozen_layer, sharded_input_bytes
-from cost_models.in_flight import due_at_the_end, fullest_moments, messages
+from cost_models.in_flight import GPIPE, due_at_the_end, fullest_moments, messages
 from cost_models.kept_results import kept_results
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.outer_activations import (
@@ -51,14 +51,13 @@ from cost_models.outer_activations import (
     rotary_table_bytes,
     window_mask_bytes,
 )
-from cost_models.plan import SCHEDULES, PlanTable
+from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.walk import places
 from cost_models.workload import Workload
 from hardware_profiles.software import SoftwareProfile
 
 TOKEN_ID_BYTES: Final = 8.0  # int64 inputs and labels
-GPIPE, ONE_F_ONE_B = SCHEDULES.index("gpipe"), SCHEDULES.index("1f1b")
 
 
 @dataclass(frozen=True, slots=True)

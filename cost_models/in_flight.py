@@ -24,6 +24,8 @@ from cost_models.stages import (
 )
 from cost_models.workload import Workload
 
+GPIPE, ONE_F_ONE_B = (SCHEDULES.index(name) for name in ("gpipe", "1f1b"))
+
 
 def fullest_moments(table: PlanTable, rank: PipelineRank) -> list[Moment]:
     """Return the moments of which one is a rank's fullest: what is in flight, and what is due.
@@ -77,7 +79,9 @@ def messages(
     A received input lives until its backward pass; where the first layer saves its input itself
     (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
     the message that it came in. Beside them the last message that was sent is there until the next
-    one goes, and the next input comes, but to the first stage.
+    one goes, and what the next pass needs comes: an input, or on the first stage a gradient, where
+    another backward pass follows while it is fullest. The gradient that a stage received is kept
+    until its backward pass is over: a tensor of its own where the last layer ends with a norm.
     """
     compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
@@ -90,6 +94,12 @@ def messages(
     # offloaded: the layer's copy leaves, the received tensor stays
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)
     received = (apart + rank.states_received - inputs) * in_flight
-    under_way = 1.0 if rank.first and rank.num_stages == 1 else 2.0
+    under_way: Real = 2.0
+    if rank.first and rank.num_stages == 1:
+        follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
+        under_way = np.where(follows, 2.0, 1.0)
+    last_kind = model.kinds[model.pattern[-1]]
+    if not rank.last and last_kind.norms_after and last_kind.norm == "layer":
+        under_way = under_way + 1.0
     found = (received + under_way * rank.states_at_once) * one
     return np.where(table.pipeline_parallel > 1, found, 0.0)

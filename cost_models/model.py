@@ -130,6 +130,11 @@ class LayerKind:
         """What the layers of its stack read too: tables of relative positions (T5)."""
         return tuple(w for w in self.weights if self.stack and w.role == "lookup")
 
+    @property
+    def trains_positions(self) -> bool:
+        """Whether its scores give a gradient to a table of its stack; beside adapters none does."""
+        return bool(self.stack) and any(not (w.frozen or w.is_adapter) for w in self.weights)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

@@ -4,6 +4,7 @@ Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d
           s seq_len   t tensor_parallel   c compute_bytes
 Units     bytes a token, elements of gradients; columns of a plan table.
 
+    closing    the norm of what the MLP adds (OLMo 2), whose backward pass is wide
     last       the MLP's last matrix: its gradient, its input's (an adapter's beside), and
                what dropout gave it
     mlp        gradients inside the MLP: c (3 F / t) gated, c (2 F / t) plain
@@ -42,6 +43,7 @@ from cost_models.activations import (
 )
 from cost_models.arrays import Real
 from cost_models.context_parallel import buffer_bytes_per_token, is_blockwise
+from cost_models.frozen_layers import normalised_bytes
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.parameters import routed_numel
 from cost_models.plan import PlanTable
@@ -107,9 +109,21 @@ class _Layer:
 
     @property
     def norm(self) -> Real:
-        """Bytes that a norm saves."""
+        """Bytes that a norm saves; a frozen one not what its weight would multiply."""
         saved = norm_bytes(self.kind, self.model.hidden_size, self.compute, self.software)
-        return saved / self.along
+        return saved / self.along - (0.0 if self.trains_norms else self.normalised)
+
+    @property
+    def normalised(self) -> Real:
+        """Bytes of what only the weight of a norm multiplies."""
+        width = self.model.hidden_size
+        return normalised_bytes(self.kind, width, self.compute, self.software) / self.along
+
+    @property
+    def trains_norms(self) -> bool:
+        """Whether norms of the hidden state are trained."""
+        width = (self.model.hidden_size,)
+        return any(w.part == "norm" and w.shape == width for w in self.trained.weights)
 
     @property
     def turned(self) -> Real:
@@ -153,7 +167,10 @@ def places(
     first = norm if opens else 0.0 * norm
     product = layer.compute * model.hidden_size
     shares_norm = kind.parallel_residual and kind.num_norms == 1
+    closes = kind.norms_after and kind.norm != "layer"  # of what the MLP adds
+    gone = layer.normalised if layer.trains_norms else 0.0 * norm
     found = [
+        *([Place(gone, hidden + turned, 0.0 * by_mlp)] if closes else []),
         *_mixture(layer, by_mlp, behind),
         *_mlp(layer, by_mlp, behind),
         # one norm may be for both: then it comes last
@@ -196,17 +213,22 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     packed = any(w.quantised and w.cut == "row" for w in layer.kind.weights)
     later = np.where(np.equal(layer.table.recompute, FULL) & packed, matrices * one, 0.0)
     state = np.where(later > 0.0, hidden, 0.0)
-    # the adapter beside the last matrix gives a summand of the gradient of what both read; where it
-    # is packed the unpacked matrix has gone by then
+    # the adapter beside the last matrix gives a summand of the gradient of what both read, when the
+    # gradient of what both gave is gone; of one that was packed, the unpacked matrix has gone too
     adapted = any(w.is_adapter and w.cut == "row" for w in _matrices(layer.kind))
     summand = one * float(adapted and not packed)
+    # a view of its matmul's result, it is added to the other one in a third tensor
+    widest = np.maximum(matrices + 1.0, 3.0 * float(adapted))
     found = [
-        Place(behind + later, hidden + state + output + one + summand, by_last, one),
-        Place(behind + closed, hidden + (matrices + 1.0) * one, by_last),
+        Place(behind + later, hidden + state + one + np.maximum(output, summand), by_last, one),
+        Place(behind + closed, hidden + widest * one, by_last),
         Place(behind + layer.inside, hidden + columns, by_mlp, whole),
     ]
     if feed_forward.num_experts:  # their first matrices: in ``_mixture``
         found = [place._replace(experts="fresh") for place in found[:2]]
+    if packed and adapted:  # computed again: what first matrices and adapters give, and their sums
+        sums = state + np.where(later > 0.0, (2.0 * matrices + 1.0) * one, 0.0)
+        found.append(Place(behind + layer.inside, hidden + one + sums, 0.0 * by_last))
     return found
 
 
@@ -332,7 +354,7 @@ def _core(layer: _Layer) -> Real:
         if attention.capped:
             products = compute if compute < exact else 0.0
             working = working + (3.0 * exact + products) * attention.num_heads * CAPPED_BLOCK
-        if layer.kind.stack:
+        if layer.kind.trains_positions:
             scores = compute * attention.num_heads * np.multiply(1.0, workload.seq_len)
             working = working + scores
     working = np.where(is_blockwise(layer.table), 0.0, working / layer.tensor)

@@ -170,6 +170,11 @@ llama-3-8b:4 s4096 qlora:16
 llama-3-8b:4 s4096 qlora:16 full b2 m2
 llama-2-70b:3 s2048 qlora:64 full
 llama-3-70b:3 s8192 lora:16 tp8 sp dp2 zero1
+llama-3-8b:4 s1024 b4 pp2 m4 full qlora:16
+olmo-2-7b:4 s1024 b2 pp2 m4 full lora:16
+opt-1.3b:4 s1024 b4 pp2 m4 full lora:16
+bert-large:8 s512 b8 pp2 m4 full lora:16
+t5-large:4 s512 b8 pp2 m4 full lora:16
 # documents of one sequence that do not see each other
 llama-3-8b:4 s4096 dp8 zero3 documents
 """

@@ -61,6 +61,7 @@ def decoder_layer(module: Any, layer: Layer, hidden: Tensor, rotary: Rotary | No
         output = family.attention(attention, layer, read, rotary)
     output = _finished(module, layer, block, output)
     after = _normed(module, block.norm_sum, hidden + output)
+    del output  # nothing of the MLP reads it
 
     block = family.feed_forward_block
     if not layer.kind.parallel_residual:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from samples import LLAMA
 
-from cost_models.adapters import adapted
+from cost_models.adapters import adapted, trainable_part
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
@@ -56,7 +56,8 @@ def walked(config: dict[str, Any], *plans: Plan, **workload: Any) -> list[Place]
 def of_model(model: ModelSpec, table: PlanTable, workload: Workload) -> list[Place]:
     kind = model.kinds[0]
     everything = np.full(len(table), EVERYTHING)
-    return places(model, kind, kind, everything, workload, SOFTWARE, table)
+    trained = trainable_part(model).kinds[0]
+    return places(model, kind, trained, everything, workload, SOFTWARE, table)
 
 
 def there(place: Place, row: int = 0) -> float:
@@ -70,27 +71,33 @@ def elements(place: Place, row: int = 0) -> float:
     return float(column[row if len(column) > 1 else 0])
 
 
-def with_adapters(config: dict[str, Any], targets: str, kind: str) -> list[Place]:
+def with_adapters(config: dict[str, Any], targets: str, kind: str, **plan: Any) -> list[Place]:
     workload = Workload(128, 8, adapter=kind, adapter_rank=4, adapter_targets=targets)  # type: ignore[arg-type]
     model = adapted(model_spec(config, name="x"), workload)
-    return of_model(model, PlanTable.from_plans([Plan()]), workload)
+    return of_model(model, PlanTable.from_plans([Plan(**plan)]), workload)
 
 
 def test_an_adapter_beside_the_last_matrix_gives_a_summand_of_its_inputs_gradient() -> None:
     alone = with_adapters(GPT2, "up", "lora")
     beside = with_adapters(GPT2, "down", "lora")
-    assert there(beside[0]) - there(alone[0]) == 2.0 * 4 * H
-    assert [there(place) for place in beside[1:]] == [there(place) for place in alone[1:]]
+    # dropout's gradient has gone by then; a third tensor takes the sum
+    assert there(beside[0]) - there(alone[0]) == 2.0 * 4 * H - 2.0 * H
+    assert there(beside[1]) - there(alone[1]) == 2.0 * 4 * H
+    assert [there(place) for place in beside[2:]] == [there(place) for place in alone[2:]]
     packed, others = with_adapters(GPT2, "down", "qlora"), with_adapters(GPT2, "up", "qlora")
     assert there(packed[0]) == there(others[0])  # the unpacked matrix has gone by then
 
 
-def test_torch_holds_both_summands() -> None:
-    """A frozen matrix and an adapter read relu's result: it, and two gradients of its size."""
+@pytest.mark.parametrize(("shape", "tensors"), [((512,), 3.0), ((4, 128), 4.0)])
+def test_torch_holds_both_summands(shape: tuple[int, ...], tensors: float) -> None:
+    """A frozen matrix and an adapter read relu's result: it, and two gradients of its size.
+
+    Of sequences they are views of what the matmuls gave: then the sum is a third tensor.
+    """
     tokens, wide, narrow = 512, 1024, 16
     matrix = torch.randn(narrow, wide)
     first, second = (torch.nn.Parameter(torch.randn(s)) for s in ((4, wide), (narrow, 4)))
-    x = torch.randn(tokens, wide, requires_grad=True)
+    x = torch.randn(*shape, wide, requires_grad=True)
     linear = torch.nn.functional.linear
     seen: list[int] = []
 
@@ -108,7 +115,29 @@ def test_torch_holds_both_summands() -> None:
     events.sort(key=lambda event: event.start_ns())
     peak = max(accumulate(event.nbytes() for event in events))
     assert seen == [1, 1]
-    assert peak / (4.0 * tokens * wide) == pytest.approx(3.0, abs=0.1)
+    assert peak / (4.0 * tokens * wide) == pytest.approx(tensors, abs=0.1)
+
+
+def test_a_norm_behind_the_mlp_comes_first() -> None:
+    """OLMo 2: five fp32 tensors and the gradient that passes it by; nothing was given back."""
+    olmo = {**DENSE, "model_type": "olmo2"}
+    closing, last, *_ = with_adapters(olmo, "all", "lora")
+    assert there(closing) == 5 * 4 * H + 2 * H
+    # a frozen norm keeps its input and one number, not the normalised copy
+    assert there(last) == 2 * H + 2 * 2 * F - (4 * H + 4)
+    trained = walked(olmo)[0]
+    assert there(trained) == there(closing) - 4 * H
+
+
+def test_packed_matrices_are_computed_again_beside_the_gradient() -> None:
+    """QLoRA and full recomputation: two results, an adapter's, both sums, and that gradient."""
+    for config, matrices in ((DENSE, 2), (GPT2, 1)):
+        again = with_adapters(config, "all", "qlora", recompute="full")
+        never = with_adapters(config, "all", "qlora")
+        freed = float(np.ravel(again[3].freed)[0])
+        one = 2 * (F if matrices == 2 else 4 * H)
+        assert float(np.ravel(again[3].working)[0]) == 4 * H + (2 * matrices + 2) * one
+        assert freed == float(np.ravel(never[3].freed)[0]) > 0.0
 
 
 def test_llama_on_one_rank() -> None:
