@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from cost_models import collectives, matmul, rates
+from cost_models import collectives, host, matmul, rates
 from cost_models.estimate import Setting, price
 from cost_models.plan import PlanTable
 from hardware_profiles.software import software_profile
@@ -128,6 +128,15 @@ CONSTANTS: Final = (
         "operator_seconds",
         "megatron",
         touches=_inherits("megatron", "operator_seconds"),
+    ),
+    Constant(
+        "HOST_OVERLAP",
+        "power with which host and GPU hide each other",
+        "GPT under Megatron-LM on one node (vtrain-single)",
+        host,
+        "HOST_OVERLAP",
+        touches=lambda setting: setting.cluster.accelerator.device != "cpu",
+        reach=5.0,
     ),
     Constant(
         "data_parallel_interference",

@@ -15,8 +15,9 @@ from samples import make_setting
 from cost_models.collectives import COLLECTIVE_START
 from cost_models.communication import Traffic
 from cost_models.estimate import price
+from cost_models.host import HOST_OVERLAP, host_wait
 from cost_models.plan import Plan, PlanTable
-from cost_models.rates import rates
+from cost_models.rates import Rates, rates
 from cost_models.stages import even_rank_contents
 from cost_models.step_time import (
     Hiding,
@@ -238,11 +239,34 @@ def test_one_gpu_takes_its_micro_batches_and_the_optimizer() -> None:
 
 def test_small_work_waits_for_the_host_and_large_work_does_not() -> None:
     def host(seq_len: int) -> float:
+        """Share of the step."""
         setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=seq_len, global_batch_size=1)
-        return float(price(setting, PlanTable.from_plans([Plan()])).time.host[0])  # type: ignore[index]
+        time = price(setting, PlanTable.from_plans([Plan()])).time
+        return float((time.host / time.step)[0])
 
-    assert host(1) > 0
-    assert host(8192) == 0
+    assert host(1) > 0.1
+    assert 0.0 <= host(8192) < 1e-4
+
+
+@pytest.mark.parametrize("power", [1.0, HOST_OVERLAP, np.inf])
+def test_host_and_device_hide_each_other_in_part(power: float) -> None:
+    """A norm of both: never less than the longer; most is lost where they are equal."""
+    gpu = Rates(1e12, 1e12, 0.0, host_is_device=False)
+    starting, device = np.array([0.0, 0.1, 0.9, 1.0, 1.1, 9.0, 0.0]), np.ones(7)
+    device[-1] = 0.0
+    both = device + host_wait(starting, device, gpu, overlap=power)
+    longer = np.maximum(starting, device)
+    norm = longer if power == np.inf else (starting**power + device**power) ** (1.0 / power)
+    assert both == pytest.approx(norm, rel=1e-12)
+    assert np.all(both >= longer)
+    assert np.all((both - longer)[:5] <= (both - longer)[3])
+
+
+def test_host_and_device_overlap_as_fitted_unless_said_otherwise() -> None:
+    gpu = Rates(1e12, 1e12, 0.0, host_is_device=False)
+    one = np.ones(1)
+    assert host_wait(one, one, gpu) == host_wait(one, one, gpu, overlap=HOST_OVERLAP)
+    assert host_wait(one, one, gpu) > 0.1
 
 
 def test_full_recomputation_costs_one_more_forward_pass_of_the_layers() -> None:
