@@ -30,9 +30,10 @@ _COMMAND: Final = "shardplan validate --time --only"
 # more. One model stays out of Composer-2022's: 36 runs of MosaicGPT-760M took twice as long.
 TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(
-        0.115, 0.23, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
+        0.14, 0.155, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
     ),
-    ("megatron-2021", "Ampere"): Spread(0.06, 0.10, f"{_COMMAND} megatron-sc21"),
+    ("megatron-2021", "Ampere"): Spread(0.03, 0.075, f"{_COMMAND} megatron-sc21 (and -2020)"),
+    ("megatron-2021", "Volta"): Spread(0.10, 0.10, f"{_COMMAND} megatron-2020: V100"),
     ("nemo", "Hopper"): Spread(0.11, 0.065, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
     ("nemo", "Blackwell"): Spread(0.135, 0.085, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
     ("nemo", "Blackwell Ultra"): Spread(0.075, 0.135, f"{_COMMAND} nemo-perf"),
@@ -44,8 +45,8 @@ TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("composer", "Ampere"): Spread(0.085, 0.11, f"{_COMMAND} mosaic-llm-foundry: A100"),
     ("composer", "Hopper"): Spread(0.09, 0.095, f"{_COMMAND} mosaic-llm-foundry: H100"),
     ("composer-2022", "Ampere"): Spread(0.075, 0.27, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
-    ("apex-bert", "Volta"): Spread(0.125, 0.215, f"{_COMMAND} nvidia-bert: V100"),
-    ("apex-bert", "Ampere"): Spread(0.025, 0.135, f"{_COMMAND} nvidia-bert: A100"),
+    ("apex-bert", "Volta"): Spread(0.125, 0.14, f"{_COMMAND} nvidia-bert: V100"),
+    ("apex-bert", "Ampere"): Spread(0.025, 0.125, f"{_COMMAND} nvidia-bert: A100"),
     ("hf-trainer-early", "Ampere"): Spread(0.03, 0.17, f"{_COMMAND} fms-acceleration"),
     ("hf-trainer-early-foak", "Ampere"): Spread(0.045, 0.135, f"{_COMMAND} fms-acceleration"),
     ("hf-trainer-foak", "Ampere"): Spread(0.02, 0.43, f"{_COMMAND} fms-acceleration"),
