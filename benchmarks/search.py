@@ -24,9 +24,10 @@ from typing import Any, Final
 from cost_models.estimate import Setting
 from cost_models.price_table import price_table
 from hardware_profiles.spec import parse_cluster
+from planner.candidates import Candidates
 from planner.model_source import resolve_model
 from planner.question import build_question
-from planner.search import Candidates, search
+from planner.search import search
 from planner.space import allowed_offloads
 
 MODEL: Final = "llama-3-405b"
@@ -88,13 +89,10 @@ def measure(problem: Problem) -> dict[str, Any]:
 def pricing(problem: Problem) -> dict[str, Any]:
     """Return what it takes to price every legal plan, those that cannot fit too."""
     setting = problem.setting
-    priced, seconds = 0, 0.0
-    for legal in Candidates(setting, {}, offloads=allowed_offloads(problem.offloads)):
-        begin = time.process_time()
-        price_table(setting, legal)
-        seconds += time.process_time() - begin
-        priced += len(legal)
-    return {"plans": priced, "price_seconds": seconds}
+    legal = Candidates.of(setting, {}, offloads=allowed_offloads(problem.offloads)).legal
+    begin = time.process_time()
+    price_table(setting, legal)
+    return {"plans": len(legal), "price_seconds": time.process_time() - begin}
 
 
 def apart(problem: Problem) -> dict[str, Any]:

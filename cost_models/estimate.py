@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real
+from cost_models.coded import of_values
 from cost_models.communication import rank_traffic
 from cost_models.flops import model_flops_per_step
 from cost_models.host_memory import HostBytes
@@ -32,6 +33,14 @@ from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
 
 Floats = NDArray[np.float64]
+# what the stages of a pipeline, and the layers that are recomputed in them, follow from
+STAGES_BY: Final = (
+    "pipeline_parallel",
+    "virtual_stages",
+    "pipeline_schedule",
+    "recompute_layers",
+    "recompute_every",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +132,7 @@ def stages_of(
     setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> tuple[Index, list[Sequence[PipelineRank]]]:
     """Return which of the contents the pipeline ranks of each plan have, and these."""
-    v_shaped = np.isin(table.pipeline_schedule, V_CODES)
+    v_shaped = of_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
     group, first = distinct_rows(
         table.pipeline_parallel,
         table.virtual_stages,

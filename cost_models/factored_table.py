@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +26,7 @@ _SHARDING: Final = (
 _PASSES: Final = ("recompute", "sequence_parallel", "context_parallel_method")
 _LAYERS: Final = ("recompute_layers", "recompute_every", "virtual_stages")
 APART: Final = (
+    ("pipeline_schedule", "context_parallel_method"),
     _SHARDING,
     _PASSES,
     (*_PASSES, *_LAYERS, "pipeline_schedule"),
@@ -52,6 +55,12 @@ def factored(table: PlanTable, apart: Sequence[Sequence[str]] = APART) -> tuple[
     for names in apart:
         frame.level(sum(mask for name, mask in masks.items() if name not in names))
     return PlanTable(**columns), frame
+
+
+def mask_of(table: PlanTable, names: Sequence[str]) -> int:
+    """Return which columns of a frame some columns of a factored table are."""
+    columns = [getattr(table, name) for name in names]
+    return reduce(or_, [c.level.mask for c in columns if type(c) is Column], 0)
 
 
 def level_of(frame: Frame, inputs: Sequence[Any]) -> Level:

@@ -13,7 +13,7 @@ A z of ``MISSING`` is a pair that a row does not have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from cost_models.levels import Frame, Index, Level
 Floats = NDArray[np.float64]
 MOST_GROUPS = 20_000
 AT_ONCE = 65_536  # sums that are computed in one go
+AT_HAND = 1_000_000  # terms that are gathered in one go: what caches hold
 MISSING = -1e300  # of a term that a row does not have
 
 
@@ -43,16 +44,18 @@ def largest_sums(
         other = other_level, stacked(other_level, second, np.arange(other_level.size))
         return _row_by_row(frame, one, other, mates)
     groups = _Groups(shared, level, other_level, frame)
-    z_all = stacked(level, first, groups.one.order)
-    a_all = stacked(other_level, second, groups.other.order)
     found = np.empty(groups.size)
-    for group in range(groups.count):
-        z = z_all[:, slice(*groups.one.of(group))]
-        a = a_all[:, slice(*groups.other.of(group))]
-        if z.size and a.size:
-            grid = found[slice(*groups.of(group))].reshape(z.shape[1], a.shape[1])
-            _fill(grid, z, a, mates)
-    return found[groups.places()]
+    for some in groups.batches(len(first) + len(second)):
+        z_all = stacked(level, first, groups.one.rows(some))
+        a_all = stacked(other_level, second, groups.other.rows(some))
+        z_from, a_from = groups.one.starts[some.start], groups.other.starts[some.start]
+        for group in some:
+            z = z_all[:, slice(*(groups.one.of(group) - z_from))]
+            a = a_all[:, slice(*(groups.other.of(group) - a_from))]
+            if z.size and a.size:
+                grid = found[slice(*groups.of(group))].reshape(z.shape[1], a.shape[1])
+                _fill(grid, z, a, mates)
+    return found.take(groups.places())
 
 
 def _row_by_row(
@@ -112,9 +115,13 @@ class _Side:
         self.position = np.empty(level.size, dtype=np.intp)
         self.position[self.order] = np.arange(level.size) - self.starts[group[self.order]]
 
-    def of(self, group: int) -> tuple[int, int]:
+    def of(self, group: int) -> Index:
         """Return where a group's rows begin and end."""
-        return int(self.starts[group]), int(self.starts[group + 1])
+        return self.starts[group : group + 2]
+
+    def rows(self, groups: range) -> Index:
+        """Return the rows of some groups."""
+        return self.order[self.starts[groups.start] : self.starts[groups.stop]]
 
 
 class _Groups:
@@ -132,6 +139,17 @@ class _Groups:
     def of(self, group: int) -> tuple[int, int]:
         """Return where a group's grid begins and ends."""
         return int(self.starts[group]), int(self.starts[group + 1])
+
+    def batches(self, terms: int) -> Iterator[range]:
+        """Yield groups of which all terms are no more than AT_HAND numbers, but for single ones.
+
+        ``terms``: of both sides together.
+        """
+        begin, size = 0, terms * np.maximum(self.one.starts, self.other.starts)
+        while begin < self.count:
+            end = int(np.searchsorted(size, size[begin] + AT_HAND, side="right")) - 1
+            yield range(begin, max(end, begin + 1))
+            begin = max(end, begin + 1)
 
     def places(self) -> Index:
         """Return the place in a grid of every row of the table."""

@@ -358,7 +358,7 @@ def fewest_microbatches(table: PlanTable) -> Any:
 def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 for a legal plan or the position in CODES of the first broken rule."""
     codes = np.zeros(len(table), dtype=np.int16)
-    few, frame = factored(table, apart=APART) if len(table) >= MANY else (table, None)
+    few, frame = factored(table, apart=APART) if len(table) >= MANY else (table.plain(), None)
     for position, rule in reversed(list(enumerate(RULES, start=1))):
         broken = rule.broken(question, few)
         if np.any(broken):

@@ -7,6 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.coded import Coded
+
 Index = NDArray[np.integer[Any]]
 Array = NDArray[Any]
 NEARLY_ALL: Final = 0.95  # of another level's rows: not worth a level of its own
@@ -17,25 +19,40 @@ class Level:
     """The distinct rows of some columns."""
 
     __slots__ = (
+        "_rows",
         "frame",
         "from_parent",
         "groups",
         "joins",
         "mask",
         "parent",
-        "rows",
         "size",
         "ways",
     )
 
     def __init__(
-        self, frame: Frame, mask: int, rows: Index, parent: Level | None, from_parent: Index | None
+        self,
+        frame: Frame,
+        mask: int,
+        size: int,
+        rows: Index | None,
+        parent: Level | None,
+        from_parent: Index | None,
     ) -> None:
-        self.frame, self.mask, self.rows, self.size = frame, mask, rows, len(rows)
+        self.frame, self.mask, self.size, self._rows = frame, mask, size, rows
         self.parent, self.from_parent = parent, from_parent
         self.joins: dict[int, tuple[Level, Index | None, Index | None]] = {}
         self.ways: dict[int, Index] = {}
         self.groups: dict[bytes, Level] = {}
+
+    @property
+    def rows(self) -> Index:
+        """One row of the table for each of these; of a single column seldom asked for."""
+        if self._rows is None:
+            assert self.from_parent is not None
+            self._rows = np.zeros(self.size, dtype=np.intp)
+            self._rows[self.from_parent] = self.frame.whole.rows
+        return self._rows
 
     def join(self, other: Level) -> tuple[Level, Index | None, Index | None]:
         """Return the level of both together, and the rows of each that its rows stand for."""
@@ -51,7 +68,8 @@ class Level:
         if coarser is self:
             return None
         if id(coarser) not in self.ways:
-            self.ways[id(coarser)] = coarser.of_rows(self.rows)
+            # (numpy takes rows by the machine's own integers, or turns others into them each time)
+            self.ways[id(coarser)] = coarser.of_rows(self.rows).astype(np.intp, copy=False)
         return self.ways[id(coarser)]
 
     def grouped(self, codes: Index, count: int) -> Level:
@@ -68,7 +86,7 @@ class Level:
         if self.parent is None or self.from_parent is None:
             return rows
         if self.parent.parent is None:
-            return self.from_parent[rows]
+            return self.from_parent if rows is self.parent.rows else self.from_parent[rows]
         return self.from_parent[self.parent.of_rows(rows)]
 
 
@@ -80,7 +98,7 @@ class Frame:
         self.sources: list[int] = []  # of each, the columns that it follows from
         self.counts: list[int] = []
         self.num_rows = num_rows
-        self.whole = Level(self, -1, np.arange(num_rows), None, None)
+        self.whole = Level(self, -1, num_rows, np.arange(num_rows), None, None)
         self.levels: dict[int, Level] = {}
         self.made: dict[Any, Any] = {}  # by operations on columns (``columns``)
 
@@ -91,11 +109,9 @@ class Frame:
         """
         bit = 1 << len(self.codes)
         self.sources.append(source or bit)
-        self.codes.append(codes.astype(np.int32, copy=False))
+        self.codes.append(codes)
         self.counts.append(count)
-        rows = np.zeros(count, dtype=np.intp)
-        rows[self.codes[-1]] = self.whole.rows
-        level = Level(self, bit, rows, self.whole, self.codes[-1])
+        level = Level(self, bit, count, None, self.whole, self.codes[-1])
         self.levels[bit] = level
         return level
 
@@ -114,6 +130,8 @@ class Frame:
             return self.whole
         found = self.levels.get(mask)
         if found is None:
+            if self._tells_all(mask):
+                return self.whole
             wider = [level for level in self.levels.values() if self._covers(level, mask)]
             parent = min(wider, key=lambda level: level.size, default=self.whole)
             found = self._distinct(mask, parent)
@@ -129,6 +147,11 @@ class Frame:
                 mask |= bit
         return self.level(mask) if mask else None
 
+    def _tells_all(self, mask: int) -> bool:
+        """Whether all columns follow from some: there are no fewer rows of these."""
+        bits = ((1 << position, source) for position, source in enumerate(self.sources))
+        return all(mask & bit or (source != bit and not source & ~mask) for bit, source in bits)
+
     def _covers(self, level: Level, mask: int) -> bool:
         """Whether rows that agree in a level's columns agree in some others."""
         missing = mask & ~level.mask
@@ -141,7 +164,7 @@ class Frame:
 
     def _distinct(self, mask: int, parent: Level) -> Level:
         key: Array = np.zeros(parent.size, dtype=np.int32)
-        radix, most = 1, 16 * parent.size + DENSE
+        radix, most = 1, 4 * parent.size + DENSE
         for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True)):
             if mask >> position & 1:
                 if radix * count > most:
@@ -158,7 +181,7 @@ class Frame:
             return parent
         rows = np.zeros(size, dtype=np.intp)
         rows[index] = parent.rows
-        return Level(self, mask, rows, parent, index)
+        return Level(self, mask, size, rows, parent, index)
 
 
 def _numbered(key: Array, radix: int) -> tuple[Index, Index]:
@@ -166,16 +189,18 @@ def _numbered(key: Array, radix: int) -> tuple[Index, Index]:
     if radix > 64 * len(key) + DENSE:
         there, index = np.unique(key, return_inverse=True)
         return index, there
-    seen = np.zeros(radix, dtype=bool)
+    seen, key = np.zeros(radix, dtype=bool), key.astype(np.intp)
     seen[key] = True
     there = np.flatnonzero(seen)
     number = np.empty(radix, dtype=np.int32)
     number[there] = np.arange(len(there), dtype=np.int32)
-    return number[key], there
+    return number.take(key), there
 
 
-def distinct(values: Array) -> tuple[Array, Array]:
+def distinct(values: Any) -> tuple[Array, Array]:
     """Return the distinct values in order, and every row's position among them."""
+    if isinstance(values, Coded):
+        return _distinct_coded(values)
     if values.strides == (0,):
         return values[:1], np.broadcast_to(np.intp(0), len(values))
     least, most = values.min(), values.max()
@@ -193,17 +218,32 @@ def distinct(values: Array) -> tuple[Array, Array]:
     return np.flatnonzero(there) + least, number.take(offset)
 
 
-def distinct_rows(*columns: Array) -> tuple[Index, Index]:
+def _distinct_coded(column: Coded) -> tuple[Array, Array]:
+    """Return ``distinct`` of a column by values, some of which no row may have any more."""
+    there = np.flatnonzero(np.bincount(column.codes, minlength=len(column.values)))
+    values, number = np.unique(column.values[there], return_inverse=True)
+    if len(values) == 1:
+        return values, np.broadcast_to(np.intp(0), len(column))
+    if len(values) == len(column.values) and (number == there).all():
+        return values, column.codes
+    place = np.zeros(len(column.values), dtype=column.codes.dtype)
+    place[there] = number
+    return values, place[column.codes]
+
+
+def distinct_rows(*columns: Any) -> tuple[Index, Index]:
     """Return, for every row, which of the distinct rows it is, and one row of each.
 
     >>> distinct_rows(np.array([2, 1, 2, 2]), np.array([5, 5, 5, 7]))[0].tolist()
     [1, 0, 1, 2]
     """
-    group = np.zeros(len(columns[0]), dtype=np.intp)
+    group: Index = np.zeros(len(columns[0]), dtype=np.intp)
+    there = group[:1]
     for column in columns:
         values, codes = distinct(column)
         if len(values) > 1:
-            group = distinct(group * len(values) + codes)[1].astype(np.intp)
-    first = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.intp)
+            key, there = _numbered(group * len(values) + codes, len(there) * len(values))
+            group = key.astype(np.intp)
+    first = np.zeros(len(there), dtype=np.intp)
     first[group[::-1]] = np.arange(len(group))[::-1]
     return group, first

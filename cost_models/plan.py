@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.coded import Coded, plain
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import Fields
 
@@ -214,6 +215,8 @@ def _offloads(offload: Column, what: str) -> Column:
 
 def _picked(column: Column, index: Any) -> Column:
     """Return some rows; of one value for all (``np.broadcast_to``), that value again."""
+    if isinstance(column, Coded):
+        return column.rows(index)  # type: ignore[return-value]
     if column.strides == (0,) and len(column) and isinstance(index, np.ndarray):
         return np.broadcast_to(column[:1].reshape(()), len(index))
     rows: Column = column[index]
@@ -224,7 +227,8 @@ def _picked(column: Column, index: Any) -> Column:
 class PlanTable:
     """Many plans: the fields of Plan as columns.
 
-    Fields whose values are words hold indices into the lists of ``WORDS``.
+    Fields whose values are words hold indices into the lists of ``WORDS``. Columns of very many
+    plans are by their values (``coded``): formulas want them ``plain``, or factored.
     """
 
     data_parallel: Column
@@ -331,6 +335,10 @@ class PlanTable:
         if isinstance(index, np.ndarray) and index.dtype == bool:
             index = np.flatnonzero(index)
         return PlanTable(**{f.name: _picked(getattr(self, f.name), index) for f in fields(self)})
+
+    def plain(self) -> PlanTable:
+        """Return the same with a value in each row of every column."""
+        return PlanTable(**{f.name: plain(getattr(self, f.name)) for f in fields(self)})
 
     def plan(self, row: int) -> Plan:
         """Return one row as a Plan."""

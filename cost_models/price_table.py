@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columns import Column
-from cost_models.estimate import Setting, block_seconds, block_time, price, stages_of
-from cost_models.factored_table import at_one_level, factored, whole
+from cost_models.estimate import STAGES_BY, Setting, block_seconds, block_time, price, stages_of
+from cost_models.factored_table import at_one_level, factored, mask_of, whole
 from cost_models.host_memory import HostBytes
 from cost_models.largest_sums import MISSING, largest_sums
-from cost_models.levels import Frame, Index
+from cost_models.levels import Frame, Index, distinct
 from cost_models.memory import rank_host_bytes, rank_places
 from cost_models.pipeline_time import pipeline_bound
 from cost_models.plan import PlanTable
@@ -30,6 +30,7 @@ from cost_models.step_only import step_times
 from cost_models.step_time import RankSeconds, owners
 
 Floats = NDArray[np.float64]
+AT_ONCE: Final = 1_000_000  # plans of one group
 FEW: Final = 1_000  # plans for which distinct rows are not worth finding
 COUNTS: Final = (
     "index",
@@ -56,7 +57,7 @@ class Figures:
 def price_table(setting: Setting, table: PlanTable) -> Figures:
     """Price legal plans."""
     if _few(setting, table):
-        priced = price(setting, table)
+        priced = price(setting, table.plain())
         return Figures(priced.step, priced.peak, priced.host)
     step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
     for rows, group in _groups(setting, table):
@@ -68,8 +69,10 @@ def price_table(setting: Setting, table: PlanTable) -> Figures:
 
 def table_memory(setting: Setting, table: PlanTable) -> tuple[Floats, HostBytes]:
     """Return the peaks of legal plans, and what they have on hosts."""
+    if len(table) == 0:
+        return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
     if _few(setting, table):
-        priced = price(setting, table)
+        priced = price(setting, table.plain())
         return priced.peak, priced.host
     peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
     for rows, group in _groups(setting, table):
@@ -81,8 +84,10 @@ def table_memory(setting: Setting, table: PlanTable) -> tuple[Floats, HostBytes]
 
 def table_steps(setting: Setting, table: PlanTable) -> Floats:
     """Return the steps of legal plans."""
+    if len(table) == 0:
+        return np.zeros(0)
     if _few(setting, table):
-        return step_times(setting, table)[0]
+        return step_times(setting, table.plain())[0]
     step = np.empty(len(table))
     for rows, group in _groups(setting, table):
         step[rows] = _steps(setting, group)
@@ -102,11 +107,13 @@ def _groups(setting: Setting, table: PlanTable) -> Iterator[tuple[Index, _Group]
         kinds = tuple(dict.fromkeys(_kind(rank) for rank in ranks))
         groups.setdefault(kinds, []).append(number)
     for kinds, blocks in groups.items():
-        position = np.full(len(contents), -1)
-        position[blocks] = np.arange(len(blocks))
-        rows = np.flatnonzero(position[block] >= 0)
-        of_blocks = [contents[b] for b in blocks]
-        yield rows, _Group.of(table.rows(rows), position[block[rows]], of_blocks, kinds)
+        mine = np.zeros(len(contents), dtype=bool)
+        mine[blocks] = True
+        rows = np.flatnonzero(mine[block])
+        for part in np.array_split(rows, -(-len(rows) // AT_ONCE)):
+            there, position = distinct(block[part])
+            of_blocks = [contents[b] for b in there]
+            yield part, _Group.of(table.rows(part), position, of_blocks, kinds)
 
 
 def _kind(rank: PipelineRank) -> tuple[Any, ...]:
@@ -153,7 +160,8 @@ class _Group:
         table, frame = factored(plain)
         number = np.zeros(1, dtype=np.intp)
         if len(contents) > 1:
-            number = Column(frame.add(block, len(contents)), np.arange(len(contents)))  # type: ignore[assignment]
+            level = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
+            number = Column(level, np.arange(len(contents)))  # type: ignore[assignment]
         columns = [
             _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
             for slot in slots
@@ -214,7 +222,7 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
             np.stack([passes[kind * len(seconds) + slot][rows] for slot in range(len(seconds))])
             for kind in range(len(names))
         ]
-        few = group.plain.rows(level.rows[rows])
+        few = group.plain.rows(level.rows[rows]).plain()
         found[rows] = pipeline_bound(few, *(one[owner] for one in each))
     return Column(level, found)
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from cost_models.estimate import Setting
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
+from cost_models.price_table import table_steps
 from cost_models.schedules import SPLIT_CODES
 from cost_models.step_only import step_times
 from cost_models.uncertainty import memory_spread
 from planner.gpu_figures import MEMORY, ScaledFigure, figures
 from planner.plan_words import same_layout
-from planner.search import memory_in_chunks, search, steps_in_chunks
+from planner.search import peaks_and_hosts, search
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes
 
@@ -142,7 +143,7 @@ def priced_choices(
     )
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
-    step, (peak, host) = steps_in_chunks(setting, joined), memory_in_chunks(setting, joined)
+    step, (peak, host) = table_steps(setting, joined), peaks_and_hosts(setting, joined)
     upper = 1.0 + memory_spread(setting.software.name).above
     found = Choices(
         setting,

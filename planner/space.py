@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.coded import Coded, coded
 from cost_models.model import ModelSpec
 from cost_models.plan import (
     CONTEXT_METHODS,
@@ -77,7 +77,8 @@ def enumerate_plans(
 
     ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
-    return _expand(_blocks(model, workload, num_gpus, fixed, offloads), fixed)
+    blocks = _coded(_blocks(model, workload, num_gpus, fixed, offloads))
+    return _expand(blocks, fixed).plain()
 
 
 def plan_slabs(
@@ -88,7 +89,7 @@ def plan_slabs(
     *,
     offloads: Sequence[str] = ("none",),
 ) -> Iterator[PlanTable]:
-    """Yield the rows of ``enumerate_plans`` in tables of about SLAB candidates."""
+    """Yield the rows of ``enumerate_plans`` in tables of about SLAB candidates, by values."""
     blocks = _blocks(model, workload, num_gpus, fixed, offloads)
     sizes = [block.size for block in blocks]
     total = sum(sizes)
@@ -97,6 +98,7 @@ def plan_slabs(
             f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
+    blocks = _coded(blocks)
     begin = candidates = 0
     for end, size in enumerate(sizes, start=1):
         candidates += size
@@ -178,13 +180,9 @@ def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]
 class _Block(NamedTuple):
     """All plans of one grid: its own columns, and choices that are multiplied with each other."""
 
-    same: dict[str, int]
-    choices: tuple[tuple[tuple[str, ...], NDArray[np.int64]], ...]  # names, and rows of values
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many rows each choice has."""
-        return tuple(len(values) for _, values in self.choices)
+    same: dict[str, Any]
+    choices: tuple[dict[str, Any], ...]  # columns of each choice, one below the other
+    sizes: tuple[int, ...]  # how many rows each choice has
 
     @property
     def size(self) -> int:
@@ -221,6 +219,10 @@ def _block(
         ("recompute",): [RECOMPUTE.index(word) for word in recompute],
         ("offload",): [OFFLOADS.index(word) for word in offload],
     }
+    columns = tuple(
+        dict(zip(names, np.array(values).reshape(len(values), len(names)).T, strict=True))
+        for names, values in choices.items()
+    )
     return _Block(
         {
             "data_parallel": data,
@@ -229,10 +231,8 @@ def _block(
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
         },
-        tuple(
-            (names, np.array(values, dtype=np.int64).reshape(len(values), len(names)))
-            for names, values in choices.items()
-        ),
+        columns,
+        tuple(map(len, choices.values())),
     )
 
 
@@ -293,26 +293,45 @@ def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tu
     return [(size, share // size) for size in divisors(share)]
 
 
+def _coded(blocks: list[_Block]) -> list[_Block]:
+    """Return the same blocks with columns by the values that all of them together have."""
+
+    def each(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = {name: coded([_typed(name, one[name]) for one in columns]) for name in columns[0]}
+        return [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
+
+    same = each([block.same for block in blocks])
+    choices = [each(list(of_all)) for of_all in zip(*(b.choices for b in blocks), strict=True)]
+    return [
+        _Block(mine, one, block.sizes)
+        for mine, one, block in zip(same, zip(*choices, strict=True), blocks, strict=True)
+    ]
+
+
+def _typed(name: str, values: Any) -> NDArray[Any]:
+    return np.atleast_1d(np.asarray(values, dtype=np.bool_ if name in FLAGS else np.int64))
+
+
 def _expand(blocks: list[_Block], fixed: Mapping[str, Any]) -> PlanTable:
-    """Multiply out the choices of every block into columns."""
-
-    @cache  # few sizes are different
-    def positions(*sizes: int) -> list[NDArray[np.int64]]:
-        return [places.ravel() for places in np.indices(sizes, dtype=np.int32)]
-
-    columns: dict[str, Any] = {}
+    """Multiply out the choices of every block into columns, by values."""
     lengths = [block.size for block in blocks]
-    for name in blocks[0].same:
-        columns[name] = np.repeat(np.array([block.same[name] for block in blocks]), lengths)
-    for number, (names, _) in enumerate(blocks[0].choices):
-        for column, name in enumerate(names):
-            parts = [
-                block.choices[number][1][:, column].take(positions(*block.sizes)[number])
-                for block in blocks
-            ]
-            values = np.concatenate(parts)
-            columns[name] = values.astype(np.bool_) if name in FLAGS else values
+    ends = np.cumsum(lengths).tolist()
+    columns: dict[str, Any] = {}
+    for name, first in blocks[0].same.items():
+        codes = np.concatenate([block.same[name].codes for block in blocks])
+        columns[name] = _column(first.values, np.repeat(codes, lengths))
+    for number, choice in enumerate(blocks[0].choices):
+        for name, first in choice.items():
+            codes = np.empty(ends[-1], dtype=first.codes.dtype)
+            for block, end in zip(blocks, ends, strict=True):
+                size, inner = block.sizes[number], prod(block.sizes[number + 1 :])
+                mine = codes[end - block.size : end].reshape(-1, size, inner)
+                mine[...] = block.choices[number][name].codes[:, None]
+            columns[name] = _column(first.values, codes)
     for name, value in _pinned(fixed).items():
-        one = np.array(value, dtype=np.bool_ if name in FLAGS else np.int64)
-        columns[name] = np.broadcast_to(one, sum(lengths))
+        columns[name] = np.broadcast_to(_typed(name, value)[0], ends[-1])
     return PlanTable(**columns)
+
+
+def _column(values: NDArray[Any], codes: NDArray[Any]) -> Any:
+    return Coded(values, codes) if len(values) > 1 else np.broadcast_to(values[0], len(codes))

@@ -352,7 +352,7 @@ def test_a_networkx_graph_is_planned_on() -> None:
 def test_a_table_is_priced_as_every_row_alone(box: Cluster) -> None:
     setting = replace(make_setting("mixtral", global_batch_size=32), cluster=box)
     (slab, *_) = plan_slabs(setting.model, setting.workload, 8, {})
-    legal = slab.rows(legality_codes(question_of(setting), slab) == 0)
+    legal = slab.rows(legality_codes(question_of(setting), slab) == 0).plain()
     rows = np.random.default_rng(0).choice(len(legal), 10, replace=False)
     whole = price_table(setting, legal).step[rows]
     alone = [float(price(setting, legal.rows([row])).step[0]) for row in rows.tolist()]

@@ -103,7 +103,8 @@ def test_a_larger_top_only_adds_plans() -> None:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = make_setting("llama", "8xA100-80GB")
     whole = search(setting)
-    monkeypatch.setattr("planner.search.CHUNK", 17)
+    monkeypatch.setattr("planner.space.SLAB", 17)
+    monkeypatch.setattr("cost_models.price_table.AT_ONCE", 500)
     chunked = search(setting)
     assert chunked.plans == whole.plans
     assert chunked.counts == replace(whole.counts, seconds=chunked.counts.seconds)
