@@ -213,6 +213,18 @@ def adapter_bytes_per_token(
     return compute_bytes * total
 
 
+def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
+    """Elements a token of the outputs of a layer's matrices that have a bias."""
+    matrices = {w.name.rpartition(".")[0] for w in kind.weights if w.role == "linear"}
+    total: Real = 0.0
+    for weight in kind.weights:
+        stem, _, last = weight.name.rpartition(".")
+        if last == "bias" and stem in matrices:
+            over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+            total = total + weight.numel / over
+    return total
+
+
 def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
     """Bytes that a pass moves to turn a layer's 4-bit weights into what is multiplied."""
     total: Real = 0.0
@@ -321,10 +333,12 @@ def layer_seconds(
         )
         + adapter_bytes_per_token(kind, compute_bytes, tensor_parallel, software)
     ) * (tokens / rate.memory)
+    biased = compute_bytes * tokens / rate.memory * bias_elements(kind, tensor_parallel)
     unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / rate.memory
     params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
     added = software.gradient_accumulation_bytes * params / rate.memory
-    forward, back = matrices.forward + core + moved + unpacked, matrices.inputs + unpacked
+    forward = matrices.forward + core + moved + unpacked + software.bias_accesses * biased
+    back = matrices.inputs + unpacked + software.bias_gradient_accesses * biased
     if rate.core is not None:  # fp8
         cast = software.fp8_cast_bytes / rate.memory
         to_inputs, to_outputs = cast_elements(kind, tensor_parallel)

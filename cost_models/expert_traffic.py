@@ -16,6 +16,9 @@ from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.stages import PipelineRank
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
+from hardware_profiles.schema import Cluster
+from hardware_profiles.software import SoftwareProfile
+from hardware_profiles.spans import domains_spanned
 
 COUNT_BYTES = 8.0  # an int64
 
@@ -62,3 +65,25 @@ def routed_tokens(workload: Workload, table: PlanTable) -> Real:
     """
     tokens = rank_tokens(workload, table)
     return tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
+
+
+def copies_of(model: ModelSpec) -> int:
+    """Experts that a token goes to; 0 where there are none."""
+    return max(kind.feed_forward.experts_per_token for kind in model.kinds)
+
+
+def exposed_exchange(
+    traffic: Real, passes: Real, cluster: Cluster, software: SoftwareProfile, table: PlanTable
+) -> Real:
+    """Seconds of a micro-batch's exchange that nothing hides.
+
+    ``hides_exchange_between_nodes``: where experts lie in several NVLink domains, another
+    micro-batch's ``passes`` run meanwhile; a hidden second costs computation
+    ``data_parallel_interference`` seconds.
+    """
+    if not software.hides_exchange_between_nodes:
+        return traffic
+    stride = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
+    spans = domains_spanned(cluster, table.expert_parallel, stride) > 1.0
+    hidden = np.where(spans, np.minimum(traffic, passes), 0.0)
+    return traffic - (1.0 - software.data_parallel_interference) * hidden

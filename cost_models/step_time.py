@@ -28,6 +28,7 @@ from cost_models.communication import gradient_sums, pass_traffic
 from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
+from cost_models.expert_traffic import copies_of, exposed_exchange
 from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
 from cost_models.host_memory import NVME
@@ -218,7 +219,9 @@ def rank_seconds(
     traffic = pass_traffic(model, workload, table, rank)
     if software.scatters_stage_messages:
         traffic = scattered(traffic, table)
-    by_axis = axis_seconds(traffic, cluster, software, table)
+    by_axis = axis_seconds(
+        traffic, cluster, software, table, copies=copies_of(model) * software.exchanges_once_a_node
+    )
     sums = axis_seconds(gradient_sums(model, workload, table, rank), cluster, software, table)
     tensor_forward, tensor_backward = tensor_seconds(
         by_axis["tensor"] / table.num_microbatches, later, software, table
@@ -270,7 +273,13 @@ def rank_seconds(
         backward=backward + again + host_backward,
         # a pass that waits for its host waits in both of its halves
         weights=later * (backward + again + host_backward) / (backward + again),
-        expert_communication=by_axis["expert"] / table.num_microbatches,
+        expert_communication=exposed_exchange(
+            by_axis["expert"] / table.num_microbatches,
+            forward + backward + again,
+            cluster,
+            software,
+            table,
+        ),
         data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
         replica_communication=by_axis["replicate"],
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)

@@ -27,6 +27,7 @@ from cost_models.traffic import Traffic
 from hardware_profiles.cluster import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.schema import Cluster, Figure, Tier
 from hardware_profiles.software import SoftwareProfile
+from hardware_profiles.spans import exchange_bandwidth
 from hardware_profiles.topology import accelerators_below, with_bandwidths
 
 
@@ -129,8 +130,13 @@ def axis_seconds(
     cluster: Cluster,
     software: SoftwareProfile,
     table: PlanTable,
+    *,
+    copies: int = 0,
 ) -> dict[str, Real]:
-    """Seconds of all traffic of a rank in one step, by axis."""
+    """Seconds of all traffic of a rank in one step, by axis.
+
+    ``copies``: experts a token goes to, where it goes to a node once (``exchange_bandwidth``).
+    """
     measured = cluster.accelerator.device == "cpu"
     if not measured:
         cluster = achieved(cluster, software.bus_efficiency, software.network_efficiency)
@@ -150,11 +156,15 @@ def axis_seconds(
             hop = on_distinct_rows(mean_hop_latency)(cluster, ranks, stride)
         for kind in KINDS:
             if (axis, kind) in traffic:
+                reached = bandwidth
+                if kind == "all_to_all":
+                    once = copies if axis == "expert" else 0
+                    reached = exchange_bandwidth(cluster, ranks, stride, copies=once)
                 total = total + traffic_seconds(
                     kind,
                     traffic[axis, kind],
                     ranks,
-                    bandwidth,
+                    reached,
                     latency,
                     hop=hop,
                     gloo=measured,

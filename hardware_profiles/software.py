@@ -93,6 +93,8 @@ class SoftwareProfile:
     activation_accesses: float  # per FFN element
     rotary_accesses: float  # per query/key element
     dropout_accesses: float  # per element that a dropout on its own masks
+    bias_accesses: float  # per element of a matrix's output, forward, where it has a bias
+    bias_gradient_accesses: float  # the same, backward: what adds the gradient up over tokens
     eager_scores_accesses: float  # per head and pair of tokens
     adapter_input_accesses: float  # per adapted matrix and input element
     adapter_output_accesses: float  # per adapted matrix and output element
@@ -120,6 +122,10 @@ class SoftwareProfile:
     chunks_tensor_traffic: bool  # chunk by chunk behind the matmuls before or after it
     gathers_behind_forward: bool  # ZeRO-1 and 2: new weights, behind the first forward pass
     hides_tensor_reduction: bool  # of inputs' gradients, behind the matmuls of weights' gradients
+    exchanges_once_a_node: (
+        bool  # a token goes to a node once, however many of its experts are there
+    )
+    hides_exchange_between_nodes: bool  # of experts' tokens, behind another micro-batch's passes
     scatters_stage_messages: bool  # each tensor-parallel rank sends its part, gathered over there
     # attention kernel
     flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done

@@ -32,7 +32,9 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
     return domains
 
 
-def exchange_bandwidth(cluster: Cluster, group_size: Count, stride: Count) -> Column:
+def exchange_bandwidth(
+    cluster: Cluster, group_size: Count, stride: Count, *, copies: int = 0
+) -> Column:
     """Return W such that an exchange of all with all takes (n - 1)/n B / W.
 
         min over the tiers crossed of  w (n - 1) / (n - m)       m members of a group in a domain
@@ -40,6 +42,10 @@ def exchange_bandwidth(cluster: Cluster, group_size: Count, stride: Count) -> Co
     Of what a rank has, the part for the n - m others leaves the domain by its own share w of the
     tier, as all ranks exchange at once. A ring leaves a domain once for all of its members there,
     which is why ``cluster.group_link`` gives it m w.
+
+    ``copies``: of what a rank has, so many rows are one token on its way to as many experts, and
+    one of them goes to a domain, where it is forwarded. Of N = n / m domains k experts without
+    preference are in N (1 - (1 - 1/N)^k), so that the network has that over k to carry.
 
     On an irregular tree of links it is what a ring has.
 
@@ -64,5 +70,8 @@ def exchange_bandwidth(cluster: Cluster, group_size: Count, stride: Count) -> Co
         leaves = (members < size) & (cluster.num_gpus > domain.domain_size)
         others = np.where(leaves, size - np.minimum(members, size), 1)
         share = outer.bandwidth.value * (size - 1.0) / others
+        if copies:
+            domains = np.maximum(1.0, size / np.minimum(members, size))
+            share = share * copies / (domains * (1.0 - (1.0 - 1.0 / domains) ** copies))
         bandwidth = np.where(leaves, np.minimum(bandwidth, share), bandwidth)
     return bandwidth

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from samples import sample_model
 
 from cost_models.communication import rank_traffic
-from cost_models.expert_traffic import routed_tokens
+from cost_models.expert_traffic import copies_of, exposed_exchange, routed_tokens
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.stages import even_rank_contents
+from cost_models.traffic import Traffic
+from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
+from hardware_profiles.software import software_profile
+from hardware_profiles.spans import exchange_bandwidth
+from hardware_profiles.spec import parse_cluster
 
+# 2 nodes of 8 with a NIC of 50 GB/s for each accelerator
+CLUSTER = parse_cluster("2x8xH100-SXM-80GB")
 WORKLOAD = Workload(seq_len=64, global_batch_size=8)
 MODEL = sample_model("mixtral")  # 4 experts, 2 for each token, 4 layers
 PLANS = [
@@ -77,3 +86,30 @@ def test_more_ranks_for_the_experts_never_hold_more_of_them() -> None:
     table = PlanTable.from_plans([Plan(4, 2, expert_parallel=n) for n in (1, 2, 4)])
     assert (np.diff(table_parameters(MODEL, rank, table).total) < 0).all()
     assert (routed_tokens(WORKLOAD, table) == 64).all()
+
+
+def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
+    plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
+    table, software = PlanTable.from_plans(plans), software_profile("shardplan")
+    sent = {("expert", "all_to_all"): Traffic(np.ones(2), np.full(2, 1e9))}
+    across, inside = axis_seconds(sent, CLUSTER, software, table)["expert"]
+    # half of a rank's bytes are for the other node
+    assert across == pytest.approx(0.5e9 / (0.94 * 50e9), rel=0.03)
+    assert inside == pytest.approx(7 / 8 * 1e9 / (0.764 * 450e9), rel=0.03)
+    # to k = 8 experts on two nodes: the other is among them but for 1 of 256 tokens, once
+    once = axis_seconds(sent, CLUSTER, software, table, copies=8)["expert"]
+    assert once[1] == inside
+    bandwidth = float(exchange_bandwidth(CLUSTER, 16, 1, copies=8))
+    assert bandwidth == pytest.approx(50e9 * 15 / 8 * 8 / (2 * (1 - 0.5**8)))
+    assert copies_of(MODEL) == 2
+    assert copies_of(sample_model("llama")) == 0
+
+
+def test_another_micro_batch_hides_what_leaves_a_node() -> None:
+    plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
+    table, waits = PlanTable.from_plans(plans), software_profile("nemo")
+    hides = replace(waits, hides_exchange_between_nodes=True)
+    for traffic, left in [(4.0, 1.0), (12.0, 4.5)]:  # behind passes of 10 seconds, at a quarter
+        found = exposed_exchange(traffic, 10.0, CLUSTER, hides, table)
+        assert found.tolist() == [left, traffic], "inside a node it is waited for"
+        assert exposed_exchange(traffic, 10.0, CLUSTER, waits, table) == traffic

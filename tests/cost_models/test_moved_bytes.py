@@ -13,6 +13,7 @@ from cost_models import matmul
 from cost_models.adapters import adapted
 from cost_models.compute import (
     adapter_bytes_per_token,
+    bias_elements,
     dequantised_bytes,
     elementwise_bytes_per_token,
     layer_seconds,
@@ -196,3 +197,35 @@ def test_what_is_hidden_is_not_waited_for(change: dict[str, Any], part: str) -> 
         for s in (usual, replace(usual, **change))
     ]
     assert times[1] < times[0]
+
+
+def test_biases_cost_what_reads_and_writes_them() -> None:
+    gpt2 = sample_model("gpt2")
+    (kind,), hidden = gpt2.kinds, gpt2.hidden_size
+    # queries, keys and values, output, two of the MLP, each with a bias
+    assert float(bias_elements(kind, 1)) == (3 + 1 + 4 + 1) * hidden
+    assert float(bias_elements(kind, 2)) == (3 / 2 + 1 + 4 / 2 + 1) * hidden
+    assert bias_elements(sample_model("llama").kinds[0], 1) == 0
+
+    def passes(**changes: float) -> tuple[float, float]:
+        software = replace(EAGER, bias_accesses=0.0, bias_gradient_accesses=0.0)
+        layer = layer_seconds(
+            kind,
+            hidden,
+            128,
+            512.0,
+            tensor_parallel=1,
+            sequence_parallel=False,
+            recompute_full=False,
+            recompute_core=False,
+            kernel="flash",
+            compute_bytes=2.0,
+            rate=Rates(1e30, 1e12, 0.0, False),
+            software=replace(software, **changes),
+        )
+        return float(layer.forward), float(layer.backward)
+
+    once = 2.0 * 9 * hidden * 512 / 1e12
+    forward, backward = passes()
+    assert passes(bias_gradient_accesses=1.0) == pytest.approx((forward, backward + once))
+    assert passes(bias_accesses=2.0) == pytest.approx((forward + 2 * once, backward))
