@@ -22,7 +22,7 @@ table 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -169,3 +169,13 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
         )
         seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * np.sum(x.f + x.i, axis=0)
     return seconds
+
+
+def owners(places: Sequence[Sequence[int]]) -> NDArray[np.intp]:
+    """Return, for every pipeline rank, which of the contents it has.
+
+    >>> owners([[0], [1, 2], [3]]).tolist()
+    [0, 1, 1, 2]
+    """
+    order = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
+    return np.repeat(np.arange(len(places)), [len(ranks_of) for ranks_of in places])[order]

@@ -22,12 +22,12 @@ from cost_models.host_memory import HostBytes
 from cost_models.largest_sums import MISSING, largest_sums
 from cost_models.levels import Frame, Index, distinct
 from cost_models.memory import rank_host_bytes, rank_places
-from cost_models.pipeline_time import pipeline_bound
+from cost_models.pipeline_time import owners, pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.step_only import step_times
-from cost_models.step_time import RankSeconds, owners
+from cost_models.step_time import RankSeconds
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from cost_models.estimate import Priced, Setting, block_seconds, block_time, stages_of
 from cost_models.pipeline_simulation import makespan
+from cost_models.pipeline_time import owners
 from cost_models.plan import Plan, PlanTable, Schedule
 from cost_models.schedules import stages_of_rank
-from cost_models.step_time import owners
 
 Floats = NDArray[np.float64]
 PASSES = ("forward_pass", "backward_pass", "weights")

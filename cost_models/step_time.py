@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapters import trainable_part
@@ -42,7 +41,7 @@ from cost_models.offload import (
     without_offload,
 )
 from cost_models.optimizer_states import RULES, update_accesses, update_flops
-from cost_models.pipeline_time import pipeline_bound
+from cost_models.pipeline_time import owners, pipeline_bound
 from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.rates import Rates
@@ -329,16 +328,6 @@ def exposed_data_seconds(
     whole = rank.data_communication + rank.replica_communication
     exposed = np.maximum(0.0, np.maximum(last, whole - window))
     return exposed + hiding.interference * (whole - exposed)
-
-
-def owners(places: Sequence[Sequence[int]]) -> NDArray[np.intp]:
-    """Return, for every pipeline rank, which of the contents it has.
-
-    >>> owners([[0], [1, 2], [3]]).tolist()
-    [0, 1, 1, 2]
-    """
-    order = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
-    return np.repeat(np.arange(len(places)), [len(ranks_of) for ranks_of in places])[order]
 
 
 def step_seconds(
