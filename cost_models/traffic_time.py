@@ -159,7 +159,9 @@ def axis_seconds(
                 reached = bandwidth
                 if kind == "all_to_all":
                     once = copies if axis == "expert" else 0
-                    reached = exchange_bandwidth(cluster, ranks, stride, copies=once)
+                    reached = on_distinct_rows(exchange_bandwidth)(
+                        cluster, ranks, stride, copies=once
+                    )
                 total = total + traffic_seconds(
                     kind,
                     traffic[axis, kind],
