@@ -25,6 +25,7 @@ from typing import Final
 
 import numpy as np
 
+from cost_models.adapters import embedding_is_frozen
 from cost_models.arrays import Flag, Real
 from cost_models.columns import by_value
 from cost_models.gradients import rearranged_bytes
@@ -132,7 +133,12 @@ class Blocks:
             table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
             if alone
             else zeros,
-            behind=(params.embedding if rank.first else params.largest_layer) + zeros,
+            behind=(
+                params.embedding
+                if rank.first and not embedding_is_frozen(model)
+                else params.largest_layer
+            )
+            + zeros,
             turns_once=by_value(
                 (table.pipeline_schedule == DUALPIPEV)
                 & (table.num_microbatches == 2 * table.pipeline_parallel)

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.adapters import embedding_is_frozen
+from cost_models.adapters import embedding_is_frozen, projection_is_frozen
 from cost_models.arrays import Count, Real
 from cost_models.context_parallel import context_traffic, rank_tokens
 from cost_models.expert_traffic import expert_traffic
@@ -236,7 +236,8 @@ def tensor_traffic(
     the keys with positions. The backward pass gathers the input of a column-cut matrix again
     instead of keeping it. Recomputation stops at the last tensor that is needed: the layer's last
     collective is left out, unless a norm or a dropout follows it.
-    Once a step gradients of whole tensors are added up beside this: ``gradient_sums``.
+    Once a step gradients of whole tensors are added up beside this: ``gradient_sums``. Layers below
+    all that is trained have the forward part alone.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
@@ -247,29 +248,38 @@ def tensor_traffic(
     layers = list(zip(rank.kind_counts, model.kinds, strict=True))
     steps = [(n, layer_steps(model, kind, table)) for n, kind in layers if n]
     zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    columns = sum((step.columns.times(n) for n, step in steps), start=zero)
-    wholes = sum((step.wholes.times(n) for n, step in steps), start=zero)
+    # layers below all that is trained have a forward pass alone
+    walked = [0.0 if kind.idle else 1.0 for n, kind in layers if n]
+    back = [(n * there, step) for there, (n, step) in zip(walked, steps, strict=True)]
+    columns = sum((step.columns.times(n) for n, step in back), start=zero)
     rows = sum((step.rows.times(n) for n, step in steps), start=zero)
-    splits = sum((step.splits.times(n) for n, step in steps), start=zero)
+    splits = sum((step.splits.times(n) for n, step in (*steps, *back)), start=zero)
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    counts = zip(rank.recomputed, rank.kind_counts, strict=True)
-    repeats = zip([n * again for n, count in counts if count], steps, strict=True)
-    twice = [(n, step) for n, (_, step) in repeats]
+    counts = [
+        n * again for n, count in zip(rank.recomputed, rank.kind_counts, strict=True) if count
+    ]
+    repeats = zip(counts, walked, steps, strict=True)
+    twice = [(n * there, step) for n, there, (_, step) in repeats]
     rows_again = sum((step.rows_again.times(n) for n, step in twice), start=zero)
     inputs_again = sum(((step.columns + step.wholes).times(n) for n, step in twice), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
-    inputs = columns + wholes + outer.times(1.0 * rank.decoders)
+    read = outer.times(1.0 * rank.decoders)
+    inputs = sum(((step.columns + step.wholes).times(n) for n, step in steps), start=read)
+    turned = sum(((step.columns + step.wholes).times(n) for n, step in back), start=read)
     lookups = first + float(bool(rank.bridge))
-    plain = rows + inputs + rows_again + outer.times(lookups + last)
-    idle = sum((1.0 * n * _untrained(kind) for n, kind in layers), start=0.0)
-    gathers = columns + inputs + outer.times(-idle) + rows + inputs_again
-    # nothing before the first layer asks for a gradient where the embedding is frozen
-    gathers += outer.times(last if embedding_is_frozen(model) else lookups + 2.0 * last)
+    plain = rows + turned + rows_again + outer.times(lookups + last)
+    rows_back = sum((step.rows.times(n) for n, step in back), start=zero)
+    untrained = sum((1.0 * n * _untrained(kind) for n, kind in layers if not kind.idle), start=0.0)
+    gathers = columns + inputs + outer.times(-untrained) + rows_back + inputs_again
+    # nothing before the first layer asks for a gradient where the embedding is frozen, and only a
+    # projection that is trained asks for its input again
+    gathers += outer.times(0.0 if embedding_is_frozen(model) else lookups)
+    gathers += outer.times(last if projection_is_frozen(model) else 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
     whole_norms = sum(
-        2.0 * n + r * again
+        n if kind.idle else 2.0 * n + r * again
         for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
         if kind.attention.qk_norm == "all"
     )
@@ -283,7 +293,7 @@ def tensor_traffic(
     reductions = loss.times(active) + moved(plain, 1.0 - along)
     return {
         ("tensor", "all_reduce"): reductions,
-        ("tensor", "all_gather"): moved(gathers, along) + moved(splits.times(2.0), 1.0 - along),
+        ("tensor", "all_gather"): moved(gathers, along) + moved(splits, 1.0 - along),
         ("tensor", "reduce_scatter"): moved(plain, along),
     }
 

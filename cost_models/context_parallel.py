@@ -77,7 +77,7 @@ def context_traffic(
                                      forward and once backward; k' = n t where n > k / t
 
     Recomputation repeats the forward part, all but the last all_to_all where only the attention
-    core is computed again.
+    core is computed again. Layers below all that is trained have that part alone, once.
     """
     compute = workload.compute_bytes
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
@@ -91,21 +91,22 @@ def context_traffic(
     parts += [(count - recomputed, 0.0, kind) for count, recomputed, kind in layers]
     for count, again, kind in parts:
         attention, repeats = kind.attention, count * (1.0 * table.num_microbatches)
-        twice = 1.0 + again * core  # forward passes
+        back = 0.0 if kind.idle else 1.0  # below all that is trained: a forward pass alone
+        twice = 1.0 + again * core * back  # forward passes
         narrow = tokens * key_value_bytes(attention, compute, table)
         wide = tokens * key_value_bytes(attention, max(FP32, compute), table)
-        hops = (n - 1.0) * (twice + 1.0)
-        sends += Traffic(hops + n, hops * narrow + n * wide).times(repeats)
-        gathers += Traffic(twice + 1.0, (twice + 1.0) * n * narrow).times(repeats)
-        scatters += Traffic(zero + 1.0, n * wide).times(repeats)
+        hops = (n - 1.0) * (twice + back)
+        sends += Traffic(hops + back * n, hops * narrow + back * n * wide).times(repeats)
+        gathers += Traffic(twice + back, (twice + back) * n * narrow).times(repeats)
+        scatters += Traffic(zero + back, back * n * wide).times(repeats)
         heads = 1.0 * attention.num_heads / t
         keys = sent_key_heads(attention, table) * (attention.head_dim + attention.value_head_dim)
         before = compute * tokens * (heads * attention.head_dim + keys)
         after = compute * tokens * heads * attention.value_head_dim
-        outputs = 2.0 + again * full
-        exchanges += Traffic(twice + 1.0 + outputs, (twice + 1.0) * before + outputs * after).times(
-            repeats
-        )
+        outputs = 1.0 + back + again * full * back
+        exchanges += Traffic(
+            twice + back + outputs, (twice + back) * before + outputs * after
+        ).times(repeats)
 
     def used(method: int) -> Real:
         here = (table.context_parallel > 1) & (table.context_parallel_method == method)

@@ -31,6 +31,7 @@ def expert_traffic(
         counts    8 E        forward (again with full recomputation)
         rows      c n k h    forward twice (again too), there and back; backward twice
 
+    Layers below all that is trained have the forward part alone.
     What a rank is given or gives back depends on the routing, so bytes are the mean over the ranks
     of a group, whose sum does not; the fullest rank moves more where routing is not balanced.
 
@@ -46,9 +47,10 @@ def expert_traffic(
         experts = kind.feed_forward
         if not layers or not experts.num_experts:
             continue
-        times = layers + recomputed * again
+        repeated = 0.0 if kind.idle else recomputed * again
+        times = layers + repeated
         total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
-        times = layers * 4.0 + recomputed * 2.0 * again
+        times = layers * (2.0 if kind.idle else 4.0) + 2.0 * repeated
         rows = compute * model.hidden_size * experts.experts_per_token * tokens
         total += Traffic(times, times * rows)
     active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)

@@ -160,7 +160,9 @@ def hardware_flops_per_step(
     trained += trained_outer_flops_per_token(model)
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
     idle = float(idle_flops_per_token(model, workload.seq_len, core_backward))
-    once -= idle + _unasked_outer(model)
+    once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
+    # ranks that cut the projection compute the gradient of its input anyway
+    unasked = np.where(table.tensor_parallel > 1, 0.0, _unasked_head(model))
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
     ops = np.where(table.recompute == RECOMPUTE.index("selective_ops"), 1.0, 0.0)
@@ -177,7 +179,7 @@ def hardware_flops_per_step(
         of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
         again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
-    return tokens * (once + again + adapters)
+    return tokens * (once - unasked + again + adapters)
 
 
 def _recomputed_layers(
@@ -249,12 +251,11 @@ def trained_outer_flops_per_token(model: ModelSpec) -> float:
     return tied + trained_flops_per_token((*model.embedding, *model.head))
 
 
-def _unasked_outer(model: ModelSpec) -> float:
-    """Backward FLOP for one token of inputs' gradients that nothing outside the layers asks for."""
-    below = embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0
+def _unasked_head(model: ModelSpec) -> float:
+    """Backward FLOP for one token of a gradient of the head's input that nothing asks for."""
     idle = all(model.kinds[kind].idle for kind in model.pattern)
     needed = not idle or any(w.part == "norm" and not w.frozen for w in model.head)
-    return below + (0.0 if needed else head_flops_per_token(model))
+    return 0.0 if needed else head_flops_per_token(model)
 
 
 def _input_needs_none(model: ModelSpec, kind: LayerKind) -> bool:

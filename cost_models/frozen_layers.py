@@ -30,7 +30,8 @@ def of_frozen_layer(
 ) -> Regions:
     """Return what a layer saves without what only frozen weights would need, adapters added.
 
-        norms        without the normalised copy, c h each (RMS; torch's layer norm keeps its input)
+        norms        without the normalised copy, c h each, or c (a + k) d of queries and keys (RMS;
+                     torch's layer norm keeps its input)
         inputs       without c h of a block none of whose first matrices is adapted
         MLP          without its product c F (of all experts that a token visits), where the last
                      matrix is not adapted, or reads a copy
@@ -43,8 +44,14 @@ def of_frozen_layer(
     their copies.
     """
     frozen = [w for w in kind.weights if w.frozen]
-    norms = [w for w in frozen if w.part == "norm" and w.shape == (hidden_size,)]
+    norms = [w for w in frozen if w.part == "norm"]
+    of_heads = [w for w in norms if w.is_head_norm or w.cut == "heads"]
+    norms = [w for w in norms if w not in of_heads and w.shape == (hidden_size,)]
     dropped = len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software)
+    if of_heads:
+        both = (kind.attention.num_heads + kind.attention.num_kv_heads) * kind.attention.head_dim
+        less = normalised_bytes(kind, both, compute_bytes, software)
+        regions = replace(regions, split=regions.split - less)
     if not frozen or software.frozen_weights_save_inputs:
         return replace(regions, replicated=regions.replicated - dropped)
     adapted = _adapted(kind)
@@ -81,7 +88,7 @@ def of_frozen_layer(
 
 
 def normalised_bytes(
-    kind: LayerKind, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+    kind: LayerKind, hidden_size: float, compute_bytes: float, software: SoftwareProfile
 ) -> float:
     """Bytes of what only the weight of a norm multiplies: c h, in fp32 where the product is."""
     if kind.norm == "layer":  # saved is its input

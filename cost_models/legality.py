@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cost_models.estimate import Setting
 from cost_models.factored_table import factored, whole
 from cost_models.fp8_rules import FP8_RULES
+from cost_models.frozen_rules import FROZEN_RULES
 from cost_models.host_memory import NVME
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.recompute_rules import RECOMPUTE_RULES
@@ -317,25 +318,7 @@ RULES: tuple[Rule, ...] = (
             "tensor and take none (--lora-targets must be attention)"
         ),
     ),
-    Rule(
-        "freeze",
-        lambda q, t: (
-            bool(q.workload.freeze)
-            & (
-                (t.tensor_parallel > 1)
-                | (t.pipeline_parallel > 1)
-                | (t.context_parallel > 1)
-                | (t.expert_parallel > 1)
-                | t.offloads_weights
-            )
-        ),
-        lambda q, p: (
-            f"freeze = {q.workload.freeze}: frozen parts go with data parallelism and ZeRO alone "
-            f"(tensor_parallel {p.tensor_parallel}, pipeline_parallel {p.pipeline_parallel}, "
-            f"context_parallel {p.context_parallel}, expert_parallel {p.expert_parallel} must be "
-            f"1, offload {p.offload} not weights)"
-        ),
-    ),
+    *FROZEN_RULES,
     *FP8_RULES,
     Rule(
         "positions",

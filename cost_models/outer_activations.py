@@ -15,7 +15,7 @@ from cost_models.activations import (
     needs_window_mask,
     norm_bytes,
 )
-from cost_models.adapters import embedding_is_frozen
+from cost_models.adapters import embedding_is_frozen, projection_is_frozen
 from cost_models.arrays import Real
 from cost_models.context_parallel import rank_tokens
 from cost_models.frozen_layers import normalised_bytes
@@ -40,16 +40,19 @@ def embedding_bytes_per_token(
         norm / (t if sp)      of the embedding (BERT, BLOOM)
         c in / (t if sp)      the input of its projection (OPT)
 
-    Where the embedding is frozen, none of that, nor what the first frozen norm would save.
+    Where the embedding is frozen, none of that, nor what the first norm of what is trained would
+    save but for its weight.
     Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
     """
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
     if embedding_is_frozen(model):
-        # the first norm has nothing to differentiate; recomputed, it is not among what is saved
-        frozen = [w.frozen for w in kind.weights if w.part == "norm"]
+        # nothing asks the first norm for its input's gradient; recomputed, it is not among what is
+        # saved
+        walked = [model.kinds[i] for i in model.pattern if not model.kinds[i].idle]
+        kind = walked[0] if walked else kind
         written_out = kind.norm != "layer" and not kind.norms_after
-        counts = rank.first and written_out and all(frozen) and not kind.idle
+        counts = rank.first and written_out and bool(walked)
         saved = np.where(table.recompute < FULL, float(counts), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
@@ -69,7 +72,7 @@ def head_bytes_per_token(
 ) -> tuple[Real, Real, Real, Real]:
     """Return what norm and projection save; logits kept, at the loss, and back.
 
-    norm + c h            of the last norm and of the output projection
+    norm + c h            of the last norm and of the output projection, as far as trained
     c h (1 + activation)  a dense layer before the norm, and its activation (BERT)
     c h                   a projection behind the norm (OPT)
     mask h                dropout behind the last norm (T5)
@@ -82,10 +85,13 @@ def head_bytes_per_token(
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     inputs_over = 1.0 if software.keeps_gathered_inputs else along
     matrices, norms = _matrices(model.head), _norms(model.head)
-    frozen = all(w.frozen for w in model.head or model.embedding)
+    frozen = projection_is_frozen(model)
     tail = norm_bytes(kind, model.hidden_size, compute, software)
-    if frozen:
-        tail = _frozen_norm_bytes(model, kind, compute, software)
+    passing = _frozen_norm_bytes(model, kind, compute, software)
+    if all(w.frozen for w in norms):
+        tail = passing
+    if kind.norm != "layer" and all(model.kinds[i].idle for i in model.pattern):
+        tail -= passing  # nothing below asks for a gradient
     tail *= len(norms)
     for matrix in matrices:
         tail += compute * matrix.shape[-1]

@@ -58,6 +58,7 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
         )
     },
 }
+FREEZE: Final = "freeze="
 LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 
 
@@ -86,14 +87,20 @@ def read(text: str) -> list[Case]:
     """Return the cases of a line: first, second and last stage of a pipeline.
 
     ``llama-3-8b:4 s8192 dp8 zero3``: a preset with 4 layers left, and words of the tables above; a
-    colon in a word comes before its number. ``full:2``: the first 2 layers of every stage.
+    colon in a word comes before its number. ``full:2``: the first 2 layers of every stage;
+    ``freeze=embedding,layers:0-1``: parts that are not trained.
 
     >>> [case.rank for case in read("llama-3-8b:8 s4096 tp2 pp4 m8")]
     [0, 2, 6]
+    >>> read("llama-3-8b:4 freeze=embedding,layers:0-1")[0].file.workload.freeze
+    'embedding,layers:0-1'
     """
     name, *words = text.split()
     values: dict[str, Any] = {"seq_len": 4096, "global_batch_size": 1}
     for word in words:
+        if word.startswith(FREEZE):
+            values["freeze"] = word.removeprefix(FREEZE)
+            continue
         match = re.fullmatch(r"(.*?):?(\d+)", word)
         key, number = match.groups() if match and word not in WORDS else (word, None)
         if key not in WORDS and key not in NUMBERS:

@@ -175,6 +175,13 @@ olmo-2-7b:4 s1024 b2 pp2 m4 full lora:16
 opt-1.3b:4 s1024 b4 pp2 m4 full lora:16
 bert-large:8 s512 b8 pp2 m4 full lora:16
 t5-large:4 s512 b8 pp2 m4 full lora:16
+# frozen parts
+llama-3-8b:4 s4096 dp2 zero2 m2 freeze=embedding,layers:0-1
+llama-3-8b:4 s4096 tp4 sp dp2 zero1 freeze=embedding,layers:0-1
+llama-3-8b:8 s4096 pp2 m4 freeze=embedding,layers:0-1
+mixtral-8x7b:2 s4096 dp8 ep8 zero1 freeze=embedding,layers:0-0
+qwen3-0.6b s2048 dp2 freeze=norms
+olmo-2-7b:4 s2048 tp2 pp2 m2 freeze=norms,layers:1-1
 # documents of one sequence that do not see each other
 llama-3-8b:4 s4096 dp8 zero3 documents
 """

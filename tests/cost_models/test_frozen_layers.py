@@ -17,6 +17,7 @@ from cost_models.adapters import adapted, is_adapted, quantised_bytes
 from cost_models.estimate import Setting, default_layer_ranges, pipeline_rank, price
 from cost_models.families import model_spec
 from cost_models.frozen_layers import sharded_input_bytes
+from cost_models.frozen_parts import with_frozen_parts
 from cost_models.held_activations import layer_bytes
 from cost_models.memory import MOMENTS, rank_timeline
 from cost_models.plan import Plan, PlanTable
@@ -81,6 +82,15 @@ def test_frozen_matrices_save_nothing_of_their_own() -> None:
     adapters = 3.0 * 4096  # the dropped input of one adapter, and its mask
     norms = 2.0 * (4.0 * 4096 + 4.0)
     assert saved_per_layer(one) == pytest.approx(norms + heads + mlp + adapters)
+
+
+def test_frozen_norms_of_queries_and_keys_keep_no_normalised_copy() -> None:
+    """Qwen3: two norms of h 1024, 16 heads of queries and 8 of keys, each of 128; 2 bytes."""
+    model = model_spec(load_preset("qwen3-0.6b").config, name="qwen3")
+    case = setting("qwen3-0.6b", "shardplan", "q", kind="none", adapter_rank=0)
+    frozen = replace(case, model=with_frozen_parts(model, "norms"))
+    less = saved_per_layer(replace(case, model=model)) - saved_per_layer(frozen)
+    assert less == pytest.approx(2.0 * (2 * 1024 + (16 + 8) * 128))
 
 
 def test_our_own_executor_keeps_inputs_of_frozen_matrices() -> None:

@@ -13,6 +13,7 @@ from cost_models.estimate import Priced, Setting, price
 from cost_models.flat_parameters import units
 from cost_models.flops import frozen_flops_per_token, idle_flops_per_token, model_flops_per_step
 from cost_models.frozen_parts import check_freeze, with_frozen_parts, without_adapters_below
+from cost_models.frozen_rules import untrained_stage
 from cost_models.held_activations import layer_bytes
 from cost_models.legality import CODES, legality_codes, question_of
 from cost_models.model import ModelSpec
@@ -172,16 +173,29 @@ def test_frozen_layers_take_less_time_and_none_more_memory() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_only_data_parallel_plans_are_legal() -> None:
+def test_every_stage_needs_something_to_train() -> None:
+    model = frozen("embedding,layers:0-3")
+    halves, pinned = [(0, 4), (4, 8)], [(0, 5), (5, 8)]
+    assert model.num_layers == 8
+    assert (untrained_stage(model, halves), untrained_stage(model, pinned)) == (0, None)
+    assert untrained_stage(frozen("layers:0-3"), halves) is None  # its embedding is trained
+    assert untrained_stage(frozen("layers:4-7,head"), halves) == 1
+    # a tied projection is trained with the embedding
+    tied = frozen("layers:4-7", "llama tied")
+    assert untrained_stage(tied, halves) is None
+
+
+def test_plans_of_every_axis_are_legal() -> None:
     setting, _ = priced("norms")
     plans = [
         Plan(8, zero_stage=3, num_microbatches=2),
         Plan(4, 2, num_microbatches=4),
         Plan(4, 1, 2, num_microbatches=4),
         Plan(4, context_parallel=2, num_microbatches=4),
+        Plan(8, zero_stage=3, offload="weights", num_microbatches=2),
     ]
     codes = legality_codes(question_of(setting), PlanTable.from_plans(plans))
-    assert [CODES[code] for code in codes] == ["legal", "freeze", "freeze", "freeze"]
+    assert [CODES[code] for code in codes] == [*["legal"] * 4, "freeze"]
 
 
 def test_it_travels_in_the_workload() -> None:

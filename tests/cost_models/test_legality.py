@@ -8,6 +8,7 @@ import pytest
 from samples import CONFIGS, llama, make_setting, sample_model
 
 from cost_models.families import model_spec
+from cost_models.frozen_parts import with_frozen_parts
 from cost_models.legality import CODES, RULES, legality_codes, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
@@ -26,6 +27,7 @@ LEGAL = Plan(
 )
 GPT2 = {"model_type": "gpt2", "n_positions": 512, "n_embd": 64, "n_head": 8, "n_layer": 6}
 SIX_KEY_HEADS = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 6}
+FIRST = "embedding,layers:0-3"  # all of the first of two stages
 NARROW_MLP = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 132}
 
 # rule: (changes of the legal plan, changes of the question, words that must be said)
@@ -208,7 +210,16 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("mixtral"), "adapter": "lora"},
         ["adapter lora", "routed experts", "must be attention"],
     ),
-    "freeze": ({}, {"freeze": "norms"}, ["freeze = norms", "tensor_parallel 2", "must be 1"]),
+    "freeze": (
+        {"offload": "weights", "zero_stage": 3},
+        {"freeze": "norms"},
+        ["freeze = norms", "offload weights"],
+    ),
+    "freeze_stages": (
+        {},
+        {"model": with_frozen_parts(llama(), FIRST), "freeze": FIRST},
+        [f"freeze = {FIRST}", "stage 0 of 2 (layers 0 to 3)", "pipeline_parallel 2"],
+    ),
     "fp8": (
         {"tensor_parallel": 2, "data_parallel": 2},
         {"precision": "fp8"},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cost_models.families import model_spec
+from cost_models.frozen_parts import with_frozen_parts
 from cost_models.model import ModelSpec
 from cost_models.outer_activations import embedding_bytes_per_token, head_bytes_per_token
 from cost_models.plan import Plan, PlanTable
@@ -98,3 +99,20 @@ def test_t5_drops_out_at_both_ends_of_both_stacks(stages: int) -> None:
     assert found[-1][0] >= 2 * h  # where the decoder begins
     norm = (4 + 2 + 2) * h + 4
     assert found[-1][1] == norm + h + 2 * h
+
+
+def test_nothing_asks_a_norm_above_frozen_layers_for_its_inputs_gradient() -> None:
+    """Its weight needs what it multiplies (2 h); the fp32 copy and its number are not kept."""
+    model = with_frozen_parts(preset("llama-3-8b"), "embedding,layers:0-1")
+    assert outer(model, Plan()) == (-(4 * 4096 + 4), outer(preset("llama-3-8b"), Plan())[1])
+    assert outer(model, Plan(recompute="full"))[0] == 0.0
+
+
+def test_a_frozen_norm_before_a_trained_projection() -> None:
+    h = 4096
+    frozen = with_frozen_parts(preset("llama-3-8b"), "norms")
+    assert outer(frozen, Plan())[1] == 4 * h + 4 + 2 * h
+    alone = with_frozen_parts(preset("llama-3-8b"), "all-but-head,norms")
+    assert outer(alone, Plan())[1] == 2 * h  # nothing below it is trained
+    tied = with_frozen_parts(preset("llama-3.2-1b"), "norms")
+    assert outer(tied, Plan())[1] == 4 * 2048 + 4 + 2 * 2048  # the table is trained

@@ -33,13 +33,35 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
         {"freeze": "embedding,head", "family": "gpt2", "tied": True},
     ),
     "experts": (Plan(), {"freeze": "layers:0-0", "family": "mixtral"}),
+    "cut matrices, nothing but the projection": (
+        Plan(tensor_parallel=2, sequence_parallel=True),
+        {"freeze": "all-but-head,norms"},
+    ),
+    "a ring, first layers": (Plan(context_parallel=2), {"freeze": "embedding,layers:0-0"}),
+    "cut experts apart, first layers and norms": (
+        Plan(2, tensor_parallel=2, expert_parallel=2, zero_stage=1),
+        {"freeze": "embedding,layers:0-0,norms", "family": "qwen3_moe", "num_layers": 2},
+    ),
+    "stages, first layers, computed again": (
+        Plan(2, pipeline_parallel=2, num_microbatches=2, recompute="full", zero_stage=2),
+        {"freeze": "embedding,layers:0-0", "num_layers": 4},
+    ),
+    "stages of cut matrices, weight gradients later": (
+        Plan(
+            tensor_parallel=2,
+            pipeline_parallel=2,
+            num_microbatches=2,
+            pipeline_schedule="zero_bubble",
+        ),
+        {"freeze": "layers:1-1,norms", "num_layers": 4},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_is_trained_as_by_one_process(name: str) -> None:
     plan, options = CASES[name]
-    found = verified(tiny(plan, num_layers=3, **options))
+    found = verified(tiny(plan, **{"num_layers": 3, **options}))
     assert found.passed
     assert found.gradient_difference <= TOLERANCE
     assert found.weight_difference <= TOLERANCE
