@@ -99,6 +99,7 @@ class Blocks:
         managed = np.logical_or(mixed, (ranks > 1) & sharded)
         zeros = np.zeros(len(table))
         alone = rank.first and rank.last and model.tie_embeddings
+        trains_first = rank.first and not embedding_is_frozen(model)
         lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         return cls(
             compute=workload.compute_bytes,
@@ -133,12 +134,7 @@ class Blocks:
             table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
             if alone
             else zeros,
-            behind=(
-                params.embedding
-                if rank.first and not embedding_is_frozen(model)
-                else params.largest_layer
-            )
-            + zeros,
+            behind=(params.embedding if trains_first else params.largest_layer) + zeros,
             turns_once=by_value(
                 (table.pipeline_schedule == DUALPIPEV)
                 & (table.num_microbatches == 2 * table.pipeline_parallel)

@@ -27,11 +27,12 @@ from cost_models.adapters import embedding_is_frozen, projection_is_frozen
 from cost_models.arrays import Count, Real
 from cost_models.context_parallel import context_traffic, rank_tokens
 from cost_models.expert_traffic import expert_traffic
-from cost_models.model import LayerKind, ModelSpec, Weight
+from cost_models.model import ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.sharding import data_shard, tensor_shape
 from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
+from cost_models.tensor_steps import layer_steps, untrained_steps
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
 from cost_models.zero_plus_plus import gathered_bytes, scattered_bytes
@@ -245,34 +246,30 @@ def tensor_traffic(
     compute = workload.compute_bytes
     m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
     tokens = rank_tokens(workload, table)
-    layers = list(zip(rank.kind_counts, model.kinds, strict=True))
-    steps = [(n, layer_steps(model, kind, table)) for n, kind in layers if n]
     zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    # layers below all that is trained have a forward pass alone
-    walked = [0.0 if kind.idle else 1.0 for n, kind in layers if n]
-    back = [(n * there, step) for there, (n, step) in zip(walked, steps, strict=True)]
-    columns = sum((step.columns.times(n) for n, step in back), start=zero)
-    rows = sum((step.rows.times(n) for n, step in steps), start=zero)
-    splits = sum((step.splits.times(n) for n, step in (*steps, *back)), start=zero)
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    counts = [
-        n * again for n, count in zip(rank.recomputed, rank.kind_counts, strict=True) if count
+    # how often each step runs: forward; backward and again, not below all that is trained
+    steps = [
+        (n, 0 if kind.idle else n, 0 if kind.idle else r * again, layer_steps(model, kind, table))
+        for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
+        if n
     ]
-    repeats = zip(counts, walked, steps, strict=True)
-    twice = [(n * there, step) for n, there, (_, step) in repeats]
-    rows_again = sum((step.rows_again.times(n) for n, step in twice), start=zero)
-    inputs_again = sum(((step.columns + step.wholes).times(n) for n, step in twice), start=zero)
+    columns = sum((step.columns.times(back) for _, back, _, step in steps), start=zero)
+    rows = sum((step.rows.times(n) for n, _, _, step in steps), start=zero)
+    rows_back = sum((step.rows.times(back) for _, back, _, step in steps), start=zero)
+    rows_again = sum((step.rows_again.times(r) for _, _, r, step in steps), start=zero)
+    splits = sum((step.splits.times(n + back) for n, back, _, step in steps), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
     read = outer.times(1.0 * rank.decoders)
-    inputs = sum(((step.columns + step.wholes).times(n) for n, step in steps), start=read)
-    turned = sum(((step.columns + step.wholes).times(n) for n, step in back), start=read)
+    inputs = sum((step.inputs.times(n) for n, _, _, step in steps), start=read)
+    turned = sum((step.inputs.times(back) for _, back, _, step in steps), start=read)
+    inputs_again = sum((step.inputs.times(r) for _, _, r, step in steps), start=zero)
     lookups = first + float(bool(rank.bridge))
     plain = rows + turned + rows_again + outer.times(lookups + last)
-    rows_back = sum((step.rows.times(n) for n, step in back), start=zero)
-    untrained = sum((1.0 * n * _untrained(kind) for n, kind in layers if not kind.idle), start=0.0)
+    walked = [(n, k) for n, k in zip(rank.kind_counts, model.kinds, strict=True) if not k.idle]
+    untrained = sum((1.0 * n * untrained_steps(kind) for n, kind in walked), start=0.0)
     gathers = columns + inputs + outer.times(-untrained) + rows_back + inputs_again
-    # nothing before the first layer asks for a gradient where the embedding is frozen, and only a
-    # projection that is trained asks for its input again
+    # a frozen embedding needs no gradient, a frozen projection not its input again
     gathers += outer.times(0.0 if embedding_is_frozen(model) else lookups)
     gathers += outer.times(last if projection_is_frozen(model) else 2.0 * last)
     along = np.where(table.sequence_parallel, 1.0, 0.0)
@@ -322,53 +319,6 @@ def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
     """One all_reduce of three fp64 numbers a step: loss, squared norm, and who wants to stop."""
     active = np.where(table.world_size > 1, 1.0, 0.0)
     return {("world", "all_reduce"): Traffic(active, 24.0 * active)}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSteps:
-    """A layer's forward pass over the tensor-parallel ranks; sizes: features of a token."""
-
-    columns: Traffic  # inputs of column-cut matrices
-    wholes: Traffic  # inputs that are gathered and kept
-    rows: Traffic  # sums over the ranks
-    rows_again: Traffic  # of these, what recomputation repeats
-    splits: Traffic  # outputs of which each rank computed its tokens only
-
-
-def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSteps:
-    """Return the steps of one layer; columns of the table's length."""
-    hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
-    zero = np.zeros(len(table))
-    one = Traffic(1.0 + zero, hidden + zero)
-    columns, rows, wholes = one, one, one.times(zero)
-    if attention.kv_lora_rank:
-        latents = (attention.q_lora_rank or hidden) + attention.kv_lora_rank
-        columns = Traffic(2.0 + zero, latents + zero)
-        wholes = Traffic(1.0 + zero, attention.rope_head_dim + zero)
-    dense = float(kind.cross_attention is not None)
-    dense += float(not mlp.num_experts or mlp.shared_ffn_hidden_size > 0)
-    columns, rows = columns + one.times(dense), rows + one.times(dense)
-    experts = float(mlp.num_experts > 0)
-    cut = experts * np.where(table.expert_tensor_parallel, 1.0, 0.0)
-    rows = rows + one.times(cut)
-    needs_last = kind.norms_after or model.hidden_dropout > 0
-    left_out = 0.0 if needs_last else np.where(experts > 0, cut, 1.0)
-    return LayerSteps(
-        columns=columns,
-        wholes=wholes + one.times(cut),
-        rows=rows,
-        rows_again=rows + one.times(-1.0 * left_out),
-        splits=one.times(experts - cut),
-    )
-
-
-def _untrained(kind: LayerKind) -> int:
-    """Column-cut steps whose input no weight gradient asks for again: frozen, not adapted."""
-    found = 0
-    for part in ("attention", "mlp", "shared_experts"):
-        weights = [w for w in kind.weights if w.part == part and w.role == "linear"]
-        found += bool(weights) and all(w.frozen for w in weights)
-    return found
 
 
 def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, reduction: float) -> Traffic:
