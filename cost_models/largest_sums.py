@@ -30,11 +30,16 @@ MISSING = -1e300  # of a term that a row does not have
 
 
 def largest_sums(
-    frame: Frame, first: Sequence[Any], second: Sequence[Any], partners: Sequence[int]
+    frame: Frame,
+    first: Sequence[Any],
+    second: Sequence[Any],
+    partners: Sequence[int],
+    enough: float = np.inf,
 ) -> Floats:
     """Return, for every row of the table, the largest of the sums.
 
-    ``partners``: for each of the first terms, which of the second ones it is added to.
+    ``partners``: for each of the first terms, which of the second ones it is added to. Where all
+    rows of a group have one sum above ``enough``, such a sum may stand for the largest.
     """
     mates = np.array(partners, dtype=np.intp)
     level, other_level = level_of(frame, first), level_of(frame, second)
@@ -54,7 +59,7 @@ def largest_sums(
             a = a_all[:, slice(*(groups.other.of(group) - a_from))]
             if z.size and a.size:
                 grid = found[slice(*groups.of(group))].reshape(z.shape[1], a.shape[1])
-                _fill(grid, z, a, mates)
+                _fill(grid, z, a, mates, enough)
     return found.take(groups.places())
 
 
@@ -72,8 +77,13 @@ def _row_by_row(
     return found
 
 
-def _fill(found: Floats, z: Floats, a: Floats, mates: Index) -> None:
-    """Write the largest of z_k + a_k into a grid."""
+def _fill(found: Floats, z: Floats, a: Floats, mates: Index, enough: float) -> None:
+    """Write the largest of z_k + a_k into a grid, or one that is above ``enough`` all over it."""
+    if enough < np.inf:
+        k = int(np.argmax(z[:, 0] + a[mates, 0]))
+        if z[k].min() + a[mates[k]].min() > enough:
+            np.add(z[k][:, None], a[mates[k]], out=found)
+            return
     kept = _contenders(z, a, mates)
     z, a = z[kept], a[mates[kept]]
     if len(kept) * found.size <= AT_ONCE:

@@ -12,6 +12,7 @@ from cost_models.coded import Coded
 Index = NDArray[np.integer[Any]]
 Array = NDArray[Any]
 NEARLY_ALL: Final = 0.95  # of another level's rows: not worth a level of its own
+FEW: Final = 64  # values that are looked for one by one
 DENSE: Final = 1 << 16  # combinations that are counted in a table of them all, whatever is there
 
 
@@ -220,7 +221,7 @@ def distinct(values: Any) -> tuple[Array, Array]:
 
 def _distinct_coded(column: Coded) -> tuple[Array, Array]:
     """Return ``distinct`` of a column by values, some of which no row may have any more."""
-    there = np.flatnonzero(np.bincount(column.codes, minlength=len(column.values)))
+    there = np.flatnonzero(_occurring(column.codes, len(column.values)))
     values, number = np.unique(column.values[there], return_inverse=True)
     if len(values) == 1:
         return values, np.broadcast_to(np.intp(0), len(column))
@@ -229,6 +230,19 @@ def _distinct_coded(column: Coded) -> tuple[Array, Array]:
     place = np.zeros(len(column.values), dtype=column.codes.dtype)
     place[there] = number
     return values, place[column.codes]
+
+
+def _occurring(codes: Array, count: int) -> Array:
+    """Return which of the codes 0, 1, ... there are."""
+    if count > FEW:
+        seen: Array = np.bincount(codes, minlength=count) > 0
+        return seen
+    least, most = int(codes.min()), int(codes.max())
+    found = np.zeros(count, dtype=bool)
+    found[[least, most]] = True
+    for code in range(least + 1, most):
+        found[code] = (codes == code).any()
+    return found
 
 
 def distinct_rows(*columns: Any) -> tuple[Index, Index]:

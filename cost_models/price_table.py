@@ -67,8 +67,13 @@ def price_table(setting: Setting, table: PlanTable) -> Figures:
     return Figures(step, peak, HostBytes(memory, nvme))
 
 
-def table_memory(setting: Setting, table: PlanTable) -> tuple[Floats, HostBytes]:
-    """Return the peaks of legal plans, and what they have on hosts."""
+def table_memory(
+    setting: Setting, table: PlanTable, enough: float = np.inf
+) -> tuple[Floats, HostBytes]:
+    """Return the peaks of legal plans, and what they have on hosts.
+
+    ``enough``: of a plan that has more than that at one place, this may stand for its peak.
+    """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
     if _few(setting, table):
@@ -76,7 +81,7 @@ def table_memory(setting: Setting, table: PlanTable) -> tuple[Floats, HostBytes]
         return priced.peak, priced.host
     peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
     for rows, group in _groups(setting, table):
-        peak[rows] = _peaks(setting, group)
+        peak[rows] = _peaks(setting, group, enough)
         memory[rows], nvme[rows] = _hosts(setting, group)
         group.frame.forget()
     return peak, HostBytes(memory, nvme)
@@ -227,8 +232,8 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
     return Column(level, found)
 
 
-def _peaks(setting: Setting, group: _Group) -> Floats:
-    """Return the bytes of the fullest place of the fullest rank."""
+def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
+    """Return the bytes of the fullest place of the fullest rank, or of one above ``enough``."""
     states: dict[tuple[int, int], Any] = {}  # of two ranks many are the same
     held: dict[int, Any] = {}
     for rank in group.fullest:
@@ -248,7 +253,9 @@ def _peaks(setting: Setting, group: _Group) -> Floats:
             states[id(total), id(beside)] = total
     position = {name: place for place, name in enumerate(held)}
     partners = [position[beside] for _, beside in states]
-    allocated = largest_sums(group.frame, list(states.values()), list(held.values()), partners)
+    allocated = largest_sums(
+        group.frame, list(states.values()), list(held.values()), partners, enough
+    )
     software = setting.software
     return allocated + (software.context_bytes + software.allocator_slack * allocated)
 

@@ -76,10 +76,13 @@ def search(
     started = time.perf_counter()
     candidates = Candidates.of(setting, fixed or {}, require, offloads)
     legal = candidates.legal
-    peak, on_host = peaks_and_hosts(setting, legal)
+    budget, around = budget_bytes(setting.cluster), memory_spread(setting.software.name)
+    enough = 2.0 * budget  # far too large: by how much does not matter, unless all plans are
+    peak, on_host = peaks_and_hosts(setting, legal, enough)
+    if len(legal) and peak.min() > enough:
+        peak, on_host = peaks_and_hosts(setting, legal)
     smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
-    around = memory_spread(setting.software.name)
-    verdicts = np.maximum(verdict_codes(peak, budget_bytes(setting.cluster), around), on_host)
+    verdicts = np.maximum(verdict_codes(peak, budget, around), on_host)
     rows = np.flatnonzero(verdicts < 2)
     table, peak, verdicts = legal.rows(rows).plain(), peak[rows], verdicts[rows]
     step = table_steps(setting, table)
@@ -115,10 +118,10 @@ def search(
 
 
 def peaks_and_hosts(
-    setting: Setting, table: PlanTable
+    setting: Setting, table: PlanTable, enough: float = np.inf
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """Return bytes, and the verdict on a node's host, of every plan."""
-    peak, host = table_memory(setting, table)
+    """Return bytes, and the verdict on a node's host, of every plan (``table_memory``)."""
+    peak, host = table_memory(setting, table, enough)
     near = np.flatnonzero(_at_a_border(setting, peak))
     if len(near):
         peak[near] = price(setting, table.rows(near).plain()).peak

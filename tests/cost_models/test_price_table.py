@@ -15,7 +15,7 @@ from cost_models.factored_table import factored
 from cost_models.largest_sums import MISSING, largest_sums
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import OFFLOADS, RECOMPUTE, PlanTable
-from cost_models.price_table import price_table
+from cost_models.price_table import price_table, table_memory
 from planner.space import enumerate_plans
 
 
@@ -171,3 +171,20 @@ def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     by_groups = price_table(setting, table).peak
     monkeypatch.setattr("cost_models.largest_sums.MOST_GROUPS", 0)
     assert np.array_equal(price_table(setting, table).peak, by_groups)
+
+
+def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cost_models.price_table.FEW", 0)
+    setting = SETTINGS["llama"]()
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    table = table.rows(legality_codes(question_of(setting), table) == 0)
+    exact, _ = table_memory(setting, table)
+    context = setting.software.context_bytes  # beside what is added up
+    for share in (1.0, 10.0):
+        enough = float(np.percentile(exact, share)) - context
+        found, _ = table_memory(setting, table, enough)
+        small = exact <= enough + context
+        assert np.array_equal(found[small], exact[small])
+        assert (found[~small] > enough).all()
+        assert (found <= exact).all()
+        assert (found < exact).any()
