@@ -101,7 +101,8 @@ def table_steps(setting: Setting, table: PlanTable) -> Floats:
 
 
 def _few(setting: Setting, table: PlanTable) -> bool:
-    return len(table) < FEW or not setting.on_gpu
+    """Whether plans are priced by their stages: few plans, with few different ones."""
+    return not setting.on_gpu or (len(table) < FEW and not np.any(table.recompute_layers))
 
 
 def _groups(setting: Setting, table: PlanTable) -> Iterator[tuple[Index, _Group]]:

@@ -57,6 +57,12 @@ RESULTS: Final[Mapping[str, tuple[Mapping[str, float], float]]] = {
     "mfu": (SHARE_UNITS, 1.0),
     "tokens_per_second_per_gpu": (RATE_UNITS, math.inf),
 }
+# of results that follow from the step, the comparisons that a longer step can only break
+LONGER: Final = {
+    "step": ("<=", "<"),
+    "mfu": (">=", ">"),
+    "tokens_per_second_per_gpu": (">=", ">"),
+}
 RESULT_NAMES: Final = {
     "peak": "memory",
     "peak_memory": "memory",
@@ -262,23 +268,48 @@ def broken_by_plan(constraints: Sequence[Constraint], table: PlanTable) -> NDArr
 
 
 def broken_by_result(
-    constraints: Sequence[Constraint], results: Mapping[str, NDArray[np.float64]], rows: int
+    constraints: Sequence[Constraint],
+    results: Mapping[str, NDArray[np.float64]],
+    rows: int,
+    *,
+    at_best: bool = False,
 ) -> NDArray[np.int16]:
-    """Return the same for results: columns by the names of RESULTS; an unknown one is an error."""
+    """Return the same for results: columns by the names of RESULTS; an unknown one is an error.
+
+    ``at_best``: the results are those of lower bounds of the steps; what a longer step could mend
+    is not broken yet.
+    """
     for constraint in constraints:
         if constraint.of_result and constraint.name not in results:
             raise InputError(
                 f"{constraint.text}: {constraint.name} is not known here (no peak FLOP/s of this "
                 "accelerator in this precision)"
             )
-    return _first_broken(constraints, results, rows)
+    names = {c.name for c in constraints if c.of_result}
+    columns = {name: results[name] for name in names}
+    asked = [c for c in constraints if not at_best or c.name not in LONGER or _only_breaks(c)]
+    return _first_broken(asked, columns, rows, [constraints.index(c) + 1 for c in asked])
+
+
+def only_broken_by_longer_steps(constraints: Sequence[Constraint]) -> bool:
+    """Whether of two plans that satisfy what is required of results the faster one does, too."""
+    return all(_only_breaks(c) for c in constraints if c.of_result)
+
+
+def _only_breaks(constraint: Constraint) -> bool:
+    """Whether a longer step can only break a constraint on what follows from it."""
+    return constraint.operator in LONGER.get(constraint.name, ())
 
 
 def _first_broken(
-    constraints: Sequence[Constraint], columns: Mapping[str, Any], rows: int
+    constraints: Sequence[Constraint],
+    columns: Mapping[str, Any],
+    rows: int,
+    positions: Sequence[int] | None = None,
 ) -> NDArray[np.int16]:
     codes = np.zeros(rows, dtype=np.int16)
-    for position, constraint in reversed(list(enumerate(constraints, start=1))):
+    numbered = zip(positions or range(1, len(constraints) + 1), constraints, strict=True)
+    for position, constraint in reversed(list(numbered)):
         if constraint.name in columns:
             codes[np.logical_not(constraint.holds(columns[constraint.name]))] = position
     return codes

@@ -2,12 +2,14 @@
 
 A plan's step in closed form is never longer than its simulated one (``pipeline_time``). Plans are
 simulated in the order of that bound; once ``top`` of them are done and the next bound is longer
-than the longest of the best ones, no plan that is left can be among them.
+than the longest of the best ones, no plan that is left can be among them. Constraints on results
+are about the simulated step, too: a plan that breaks one then is dropped, and beats no other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,6 +23,14 @@ from planner.objectives import pareto_front
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 16  # plans whose ranks are priced together before they are simulated
+Codes = NDArray[np.int16]
+# rows and their simulated steps -> 0, or the position (from 1) of a constraint that is broken
+Broken = Callable[[Rows, Floats], Codes]
+
+
+def nothing_broken(rows: Rows, seconds: Floats) -> Codes:
+    """Return the codes of rows that nothing is required of."""
+    return np.zeros(len(rows), dtype=np.int16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +41,23 @@ class Finalists:
     seconds: Floats
     simulated: int  # action by action; a plan without a pipeline needs none
     bounded_away: int  # not simulated, since they cannot win
+    # of rows that break a constraint once they are simulated, the code of that
+    broken: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
 
 
 def simulate(
-    setting: Setting, table: PlanTable, order: Rows, step: Floats, peak: Floats, *, top: int
+    setting: Setting,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    top: int,
+    broken: Broken = nothing_broken,
 ) -> Finalists:
     """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays."""
     best: list[tuple[float, float, int]] = []  # seconds, peak, position in the order
+    dropped = [np.zeros(0, dtype=np.int16)]
     simulated = done = 0
     while done < len(order):
         longest = best[top - 1][0] if len(best) >= top else np.inf
@@ -47,14 +67,17 @@ def simulate(
             break
         seconds, piped = _seconds(setting, table, batch, step)
         simulated += piped
-        best += zip(
-            seconds.tolist(), peak[batch].tolist(), range(done, done + len(batch)), strict=True
-        )
+        codes = broken(batch, seconds)
+        dropped.append(codes[codes > 0])
+        stays = np.flatnonzero(codes == 0)
+        columns = seconds[stays], peak[batch[stays]], done + stays
+        best += zip(*(column.tolist() for column in columns), strict=True)
         best = sorted(best)[:top]
         done += len(batch)
     rows = order[np.array([position for *_, position in best], dtype=np.intp)]
     left = len(order) - done
-    return Finalists(rows, np.array([s for s, *_ in best]), simulated, left)
+    found = np.array([s for s, *_ in best])
+    return Finalists(rows, found, simulated, left, np.concatenate(dropped))
 
 
 def _seconds(setting: Setting, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
@@ -68,25 +91,39 @@ def _seconds(setting: Setting, table: PlanTable, rows: Rows, step: Floats) -> tu
 
 
 def smallest_first(
-    setting: Setting, table: PlanTable, order: Rows, step: Floats, peak: Floats, *, top: int
+    setting: Setting,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    top: int,
+    broken: Broken = nothing_broken,
 ) -> Finalists:
     """Rank rows that come in the order of ``peak``, then ``step``: equal peaks by simulation."""
     found: list[Finalists] = []
     done = known = 0
     while known < top and done < len(order):
         same = order[done : done + int(np.sum(peak[order[done:]] == peak[order[done]]))]
-        found.append(simulate(setting, table, same, step, peak, top=top - known))
+        found.append(simulate(setting, table, same, step, peak, top=top - known, broken=broken))
         done, known = done + len(same), known + len(found[-1].rows)
     return Finalists(
         np.concatenate([order[:0], *(each.rows for each in found)]),
         np.concatenate([step[:0], *(each.seconds for each in found)]),
         sum(each.simulated for each in found),
         len(order) - done + sum(each.bounded_away for each in found),
+        np.concatenate([nothing_broken(order[:0], step[:0]), *(each.broken for each in found)]),
     )
 
 
 def simulate_front(
-    setting: Setting, table: PlanTable, order: Rows, step: Floats, peak: Floats
+    setting: Setting,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    broken: Broken = nothing_broken,
 ) -> Finalists:
     """Return the rows that no other one beats in simulated step and peak, the fastest first.
 
@@ -96,12 +133,18 @@ def simulate_front(
     left = order[np.argsort(step[order], kind="stable")]
     done: list[Rows] = [left[:0]]
     seconds: list[Floats] = [step[:0]]
+    dropped = [np.zeros(0, dtype=np.int16)]
     simulated = bounded_away = 0
     while len(left):
         batch, left = left[:AT_ONCE], left[AT_ONCE:]
         found, piped = _seconds(setting, table, batch, step)
-        done, seconds, simulated = [*done, batch], [*seconds, found], simulated + piped
+        simulated += piped
+        codes = broken(batch, found)
+        dropped.append(codes[codes > 0])
+        done, seconds = [*done, batch[codes == 0]], [*seconds, found[codes == 0]]
         rows, known = np.concatenate(done), np.concatenate(seconds)
+        if len(rows) == 0:
+            continue
         by_time = np.argsort(known, kind="stable")
         lowest = np.minimum.accumulate(peak[rows][by_time])
         # of the simulated ones that take no longer than a bound, the smallest peak
@@ -111,4 +154,5 @@ def simulate_front(
         left = left[~beaten]
     rows, known = np.concatenate(done), np.concatenate(seconds)
     front = pareto_front(known, peak[rows])
-    return Finalists(rows[front], known[front], simulated, bounded_away)
+    codes = np.concatenate(dropped)
+    return Finalists(rows[front], known[front], simulated, bounded_away, codes)

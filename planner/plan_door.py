@@ -17,6 +17,7 @@ from planner.inverse import FINDS, InverseAnswer, answer_inverse, models_of
 from planner.job import job_of
 from planner.module_trace import is_module
 from planner.objectives import OBJECTIVES, Objective
+from planner.part_recompute import PINNED
 from planner.placement import WIDE, best_placed, can_be_placed
 from planner.question import adapting, check_choice
 from planner.recompute_words import without_list
@@ -170,7 +171,8 @@ def plan(
         raise nothing_found([case], asked)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     documents = tuple(found.document for found in case.found[:top])
-    free = objective == "time" and not constraints and "recompute" not in fixed
+    pinned = any(name in fixed for name in PINNED)
+    free = objective == "time" and not constraints and not pinned
     fits = documents[0]["memory"]["verdict"] == "fits"
     staged = best_staged(setting, result.plans) if free and fits else None
     return PlanAnswer(

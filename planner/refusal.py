@@ -95,6 +95,7 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "priced": counts.priced,
         "simulated": counts.simulated,
         "bounded_away": counts.bounded_away,
+        "part_recomputed": counts.part_recomputed,
         "seconds": counts.seconds,
     }
 

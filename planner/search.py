@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting, price
-from cost_models.plan import Plan, PlanTable
+from cost_models.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.price_table import table_memory, table_steps
 from cost_models.uncertainty import memory_spread
 from planner.candidates import Candidates
-from planner.constraints import Constraint, broken_by_result, counts_by_text
-from planner.finalists import simulate, simulate_front, smallest_first
+from planner.constraints import (
+    Constraint,
+    broken_by_result,
+    counts_by_text,
+    only_broken_by_longer_steps,
+)
+from planner.finalists import Broken, Finalists, simulate, simulate_front, smallest_first
 from planner.host_room import host_codes
 from planner.objectives import Objective, results, sort_keys
-from planner.verdict import budget_bytes, verdict_codes
+from planner.part_recompute import (
+    FULL,
+    Families,
+    peaks_without,
+    recompute_less,
+    varies_layers,
+)
+from planner.verdict import budget_bytes, most_bytes, verdict_codes
 
 NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
 
@@ -37,6 +50,7 @@ class Counts:
     simulated: int = 0  # event by event
     bounded_away: int = 0  # their step in closed form is longer than the simulated ones
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
+    part_recomputed: int = 0  # more of them, with some layers of every stage recomputed
 
     @property
     def fitting(self) -> int:
@@ -84,20 +98,50 @@ def search(
     smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
     verdicts = np.maximum(verdict_codes(peak, budget, around), on_host)
     rows = np.flatnonzero(verdicts < 2)
+    apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
+    need = peaks_without(legal, rows, peak, apart)
     table, peak, verdicts = legal.rows(rows).plain(), peak[rows], verdicts[rows]
     step = table_steps(setting, table)
-    short = broken_by_result(require, results(setting, table, step, peak), len(table))
-    order = np.flatnonzero(short == 0)
-    if len(order):
-        order = order[verdicts[order] == verdicts[order].min()]
-    keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
-    order = order[np.lexsort([key[order] for key in keys])]
-    if front:
-        finalists = simulate_front(setting, table, order, step, peak)
-    else:
-        rank = smallest_first if objective == "memory" else simulate
-        finalists = rank(setting, table, order, step, peak, top=top)
-    order = finalists.rows
+    at_best = results(setting, table, step, peak)
+    short = broken_by_result(require, at_best, len(table), at_best=True)
+    broken = _broken(setting, require)
+    chosen: list[tuple[float, float, Plan]] = []
+    simulated = bounded_away = priced = 0
+    codes: list[NDArray[Any]] = [candidates.unwanted, short]
+    for verdict in (0, 1):  # those that fit; only where there are none, those that may
+        order = np.flatnonzero((short == 0) & (verdicts == verdict))
+        keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
+        order = order[np.lexsort([key[order] for key in keys])]
+        options: dict[str, Any] = {} if broken is None else {"broken": broken(table, peak)}
+        if front:
+            finalists = simulate_front(setting, table, order, step, peak, **options)
+        else:
+            rank = smallest_first if objective == "memory" else simulate
+            finalists = rank(setting, table, order, step, peak, top=top, **options)
+        simulated += finalists.simulated
+        bounded_away += finalists.bounded_away
+        codes.append(finalists.broken)
+        chosen = _plans(table, peak, finalists)
+        if objective != "memory" and not front and varies_layers(setting, fixed or {}):
+            most = most_bytes(budget_bytes(setting.cluster), around, verdict)
+            whole = np.flatnonzero(verdicts == verdict) if require else order
+            whole = whole[_recomputes_all(table, whole)]
+            fewest_are_best = only_broken_by_longer_steps(require)
+            if fewest_are_best:  # then none are better still, where that fits
+                whole = whole[~(need[whole] <= most)]
+            less = recompute_less(
+                setting,
+                Families.of(setting, table.rows(whole), step[whole], 1.0 - most / need[whole]),
+                finalists.seconds.tolist(),
+                top=top,
+                fits=partial(_fits, setting, verdict),
+                broken=broken,
+                fewest_are_best=fewest_are_best,
+            )
+            simulated, priced = simulated + less.simulated, priced + less.priced
+            chosen = sorted([*chosen, *less.plans], key=lambda one: one[:2])[:top]
+        if chosen:
+            break
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
@@ -105,16 +149,57 @@ def search(
         too_large=len(legal) - len(table),
         tight=int(np.sum(verdicts == 1)),
         seconds=time.perf_counter() - started,
-        simulated=finalists.simulated,
-        bounded_away=finalists.bounded_away,
-        excluded=counts_by_text(require, np.concatenate([candidates.unwanted, short])),
+        simulated=simulated,
+        bounded_away=bounded_away,
+        excluded=counts_by_text(require, np.concatenate(codes)),
+        part_recomputed=priced,
     )
     return SearchResult(
-        plans=tuple(table.plan(row) for row in order.tolist()),
+        plans=tuple(plan for *_, plan in chosen),
         counts=counts,
         smallest=smallest,
         illegal_example=candidates.examples,
     )
+
+
+def _plans(
+    table: PlanTable, peak: NDArray[np.float64], finalists: Finalists
+) -> list[tuple[float, float, Plan]]:
+    """Return seconds, bytes and plans."""
+    rows = zip(finalists.seconds.tolist(), finalists.rows.tolist(), strict=True)
+    return [(seconds, float(peak[row]), table.plan(row)) for seconds, row in rows]
+
+
+def _broken(
+    setting: Setting, require: Sequence[Constraint]
+) -> Callable[[PlanTable, NDArray[np.float64]], Broken] | None:
+    """Return what says which constraints on results the simulated steps of a table break."""
+    if not any(constraint.of_result for constraint in require):
+        return None
+
+    def of(table: PlanTable, peak: NDArray[np.float64]) -> Broken:
+        return lambda rows, seconds: broken_by_result(
+            require, results(setting, table.rows(rows), seconds, peak[rows]), len(rows)
+        )
+
+    return of
+
+
+def _recomputes_all(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether plans recompute all layers, and keep their activations on the accelerator."""
+    few = table.rows(rows)
+    all_of_them: NDArray[np.bool_] = (few.recompute == FULL) & ~few.offloads_activations
+    return all_of_them
+
+
+def _fits(
+    setting: Setting, verdict: int, table: PlanTable
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return which plans have a verdict, and the peaks of all."""
+    peak, on_host = peaks_and_hosts(setting, table)
+    around = memory_spread(setting.software.name)
+    found = np.maximum(verdict_codes(peak, budget_bytes(setting.cluster), around), on_host)
+    return found == verdict, peak
 
 
 def peaks_and_hosts(

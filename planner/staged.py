@@ -1,6 +1,6 @@
 """The best plans of a search, with stages of their own: layers shared out, memory left over used.
 
-The search prices even stages, and a plan recomputes all of its layers or none. Each of the first
+The search prices even stages, of which a plan recomputes as many layers each. Each of the first
 plans gets the stages with which its simulated step is the shortest, and the plan for which that is
 the shortest of all is the answer; what it gains is measured against the best plan's own simulation.
 """
@@ -85,6 +85,7 @@ def _even_step(setting: Setting, plan: Plan) -> float:
 
 def staged_plan(setting: Setting, plan: Plan, rank: int, even_step: float) -> Staged | None:
     """Return one plan with the best stages that are looked for; None where none are."""
+    plan = replace(plan, recompute_layers=0)  # chosen anew, for each stage
     if can_be_uneven(setting, plan):
         found = best_stages(setting, plan)
         if found is None:
@@ -92,7 +93,7 @@ def staged_plan(setting: Setting, plan: Plan, rank: int, even_step: float) -> St
         ranges, recomputed, proven = found.layer_ranges, found.recomputed, found.proven
     elif (
         plan.recompute in RECOMPUTES
-        and plan.recompute_layers == 0
+        and plan.recompute_every == 0
         and plan.offload == "none"
         and setting.on_gpu
     ):

@@ -142,6 +142,7 @@ def total_counts(cases: tuple[Case, ...]) -> Counts:
         simulated=sum(c.simulated for c in every),
         bounded_away=sum(c.bounded_away for c in every),
         excluded=_summed([c.excluded for c in every]),
+        part_recomputed=sum(c.part_recomputed for c in every),
     )
 
 

@@ -65,6 +65,11 @@ def verdict_codes(
     return np.where(fits, 0, np.where(over, 2, 1)).astype(np.int8)
 
 
+def most_bytes(budget: float, spread: Spread, code: int) -> float:
+    """Return the largest peak with which a plan fits (0), or is at least tight (1)."""
+    return budget / (1.0 + spread.above) if code == 0 else budget / (1.0 - spread.below)
+
+
 def verdict(peak: float, budget: float, spread: Spread = MEMORY) -> Verdict:
     """Return the verdict on one plan."""
     return VERDICTS[int(verdict_codes(np.array([peak]), budget, spread)[0])]

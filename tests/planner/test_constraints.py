@@ -213,7 +213,8 @@ def test_the_search_keeps_what_satisfies_and_nothing_else(required: str, objecti
     keep = broken_by_plan(constraints, table) + broken_by_result(constraints, columns, len(table))
     wanted = [plan for plan, code in zip(every, keep, strict=True) if code == 0]
     found = search(setting, top=100_000, require=constraints, objective=objective)
-    assert list(found.plans) == wanted
+    # beside these, what recomputes some layers of a stage (test_exact_search)
+    assert [plan for plan in found.plans if not plan.recompute_layers] == wanted
     counts = found.counts
     removed = sum(counts.excluded.values())
     assert removed == len(every) - len(wanted)

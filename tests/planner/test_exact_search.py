@@ -17,7 +17,9 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.price_table import price_table
 from cost_models.simulated import above, simulated_steps
 from cost_models.uncertainty import memory_spread
+from planner.constraints import parse_requirements
 from planner.objectives import pareto_front
+from planner.part_recompute import FULL
 from planner.search import search
 from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict_codes
@@ -39,8 +41,12 @@ def problems(draw: Any) -> Setting:
         global_batch_size=draw(st.sampled_from([16, 24, 32])),
         software=draw(st.sampled_from(["shardplan", "megatron-core"])),
     )
+    return with_memory(setting, draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])))
+
+
+def with_memory(setting: Setting, share: float) -> Setting:
     chip = setting.cluster.accelerator
-    size = draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])) * chip.memory_capacity.value
+    size = share * chip.memory_capacity.value
     chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=size))
     return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
 
@@ -61,6 +67,25 @@ def brute_force(setting: Setting, legal: PlanTable) -> tuple[int, float, float]:
     return int(codes[best]), float(step[best]), float(priced.peak[best])
 
 
+def with_fewer_recomputed(
+    setting: Setting, legal: PlanTable, best: tuple[int, float, float]
+) -> tuple[int, float, float]:
+    """The same among those that fit with all layers recomputed, with every number of layers, too.
+
+    All are priced; those whose bound is longer than the best step without them need no simulation.
+    """
+    code, step, _ = best
+    fits = verdicts(setting, price_table(setting, legal).peak) == code
+    every = legal.rows((legal.recompute == FULL) & fits)
+    smallest = setting.model.num_layers // (every.pipeline_parallel * every.virtual_stages)
+    more = every.rows(np.repeat(np.arange(len(every)), smallest))
+    first = np.repeat(np.cumsum(smallest) - smallest, smallest)
+    more = replace(more, recompute_layers=np.arange(len(more)) - first + 1)
+    priced = price_table(setting, more)
+    more = more.rows((verdicts(setting, priced.peak) == code) & (priced.step <= step))
+    return min(best, brute_force(setting, more)) if len(more) else best
+
+
 def check(setting: Setting) -> None:
     table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
@@ -68,10 +93,13 @@ def check(setting: Setting) -> None:
     axes = ("data_parallel", "tensor_parallel", "pipeline_parallel")
     assert all(len(np.unique(getattr(legal, axis))) > 1 for axis in axes)
     found = search(setting, top=1)
-    code, step, peak = brute_force(setting, legal)
-    if code == 2:
+    brute = brute_force(setting, legal)
+    if brute[0] == 2:
         assert not found.plans
         return
+    if found.plans[0].recompute_layers:
+        brute = with_fewer_recomputed(setting, legal, brute)
+    code, step, peak = brute
     best = PlanTable.from_plans([found.plans[0]])
     priced, simulated = price(setting, best), simulated_steps(setting, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
@@ -81,7 +109,7 @@ def check(setting: Setting) -> None:
     assert counts.enumerated == len(table)
     assert counts.priced == len(legal)
     rivals = counts.fitting if counts.fitting else counts.tight
-    assert counts.simulated + counts.bounded_away <= rivals
+    assert counts.simulated + counts.bounded_away <= rivals + counts.part_recomputed
 
 
 RELAXED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -124,6 +152,31 @@ def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in smallest]
 
 
+@pytest.mark.parametrize(("words", "objective"), [("step<={}s", "memory"), ("step>={}s", "time")])
+def test_constraints_on_the_step_are_about_the_simulated_one(words: str, objective: Any) -> None:
+    """Not about its lower bound: between the two lie plans that would be shown, or left out."""
+    setting = make_setting("t5", global_batch_size=96)
+    pinned = {"sequence_parallel": False, "recompute": "none", "pipeline_parallel": 4}
+    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    bound = price(setting, legal).step
+    step = above(bound, simulated_steps(setting, legal))
+    peak = price_table(setting, legal).peak
+    for row in np.argsort(bound / step)[:1]:  # where the two are far apart
+        assert bound[row] < (1.0 - 1e-6) * step[row]
+        limit = (bound[row] + step[row]) / 2.0
+        keeps = step <= limit if "<=" in words else step >= limit
+        assert keeps[row] != (bound[row] <= limit if "<=" in words else bound[row] >= limit)
+        text = words.format(f"{limit:.12f}")
+        found = search(setting, pinned, require=parse_requirements(text), objective=objective)
+        keys = (step, peak) if objective == "memory" else (peak, step)
+        best = int(np.flatnonzero(keeps)[np.lexsort([key[keeps] for key in keys])[0]])
+        (one,) = price(setting, PlanTable.from_plans(found.plans[:1])).peak
+        (seconds,) = simulated_steps(setting, PlanTable.from_plans(found.plans[:1]))
+        assert one == pytest.approx(peak[best], rel=CLOSE)
+        assert seconds == pytest.approx(step[best], rel=1e-9)
+
+
 def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps in closed form that are too long the first one that is simulated would win."""
     setting = make_setting("llama", "8xA100-80GB", global_batch_size=32)
@@ -135,3 +188,104 @@ def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(pipeline_time.BOUNDS, "1f1b", lambda x: 1.5 * honest(x))
     with pytest.raises(AssertionError):
         brute_force(setting, legal)
+
+
+def check_fewer_recomputed(setting: Setting, data: Any) -> None:
+    """One grid of ranks, and memory with which a plan of it fits that recomputes some layers."""
+    pinned = {
+        "tensor_parallel": data.draw(st.sampled_from([1, 2])),
+        "pipeline_parallel": data.draw(st.sampled_from([1, 2, 4])),
+        "dp_replicate": 1,
+    }
+    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    assume(len(legal))
+    row = data.draw(st.integers(0, len(legal) - 1))
+    few = PlanTable.from_plans(
+        [replace(legal.plan(row), recompute=word) for word in ("none", "full")]
+    )
+    without, whole = price(setting, few).peak
+    between = whole + data.draw(st.sampled_from([0.1, 0.4, 0.8])) * (without - whole)
+    setting = with_memory(
+        setting, 1.15 * between / setting.cluster.accelerator.memory_capacity.value
+    )
+    found = search(setting, pinned, top=1)
+    brute = brute_force(setting, legal)
+    assume(brute[0] < 2)
+    code, step, peak = with_fewer_recomputed(setting, legal, brute)
+    best = PlanTable.from_plans([found.plans[0]])
+    priced, simulated = price(setting, best), simulated_steps(setting, best)
+    assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
+    assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
+    assert verdicts(setting, priced.peak)[0] == code
+
+
+@given(problems(), st.data())
+@settings(max_examples=3, **RELAXED)  # type: ignore[arg-type]
+def test_the_winner_recomputes_as_few_layers_as_brute_force(setting: Setting, data: Any) -> None:
+    check_fewer_recomputed(setting, data)
+
+
+@pytest.mark.slow
+@given(problems(), st.data())
+@settings(max_examples=20, **RELAXED)  # type: ignore[arg-type]
+def test_the_winner_recomputes_as_few_layers_as_brute_force_20_times(
+    setting: Setting, data: Any
+) -> None:
+    check_fewer_recomputed(setting, data)
+
+
+def test_no_more_layers_are_recomputed_than_must_be() -> None:
+    """With the grid and the micro-batch pinned only recomputation is left; all n are tried here."""
+    setting = make_setting("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
+    pinned = {"zero_stage": 3, "micro_batch_size": 2, "tensor_parallel": 1, "dp_replicate": 1}
+    for pipeline in (1,):
+        fixed = {**pinned, "pipeline_parallel": pipeline, "virtual_stages": 1}
+        fixed["pipeline_schedule"] = "1f1b"
+        found = search(setting, fixed, top=1)
+        (best,) = found.plans
+        most = setting.model.num_layers // pipeline
+        assert best.recompute == "full"
+        assert 0 < best.recompute_layers < most
+        every = [replace(best, recompute_layers=n) for n in range(1, most)]
+        table = PlanTable.from_plans([*every, replace(best, recompute_layers=0)])
+        codes = verdicts(setting, price(setting, table).peak)
+        steps = simulated_steps(setting, table)
+        fits = np.flatnonzero(codes == 0)
+        assert best == table.plan(int(fits[np.argmin(steps[fits])]))
+        assert codes[best.recompute_layers - 2] > 0  # one layer fewer does not fit
+        assert found.counts.part_recomputed > 0
+        whole = search(setting, {**fixed, "recompute_layers": 0}, top=1)
+        assert steps[best.recompute_layers - 1] < simulated_steps(
+            setting, PlanTable.from_plans(list(whole.plans))
+        )
+
+
+@pytest.mark.parametrize(("name", "software"), [("llama", "shardplan"), ("gpt2", "megatron")])
+def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) -> None:
+    """What is passed over unpriced rests on these: see ``part_recompute``."""
+    model = sample_model(name, num_hidden_layers=7, n_layer=7)
+    setting = make_setting(model, "8xA100-80GB", global_batch_size=32, software=software)
+    table = enumerate_plans(setting.model, setting.workload, 8, {"recompute": "full"})
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:400])
+    stages = legal.pipeline_parallel * legal.virtual_stages
+    smallest, largest = 7 // stages, -(-7 // stages)
+    counts = smallest + 2  # none, 1 to the smallest stage, all
+    plan = np.repeat(np.arange(len(legal)), counts)
+    number = np.arange(len(plan)) - np.repeat(np.cumsum(counts) - counts, counts)
+    last = np.repeat(np.cumsum(counts) - 1, counts)
+    layers = np.where(np.arange(len(plan)) == last, 0, number)
+    priced = price_table(
+        setting,
+        replace(legal.rows(plan), recompute=np.where(number, FULL, 0), recompute_layers=layers),
+    )
+    step, peak = priced.step, priced.peak
+    same = plan[1:] == plan[:-1]
+    assert (np.diff(step)[same] >= -CLOSE * step[1:][same]).all()
+    some = np.arange(len(plan)) < last
+    least = (2.0 / 3.0 + number / (3.0 * largest[plan])) * step[last]
+    assert (step >= least * (1.0 - CLOSE))[some].all()
+    least = (1.0 - number / smallest[plan]) * peak[last - smallest[plan] - 1]
+    assert (peak >= least * (1.0 - CLOSE))[some].all()
+    assert len(np.unique(step[some])) > len(legal)  # it moves
