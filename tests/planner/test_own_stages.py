@@ -134,7 +134,7 @@ def test_the_stage_with_the_head_gets_fewer_layers() -> None:
     found = best_stages(setting, plan)
     assert found is not None
     assert found.proven
-    assert found.layers == (9, 9, 8, 6)
+    assert found.layers == (9, 8, 8, 7)
     even = simulated_step(setting, plan, split_layers(32, 4))
     assert found.step < 0.92 * even
 
