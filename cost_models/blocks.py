@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.adapters import embedding_is_frozen
-from cost_models.arrays import Flag, Real
+from cost_models.arrays import Count, Flag, Real
 from cost_models.columns import by_value
 from cost_models.gradients import rearranged_bytes
 from cost_models.held_activations import Held, Walk
@@ -65,7 +65,7 @@ class Blocks:
     replicas: Flag  # nothing is scattered, but added up over others: in a copy more (torch 2.13)
     head: Real  # elements
     layer: Real
-    num_layers: int
+    num_layers: Count
     embedding: Real
     total: Real
     pair: Real  # two largest matrices of a layer
@@ -204,9 +204,10 @@ class Blocks:
         others, ahead = held.saved - held.tail, self.layer - self.apart
         begin = self._behind(gradients, self.head)
         near, far = begin, begin
-        if self.num_layers > 2:
+        more: Flag = self.num_layers > 2  # of three the one behind the first is the last but one
+        if np.any(more):
             near = self._behind(gradients, self.head + self.layer)
-        if self.num_layers > 3:
+        if np.any(self.num_layers > 3):
             far = self._behind(gradients, self.head + (self.num_layers - 2.0) * self.layer)
         places = []
         for walk in held.walks:
@@ -216,16 +217,17 @@ class Blocks:
                 buffers, gone = self._walk(walk, last, first, ahead)
                 parts = (now[0], np.maximum(beside, 0.0), logits, buffers, gone + now[1])
                 places.append(Moment(self._named(parts, unpacked), there))
-                if self.num_layers <= 2:
+                if not np.any(more):
                     continue
                 buffers, gone = self._walk(walk, last, ahead, ahead)
-                ends = [(then, 1.0)]
-                if self.num_layers > 3:
+                ends: list[tuple[tuple[Real, Real], Real]] = [(then, 1.0)]
+                if np.any(self.num_layers > 3):
                     ends.append((end, self.num_layers - 2.0))
                 for (held_then, gone_then), layers in ends:
                     activations = np.maximum(beside + walk.shared - layers * walk.kept, 0.0)
                     parts = (held_then, activations, logits, buffers, gone + gone_then)
-                    places.append(Moment(self._named(parts, unpacked), there))
+                    both = there if more is True else np.logical_and(there, more)
+                    places.append(Moment(self._named(parts, unpacked), both))
         return places
 
     def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:

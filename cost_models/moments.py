@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cost_models.arrays import Flag, Real, pick
+from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.model import ModelSpec
 from cost_models.stages import PipelineRank
 
@@ -46,7 +46,7 @@ def fullest(moments: Sequence[Moment]) -> AtMoment:
     return tuple(pick([place[part] for place in places], index) for part in range(5))
 
 
-def walked_layers(model: ModelSpec, rank: PipelineRank) -> int:
+def walked_layers(model: ModelSpec, rank: PipelineRank) -> Count:
     """Layers of a rank that a backward pass reaches."""
     counts = zip(rank.kind_counts, model.kinds, strict=True)
     return sum(count for count, kind in counts if not kind.idle)

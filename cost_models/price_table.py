@@ -132,7 +132,8 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
         rank.bridge,
         rank.sums,
         min(rank.num_stages, 2),
-        tuple((min(count, 4), again > 0, again < count) for count, again in layers),
+        min(sum(rank.kind_counts), 2),
+        tuple((count > 0, again > 0, again < count) for count, again in layers),
     )
 
 
