@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,8 +45,9 @@ class Candidates:
             setting.model, setting.workload, setting.cluster.num_gpus, fixed, offloads=offloads
         ):
             codes = legality_codes(question, slab)
-            counts += np.bincount(codes, minlength=len(CODES))
-            examples = {**_examples(question, slab, codes), **examples}
+            here = np.bincount(codes, minlength=len(CODES))
+            counts += here
+            examples |= _examples(question, slab, codes, np.flatnonzero(here).tolist(), examples)
             plans = slab.rows(codes == 0)
             if require:
                 broken = broken_by_plan(require, plans.plain())
@@ -63,9 +64,17 @@ class Candidates:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _examples(question: Question, table: PlanTable, codes: NDArray[np.int16]) -> dict[str, str]:
+def _examples(
+    question: Question,
+    table: PlanTable,
+    codes: NDArray[np.int16],
+    there: Sequence[int],
+    known: Container[str],
+) -> dict[str, str]:
+    """Return the words for the first candidate of each code that is not known yet."""
     words = {}
-    for code in np.unique(codes[codes > 0]).tolist():
-        row = int(np.argmax(codes == code))
-        words[CODES[code]] = RULES[code - 1].words(question, table.plan(row))
+    for code in there:
+        if code and CODES[code] not in known:
+            row = int(np.argmax(codes == code))
+            words[CODES[code]] = RULES[code - 1].words(question, table.plan(row))
     return words
