@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import gcd, prod
+from math import gcd
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cost_models.coded import Coded, coded
 from cost_models.model import ModelSpec
 from cost_models.plan import (
     CONTEXT_METHODS,
-    FLAGS,
     OFFLOADS,
     RECOMPUTE,
     SCHEDULES,
@@ -26,6 +23,7 @@ from cost_models.plan import (
 from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
+from planner.product import Block, by_values, expanded
 
 MAX_VIRTUAL_STAGES: Final = 12
 LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
@@ -77,8 +75,8 @@ def enumerate_plans(
 
     ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
-    blocks = _coded(_blocks(model, workload, num_gpus, fixed, offloads))
-    return _expand(blocks, fixed).plain()
+    blocks = by_values(_blocks(model, workload, num_gpus, fixed, offloads))
+    return expanded(blocks, _pinned(fixed)).plain()
 
 
 def plan_slabs(
@@ -98,12 +96,12 @@ def plan_slabs(
             f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
-    blocks = _coded(blocks)
+    blocks = by_values(blocks)
     begin = candidates = 0
     for end, size in enumerate(sizes, start=1):
         candidates += size
         if candidates >= SLAB or end == len(blocks):
-            yield _expand(blocks[begin:end], fixed)
+            yield expanded(blocks[begin:end], _pinned(fixed))
             begin, candidates = end, 0
 
 
@@ -113,14 +111,14 @@ def _blocks(
     num_gpus: int,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
-) -> list[_Block]:
+) -> list[Block]:
     """Return the plans of every grid of ranks."""
     grids = itertools.product(  # plans of the same pipeline side by side: they are priced together
         _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
         _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
         _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
     )
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     for pipeline, tensor, context in grids:
         data, left = divmod(num_gpus, tensor * pipeline * context)
         if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
@@ -177,26 +175,13 @@ def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]
     return [fixed[name]] if name in fixed else values
 
 
-class _Block(NamedTuple):
-    """All plans of one grid: its own columns, and choices that are multiplied with each other."""
-
-    same: dict[str, Any]
-    choices: tuple[dict[str, Any], ...]  # columns of each choice, one below the other
-    sizes: tuple[int, ...]  # how many rows each choice has
-
-    @property
-    def size(self) -> int:
-        """How many plans there are."""
-        return prod(self.sizes)
-
-
 def _block(
     model: ModelSpec,
     workload: Workload,
     grid: Grid,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
-) -> _Block:
+) -> Block:
     """Return the choices of one grid."""
     tensor, pipeline, context, data, copies = grid
     stages = [0, 1, 2, 3] if data * context > 1 else [0]
@@ -223,7 +208,7 @@ def _block(
         dict(zip(names, np.array(values).reshape(len(values), len(names)).T, strict=True))
         for names, values in choices.items()
     )
-    return _Block(
+    return Block(
         {
             "data_parallel": data,
             "dp_replicate": copies,
@@ -291,47 +276,3 @@ def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tu
     if count is not None:
         return [(max(1, share // count), count)]
     return [(size, share // size) for size in divisors(share)]
-
-
-def _coded(blocks: list[_Block]) -> list[_Block]:
-    """Return the same blocks with columns by the values that all of them together have."""
-
-    def each(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = {name: coded([_typed(name, one[name]) for one in columns]) for name in columns[0]}
-        return [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
-
-    same = each([block.same for block in blocks])
-    choices = [each(list(of_all)) for of_all in zip(*(b.choices for b in blocks), strict=True)]
-    return [
-        _Block(mine, one, block.sizes)
-        for mine, one, block in zip(same, zip(*choices, strict=True), blocks, strict=True)
-    ]
-
-
-def _typed(name: str, values: Any) -> NDArray[Any]:
-    return np.atleast_1d(np.asarray(values, dtype=np.bool_ if name in FLAGS else np.int64))
-
-
-def _expand(blocks: list[_Block], fixed: Mapping[str, Any]) -> PlanTable:
-    """Multiply out the choices of every block into columns, by values."""
-    lengths = [block.size for block in blocks]
-    ends = np.cumsum(lengths).tolist()
-    columns: dict[str, Any] = {}
-    for name, first in blocks[0].same.items():
-        codes = np.concatenate([block.same[name].codes for block in blocks])
-        columns[name] = _column(first.values, np.repeat(codes, lengths))
-    for number, choice in enumerate(blocks[0].choices):
-        for name, first in choice.items():
-            codes = np.empty(ends[-1], dtype=first.codes.dtype)
-            for block, end in zip(blocks, ends, strict=True):
-                size, inner = block.sizes[number], prod(block.sizes[number + 1 :])
-                mine = codes[end - block.size : end].reshape(-1, size, inner)
-                mine[...] = block.choices[number][name].codes[:, None]
-            columns[name] = _column(first.values, codes)
-    for name, value in _pinned(fixed).items():
-        columns[name] = np.broadcast_to(_typed(name, value)[0], ends[-1])
-    return PlanTable(**columns)
-
-
-def _column(values: NDArray[Any], codes: NDArray[Any]) -> Any:
-    return Coded(values, codes) if len(values) > 1 else np.broadcast_to(values[0], len(codes))
