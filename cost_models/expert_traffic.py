@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.arrays import Real
+from cost_models.columns import on_distinct_rows
 from cost_models.context_parallel import rank_tokens
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, PlanTable
@@ -86,6 +87,6 @@ def exposed_exchange(
     if not software.hides_exchange_between_nodes:
         return traffic
     stride = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
-    spans = domains_spanned(cluster, table.expert_parallel, stride) > 1.0
+    spans = on_distinct_rows(domains_spanned)(cluster, table.expert_parallel, stride) > 1.0
     hidden = np.where(spans, np.minimum(traffic, passes), 0.0)
     return traffic - (1.0 - software.data_parallel_interference) * hidden

@@ -291,9 +291,18 @@ def broken_by_result(
     return _first_broken(asked, columns, rows, [constraints.index(c) + 1 for c in asked])
 
 
-def only_broken_by_longer_steps(constraints: Sequence[Constraint]) -> bool:
-    """Whether of two plans that satisfy what is required of results the faster one does, too."""
-    return all(_only_breaks(c) for c in constraints if c.of_result)
+def fewest_layers_are_best(constraints: Sequence[Constraint]) -> bool:
+    """Whether what is required of results is speed at least, and memory at most."""
+    return all(_only_breaks(c) or _is_most_memory(c) for c in constraints if c.of_result)
+
+
+def most_memory(constraints: Sequence[Constraint], most: float) -> float:
+    """Return the largest peak that is allowed, no more than ``most``."""
+    return min([most, *(float(c.value) for c in constraints if _is_most_memory(c))])
+
+
+def _is_most_memory(constraint: Constraint) -> bool:
+    return constraint.name == "memory" and constraint.operator in ("<=", "<")
 
 
 def _only_breaks(constraint: Constraint) -> bool:

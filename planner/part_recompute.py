@@ -115,18 +115,19 @@ def recompute_less(
     *,
     top: int,
     fits: Callable[[PlanTable], tuple[NDArray[np.bool_], Floats]],
+    may: Callable[[PlanTable, Floats], NDArray[np.bool_]],
     broken: Callable[[PlanTable, Floats], Broken] | None,
-    fewest_are_best: bool,
 ) -> Less:
     """Return the plans that recompute fewer layers and are among the ``top``.
 
-    ``best``: simulated steps of the best plans so far. ``fits``: which plans fit, and their peaks.
-    ``broken``: of a table and its peaks, what its simulated steps break (``finalists``).
-    ``fewest_are_best``: of a plan only the fewest layers that fit are looked at.
+    ``best``: simulated steps of the best plans so far. ``fits``: which plans fit, and their peaks;
+    ``may``: which are as fast as is required, by the least that they take. ``broken``: of a table
+    and its peaks, what its simulated steps break (``finalists``).
     """
     found: list[tuple[float, float, Plan]] = []
     priced = simulated = 0
     left = families.rows((families.most >= families.fewest).nonzero()[0])
+    left = left.rows(may(left.table, left.floor))
     left = left.rows(np.argsort(left.floor, kind="stable"))
     while len(left.table):
         known = sorted([*best, *(seconds for seconds, *_ in found)])
@@ -137,18 +138,17 @@ def recompute_less(
             break
         least = table_steps(setting, replace(some.table, recompute_layers=some.fewest))
         priced += len(least)
-        some = some.rows((least < longest).nonzero()[0])
+        some = some.rows((least < longest) & may(some.table, least))
         family, table = some.with_every_number()
         step = table_steps(setting, table)
         priced += len(table)
-        index = (step < longest).nonzero()[0]
+        index = ((step < longest) & may(table, step)).nonzero()[0]
         fitting, peak = fits(table.rows(index))
         index, peak = index[fitting], peak[fitting]
         legal = legality_codes(question_of(setting), table.rows(index)) == 0
         index, peak = index[legal], peak[legal]
-        if fewest_are_best:
-            _, first = np.unique(family[index], return_index=True)
-            index, peak = index[first], peak[first]
+        _, first = np.unique(family[index], return_index=True)  # the fewest layers
+        index, peak = index[first], peak[first]
         table, step = table.rows(index), step[index]
         order = np.lexsort((peak, step))
         options: dict[str, Any] = {} if broken is None else {"broken": broken(table, peak)}

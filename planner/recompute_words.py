@@ -82,3 +82,13 @@ def typed_by_stage(by_stage: tuple[int, ...] | None) -> list[str]:
     ['--recompute-layers 4,2,0,0']
     """
     return [] if by_stage is None else ["--recompute-layers " + ",".join(map(str, by_stage))]
+
+
+def recompute_cell(plan: Mapping[str, Any]) -> str:
+    """Return what a plan recomputes, in a table; how many layers where these are not all.
+
+    >>> recompute_cell({"recompute": "full", "recompute_layers": 18, "recompute_every": 0})
+    'full 18'
+    """
+    word, layers, every = plan["recompute"], plan["recompute_layers"], plan["recompute_every"]
+    return f"{word} {layers}" * bool(layers) + f"/{every}" * bool(every) or str(word)

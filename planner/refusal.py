@@ -71,17 +71,22 @@ def no_plan(
     offloads: Sequence[str] = ("none",),
 ) -> Refusal:
     """Say why a search found nothing, and look for what fits."""
+    reasons = reasons_of(setting, result)
+    ways = () if result.smallest is None else ways_out(setting, result.smallest)
+    ways = tuple(way for way in ways if satisfies(way, Plan(**way["plan"]), require))
+    changes = tuple(smallest_changes(setting, fixed or {}, require, offloads))
+    return Refusal(setting, result, assumptions, reasons, ways, changes)
+
+
+def reasons_of(setting: Setting, result: SearchResult) -> tuple[tuple[int, str], ...]:
+    """Return what removed the candidates: how many, and why, the most first."""
     reasons = [
         (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
     ]
     reasons += [(number, f"excluded by {text}") for text, number in result.counts.excluded.items()]
     if result.smallest is not None:
         reasons.append((result.counts.too_large, _too_large(setting, result.smallest)))
-    reasons.sort(key=lambda pair: -pair[0])
-    ways = () if result.smallest is None else ways_out(setting, result.smallest)
-    ways = tuple(way for way in ways if satisfies(way, Plan(**way["plan"]), require))
-    changes = tuple(smallest_changes(setting, fixed or {}, require, offloads))
-    return Refusal(setting, result, assumptions, tuple(reasons), ways, changes)
+    return tuple(sorted(reasons, key=lambda pair: -pair[0]))
 
 
 def search_document(counts: Counts) -> dict[str, Any]:

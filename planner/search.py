@@ -20,7 +20,8 @@ from planner.constraints import (
     Constraint,
     broken_by_result,
     counts_by_text,
-    only_broken_by_longer_steps,
+    fewest_layers_are_best,
+    most_memory,
 )
 from planner.finalists import Broken, Finalists, simulate, simulate_front, smallest_first
 from planner.host_room import host_codes
@@ -122,21 +123,20 @@ def search(
         bounded_away += finalists.bounded_away
         codes.append(finalists.broken)
         chosen = _plans(table, peak, finalists)
-        if objective != "memory" and not front and varies_layers(setting, fixed or {}):
-            most = most_bytes(budget_bytes(setting.cluster), around, verdict)
+        searches = objective != "memory" and not front and varies_layers(setting, fixed or {})
+        if searches and fewest_layers_are_best(require):
+            most = most_memory(require, most_bytes(budget_bytes(setting.cluster), around, verdict))
             whole = np.flatnonzero(verdicts == verdict) if require else order
             whole = whole[_recomputes_all(table, whole)]
-            fewest_are_best = only_broken_by_longer_steps(require)
-            if fewest_are_best:  # then none are better still, where that fits
-                whole = whole[~(need[whole] <= most)]
+            whole = whole[~(need[whole] <= most)]  # without recomputation it is faster, and fits
             less = recompute_less(
                 setting,
                 Families.of(setting, table.rows(whole), step[whole], 1.0 - most / need[whole]),
                 finalists.seconds.tolist(),
                 top=top,
-                fits=partial(_fits, setting, verdict),
+                fits=partial(_fits, setting, verdict, most),
+                may=partial(_may, setting, require),
                 broken=broken,
-                fewest_are_best=fewest_are_best,
             )
             simulated, priced = simulated + less.simulated, priced + less.priced
             chosen = sorted([*chosen, *less.plans], key=lambda one: one[:2])[:top]
@@ -192,14 +192,23 @@ def _recomputes_all(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool
     return all_of_them
 
 
+def _may(
+    setting: Setting, require: Sequence[Constraint], table: PlanTable, step: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Return which plans may be as fast as is required; ``step``: what they take at least."""
+    found = results(setting, table, step, np.zeros(len(table)))
+    kept: NDArray[np.bool_] = broken_by_result(require, found, len(table), at_best=True) == 0
+    return kept
+
+
 def _fits(
-    setting: Setting, verdict: int, table: PlanTable
+    setting: Setting, verdict: int, most: float, table: PlanTable
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which plans have a verdict, and the peaks of all."""
+    """Return which plans have a verdict and no larger peak, and the peaks of all."""
     peak, on_host = peaks_and_hosts(setting, table)
     around = memory_spread(setting.software.name)
     found = np.maximum(verdict_codes(peak, budget_bytes(setting.cluster), around), on_host)
-    return found == verdict, peak
+    return (found == verdict) & (peak <= most), peak
 
 
 def peaks_and_hosts(

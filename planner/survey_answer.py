@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.estimate import Setting
 from cost_models.plan import Plan
@@ -13,16 +13,24 @@ from cost_models.plan_file import PlanFile
 from hardware_profiles.errors import NoLegalPlanError
 from planner.answers import header, not_run
 from planner.confidence import confidence
-from planner.document import plan_file
+from planner.document import plan_document, plan_file
 from planner.failing import failure_notes
-from planner.refusal import no_plan, search_document
+from planner.placement import can_be_placed
+from planner.refusal import no_plan, reasons_of, search_document
 from planner.render.survey import survey_text, why_nothing
 from planner.search import Counts
 from planner.survey import Asked, Case, Found, job_limits
 from planner.tariff import ABOUT_COST, ABOUT_ENERGY
+from planner.verdict import budget_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+NOT_PLACED: Final = (
+    "ranks stand in the order of the accelerators; the best order on a cluster's tree of links is "
+    "looked for where that cluster alone is asked"
+)
+MOST_ASKED: Final = 3  # clusters of which it is asked what would make a plan exist
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -165,6 +173,8 @@ def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: As
         said.append(ABOUT_ENERGY)
     if asked.job.is_asked and any(found.to_dict()["job"] for found in ranked[:1]):
         said += failure_notes(asked.job)
+    if any(can_be_placed(case.question.setting.cluster) for case in cases):
+        said.append(NOT_PLACED)
     return list(dict.fromkeys(said))
 
 
@@ -185,11 +195,64 @@ def nothing_found(cases: Sequence[Case], asked: Asked, why: str | None = None) -
         return NoLegalPlanError(str(refusal), document)
     first = cases[0].question.setting
     lines = [why or f"no plan for {first.model.name} on any of {len(cases)} clusters"]
-    lines += [f"  {case.name}: {why_nothing(case)}" for case in cases]
+    documents = []
+    for one in cases:
+        lines.append(f"  {one.name}: {why_nothing(one)}")
+        document = case_document(one)
+        if one.result is not None and one.result.counts.priced:
+            reasons = reasons_of(one.question.setting, one.result)
+            lines += [f"    {number:,} candidates: {said}" for number, said in reasons[:3]]
+            document["reasons"] = [{"candidates": n, "reason": said} for n, said in reasons]
+        documents.append(document)
+    helps = {"changes": [], "ways_out": []} if why else what_helps(cases, asked)
+    for change in helps["changes"]:
+        lines.append(
+            f"  smallest change on {change['cluster']}: {change['change']} instead of "
+            f"{change['instead_of']} (checked)"
+        )
+    for way in helps["ways_out"]:
+        lines.append(f"  way out on {way['cluster']}: {way['change']}: {way['command']}")
     document = {
         **header(first),
         "plans": [],
-        "cases": [case_document(case) for case in cases],
+        "cases": documents,
+        **helps,
         "search": search_document(total_counts(tuple(cases))),
     }
     return NoLegalPlanError("\n".join(lines), document)
+
+
+def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, Any]]]:
+    """Return the smallest changes that make a plan exist: of the cluster that lacks the least.
+
+    Where nothing helps there, the next one is asked, MOST_ASKED of them at most.
+    """
+    searched = [case for case in cases if case.result is not None]
+    for case in sorted(searched, key=_lacking)[:MOST_ASKED]:
+        setting, result = case.question.setting, case.result
+        assert result is not None
+        refusal = no_plan(
+            setting,
+            result,
+            fixed=asked.fixed,
+            require=(*asked.require, *job_limits(setting, asked)),
+            offloads=asked.offloads,
+        )
+        if refusal.changes or refusal.ways_out:
+            return {
+                name: [{"cluster": case.name, **one} for one in of_case]
+                for name, of_case in (
+                    ("changes", refusal.changes),
+                    ("ways_out", refusal.ways_out),
+                )
+            }
+    return {"changes": [], "ways_out": []}
+
+
+def _lacking(case: Case) -> float:
+    """Return the smallest peak over what there is; above all others where no plan is legal."""
+    result, setting = case.result, case.question.setting
+    if result is None or result.smallest is None:
+        return float("inf")
+    peak = plan_document(setting, result.smallest)["memory"]["peak_bytes"]
+    return float(peak / budget_bytes(setting.cluster))

@@ -15,7 +15,7 @@ from planner.changes import HARDWARE, PLAN, TRAINING
 from planner.confidence import confidence
 from planner.host_room import host_text
 from planner.placement import Placed
-from planner.recompute_words import typed_by_stage
+from planner.recompute_words import recompute_cell, typed_by_stage
 from planner.refusal import MOST_REASONS
 from planner.render.paragraphs import INDENT, MOMENT_WORDS, labelled
 from planner.render.placed import placed_words
@@ -244,7 +244,10 @@ def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     for document in documents:
         plan, memory, time = document["plan"], document["memory"], document["time"]
-        cells = [_cell(plan[field]) for _, field in columns]
+        cells = [
+            recompute_cell(plan) if field == "recompute" else _cell(plan[field])
+            for _, field in columns
+        ]
         cells.append(
             SHORT_SCHEDULE.get(plan["pipeline_schedule"], plan["pipeline_schedule"])
             if plan["pipeline_parallel"] > 1

@@ -180,3 +180,26 @@ def test_bad_options_are_one_line(options: dict[str, Any], said: str) -> None:
         planner.plan(llama(), "2xA100-80GB", **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_where_no_cluster_has_a_plan_each_says_why_and_the_smallest_change_is_named() -> None:
+    with pytest.raises(NoLegalPlanError) as caught:
+        planner.plan("llama-3-8b", ["8xA100-80GB", "8xH100-SXM"], fix="tp=3")
+    words, document = str(caught.value), caught.value.document
+    assert "on any of 2 clusters" in words
+    assert words.count("tensor_parallel 3") == 2  # the reason, of each
+    assert "smallest change on 8xA100-80GB: --fix tensor_parallel=2 instead of" in words
+    (change,) = document["changes"]
+    fixed = change["change"].removeprefix("--fix ")
+    assert planner.plan("llama-3-8b", change["cluster"], fix=fixed, top=1).best is not None
+
+
+@pytest.mark.slow
+def test_where_all_clusters_are_too_small_the_nearest_has_ways_out() -> None:
+    with pytest.raises(NoLegalPlanError) as caught:
+        planner.plan("llama-3-70b", ["2xA100-40GB", "2xA100-80GB"], seq_len=512)
+    document = caught.value.document
+    assert [len(case["reasons"]) > 0 for case in document["cases"]] == [True, True]
+    assert {way["cluster"] for way in document["ways_out"]} == {"2xA100-80GB"}
+    assert "of 39" in str(caught.value)
+    assert "of 79" in str(caught.value)
