@@ -326,22 +326,30 @@ def due_bytes_per_token(
 
     Operands of the matmuls that are still to come: inputs and output gradients of every matrix. A
     column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
-    its input's gradient needed it so.
+    its input's gradient needed it so. Frozen matrices have none to come; of adapters only A beside
+    a column-cut matrix waits, with its gradient of a few features.
     """
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
-    shares, whole = 0.0, 0.0
-    for weight in kind.weights:
-        if weight.role == "linear" and weight.cut in ("column", "row"):
+    shares, whole, inputs_due = 0.0, 0.0, regions.inputs
+    own = [w for w in kind.weights if w.role == "linear" and not w.frozen and not w.is_adapter]
+    if any(w.frozen for w in kind.weights):
+        first = [w for w in kind.weights if w.is_adapter and w.cut == "replicate"]
+        first = [w for w in first if w.shape[1] == hidden_size]  # A: (rank, in)
+        whole += float(sum(w.shape[0] for w in first))
+        parts = {w.part for w in (*first, *(w for w in own if w.cut == "column"))}
+        inputs_due = compute_bytes * hidden_size * len(parts)
+    for weight in own:
+        if weight.cut in ("column", "row"):
             outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
             shares += outputs if weight.cut == "column" else inputs
             whole += 0.0 if weight.cut == "column" else outputs
     experts = kind.feed_forward
-    if experts.num_experts:
+    if experts.num_experts and not all(w.frozen for w in kind.weights if w.is_routed_expert):
         inner = 3.0 if experts.gated else 2.0
         shares += experts.experts_per_token * inner * experts.ffn_hidden_size
         whole += 2.0 * experts.experts_per_token * hidden_size
     return (
-        regions.inputs / along
+        inputs_due / along
         + compute_bytes * shares / np.multiply(1.0, tensor_parallel)
         + compute_bytes * whole
     )

@@ -189,11 +189,12 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         for gradient, weight in zip(flat[1:], weights[1:], strict=True):
             input_gradient.addmm_(gradient, matrix_of(weight, x.dtype))
         reduced = _reduce(axis, input_gradient.view(*gradients[0].shape[:-1], -1))
+        asked = [flat[number] for number in ctx.trained]  # others do not wait with them
 
         def weight_gradients() -> list[Tensor]:
             pending = gathered or (_gather(axis, x) if axis.sequence_parallel else None)
             whole = (x if pending is None else pending()).flatten(0, -2)
-            return [flat[number].t() @ whole for number in ctx.trained]
+            return [gradient.t() @ whole for gradient in asked]
 
         of_weights: list[Tensor | None] = [None] * len(weights)
         if later is not None and ctx.trained:

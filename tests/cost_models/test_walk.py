@@ -10,8 +10,10 @@ import pytest
 import torch
 from samples import LLAMA
 
+from cost_models.activations import Regions, due_bytes_per_token
 from cost_models.adapters import adapted, trainable_part
 from cost_models.families import model_spec
+from cost_models.frozen_parts import with_frozen_parts
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan, PlanTable
 from cost_models.walk import Place, norm_working_bytes, places
@@ -252,3 +254,13 @@ def test_no_more_is_given_back_than_was_saved() -> None:
     kind, little = model.kinds[0], np.full(1, 3.0)
     for place in places(model, kind, kind, little, Workload(128, 8), SOFTWARE, table):
         assert 0.0 <= float(np.max(place.freed)) <= 3.0
+
+
+def test_of_adapters_only_what_reads_a_blocks_input_waits_for_its_weights_gradient() -> None:
+    """Two inputs, and gradients of five small outputs (q, k, v, gate, up); frozen: nothing."""
+    workload = Workload(128, 8, adapter="lora", adapter_rank=4)
+    whole = model_spec(DENSE, name="x")
+    kinds = [adapted(whole, workload).kinds[0], with_frozen_parts(whole, "layers:0-0").kinds[0]]
+    regions = Regions(0.0, 0.0, 2 * 2.0 * H, 0.0, 0.0)
+    found = [due_bytes_per_token(kind, regions, H, 2.0, 1, False) for kind in kinds]
+    assert [float(np.ravel(size)[0]) for size in found] == [2 * 2 * H + 2 * 5 * 4, 0.0]
