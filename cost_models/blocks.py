@@ -388,8 +388,7 @@ class Blocks:
         return np.where(self.tied > 0.0, 0.0, self.layer - self.apart)
 
     def _left_over(self) -> Real:
-        left = self.every & self.several & self.managed
-        return np.where(left, self.reduction * self.behind, 0.0)
+        return (self.every & self.several & self.managed) * self.reduction * self.behind
 
 
 def _unpacked(walk: Walk, used: tuple[Real, Real] | None) -> Real:
