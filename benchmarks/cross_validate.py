@@ -3,7 +3,7 @@
 Prints the fitted constants of the time model (name, value, meaning, what they were fitted on), and,
 for every source of published runs, its errors with all constants as they are and with those that
 runs were fitted to fitted again without it. A trainer's profile whose own numbers were fitted on
-the source is then replaced by the profile that it inherits from. Takes minutes.
+the source is then replaced by the bundled executor's. Takes minutes.
 
 A fit is one line search for each constant, the others as they are: the value, of those in steps
 around the one in the code, with the smallest mean over sources of the mean absolute logarithm of
