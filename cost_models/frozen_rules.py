@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from cost_models.arrays import Count
+from cost_models.columns import on_distinct_rows
 from cost_models.model import ModelSpec
-from cost_models.plan import Plan, PlanTable, split_layers
+from cost_models.plan import Plan, split_layers
 from cost_models.rule import Question, Rule
 
 Ranges = Sequence[tuple[int, int]]
@@ -35,11 +37,9 @@ def untrained_stage(model: ModelSpec, ranges: Ranges) -> int | None:
     return None
 
 
-def _has_untrained_stage(question: Question, table: PlanTable) -> Any:
-    broken = np.zeros(len(table), dtype=bool)
-    if not question.workload.freeze:
-        return broken
-    stages = table.pipeline_parallel * table.virtual_stages
+@on_distinct_rows
+def _has_untrained_stage(question: Question, stages: Count) -> Any:
+    broken = np.zeros(np.shape(stages), dtype=bool)
     for number in np.unique(stages):
         ranges = _ranges(question, int(number)) if number > 1 else None
         if ranges is not None and untrained_stage(question.model, ranges) is not None:
@@ -67,5 +67,12 @@ FROZEN_RULES: tuple[Rule, ...] = (
             "must not be weights)"
         ),
     ),
-    Rule("freeze_stages", _has_untrained_stage, _untrained_text),
+    Rule(
+        "freeze_stages",
+        lambda q, t: (
+            q.workload.freeze != ""
+            and _has_untrained_stage(q, t.pipeline_parallel * t.virtual_stages)
+        ),
+        _untrained_text,
+    ),
 )

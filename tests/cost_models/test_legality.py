@@ -9,7 +9,7 @@ from samples import CONFIGS, llama, make_setting, sample_model
 
 from cost_models.families import model_spec
 from cost_models.frozen_parts import with_frozen_parts
-from cost_models.legality import CODES, RULES, legality_codes, require_legal
+from cost_models.legality import CODES, MANY, RULES, legality_codes, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.rule import Question
@@ -326,6 +326,16 @@ def test_a_plan_that_breaks_just_this_rule(code: str) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("code", BREAKS)
+def test_each_rule_judges_a_large_table_as_it_judges_one_plan(code: str) -> None:
+    """In large tables rules see columns of distinct values."""
+    changes, of_question, _ = BREAKS[code]
+    question, plans = asked(**of_question), [replace(LEGAL, **changes), Plan()]
+    alone = [int(legality_codes(question, PlanTable.from_plans([plan]))[0]) for plan in plans]
+    many = PlanTable.from_plans(plans).rows(np.arange(2 * MANY) % 2)
+    assert legality_codes(question, many).tolist() == alone * MANY
 
 
 def test_the_legal_values_in_the_words_are_legal() -> None:
