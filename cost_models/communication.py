@@ -248,26 +248,25 @@ def tensor_traffic(
     tokens = rank_tokens(workload, table)
     zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    # how often each step runs: forward; backward and again, not below all that is trained
-    steps = [
-        (n, 0 if kind.idle else n, 0 if kind.idle else r * again, layer_steps(model, kind, table))
+    runs = [
+        (kind, n, 0 if kind.idle else n, 0 if kind.idle else r * again)
         for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
         if n
-    ]
-    columns = sum((step.columns.times(back) for _, back, _, step in steps), start=zero)
-    rows = sum((step.rows.times(n) for n, _, _, step in steps), start=zero)
-    rows_back = sum((step.rows.times(back) for _, back, _, step in steps), start=zero)
-    rows_again = sum((step.rows_again.times(r) for _, _, r, step in steps), start=zero)
-    splits = sum((step.splits.times(n + back) for n, back, _, step in steps), start=zero)
+    ]  # how often: forward; backward and again, not below all that is trained
+    steps = [(layer_steps(model, kind, table), n, back, r) for kind, n, back, r in runs]
+    columns = sum((step.columns.times(back) for step, _, back, _ in steps), start=zero)
+    rows = sum((step.rows.times(n) for step, n, _, _ in steps), start=zero)
+    rows_back = sum((step.rows.times(back) for step, _, back, _ in steps), start=zero)
+    rows_again = sum((step.rows_again.times(r) for step, _, _, r in steps), start=zero)
+    splits = sum((step.splits.times(n + back) for step, n, back, _ in steps), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
     read = outer.times(1.0 * rank.decoders)
-    inputs = sum((step.inputs.times(n) for n, _, _, step in steps), start=read)
-    turned = sum((step.inputs.times(back) for _, back, _, step in steps), start=read)
-    inputs_again = sum((step.inputs.times(r) for _, _, r, step in steps), start=zero)
+    inputs = sum((step.inputs.times(n) for step, n, _, _ in steps), start=read)
+    turned = sum((step.inputs.times(back) for step, _, back, _ in steps), start=read)
+    inputs_again = sum((step.inputs.times(r) for step, _, _, r in steps), start=zero)
     lookups = first + float(bool(rank.bridge))
     plain = rows + turned + rows_again + outer.times(lookups + last)
-    walked = [(n, k) for n, k in zip(rank.kind_counts, model.kinds, strict=True) if not k.idle]
-    untrained = sum((1.0 * n * untrained_steps(kind) for n, kind in walked), start=0.0)
+    untrained = sum((1.0 * back * untrained_steps(kind) for kind, _, back, _ in runs), start=0.0)
     gathers = columns + inputs + outer.times(-untrained) + rows_back + inputs_again
     # a frozen embedding needs no gradient, a frozen projection not its input again
     gathers += outer.times(0.0 if embedding_is_frozen(model) else lookups)
@@ -276,9 +275,7 @@ def tensor_traffic(
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
     whole_norms = sum(
-        n if kind.idle else 2.0 * n + r * again
-        for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
-        if kind.attention.qk_norm == "all"
+        1.0 * n + back + r for kind, n, back, r in runs if kind.attention.qk_norm == "all"
     )
     statistics = m * whole_norms
     loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)

@@ -84,6 +84,11 @@ def problem_of(
     return None
 
 
+def needs_output(kind: LayerKind, *, hidden_dropout: bool) -> bool:
+    """Whether recomputing a layer needs its very output: a norm or a dropout follows it."""
+    return kind.norms_after or hidden_dropout
+
+
 def last_matrix(
     kind: LayerKind, *, hidden_dropout: bool, software: SoftwareProfile
 ) -> tuple[Weight, ...]:
@@ -93,7 +98,7 @@ def last_matrix(
     or the router's weights multiply it: recomputing ends in front of it where a trainer recomputes
     what is read only.
     """
-    needed = kind.norms_after or hidden_dropout or kind.feed_forward.num_experts
+    needed = needs_output(kind, hidden_dropout=hidden_dropout) or kind.feed_forward.num_experts
     if software.recomputes_whole_layers or needed:
         return ()
     matrices = [w for w in kind.weights if w.part == "mlp" and w.role == "linear"]

@@ -8,6 +8,7 @@ import numpy as np
 
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.plan import PlanTable
+from cost_models.recomputed import needs_output
 from cost_models.traffic import Traffic
 
 
@@ -43,7 +44,7 @@ def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSte
     experts = float(mlp.num_experts > 0)
     cut = experts * np.where(table.expert_tensor_parallel, 1.0, 0.0)
     rows = rows + one.times(cut)
-    needs_last = kind.norms_after or model.hidden_dropout > 0
+    needs_last = needs_output(kind, hidden_dropout=model.hidden_dropout > 0)
     left_out = 0.0 if needs_last else np.where(experts > 0, cut, 1.0)
     return LayerSteps(
         columns=columns,

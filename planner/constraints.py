@@ -264,7 +264,7 @@ def _shown(value: Any) -> str:
 def broken_by_plan(constraints: Sequence[Constraint], table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 or the position (from 1) of the first constraint that a plan breaks."""
     columns = {c.name: getattr(table, c.name) for c in constraints if not c.of_result}
-    return _first_broken(constraints, columns, len(table))
+    return _first_broken(list(enumerate(constraints, start=1)), columns, len(table))
 
 
 def broken_by_result(
@@ -287,8 +287,12 @@ def broken_by_result(
             )
     names = {c.name for c in constraints if c.of_result}
     columns = {name: results[name] for name in names}
-    asked = [c for c in constraints if not at_best or c.name not in LONGER or _only_breaks(c)]
-    return _first_broken(asked, columns, rows, [constraints.index(c) + 1 for c in asked])
+    asked = [
+        (position, c)
+        for position, c in enumerate(constraints, start=1)
+        if not at_best or c.name not in LONGER or _only_breaks(c)
+    ]
+    return _first_broken(asked, columns, rows)
 
 
 def fewest_layers_are_best(constraints: Sequence[Constraint]) -> bool:
@@ -311,14 +315,10 @@ def _only_breaks(constraint: Constraint) -> bool:
 
 
 def _first_broken(
-    constraints: Sequence[Constraint],
-    columns: Mapping[str, Any],
-    rows: int,
-    positions: Sequence[int] | None = None,
+    numbered: Sequence[tuple[int, Constraint]], columns: Mapping[str, Any], rows: int
 ) -> NDArray[np.int16]:
     codes = np.zeros(rows, dtype=np.int16)
-    numbered = zip(positions or range(1, len(constraints) + 1), constraints, strict=True)
-    for position, constraint in reversed(list(numbered)):
+    for position, constraint in reversed(numbered):
         if constraint.name in columns:
             codes[np.logical_not(constraint.holds(columns[constraint.name]))] = position
     return codes

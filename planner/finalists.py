@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
-from cost_models.plan import PlanTable
+from cost_models.plan import Plan, PlanTable
 from cost_models.simulated import above, simulated_steps
 from planner.objectives import pareto_front
 
@@ -43,6 +43,11 @@ class Finalists:
     bounded_away: int  # not simulated, since they cannot win
     # of rows that break a constraint once they are simulated, the code of that
     broken: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
+
+    def plans(self, table: PlanTable, peak: Floats) -> list[tuple[float, float, Plan]]:
+        """Return seconds, bytes and plans, the best first."""
+        ranked = zip(self.seconds.tolist(), self.rows.tolist(), strict=True)
+        return [(seconds, float(peak[row]), table.plan(row)) for seconds, row in ranked]
 
 
 def simulate(

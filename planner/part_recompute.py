@@ -116,7 +116,7 @@ def recompute_less(
     top: int,
     fits: Callable[[PlanTable], tuple[NDArray[np.bool_], Floats]],
     may: Callable[[PlanTable, Floats], NDArray[np.bool_]],
-    broken: Callable[[PlanTable, Floats], Broken] | None,
+    broken: Callable[[PlanTable, Floats], Broken],
 ) -> Less:
     """Return the plans that recompute fewer layers and are among the ``top``.
 
@@ -151,12 +151,8 @@ def recompute_less(
         index, peak = index[first], peak[first]
         table, step = table.rows(index), step[index]
         order = np.lexsort((peak, step))
-        options: dict[str, Any] = {} if broken is None else {"broken": broken(table, peak)}
-        ranked = simulate(setting, table, order, step, peak, top=top, **options)
+        ranked = simulate(setting, table, order, step, peak, top=top, broken=broken(table, peak))
         simulated += ranked.simulated
-        found += [
-            (seconds, float(peak[row]), table.plan(row))
-            for seconds, row in zip(ranked.seconds.tolist(), ranked.rows.tolist(), strict=True)
-        ]
+        found += ranked.plans(table, peak)
     found.sort(key=lambda one: one[:2])
     return Less(tuple(found[:top]), priced, simulated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -23,7 +23,13 @@ from planner.constraints import (
     fewest_layers_are_best,
     most_memory,
 )
-from planner.finalists import Broken, Finalists, simulate, simulate_front, smallest_first
+from planner.finalists import (
+    Broken,
+    nothing_broken,
+    simulate,
+    simulate_front,
+    smallest_first,
+)
 from planner.host_room import host_codes
 from planner.objectives import Objective, results, sort_keys
 from planner.part_recompute import (
@@ -93,11 +99,10 @@ def search(
     legal = candidates.legal
     budget, around = budget_bytes(setting.cluster), memory_spread(setting.software.name)
     enough = 2.0 * budget  # far too large: by how much does not matter, unless all plans are
-    peak, on_host = peaks_and_hosts(setting, legal, enough)
+    peak, verdicts = _judged(setting, legal, enough)
     if len(legal) and peak.min() > enough:
-        peak, on_host = peaks_and_hosts(setting, legal)
+        peak, verdicts = _judged(setting, legal)
     smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
-    verdicts = np.maximum(verdict_codes(peak, budget, around), on_host)
     rows = np.flatnonzero(verdicts < 2)
     apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
     need = peaks_without(legal, rows, peak, apart)
@@ -105,27 +110,32 @@ def search(
     step = table_steps(setting, table)
     at_best = results(setting, table, step, peak)
     short = broken_by_result(require, at_best, len(table), at_best=True)
-    broken = _broken(setting, require)
+    broken = partial(_broken, setting, require)
+    keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
+    searches_layers = (
+        objective != "memory"
+        and not front
+        and varies_layers(setting, fixed or {})
+        and fewest_layers_are_best(require)
+    )
     chosen: list[tuple[float, float, Plan]] = []
     simulated = bounded_away = priced = 0
     codes: list[NDArray[Any]] = [candidates.unwanted, short]
     for verdict in (0, 1):  # those that fit; only where there are none, those that may
         order = np.flatnonzero((short == 0) & (verdicts == verdict))
-        keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
         order = order[np.lexsort([key[order] for key in keys])]
-        options: dict[str, Any] = {} if broken is None else {"broken": broken(table, peak)}
+        breaks = broken(table, peak)
         if front:
-            finalists = simulate_front(setting, table, order, step, peak, **options)
+            finalists = simulate_front(setting, table, order, step, peak, broken=breaks)
         else:
             rank = smallest_first if objective == "memory" else simulate
-            finalists = rank(setting, table, order, step, peak, top=top, **options)
+            finalists = rank(setting, table, order, step, peak, top=top, broken=breaks)
         simulated += finalists.simulated
         bounded_away += finalists.bounded_away
         codes.append(finalists.broken)
-        chosen = _plans(table, peak, finalists)
-        searches = objective != "memory" and not front and varies_layers(setting, fixed or {})
-        if searches and fewest_layers_are_best(require):
-            most = most_memory(require, most_bytes(budget_bytes(setting.cluster), around, verdict))
+        chosen = finalists.plans(table, peak)
+        if searches_layers:
+            most = most_memory(require, most_bytes(budget, around, verdict))
             whole = np.flatnonzero(verdicts == verdict) if require else order
             whole = whole[_recomputes_all(table, whole)]
             whole = whole[~(need[whole] <= most)]  # without recomputation it is faster, and fits
@@ -162,27 +172,15 @@ def search(
     )
 
 
-def _plans(
-    table: PlanTable, peak: NDArray[np.float64], finalists: Finalists
-) -> list[tuple[float, float, Plan]]:
-    """Return seconds, bytes and plans."""
-    rows = zip(finalists.seconds.tolist(), finalists.rows.tolist(), strict=True)
-    return [(seconds, float(peak[row]), table.plan(row)) for seconds, row in rows]
-
-
 def _broken(
-    setting: Setting, require: Sequence[Constraint]
-) -> Callable[[PlanTable, NDArray[np.float64]], Broken] | None:
+    setting: Setting, require: Sequence[Constraint], table: PlanTable, peak: NDArray[np.float64]
+) -> Broken:
     """Return what says which constraints on results the simulated steps of a table break."""
     if not any(constraint.of_result for constraint in require):
-        return None
-
-    def of(table: PlanTable, peak: NDArray[np.float64]) -> Broken:
-        return lambda rows, seconds: broken_by_result(
-            require, results(setting, table.rows(rows), seconds, peak[rows]), len(rows)
-        )
-
-    return of
+        return nothing_broken
+    return lambda rows, seconds: broken_by_result(
+        require, results(setting, table.rows(rows), seconds, peak[rows]), len(rows)
+    )
 
 
 def _recomputes_all(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -205,10 +203,18 @@ def _fits(
     setting: Setting, verdict: int, most: float, table: PlanTable
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return which plans have a verdict and no larger peak, and the peaks of all."""
-    peak, on_host = peaks_and_hosts(setting, table)
-    around = memory_spread(setting.software.name)
-    found = np.maximum(verdict_codes(peak, budget_bytes(setting.cluster), around), on_host)
+    peak, found = _judged(setting, table)
     return (found == verdict) & (peak <= most), peak
+
+
+def _judged(
+    setting: Setting, table: PlanTable, enough: float = np.inf
+) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
+    """Return bytes and verdicts: of the accelerator or of its host, the worse one."""
+    peak, on_host = peaks_and_hosts(setting, table, enough)
+    around = memory_spread(setting.software.name)
+    fits = verdict_codes(peak, budget_bytes(setting.cluster), around)
+    return peak, np.maximum(fits, on_host)
 
 
 def peaks_and_hosts(
