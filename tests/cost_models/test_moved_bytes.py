@@ -30,6 +30,14 @@ from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
 
 EAGER = software_profile("shardplan")
+ONE_RANK: dict[str, Any] = {  # of layer_seconds: a 16-bit layer of which nothing is recomputed
+    "tensor_parallel": 1,
+    "sequence_parallel": False,
+    "recompute_full": False,
+    "recompute_core": False,
+    "kernel": "flash",
+    "compute_bytes": 2.0,
+}
 
 
 def moved(name: str, compute_bytes: float = 2.0, dropout: bool = False, **changes: Any) -> float:
@@ -95,14 +103,9 @@ def test_a_layer_counts_the_ranks_that_share_its_experts() -> None:
             hidden,
             1024,
             tokens,
-            tensor_parallel=1,
-            sequence_parallel=False,
-            recompute_full=False,
-            recompute_core=False,
-            kernel="flash",
-            compute_bytes=2.0,
             rate=rate,
             software=EAGER,
+            **ONE_RANK,
             **pieces,
         )
         matrices = matrices_seconds(
@@ -214,14 +217,9 @@ def test_biases_cost_what_reads_and_writes_them() -> None:
             hidden,
             128,
             512.0,
-            tensor_parallel=1,
-            sequence_parallel=False,
-            recompute_full=False,
-            recompute_core=False,
-            kernel="flash",
-            compute_bytes=2.0,
             rate=Rates(1e30, 1e12, 0.0, False),
             software=replace(software, **changes),
+            **ONE_RANK,
         )
         return float(layer.forward), float(layer.backward)
 
