@@ -63,15 +63,11 @@ def joined(columns: Sequence[Any]) -> Any:
     return np.concatenate(some)
 
 
-def coded(parts: Sequence[NDArray[Any]]) -> list[Coded]:
-    """Return columns by the values that all of them together have.
+def coded(values: NDArray[Any]) -> Coded:
+    """Return a column by the values that it has.
 
-    >>> [part.codes.tolist() for part in coded([np.array([8, 2]), np.array([4])])]
-    [[2, 0], [1]]
+    >>> coded(np.array([8, 2, 8])).codes.tolist()
+    [1, 0, 1]
     """
-    values, codes = np.unique(np.concatenate(parts), return_inverse=True)
-    codes = codes.astype(np.min_scalar_type(len(values)))
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    return [
-        Coded(values, codes[end - len(part) : end]) for part, end in zip(parts, ends, strict=True)
-    ]
+    there, codes = np.unique(values, return_inverse=True)
+    return Coded(there, codes.astype(np.min_scalar_type(len(there))))

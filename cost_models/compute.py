@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cost_models.adapters import projection_is_frozen
 from cost_models.arrays import Count, Flag, Real
-from cost_models.flops import attention_flops_per_token
+from cost_models.expert_loops import loop_bytes
+from cost_models.flops import attention_flops_per_token, mean_keys
 from cost_models.fp8 import cast_elements
 from cost_models.matmul import matmul_seconds
-from cost_models.model import Attention, LayerKind, ModelSpec, Weight
+from cost_models.model import Attention, LayerKind, Weight
 from cost_models.rates import Rates
 from cost_models.recomputed import last_matrix
 from cost_models.sharding import cut_dim
@@ -25,7 +25,11 @@ from hardware_profiles.software import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
 # backward over forward FLOP of the attention core (see ``layer_seconds``)
-CORE_RATIO = {"flash": 2.5, "eager": 2.0}
+CORE_FLOPS = {"flash": 2.5, "eager": 2.0}
+# FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
+# 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
+# al., arXiv:2407.08608, fig. 5 and 6), at most 63 of 73 % of an A100's peak (arXiv:2307.08691)
+FLASH_BACKWARD_RATE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,10 @@ class Matmuls:
         return Matmuls(
             self.forward + other.forward, self.inputs + other.inputs, self.weights + other.weights
         )
+
+    def times(self, factor: Real) -> Matmuls:
+        """Return all three, so many times as long."""
+        return Matmuls(factor * self.forward, factor * self.inputs, factor * self.weights)
 
 
 def linear_seconds(
@@ -113,6 +121,16 @@ def matrices_seconds(
     return total
 
 
+def core_ratio(kernel: str, rate: Rates) -> float:
+    """Seconds of the attention core backward over forward.
+
+    >>> core_ratio("eager", Rates(1e12, 1e12, 0.0, False))
+    2.0
+    """
+    slower = kernel == "flash" and not rate.host_is_device
+    return CORE_FLOPS[kernel] / (FLASH_BACKWARD_RATE if slower else 1.0)
+
+
 def attention_core_seconds(
     attention: Attention,
     tokens: Real,
@@ -127,26 +145,25 @@ def attention_core_seconds(
 ) -> Real:
     """Scores, softmax and values, forward.
 
-    flash  FLOPs really done / (efficiency R): half of them under a causal mask, min(s, window) keys
+    flash  FLOPs really done / (efficiency R): those of the keys that a token sees
            on a CPU  FLOPs / R and a time per score; a causal mask leaves out whole blocks of
            CPU_FLASH_KEYS keys, a window nothing (torch: FlashAttentionKernel.cpp, kvSplitSize)
     eager  two batched matmuls of all keys, and the score matrix moved through memory
     """
     rate = rate.of_core
     if kernel == "flash" and rate.host_is_device:
-        causal = attention.causal and attention.window is None
         visited = np.multiply(1.0, seq_len)
-        if causal:
+        if attention.causal:
             visited = 0.5 * (visited + np.minimum(visited, CPU_FLASH_KEYS))
         flops = attention_flops_per_token(attention, visited) * tokens / tensor_parallel
         scores = attention.num_heads * visited * tokens / tensor_parallel
         return flops / rate.matmul + scores * rate.score
-    keys = np.multiply(1.0, seq_len)
-    if attention.window is not None:
-        keys = np.minimum(keys, attention.window)
     if kernel == "flash":
-        done = 0.5 if attention.causal and attention.window is None else 1.0
-        flops = done * attention_flops_per_token(attention, keys) * tokens / tensor_parallel
+        if attention.causal:
+            keys = mean_keys(0.0, seq_len, attention.window)
+        else:
+            keys = np.minimum(seq_len, np.inf if attention.window is None else attention.window)
+        flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
         return flops / (software.flash_efficiency * rate.flash * rate.matmul)
     whole = np.multiply(1.0, seq_len)
     heads = attention.num_heads * tokens / whole / tensor_parallel
@@ -292,9 +309,9 @@ def layer_seconds(
     them that it does meet, where the core skips some. ``recompute_around``: what is neither a
     matmul nor attention is computed again.
 
-    Backward: two matmuls for each one; the flash core 2.5 times its forward (five matmuls for two,
-    Dao, arXiv:2307.08691, sec. 3.1.2), the eager core twice. One of the two matmuls gives the
-    gradient of the weight.
+    Backward: two matmuls for each one; the flash core 2.5 times its forward's FLOPs (five matmuls
+    for two, Dao, arXiv:2307.08691, sec. 3.1.2) at a lower rate, the eager core twice. One of the
+    two matmuls gives the gradient of the weight.
     """
     matrices = matrices_seconds(
         kind.weights,
@@ -334,10 +351,14 @@ def layer_seconds(
         + adapter_bytes_per_token(kind, compute_bytes, tensor_parallel, software)
     ) * (tokens / rate.memory)
     biased = compute_bytes * tokens / rate.memory * bias_elements(kind, tensor_parallel)
-    unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / rate.memory
+    unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / (
+        software.unpacking_share * rate.memory
+    )
     params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
     added = software.gradient_accumulation_bytes * params / rate.memory
+    loop_forward, loop_backward = loop_bytes(kind, hidden_size, compute_bytes, software)
     forward = matrices.forward + core + moved + unpacked + software.bias_accesses * biased
+    forward = forward + loop_forward * tokens / rate.memory
     back = matrices.inputs + unpacked + software.bias_gradient_accesses * biased
     if rate.core is not None:  # fp8
         cast = software.fp8_cast_bytes / rate.memory
@@ -348,8 +369,9 @@ def layer_seconds(
     backward = (
         back
         + matrices.weights
-        + CORE_RATIO[kernel] * core
+        + core_ratio(kernel, rate) * core
         + software.backward_access_ratio * moved
+        + loop_backward * tokens / rate.memory
         + added
     )
     again = np.where(recompute_core, core, 0.0) + np.where(recompute_around, moved, 0.0)
@@ -362,36 +384,6 @@ def layer_seconds(
     )
     again = np.where(recompute_full, forward - unread.forward, again)
     return PassSeconds(forward, backward, again, matrices.weights, core)
-
-
-def head_seconds(
-    model: ModelSpec, tokens: Real, tensor_parallel: Count, compute_bytes: float, rate: Rates
-) -> PassSeconds:
-    """Output projection and cross-entropy: the matmul, and ten fp32 passes over the logits.
-
-    A head's other matrices (a masked language model's, OPT's projection) are whole on every rank.
-    """
-    if not model.head_multiply:
-        zero = np.zeros_like(np.multiply(1.0, tokens))
-        return PassSeconds(zero, zero, zero, zero)
-    rate = rate.of_core
-    outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
-    inputs = model.head_multiply / model.vocab_size
-    others = tuple(w for w in model.head if w.cut != "vocab")
-    projection = linear_seconds(tokens, inputs, outputs, compute_bytes, rate)
-    if projection_is_frozen(model):
-        projection = replace(projection, weights=0.0 * projection.weights)
-    matmuls = projection + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
-    # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
-    # twice, write
-    passes = 4.0 * tokens * outputs / rate.memory
-    zero = np.zeros_like(matmuls.forward)
-    return PassSeconds(
-        matmuls.forward + 5.0 * passes,
-        matmuls.inputs + matmuls.weights + 5.0 * passes,
-        zero,
-        zero,
-    )
 
 
 def optimizer_seconds(parameters: Real, rate: Rates, accesses: float) -> Real:

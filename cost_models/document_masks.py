@@ -68,10 +68,13 @@ def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) 
         share = 0.5 if attention.causal else 1.0
         seen = max(1, round(share * workload.document_length))
         window = seen if attention.window is None else min(seen, attention.window)
-        return replace(kind, attention=replace(attention, window=window))
-    if attention.window is not None or not _masked(attention, workload, software):
-        return kind
-    return replace(kind, attention=replace(attention, window=workload.seq_len))
+        return replace(kind, attention=replace(attention, causal=False, window=window))
+    by_window = needs_window_mask(attention, workload.seq_len, software)
+    if _masked(attention, workload, software) or (
+        workload.attention_kernel == "flash" and by_window
+    ):
+        return replace(kind, attention=replace(attention, causal=False, window=None))
+    return kind
 
 
 def _masked(attention: Attention, workload: Workload, software: SoftwareProfile) -> bool:

@@ -21,6 +21,9 @@ from cost_models.levels import Index, distinct_rows
 from cost_models.memory import rank_host_bytes, rank_memory
 from cost_models.memory_parts import MemoryParts, stack_ranks
 from cost_models.model import ModelSpec
+from cost_models.offload import host_link
+from cost_models.optimizer_states import RULES, rank_states
+from cost_models.paged_states import paged_seconds, usable_bytes
 from cost_models.plan import Plan, PlanTable, split_layers
 from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
@@ -92,6 +95,16 @@ class Priced:
     def step(self) -> Floats:
         """Seconds of a step."""
         return np.asarray(self.time.step, dtype=float)
+
+    def row(self, number: int) -> Priced:
+        """Return the prices of one plan."""
+        here = slice(number, number + 1)
+
+        def of(parts: Any) -> Any:
+            return replace(parts, **{f.name: getattr(parts, f.name)[here] for f in fields(parts)})
+
+        ranks = self.limiting_rank[here], self.moment[here], of(self.time), self.slowest_rank[here]
+        return Priced(of(self.memory), *ranks, of(self.host))
 
 
 def price(
@@ -195,10 +208,26 @@ def block_seconds(
     """Return the seconds of every rank under plans of the same stages."""
     model, workload, software = setting.model, setting.workload, setting.software
     rate = rates(setting.cluster.accelerator, workload.precision, software)
-    return [
+    seconds = [
         rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
         for rank in ranks
     ]
+    if not (setting.on_gpu and RULES[workload.optimizer].paged):
+        return seconds
+    return [
+        replace(one, optimizer=one.optimizer + _paged_seconds(setting, table, rank))
+        for one, rank in zip(seconds, ranks, strict=True)
+    ]
+
+
+def _paged_seconds(setting: Setting, table: PlanTable, rank: PipelineRank) -> Real:
+    """Return the seconds in which states that do not fit come and go."""
+    model, workload, software = setting.model, setting.workload, setting.software
+    paged = np.where(table.offloads_optimizer, 0.0, rank_states(model, workload, table, rank).paged)
+    memory, _ = rank_memory(model, workload, software, table, rank, on_gpu=True)
+    chip = setting.cluster.accelerator
+    link = host_link(setting.cluster, table, software)
+    return paged_seconds(paged, memory.peak, usable_bytes(chip), link)
 
 
 def block_time(
@@ -223,26 +252,40 @@ def block_time(
     )
 
 
+RankMemory = tuple[MemoryParts, int]  # and the moment of its peak
+
+
 def rank_memories(
     setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
-) -> list[tuple[MemoryParts, int]]:
-    """Return the memory of every pipeline rank of one plan, with the moment of its peak."""
-    table = PlanTable.from_plans([plan])
-    answers = []
-    for rank in range(plan.pipeline_parallel):
-        contents = pipeline_rank(setting, plan, layer_ranges, rank)
-        parts, moment = rank_memory(
-            setting.model,
-            setting.workload,
-            setting.software,
-            table,
-            contents,
-            on_gpu=setting.on_gpu,
-        )
-        one = MemoryParts(
-            **{f.name: float(np.ravel(getattr(parts, f.name))[0]) for f in fields(MemoryParts)}
-        )
-        answers.append((one, int(np.ravel(moment)[0])))
+) -> list[RankMemory]:
+    """Return the memory of every pipeline rank of one plan."""
+    (found,) = memories_by_rank(setting, PlanTable.from_plans([plan]), layer_ranges)
+    return found
+
+
+def memories_by_rank(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> list[list[RankMemory]]:
+    """Return the memory of every pipeline rank of every plan; stages: as of ``price``."""
+    answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
+    group, contents = stages_of(setting, table, layer_ranges)
+    for number in range(len(contents)):
+        rows = np.flatnonzero(group == number)
+        few, plan = table.rows(rows), table.plan(int(rows[0]))
+        ranges = layer_ranges or default_layer_ranges(setting, plan)
+        for rank in range(plan.pipeline_parallel):
+            parts, moment = rank_memory(
+                setting.model,
+                setting.workload,
+                setting.software,
+                few,
+                pipeline_rank(setting, plan, ranges, rank),
+                on_gpu=setting.on_gpu,
+            )
+            columns = (*(getattr(parts, f.name) for f in fields(MemoryParts)), moment)
+            by_plan = zip(*(np.broadcast_to(c, len(rows)).tolist() for c in columns), strict=True)
+            for row, (*terms, at) in zip(rows.tolist(), by_plan, strict=True):
+                answers[row].append((MemoryParts(*terms), at))
     return answers
 
 

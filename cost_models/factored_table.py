@@ -40,21 +40,22 @@ def whole(value: Any, size: int) -> Array:
     return value.whole() if type(value) is Column else np.broadcast_to(value, size)
 
 
-def factored(table: PlanTable, apart: Sequence[Sequence[str]] = APART) -> tuple[PlanTable, Frame]:
-    """Return the same plans, each column by its distinct values; and what they are columns of.
-
-    ``apart``: columns that are left out of levels which are found at once.
-    """
-    frame, columns, masks = Frame(len(table)), {}, {}
+def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
+    """Return the same plans, each column by its distinct values; and what they are columns of."""
+    frame, columns = Frame(len(table)), {}
     for f in fields(PlanTable):
         values, codes = distinct(getattr(table, f.name))
-        columns[f.name], masks[f.name] = values, 0
+        columns[f.name] = values
         if len(values) > 1:
-            level = frame.add(codes, len(values))
-            columns[f.name], masks[f.name] = Column(level, values), level.mask  # type: ignore[assignment]
-    for names in apart:
-        frame.level(sum(mask for name, mask in masks.items() if name not in names))
+            columns[f.name] = Column(frame.add(codes, len(values)), values)  # type: ignore[assignment]
     return PlanTable(**columns), frame
+
+
+def find_levels(table: PlanTable, frame: Frame, apart: Sequence[Sequence[str]] = APART) -> None:
+    """Find the levels of all columns but some, from which those of fewer ones are found."""
+    every = (1 << len(frame.codes)) - 1
+    for names in apart:
+        frame.level(every & ~mask_of(table, names))
 
 
 def mask_of(table: PlanTable, names: Sequence[str]) -> int:
@@ -75,8 +76,12 @@ def level_of(frame: Frame, inputs: Sequence[Any]) -> Level:
 def at_one_level(frame: Frame, inputs: Sequence[Any]) -> tuple[Level, list[Array]]:
     """Return the level of all columns together, and a value of every input for each row of it."""
     level = level_of(frame, inputs)
-    values = (each._at(level) if type(each) is Column else each for each in inputs)
-    return level, [np.broadcast_to(each, level.size) for each in values]
+    return level, [at_level(level, each) for each in inputs]
+
+
+def at_level(level: Level, value: Any) -> Array:
+    """Return a value for each row of a level."""
+    return np.broadcast_to(value._at(level) if type(value) is Column else value, level.size)
 
 
 def stacked(level: Level, terms: Sequence[Any], order: Array) -> Array:

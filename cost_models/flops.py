@@ -63,6 +63,26 @@ def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
     )
 
 
+def mean_keys(first: Real, last: Real, window: int | None) -> Real:
+    """Mean of min(s, w) while a sequence grows from ``first`` to ``last`` tokens.
+
+        (a + b) / 2          b <= w
+        w                    w <= a
+        in between           (w (a + w) / 2 ... ) : the part that grows, then w
+
+    >>> float(mean_keys(0.0, 100.0, None)), float(mean_keys(0.0, 100.0, 50))
+    (50.0, 37.5)
+    """
+    a, b = np.multiply(1.0, first), np.maximum(np.multiply(1.0, last), first)
+    if window is None:
+        return 0.5 * (a + b)
+    low, high = np.minimum(a, window), np.minimum(b, window)
+    grows = 0.5 * (low + high) * (high - low)
+    flat = window * ((b - a) - (high - low))
+    length = np.where(b > a, b - a, 1.0)
+    return np.where(b > a, (grows + flat) / length, low)
+
+
 def core_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
     """Forward FLOP of all attention cores of a layer for one token, scores in full."""
     total = attention_flops_per_token(kind.attention, np.multiply(1.0, seq_len))

@@ -21,9 +21,13 @@ from hardware_profiles.software import SoftwareProfile
 
 def shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
     """Return elements and the ranks that share them: experts that are apart, and all else."""
+    return _shared(params.total, params.apart, table)
+
+
+def _shared(numel: Real, apart: Real, table: PlanTable) -> list[tuple[Real, Count]]:
     return [
-        (params.total - params.apart, table.shard_ranks),
-        (params.apart, np.maximum(1, table.expert_shard_ranks)),
+        (numel - apart, table.shard_ranks),
+        (apart, np.maximum(1, table.expert_shard_ranks)),
     ]
 
 
@@ -80,15 +84,18 @@ def gradients_of(
     if software.whole_gradient_buffer:
         buffer = gradient * numel
         return Gradients(buffer, buffer, buffer, buffer, buffer)
-    reduced = sum(
-        (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in parts_of),
-        start=np.zeros(len(table)),
-    )
+
+    def reduced_of(parts: list[tuple[Real, Count]]) -> Real:
+        each = (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in parts)
+        return sum(each, start=np.zeros(len(table)))
+
+    reduced = reduced_of(parts_of)
     later = accumulated(by_value(table.num_microbatches > 1))
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
-    each = reduced / numel
-    at_embedding = np.maximum(later, reduced - each * params.embedding)
-    at_layer = np.maximum(later, reduced - each * (params.embedding + params.largest_layer))
+    embedding = reduced_of([(params.embedding, table.shard_ranks)])
+    layer = reduced_of(_shared(params.largest_layer, params.apart_layer, table))
+    at_embedding = np.maximum(later, reduced - embedding)
+    at_layer = np.maximum(later, reduced - embedding - layer)
     return Gradients(
         full_flight=accumulated(by_value(table.num_microbatches > in_flight)),
         later=later,

@@ -73,6 +73,14 @@ class Walk:
     experts: str  # state of those that others share than the rest, see ``cost_models.walk``
     complete: bool  # the layer is done, and its gradients are reduced now
 
+    def unpacked(self, used: tuple[Real, Real] | None) -> Real:
+        """Bytes of a matrix that is unpacked here; its product comes when what helped has gone."""
+        if used is None:
+            return 0.0
+        matrix, helping = used
+        there = matrix + np.maximum(helping - self.product, 0.0)
+        return np.where(np.less(self.product, 0.0), 0.0, there)
+
 
 @dataclass(frozen=True, slots=True)
 class Held:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.estimate import Setting
-from cost_models.factored_table import factored, whole
+from cost_models.factored_table import factored, find_levels, whole
 from cost_models.fp8_rules import FP8_RULES
 from cost_models.frozen_rules import FROZEN_RULES
 from cost_models.host_memory import NVME
@@ -67,6 +67,7 @@ def question_of(setting: Setting) -> Question:
         setting.layer_ranges,
         setting.stage_recompute_layers,
         software.fp8_whole_matrices,
+        software.short_pipelines,
     )
 
 
@@ -190,7 +191,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "schedule_microbatches",
-        lambda q, t: (t.pipeline_parallel > 1) & (t.num_microbatches < fewest_microbatches(t)),
+        lambda q, t: (t.pipeline_parallel > 1) & (t.num_microbatches < fewest_microbatches(q, t)),
         lambda q, p: (
             f"{p.pipeline_schedule} needs num_microbatches >= {FEWEST[p.pipeline_schedule](p)} "
             f"with pipeline_parallel = {p.pipeline_parallel}, got {p.num_microbatches}"
@@ -332,20 +333,34 @@ RULES: tuple[Rule, ...] = (
 CODES = ("legal", *(rule.code for rule in RULES))
 
 
-def fewest_microbatches(table: PlanTable) -> Any:
+def fewest_microbatches(question: Question, table: PlanTable) -> Any:
     """Return how many micro-batches the schedule of each plan needs at least."""
-    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in FEWEST]
-    return np.select(schedules, [fewest(table) for fewest in FEWEST.values()], 1)
+    asked = [name for name in FEWEST if name != "1f1b" or not question.short_pipelines]
+    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in asked]
+    return np.select(schedules, [FEWEST[name](table) for name in asked], 1)
+
+
+def broken_rules(question: Question, table: PlanTable) -> dict[int, Any]:
+    """Return the rules that some row breaks, by their position in CODES, the last one first.
+
+    What comes with each says which rows: a column as those of the table, or one flag for all.
+    """
+    found = {}
+    for position, rule in reversed(list(enumerate(RULES, start=1))):
+        broken = rule.broken(question, table)
+        if np.any(broken):
+            found[position] = broken
+    return found
 
 
 def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 for a legal plan or the position in CODES of the first broken rule."""
     codes = np.zeros(len(table), dtype=np.int16)
-    few, frame = factored(table, apart=APART) if len(table) >= MANY else (table.plain(), None)
-    for position, rule in reversed(list(enumerate(RULES, start=1))):
-        broken = rule.broken(question, few)
-        if np.any(broken):
-            codes[whole(broken, len(table))] = position
+    few, frame = factored(table) if len(table) >= MANY else (table.plain(), None)
+    if frame is not None:
+        find_levels(few, frame, APART)
+    for position, broken in broken_rules(question, few).items():
+        codes[whole(broken, len(table))] = position
     if frame is not None:
         frame.forget()
     return codes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -164,25 +165,37 @@ class Frame:
         return True
 
     def _distinct(self, mask: int, parent: Level) -> Level:
-        key: Array = np.zeros(parent.size, dtype=np.int32)
-        radix, most = 1, 4 * parent.size + DENSE
-        for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True)):
-            if mask >> position & 1:
-                if radix * count > most:
-                    key, there = _numbered(key, radix)
-                    radix = len(there)
-                    if radix * count > np.iinfo(np.int32).max:
-                        key = key.astype(np.int64)
-                key *= count
-                key += codes if parent is self.whole else codes[parent.rows]
-                radix *= count
-        index, there = _numbered(key, radix)
+        parts = (
+            (codes if parent is self.whole else codes[parent.rows], count)
+            for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True))
+            if mask >> position & 1
+        )
+        index, there = _numbered(*_combined(parts, parent.size))
         size = len(there)
         if size > NEARLY_ALL * parent.size:
             return parent
         rows = np.zeros(size, dtype=np.intp)
         rows[index] = parent.rows
         return Level(self, mask, size, rows, parent, index)
+
+
+def _combined(parts: Iterable[tuple[Array, int]], size: int) -> tuple[Array, int]:
+    """Return one key for the codes of each row, in their order; keys are below the second number.
+
+    ``parts``: columns of codes, and how many there are of each.
+    """
+    key: Array = np.zeros(size, dtype=np.int32)
+    radix, most = 1, 4 * size + DENSE
+    for codes, count in parts:
+        if radix * count > most:
+            key, there = _numbered(key, radix)
+            radix = len(there)
+            if radix * count > np.iinfo(np.int32).max:
+                key = key.astype(np.int64)
+        key *= count
+        key += codes
+        radix *= count
+    return key, radix
 
 
 def _numbered(key: Array, radix: int) -> tuple[Index, Index]:
@@ -251,13 +264,9 @@ def distinct_rows(*columns: Any) -> tuple[Index, Index]:
     >>> distinct_rows(np.array([2, 1, 2, 2]), np.array([5, 5, 5, 7]))[0].tolist()
     [1, 0, 1, 2]
     """
-    group: Index = np.zeros(len(columns[0]), dtype=np.intp)
-    there = group[:1]
-    for column in columns:
-        values, codes = distinct(column)
-        if len(values) > 1:
-            key, there = _numbered(group * len(values) + codes, len(there) * len(values))
-            group = key.astype(np.intp)
+    codes = [(codes, len(values)) for values, codes in map(distinct, columns)]
+    group, there = _numbered(*_combined((c for c in codes if c[1] > 1), len(columns[0])))
+    group = group.astype(np.intp, copy=False)
     first = np.zeros(len(there), dtype=np.intp)
     first[group[::-1]] = np.arange(len(group))[::-1]
     return group, first

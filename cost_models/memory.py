@@ -2,8 +2,8 @@
 
 A training step has few moments that can be the peak; all of them are priced and the largest counts:
 
-    loss_forward    every in-flight micro-batch's activations; the logits and one fp32 copy
-    loss_backward   the same; the logits, their probabilities and their gradient
+    loss_forward    every in-flight micro-batch's activations; the logits and fp32 copies
+    loss_backward   the same; the logits, their gradient and fp32 copies
     head            the same activations; the head's gradient on its way
     backward        the same activations; what walking one layer backward needs
     later_backward  one micro-batch less in flight, and gradients of the ones that are done
@@ -24,7 +24,7 @@ import numpy as np
 
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
-from cost_models.blocks import Blocks
+from cost_models.block_places import BlockPlaces
 from cost_models.columns import by_value
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
 from cost_models.fp8 import fp8_weight_bytes
@@ -177,7 +177,7 @@ def rank_places(
     single = np.where(table.pipeline_parallel > 1, 0.0, software.buffer_bytes_without_pipeline)
     passing = held.messages + (software.buffer_bytes + single) * on_gpu
     if software.walks_by_blocks:
-        blocks = Blocks.of(
+        blocks = BlockPlaces.of(
             model, workload, software, table, rank, params, held.in_flight + held.due
         )
         packed = any(w.quantised for kind in model.kinds for w in kind.weights)
@@ -228,7 +228,7 @@ def _by_layers(
 
 
 def _by_blocks(
-    blocks: Blocks,
+    blocks: BlockPlaces,
     gradients: Gradients,
     held: Held,
     used: tuple[Real, Real] | None,

@@ -228,7 +228,7 @@ def _logits(setting: Setting, plan: Plan, table: PlanTable, parts: MemoryParts) 
     return [
         Term(
             "logits",
-            "logits, their fp32 copy, their gradient",
+            "logits, their gradient, copies in fp32",
             "bytes · V/t · b·s" if over else "bytes · V · b·s",
             f"{size / share / tokens:.3g} bytes × {vocab:,}{over} words × {tokens:,.0f} tokens",
             size,

@@ -8,6 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
+from cost_models.adapters import trainable_part
+from cost_models.gradients import shares
+from cost_models.plan import PlanTable
+from cost_models.plan_file import PlanFile
+from cost_models.rank_parameters import frozen_bytes, table_parameters
+from cost_models.schedules import ranks_of_stages
+from cost_models.stages import contents_of
+from hardware_profiles.software import software_profile
+
 KEPT: Final = ("weights", "optimizer")  # there at every moment of a step, whatever its peak is
 # what comes and goes: how much of it is what depends on the very moment of the peak
 PASSING: Final = ("gradients", "activations", "logits", "buffers")
@@ -19,6 +30,40 @@ def peak_bytes(rank: Mapping[str, Any]) -> int:
     memory = rank["memory"]
     allocated = memory.get("allocated_bytes")
     return int(memory["peak_bytes"] if allocated is None else allocated)
+
+
+def with_predicted_names(rank: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
+    """Return a rank with the parts of its peak named as predictions do.
+
+    Below ZeRO-3 the gathered weights are the weights, and the shards that the optimizer updates are
+    its master weights; so is a copy in the precision of the matmuls beside whole weights.
+    """
+    memory = rank["memory"]
+    gathered = memory.get("gathered_bytes") or 0
+    if not gathered or file.plan.zero_stage == 3:
+        return dict(rank)
+    parts = {"weights": 0, "optimizer": 0, **memory["parts"]}
+    single = min(round(_held_once(file, rank["stage"])), parts["weights"])
+    parts["optimizer"] += parts["weights"] - single
+    parts["weights"] = single + gathered
+    parts["buffers"] -= gathered
+    return {**rank, "memory": {**memory, "parts": parts}}
+
+
+def _held_once(file: PlanFile, stage: int) -> float:
+    """Return the bytes of weights of a pipeline rank that are not gathered from shards.
+
+    They are frozen, or of experts that no other rank holds, and computed with as they are.
+    """
+    workload = file.workload
+    rank = contents_of(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
+    table = PlanTable.from_plans([file.plan])
+    found = frozen_bytes(file.model, rank, table, workload, software_profile("shardplan"))
+    if workload.compute_bytes == workload.master_bytes:
+        params = table_parameters(trainable_part(file.model), rank, table)
+        for numel, ranks in shares(params, table):
+            found = found + workload.master_bytes * numel * np.equal(ranks, 1)
+    return float(np.sum(found))
 
 
 def collective_bytes(records: Iterable[Mapping[str, Any]]) -> dict[Key, int]:

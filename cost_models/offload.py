@@ -16,7 +16,7 @@ import numpy as np
 from cost_models.arrays import Real
 from cost_models.plan import PlanTable
 from hardware_profiles.errors import InputError
-from hardware_profiles.schema import Accelerator
+from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
 
 # Convention, not a measurement: eight channels of DDR4-3200 of 25.6 GB/s (JESD79-4), shared by all
@@ -32,11 +32,16 @@ def without_offload(table: PlanTable) -> PlanTable:
     return replace(table, offload=zeros, offload_device=zeros)
 
 
-def host_link(accelerator: Accelerator, table: PlanTable, software: SoftwareProfile) -> float:
-    """Return bytes/s one way between accelerator and host; unknown is an error where it counts."""
+def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> float:
+    """Return bytes/s one way between accelerator and host; unknown is an error where it counts.
+
+    Accelerators behind one PCIe switch share its link to the host (``Node.host_links``).
+    """
+    accelerator = cluster.accelerator
     figure = accelerator.host_bandwidth
     if figure is not None:
-        return float(figure.value) * software.bus_efficiency
+        share = min(1.0, cluster.host_links / cluster.gpus_per_node) if cluster.host_links else 1.0
+        return float(figure.value) * software.bus_efficiency * share
     if np.any(table.offload > 0):
         raise InputError(
             f"{accelerator.name}: offload needs host_bandwidth, which is not known (it can be set "
@@ -45,17 +50,23 @@ def host_link(accelerator: Accelerator, table: PlanTable, software: SoftwareProf
     return float("inf")
 
 
-def activation_seconds(saved: Real, forward: Real, link: float) -> tuple[Real, Real]:
+def activation_seconds(
+    saved: Real, forward: Real, backward: Real, link: float, *, prefetched: bool = False
+) -> tuple[Real, Real]:
     """Seconds that a micro-batch's saved activations add to its forward and its backward pass.
 
         forward   max(0, bytes / link - forward)    they leave while the next layers compute
         backward  bytes / link                      each layer waits for its own
+                  max(0, bytes / link - backward)   ``prefetched``: they come while one computes
 
-    >>> [float(x) for x in activation_seconds(8e9, 0.25, 16e9)]
+    >>> [float(x) for x in activation_seconds(8e9, 0.25, 1.0, 16e9)]
     [0.25, 0.5]
+    >>> [float(x) for x in activation_seconds(8e9, 0.25, 0.25, 16e9, prefetched=True)]
+    [0.25, 0.25]
     """
     transfer = np.multiply(1.0, saved) / link
-    return np.maximum(0.0, transfer - forward), transfer
+    hidden = backward if prefetched else 0.0
+    return np.maximum(0.0, transfer - forward), np.maximum(0.0, transfer - hidden)
 
 
 def update_seconds(

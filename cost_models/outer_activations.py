@@ -11,7 +11,6 @@ import numpy as np
 from cost_models.activations import (
     FULL,
     activation_copies,
-    logits_bytes_per_token,
     needs_window_mask,
     norm_bytes,
 )
@@ -19,6 +18,7 @@ from cost_models.adapters import embedding_is_frozen, projection_is_frozen
 from cost_models.arrays import Real
 from cost_models.context_parallel import rank_tokens
 from cost_models.frozen_layers import normalised_bytes
+from cost_models.logits import logits_bytes_per_token
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.plan import PlanTable
 from cost_models.stages import PipelineRank

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from cost_models.plan import Plan
-from cost_models.schedules import Action, actions, repeats
+from cost_models.schedules import Kind, actions, repeats
 
 SAME: Final = 1e-12  # of D
 FEWEST: Final = 2  # repetitions, or micro-batches of all ranks, at first; then twice as many
@@ -33,15 +33,16 @@ class StageSeconds(NamedTuple):
     backward: Sequence[float]
     weights: Sequence[float]
 
-    def of(self, action: Action) -> float:
-        """Return how long an action takes."""
-        kind, stage, _ = action
-        if kind == "forward":
-            return self.forward[stage]
-        if kind == "backward":
-            return self.backward[stage]
-        late = self.weights[stage]
-        return late if kind == "backward_weight" else self.backward[stage] - late
+    @property
+    def by_kind(self) -> dict[Kind, Sequence[float]]:
+        """How long an action of each kind takes, at every stage."""
+        first = [each - late for each, late in zip(self.backward, self.weights, strict=True)]
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "backward_input": first,
+            "backward_weight": self.weights,
+        }
 
 
 def makespan(
@@ -88,44 +89,50 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
     """Return when each action of each rank ends, in its rank's order."""
     ranks = range(plan.pipeline_parallel)
     orders = [actions(plan, rank) for rank in ranks]
-    m, count = plan.num_microbatches, plan.num_stages
-    # when the forward passes of every stage have ended, then the backward passes
-    ended = [NEVER] * (2 * count * m)
-    steps = [[_step(action, count, m, seconds) for action in order] for order in orders]
+    passes = _passes(plan.num_stages, seconds)
+    m = plan.num_microbatches
+    # when each micro-batch has ended each pass; what needs nothing waits for the last row
+    ended = [[NEVER] * m for _ in range(2 * plan.num_stages + 1)] + [[0.0] * m]
     ends: list[list[float]] = [[] for _ in ranks]
-    waiting: dict[int, int] = {}  # the pass that a rank waits for
+    waiting: dict[tuple[int, int], int] = {}  # the pass and micro-batch that a rank waits for
     ready = list(ranks)
     while ready:
         rank = ready.pop()
         mine = ends[rank]
         clock = mine[-1] if mine else 0.0
-        for needs, gives, lasts in islice(steps[rank], len(mine), None):
-            if needs >= 0:
-                there = ended[needs]
-                if there == NEVER:
-                    waiting[needs] = rank
-                    break
-                clock = max(clock, there)
-            clock += lasts
+        for kind, stage, microbatch in islice(orders[rank], len(mine), None):
+            needs, gives, lasts = passes[kind][stage]
+            there = ended[needs][microbatch]
+            if there == NEVER:
+                waiting[needs, microbatch] = rank
+                break
+            clock = (there if there > clock else clock) + lasts
             mine.append(clock)
-            if gives >= 0:
-                ended[gives] = clock
-                if gives in waiting:
-                    ready.append(waiting.pop(gives))
+            ended[gives][microbatch] = clock
+            if (gives, microbatch) in waiting:
+                ready.append(waiting.pop((gives, microbatch)))
     assert all(len(mine) == len(order) for mine, order in zip(ends, orders, strict=True))
     return ends
 
 
-def _step(
-    action: Action, stages: int, microbatches: int, seconds: StageSeconds
-) -> tuple[int, int, float]:
-    """Return the pass that an action waits for, the one that it is (-1: none), and its seconds."""
-    kind, stage, microbatch = action
-    lasts = seconds.of(action)
-    if kind == "backward_weight":
-        return -1, -1, lasts
-    if kind == "forward":
-        needs = (stage - 1) * microbatches + microbatch if stage else -1
-        return needs, stage * microbatches + microbatch, lasts
-    after = stages + stage + 1 if stage < stages - 1 else stage
-    return after * microbatches + microbatch, (stages + stage) * microbatches + microbatch, lasts
+def _passes(stages: int, seconds: StageSeconds) -> dict[Kind, list[tuple[int, int, float]]]:
+    """Return, for each kind of action and each stage, what it waits for and is, and its seconds.
+
+    Numbers of passes: forward ones by stage, backward ones by stage, one that none waits for, one
+    that has ended from the beginning.
+    """
+    nobodys, ended = 2 * stages, 2 * stages + 1
+    forward = [(stage - 1 if stage else ended, stage) for stage in range(stages)]
+    last = stages - 1
+    backward = [(stages + s + 1 if s < last else s, stages + s) for s in range(stages)]
+    ways: dict[Kind, list[tuple[int, int]]] = {
+        "forward": forward,
+        "backward": backward,
+        "backward_input": backward,
+        "backward_weight": [(ended, nobodys)] * stages,
+    }
+    by_kind = seconds.by_kind
+    return {
+        kind: [(*way, lasts) for way, lasts in zip(mine, by_kind[kind], strict=True)]
+        for kind, mine in ways.items()
+    }

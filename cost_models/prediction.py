@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from cost_models.estimate import (
     Priced,
+    RankMemory,
     Setting,
     price,
     rank_communication,
@@ -41,7 +42,7 @@ def predict(setting: Setting, plan: Plan, layer_ranges: Ranges) -> dict[str, Any
     """Return memory, time and communication of one legal plan."""
     priced = price(setting, PlanTable.from_plans([plan]), layer_ranges)
     return {
-        "memory": memory_prediction(setting, plan, layer_ranges, priced),
+        "memory": memory_prediction(setting, priced, rank_memories(setting, plan, layer_ranges)),
         "time": time_prediction(setting, plan, priced),
         "communication": communication_prediction(setting, plan, layer_ranges),
     }
@@ -71,12 +72,11 @@ def still_holds(file: PlanFile, fresh: Mapping[str, Any]) -> bool:
 
 
 def memory_prediction(
-    setting: Setting, plan: Plan, ranges: Ranges, priced: Priced
+    setting: Setting, priced: Priced, ranks: Sequence[RankMemory]
 ) -> dict[str, Any]:
     """Peak with its interval, its parts, and every pipeline rank's own peak."""
     peak = float(priced.peak[0])
     low, high = interval(peak, memory_spread(setting.software.name))
-    ranks = rank_memories(setting, plan, ranges)
     return {
         "peak_bytes": peak,
         "low_bytes": low,

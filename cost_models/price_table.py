@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cost_models.columns import Column
 from cost_models.estimate import STAGES_BY, Setting, block_seconds, block_time, price, stages_of
-from cost_models.factored_table import at_one_level, factored, mask_of, whole
+from cost_models.factored_table import at_one_level, factored, find_levels, mask_of, whole
 from cost_models.host_memory import HostBytes
 from cost_models.largest_sums import MISSING, largest_sums
 from cost_models.levels import Frame, Index, distinct
@@ -169,6 +169,7 @@ class _Group:
         if len(contents) > 1:
             level = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
             number = Column(level, np.arange(len(contents)))  # type: ignore[assignment]
+        find_levels(table, frame)
         columns = [
             _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
             for slot in slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -163,3 +164,9 @@ def pair_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
     matrices = [w for w in kind.weights if w.role == "linear"]
     largest = sorted(matrices, key=lambda w: -w.numel)[:2]
     return block_numel(tuple(largest), tensor_parallel)
+
+
+def last_share(weights: tuple[Weight, ...]) -> float:
+    """Return the share of the last trained weight in the elements of a block."""
+    trained = [prod(weight.shape) for weight in weights if not weight.frozen]
+    return trained[-1] / sum(trained) if trained else 0.0

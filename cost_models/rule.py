@@ -26,6 +26,7 @@ class Question:
     layer_ranges: tuple[tuple[int, int], ...] | None = None  # stages that are pinned
     stage_recompute_layers: tuple[int, ...] | None = None  # of each stage, instead of the plan's
     fp8_whole_matrices: bool = True  # the trainer multiplies in 8 bits only what is not cut
+    short_pipelines: bool = False  # the trainer runs 1F1B with fewer micro-batches than ranks
 
     @property
     def in_fp8(self) -> bool:

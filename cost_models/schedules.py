@@ -8,7 +8,7 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on a rank)   m num_micr
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -164,14 +164,17 @@ class _Order:
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
-        self.done: Counter[tuple[str, int]] = Counter()
+        self.done: dict[tuple[Kind, int], int] = defaultdict(int)
 
     def add(self, kind: Kind, stage: int) -> None:
         """Add the stage's next action of a kind; "backward" is both halves at once."""
-        halves = ("backward_input", "backward_weight") if kind == "backward" else (kind,)
-        self.actions.append(Action(kind, stage, self.done[halves[0], stage]))
-        for half in halves:
-            self.done[half, stage] += 1
+        counted = kind, stage
+        if kind == "backward":
+            self.done["backward_weight", stage] += 1
+            counted = "backward_input", stage
+        microbatch = self.done[counted]
+        self.actions.append(Action(kind, stage, microbatch))
+        self.done[counted] = microbatch + 1
 
     def pending(self, kind: Kind, stage: int) -> int:
         """Return how many micro-batches have been forward and not through ``kind``."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.compute import attention_core_seconds, elementwise_bytes_per_token
+from cost_models.flops import mean_keys
 from cost_models.host import host_wait
 from cost_models.inference import ServingPoint, ServingWorkload
 from cost_models.kv_cache import token_bytes
@@ -92,26 +93,6 @@ def decode_attention_seconds(
     flops = 2.0 * sequences * keys * attention.num_heads * width / tensor_parallel
     moved = np.multiply(1.0, sequences) * keys * cached_bytes
     return np.maximum(flops / rate.of_core.matmul, moved / rate.memory)
-
-
-def mean_keys(first: Real, last: Real, window: int | None) -> Real:
-    """Mean of min(s, w) while a sequence grows from ``first`` to ``last`` tokens.
-
-        (a + b) / 2          b <= w
-        w                    w <= a
-        in between           (w (a + w) / 2 ... ) : the part that grows, then w
-
-    >>> float(mean_keys(0.0, 100.0, None)), float(mean_keys(0.0, 100.0, 50))
-    (50.0, 37.5)
-    """
-    a, b = np.multiply(1.0, first), np.maximum(np.multiply(1.0, last), first)
-    if window is None:
-        return 0.5 * (a + b)
-    low, high = np.minimum(a, window), np.minimum(b, window)
-    grows = 0.5 * (low + high) * (high - low)
-    flat = window * ((b - a) - (high - low))
-    length = np.where(b > a, b - a, 1.0)
-    return np.where(b > a, (grows + flat) / length, low)
 
 
 def stage_pass(

@@ -49,8 +49,9 @@ def _shared(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> Iterat
         for weight in tied_weights(model):
             yield SharedTensor(weight, tuple(sorted(stages)), ())
     stacks = [model.kinds[kind].stack for kind in model.pattern]
+    of_kinds = [kind.shared for kind in model.kinds]
     for layer, kind in enumerate(model.pattern):
-        for weight in model.kinds[kind].shared:
+        for weight in of_kinds[kind]:
             full = replace(weight, name=f"{model.layer_prefixes[layer]}.{weight.name}")
             readers = {
                 stage: stacks[first:last].index(stacks[layer]) + first

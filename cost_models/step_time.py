@@ -24,10 +24,11 @@ from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
 from cost_models.communication import gradient_sums, pass_traffic
-from cost_models.compute import CORE_RATIO, head_seconds, layer_seconds, optimizer_seconds
+from cost_models.compute import core_ratio, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
 from cost_models.expert_traffic import copies_of, exposed_exchange
+from cost_models.head_time import head_seconds
 from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
 from cost_models.host_memory import NVME
@@ -46,8 +47,8 @@ from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.rates import Rates
 from cost_models.scattered_messages import scattered
-from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
+from cost_models.tensor_time import tensor_seconds
 from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
@@ -118,47 +119,6 @@ class RankSeconds:
         return self.microbatch - self.backward_pass
 
 
-def tensor_seconds(
-    traffic: Real, weights: Real, software: SoftwareProfile, table: PlanTable
-) -> tuple[Real, Real]:
-    """Seconds of tensor-parallel traffic in a forward and in a backward pass that nothing hides.
-
-    ``traffic``: of a micro-batch, shared out evenly by its passes; full recomputation repeats the
-    forward's. ``weights``: the gradients of weights, behind which ``hides_tensor_reduction`` sets
-    those of inputs; a split backward pass has them later.
-    """
-    each = (1.0 - software.tensor_parallel_overlap) * traffic
-    recomputes = table.recompute == FULL
-    forward = each / np.where(recomputes, 3.0, 2.0)
-    backward = each - forward
-    if software.chunks_tensor_traffic:
-        chunks = 1.0 * table.tensor_parallel
-        share = software.data_parallel_interference
-        return (
-            chunked_seconds(forward, weights, chunks, share),
-            chunked_seconds(backward, 2.0 * weights, chunks, share),
-        )
-    if software.hides_tensor_reduction:
-        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-        backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
-    return forward, backward
-
-
-def chunked_seconds(traffic: Real, matmuls: Real, chunks: Real, interference: float) -> Real:
-    """What is left of collectives that run chunk by chunk behind their matmuls.
-
-    The first of t chunks cannot be hidden, the others as long as the matmuls last; a hidden second
-    costs ``interference`` seconds of computation. Source: Wang et al., Overlap communication with
-    dependent computation via decomposition (ASPLOS 2023), sec. 3; Transformer Engine's user
-    buffers.
-
-    >>> float(chunked_seconds(8.0, 100.0, 8.0, 0.0))
-    1.0
-    """
-    hidden = np.minimum((1.0 - 1.0 / chunks) * traffic, matmuls)
-    return traffic - (1.0 - interference) * hidden
-
-
 def rank_seconds(
     model: ModelSpec,
     workload: Workload,
@@ -212,7 +172,7 @@ def rank_seconds(
         again = again + recomputed * one.recompute
         later = later + count * one.weights
     if rank.last:
-        head = head_seconds(model, tokens, tensor, compute_bytes, rate)
+        head = head_seconds(model, tokens, tensor, compute_bytes, rate, software)
         forward, backward = forward + head.forward, backward + head.backward
 
     traffic = pass_traffic(model, workload, table, rank)
@@ -231,11 +191,17 @@ def rank_seconds(
     # collectives between the matrices of a layer stand in the same queue as these
     host_forward = host_wait(starts_forward, forward + tensor_forward, rate)
     host_backward = host_wait(starts_backward, backward + again + tensor_backward, rate)
-    link = host_link(cluster.accelerator, table, software)
+    link = host_link(cluster, table, software)
     if np.any(table.offloads_activations):
         saved = layer_bytes(model, workload, software, table, rank)
         saved = np.where(table.offloads_activations, saved, 0.0)
-        down, up = activation_seconds(saved, forward + host_forward, link)
+        down, up = activation_seconds(
+            saved,
+            forward + host_forward,
+            backward + again + host_backward,
+            link,
+            prefetched=software.prefetches_activations,
+        )
         host_forward, host_backward = host_forward + down, host_backward + up
     params = table_parameters(trainable_part(model), rank, table)
     sharded = table.zero_stage >= 1
@@ -248,7 +214,7 @@ def rank_seconds(
     exposed = exposed_seconds(
         by_axis["context"] / table.num_microbatches,
         core,
-        CORE_RATIO[workload.attention_kernel] * core,
+        core_ratio(workload.attention_kernel, rate) * core,
         table,
         compute_bytes,
         overlaps=not rate.host_is_device,

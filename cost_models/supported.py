@@ -12,18 +12,11 @@ from typing import Any, Final, get_args
 
 from cost_models.model import ModelSpec
 from cost_models.plan import Plan
+from cost_models.untrained import untrained
 from cost_models.workload import AdapterTargets, Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "supported.json"
 OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
-# what of a workload the executor trains; other values are priced only
-TRAINED: Final[dict[str, tuple[Any, ...]]] = {
-    "precision": ("bf16", "fp16", "fp32", "fp64", "fp8"),
-    "optimizer": ("adamw", "sgd", "sgd_momentum", "adam", "lion"),
-    "optimizer_state_precision": ("auto",),
-    "gradient_precision": ("auto",),
-    "quantisation": ("nf4",),
-}
 AXES: Final = (*OF_FAMILY, "dp_replicate", "context_parallel")
 
 
@@ -34,36 +27,6 @@ def supported() -> dict[str, Any]:
     return found
 
 
-def untrained_value(workload: Workload) -> str | None:
-    """Return what of a workload the executor does not train, in words.
-
-    Factors of a matrix (Adafactor) and products of whole ones (Muon) are other numbers on shards;
-    8-bit and paged states are bitsandbytes'.
-    """
-    for name, known in TRAINED.items():
-        value = getattr(workload, name)
-        if value not in known:
-            return (
-                f"{name} = {str(value).lower()} (only {', '.join(str(k).lower() for k in known)})"
-            )
-    if not workload.master_weights and workload.precision != "bf16":
-        return f"master_weights = false with precision {workload.precision} (only with bf16)"
-    return None
-
-
-def untrained_in_fp8(model: ModelSpec, workload: Workload) -> str | None:
-    """Return what of a model is not trained in 8 bits, in words; ``fp8_rules`` say which plans."""
-    if workload.precision != "fp8":
-        return None
-    if experts := max(kind.feed_forward.num_experts for kind in model.kinds):
-        return f"num_experts = {experts} with precision fp8 (only 0)"
-    if workload.adapter != "none":
-        return f"adapter = {workload.adapter} with precision fp8 (only none)"
-    if model.bridge:
-        return f"model_type {model.family} with precision fp8 (no encoder-decoder)"
-    return None
-
-
 def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """Return what of a model and a plan no proof covers, in words; None where all is covered.
 
@@ -71,10 +34,8 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """
     proven = supported()
     families = proven["families"]
-    if untrained := untrained_value(workload):
-        return untrained
-    if eight := untrained_in_fp8(model, workload):
-        return eight
+    for reason in untrained(model, workload):
+        return reason
     targets = workload.adapter_targets
     if workload.adapter != "none" and targets not in get_args(AdapterTargets):
         return f"adapter_targets = {targets} (only {', '.join(get_args(AdapterTargets))})"

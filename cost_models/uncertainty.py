@@ -30,7 +30,7 @@ _COMMAND: Final = "shardplan validate --time --only"
 # more.
 TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(
-        0.145, 0.15, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
+        0.10, 0.24, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
     ),
     ("megatron-2021", "Ampere"): Spread(0.04, 0.07, f"{_COMMAND} megatron-sc21 (and -2020)"),
     ("megatron-2021", "Volta"): Spread(0.10, 0.10, f"{_COMMAND} megatron-2020: V100"),
@@ -44,7 +44,7 @@ TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("xla", "Hopper"): Spread(0.06, 0.115, f"{_COMMAND} dgxc-benchmarking: MaxText, PaxML"),
     ("composer", "Ampere"): Spread(0.085, 0.11, f"{_COMMAND} mosaic-llm-foundry: A100"),
     ("composer", "Hopper"): Spread(0.09, 0.095, f"{_COMMAND} mosaic-llm-foundry: H100"),
-    ("composer-2022", "Ampere"): Spread(0.075, 0.175, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
+    ("composer-2022", "Ampere"): Spread(0.08, 0.08, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
     ("apex-bert", "Volta"): Spread(0.15, 0.125, f"{_COMMAND} nvidia-bert: V100"),
     ("apex-bert", "Ampere"): Spread(0.065, 0.075, f"{_COMMAND} nvidia-bert: A100"),
     ("hf-trainer-early", "Ampere"): Spread(0.03, 0.17, f"{_COMMAND} fms-acceleration"),

@@ -20,7 +20,8 @@ Units     bytes a token, elements of gradients; columns of a plan table.
 
 The gradient of the hidden state is there all the way. A norm in fp32 that is written out (Llama)
 holds five fp32 tensors while the square of its input is differentiated; what it saved in 16 bits is
-gone, the gradient that passes it by is there instead. A layer norm is one kernel.
+gone, the gradient that passes it by is there instead. A layer norm is one kernel, or written out
+(Cohere) holds three: its output's gradient, and that times weight and times what it normalised.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def norm_working_bytes(
     """Bytes a token that the backward pass of a norm holds beside what was saved."""
     if kind.norm == "layer" or software.rms_norm_saved_fp32_bytes == 0.0:
         return 3.0 * compute * width
+    if kind.norm == "layer_in_fp32":
+        return (3.0 * max(FP32, compute) + compute) * width
     return 5.0 * max(FP32, compute) * width
 
 

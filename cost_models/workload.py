@@ -61,6 +61,8 @@ KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
 MIXED: Final = ("bf16", "fp16", "fp8")  # precisions with fp32 master weights, unless told otherwise
 # states of 8-bit optimizers are bytes and fp32 scales, whatever else is asked
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
+# bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision
+PAGED_32_BIT: Final = ("paged_adamw",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class Workload:
 
     @property
     def state_bytes(self) -> float:
-        """Bytes of an element of an optimizer state."""
+        """Bytes of an element of an optimizer state; bitsandbytes' 32-bit ones are so always."""
+        if self.optimizer in PAGED_32_BIT and self.optimizer_state_precision == "auto":
+            return 4.0
         return KEPT_BYTES.get(self.optimizer_state_precision, self.master_bytes)
 
     @property

@@ -45,7 +45,10 @@ class Trail:
         return self.step, self.action, len(self.crumbs), self.waits, self.beats
 
     def beat(self) -> None:
-        """Note that this rank waits for something that is no collective, and knows for what."""
+        """Note that this rank gets on with what is no collective: it reads, writes, evaluates.
+
+        While a rank does, none of the others is thought to hang: they may wait for it.
+        """
         self.beats += 1
 
     def enter(self, group: str, kind: str, peer: int | None) -> None:

@@ -19,14 +19,13 @@ from torch.autograd import Function
 from executor.kept_results import once
 
 BLOCK: Final = 128  # queries, as priced in cost_models.activations
-CHUNKS: Final = 16
 Seen = Callable[[slice], Tensor]  # whether these queries see each key: (B or 1, 1, Q, S)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
     """Return c tanh(x / c) of logits, in the memory of x; the result is all that is kept.
 
-    The backward pass writes into the gradient that it is given.
+    The backward pass writes into the gradient that it is given, and into the result.
     """
     y: Tensor = _Cap.apply(x, cap)
     return y
@@ -52,11 +51,9 @@ class _Cap(Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         (y,) = ctx.saved_tensors
-        # logits are the largest tensors of a step: 1 - tanh^2 of some rows at a time, into the
-        # gradient, which nobody else reads (the loss made it)
-        rows = max(1, len(y) // CHUNKS)
-        for change, values in zip(gradient.split(rows), y.split(rows), strict=True):
-            change.addcmul_(change * values, values, value=-(ctx.cap**-2))
+        # logits are the largest tensors of a step: 1 - tanh^2 takes the place of what was kept, and
+        # the product that of the gradient, which nobody else reads (the loss made it)
+        gradient.mul_(y.square_().mul_(-(ctx.cap**-2)).add_(1.0))
         return gradient, None
 
 

@@ -5,6 +5,7 @@ torch 2.11 to 2.13 and transformers 5.17 or newer; tests/executor/test_compat.py
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -238,6 +239,11 @@ def ranks_of_group(name: str) -> list[int]:
     group = dist.distributed_c10d._resolve_process_group(name)
     ranks: list[int] = dist.get_process_group_ranks(group)
     return ranks
+
+
+def set_timeout(timeout: datetime.timedelta) -> None:
+    """Set after which time torch gives up a collective of the default process group."""
+    dist.distributed_c10d._set_pg_timeout(timeout)
 
 
 def store_of_the_world() -> Any:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from executor.breadcrumbs import TRAIL
 from executor.data import Corpus
 from executor.data.batch import Batch
 from executor.loop import FINISHED, Emit, Hook
@@ -88,6 +89,7 @@ def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> Evaluated:
         with torch.no_grad():
             size = trainer.plan.global_batch_size
             for batch in corpus.evaluation(size, trainer.rows, batches=batches):
+                TRAIL.beat()  # without ZeRO there are no collectives in it
                 total += forward_only(trainer.pipeline, trainer.own(batch))
                 tokens += batch.tokens
     finally:

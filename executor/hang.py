@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
+HANG: Final = "hang: "  # how every line about one begins
 Order = tuple[int, int]  # step, and how many crumbs of one kind in it
 
 
@@ -62,7 +63,7 @@ def explain(reports: Iterable[Report], processes: Sequence[str], seconds: float)
         waiting = _most(known.values())
         where = f" in {waiting.collective}" if waiting else ""
         return (
-            f"hang: no answer from rank {names}: stopped, or its machine is gone; the others "
+            f"{HANG}no answer from rank {names}: stopped, or its machine is gone; the others "
             f"waited{where} {waited}"
         )
     needs = {rank: _needs(report, known) for rank, report in known.items()}
@@ -72,16 +73,16 @@ def explain(reports: Iterable[Report], processes: Sequence[str], seconds: float)
         rank = min(missing, key=lambda rank: _order(known[rank]))
         waiting = next((known[r] for r in known if rank in needs[r]), None)
         if waiting is None:
-            return f"hang: rank {rank} did not get on {waited}; it is {_state(known[rank])}"
+            return f"{HANG}rank {rank} did not get on {waited}; it is {_state(known[rank])}"
         many = [str(r) for r in known if known[r].waits]
         return (
-            f"hang: rank {rank} is missing in {waiting.collective}, where rank {', '.join(many)} "
+            f"{HANG}rank {rank} is missing in {waiting.collective}, where rank {', '.join(many)} "
             f"waited {waited}; it is {_state(known[rank])}"
         )
     if any(needs.values()):
         return _disagreement(known, waited)
     return (
-        f"hang: every rank entered {known[0].collective} and none came out of it {waited}: the "
+        f"{HANG}every rank entered {known[0].collective} and none came out of it {waited}: the "
         "network, or a device, does not answer"
     )
 
@@ -128,12 +129,12 @@ def _disagreement(known: Mapping[int, Report], waited: str) -> str:
     suspects = [r for r in known.values() if r.left_out and r.left_out_of >= stuck]
     if not suspects or len(suspects) == len(known):  # then the steps just differ
         each = "; ".join(f"rank {r} is in {known[r].collective}" for r in known)
-        return f"hang: the ranks do not enter the same collectives ({waited}): {each}"
+        return f"{HANG}the ranks do not enter the same collectives ({waited}): {each}"
     guilty = suspects[0]
     (axis, *_) = guilty.left_out
     others = [r for r in known.values() if r.rank != guilty.rank]
     waiting = min((r for r in others if r.last == axis), key=_order, default=others[0])
     return (
-        f"hang: rank {guilty.rank} left out {waiting.collective}, where the others waited "
+        f"{HANG}rank {guilty.rank} left out {waiting.collective}, where the others waited "
         f"{waited}; it went on to {guilty.collective}"
     )

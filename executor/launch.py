@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from cost_models.plan_file import PlanFile
 from executor.forked import end_with, failure, failure_of, run_forked
+from executor.hang import HANG
 from executor.machine import threads_per_process
 from executor.preflight import Torchrun
 from executor.reporter import Reporter
@@ -163,6 +164,8 @@ class _Following:
             self.emit(report["event"])
         elif "failure" in report:
             self.failures.append((report["rank"], report["failure"]))
+            if _is_hang(report["failure"]):  # torchrun would wait 30 s for a rank that is stopped
+                self.relay.kill()
         elif "process" in report:
             if report["attempt"] > self.attempt:
                 self._begin_again(report["attempt"])
@@ -180,6 +183,9 @@ class _Following:
 
     def _failure(self) -> ShardplanError | None:
         """Return what happened first, as far as it is known."""
+        hangs = [(rank, said) for rank, said in self.failures if _is_hang(said)]
+        if hangs:  # the signal that ended the rank that did not answer came from here
+            return failure_of(*hangs[0])
         log = "".join(self.others)
         if (killed := _killed_rank(log)) is not None:  # the cause of what the other ranks report
             return killed
@@ -191,6 +197,10 @@ class _Following:
         error = RunError(f"torchrun ended with exit code {code}")
         error.add_note("".join(self.others))
         return error
+
+
+def _is_hang(failed: Mapping[str, Any]) -> bool:
+    return bool(failed["error"].startswith(HANG))
 
 
 def _killed_rank(log: str) -> RunError | None:

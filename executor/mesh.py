@@ -25,6 +25,9 @@ from cost_models.plan import Plan
 from hardware_profiles.errors import InputError
 
 MEETING_TIME: Final = datetime.timedelta(minutes=10)  # until all ranks have met
+# of a collective: torch would end the process after 10 (nccl) or 30 minutes, before the watchdog
+# has named the rank that is missing
+NO_LIMIT: Final = datetime.timedelta(days=365)
 AXES: Final = ("pipeline", "replicate", "shard", "context", "tensor")
 # the process groups of a rank, by the name under which their traffic counts, and their axes
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
@@ -236,7 +239,7 @@ def expert_lines(plan: Plan) -> dict[str, list[list[int]]]:
 
 def own_group(ranks: list[int]) -> dist.ProcessGroup:
     """Make the group of some ranks; only they call it, all in the same order."""
-    return dist.new_group(ranks, use_local_synchronization=True)
+    return dist.new_group(ranks, use_local_synchronization=True, timeout=NO_LIMIT)
 
 
 def _ranks(plan: Plan) -> np.ndarray[Any, Any]:

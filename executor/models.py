@@ -21,6 +21,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.workload import Precision, Workload
 from executor.adapters import add_adapter
 from executor.attention import Documents
+from executor.breadcrumbs import TRAIL
 from executor.capped import capped
 from executor.compat import causal_lm
 from executor.context_parallel import ONE_RANK, ContextAxis
@@ -270,6 +271,7 @@ class Stage(nn.Module):  # type: ignore[misc]
             for name, layout in self.buffer_layouts.items():
                 self.get_buffer(name).copy_(start(layout, layout.ranges(WHOLE)))
             for name, layout in self.layouts.items():
+                TRAIL.beat()  # a large model takes long to read
                 local = local_tensor(self.get_parameter(name))
                 pieces = layout.ranges(self.axis, self.experts)
                 if name in data_slices:

@@ -27,7 +27,7 @@ from executor.data_parallel import (
     keep_apart,
     wait_for_gradients,
 )
-from executor.mesh import Grid
+from executor.mesh import NO_LIMIT, Grid
 from executor.models import Stage
 from executor.weight_gradients import Store, deferred
 
@@ -61,7 +61,7 @@ class Channels:
                 self.groups[name] = grid.group("pipeline")
                 continue
             for line in grid.pipeline_lines():
-                group = dist.new_group(line)
+                group = dist.new_group(line, timeout=NO_LIMIT)
                 if dist.get_rank() in line:
                     self.groups[name] = group
         self.sent: list[tuple[Any, Tensor]] = []

@@ -67,8 +67,23 @@ def prepare(
     corpus = open_corpus(data, **sizes)
     held_out = None if evaluation is None else open_corpus(evaluation, **sizes)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    notes += (*corpus.notes, *(held_out.notes if held_out is not None else ()))
+    notes += (
+        *_untrained_loss(file),
+        *corpus.notes,
+        *(held_out.notes if held_out is not None else ()),
+    )
     return Prepared(path, sha256, file, corpus, held_out, notes)
+
+
+def _untrained_loss(file: PlanFile) -> tuple[str, ...]:
+    """Say that nothing balances the experts, where the config has a weight for it."""
+    weight = file.model.config.get("router_aux_loss_coef")
+    if not weight or all(kind.feed_forward.num_experts == 0 for kind in file.model.kinds):
+        return ()
+    return (
+        f"the routers' auxiliary loss (router_aux_loss_coef = {weight:g}) is not trained: "
+        "output_router_logits is false, Hugging Face's default",
+    )
 
 
 def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile, tuple[str, ...]]:

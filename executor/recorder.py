@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.observed import with_predicted_names
 from executor.metrics import METRICS_FILE, MetricsFile
 from executor.preflight import Prepared
 from executor.report import SCHEMA_VERSION, Row, compare, write_run
@@ -161,8 +162,9 @@ class Recorder:
 
     def rows(self) -> list[Row]:
         """Return what was predicted beside what was measured."""
-        file = self.prepared.file
-        return compare(file.prediction, self.measured(), file.workload.tokens_per_step)
+        file, measured = self.prepared.file, self.measured()
+        measured["ranks"] = [with_predicted_names(rank, file) for rank in self.ranks]
+        return compare(file.prediction, measured, file.workload.tokens_per_step)
 
     def document(self) -> dict[str, Any]:
         """Return the contents of run.json, and of what ``--json`` prints."""

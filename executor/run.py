@@ -165,6 +165,8 @@ def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said:
     """Run, show and keep what rank 0 tells; return the exit code."""
     if options.verify:
         return _finish_verify(options, prepared, start(_nothing, None))
+    if options.checkpoint_every is None and options.resume is None and not options.dry_run:
+        said = [*said, "the weights will not be kept (--checkpoint-every N keeps them)"]
     with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
@@ -187,7 +189,7 @@ def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said:
                 recorder.finish(FAILED, str(error) if known else repr(error))
                 raise
             recorder.finish(status)
-        _show(options, recorder)
+        show(options, recorder)
     if status == STOPPED:
         done = recorder.document()["steps_done"]
         then = "" if recorder.folder is None else f"; go on with --resume {recorder.folder}"
@@ -238,20 +240,27 @@ def _recorded(options: argparse.Namespace) -> dict[str, Any]:
     return {**kept, **data(options).to_dict(), "steps": steps(options)}
 
 
-def _show(options: argparse.Namespace, recorder: Recorder) -> None:
-    """Print the outcome."""
-    if options.json:
-        print(json.dumps(recorder.document(), indent=2, allow_nan=False))
-        return
+def show(options: argparse.Namespace, recorder: Recorder) -> None:
+    """Print the outcome; nobody may read it any more (``shardplan run … | head``)."""
+    try:
+        print(_outcome(recorder, as_json=options.json), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _outcome(recorder: Recorder, *, as_json: bool) -> str:
     document = recorder.document()
-    records = document["steps"]
-    if records:
+    if as_json:
+        return json.dumps(document, indent=2, allow_nan=False)
+    lines = []
+    if records := document["steps"]:
         first, last = records[0]["loss"], records[-1]["loss"]
         done = document["steps_done"] - document["first_step"]
-        print(f"loss {first:.4f} -> {last:.4f} in {done} steps\n")
-    print(as_text(recorder.rows(), on_gpu=document["environment"]["device"] != "cpu"))
+        lines.append(f"loss {first:.4f} -> {last:.4f} in {done} steps\n")
+    lines.append(as_text(recorder.rows(), on_gpu=document["environment"]["device"] != "cpu"))
     folder = recorder.folder
-    print("\nNothing was kept (dry run)." if folder is None else f"\nWritten: {folder}/run.json")
+    kept = "Nothing was kept (dry run)." if folder is None else f"Written: {folder}/run.json"
+    return "\n".join([*lines, f"\n{kept}"])
 
 
 def _nothing(event: dict[str, Any]) -> None:

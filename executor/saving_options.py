@@ -15,7 +15,8 @@ def add_saving(group: argparse._ArgumentGroup) -> None:
         "--checkpoint-every",
         type=count,
         metavar="N",
-        help="save every N steps and at the end (default: only where the run is told to stop)",
+        help="save every N steps and at the end (default: at the end of a resumed run, and where "
+        "a run is told to stop)",
     )
     group.add_argument(
         "--keep",

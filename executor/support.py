@@ -11,7 +11,7 @@ from typing import Final
 from cost_models.legality import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.rule import Question
-from cost_models.supported import untrained_in_fp8, untrained_value
+from cost_models.untrained import untrained
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (
@@ -43,7 +43,6 @@ FAMILIES: Final = (
     "t5",
 )
 
-_OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layerdrop": 0.0}
 MASKED_FAMILIES: Final = ("bert",)  # predict tokens that were hidden
 SPAN_FAMILIES: Final = ("t5",)  # predict spans of tokens that were taken out
 
@@ -68,10 +67,7 @@ def check_supported(file: PlanFile) -> None:
 
 def _problems(file: PlanFile) -> Iterator[str]:
     model, plan = file.model, file.plan
-    if untrained := untrained_value(file.workload):
-        yield untrained
-    if eight := untrained_in_fp8(model, file.workload):
-        yield eight
+    yield from untrained(model, file.workload)
     if model.family not in FAMILIES:
         yield (
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "
@@ -93,47 +89,3 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"tensor_parallel {plan.tensor_parallel} leaves a rank without any of the "
             f"{model.vocab_size} words of the vocabulary (vocab_size)"
         )
-    if model.config.get("clip_qkv") is not None:
-        yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
-    if model.config.get("router_jitter_noise"):
-        yield f"router_jitter_noise = {model.config['router_jitter_noise']} (only 0)"
-    if model.config.get("output_router_logits"):
-        yield (
-            "output_router_logits = true asks for the routers' auxiliary loss, which needs the "
-            "routing of the whole batch at once (only false)"
-        )
-    if model.family == "bert" and not model.tie_embeddings:
-        yield "tie_word_embeddings = false for bert (only true)"
-    if model.family == "t5":
-        yield from _problems_of_t5(file)
-    if model.family == "opt":
-        for key, allowed in _OPT.items():
-            if model.config.get(key, allowed) != allowed:
-                yield f"{key} = {model.config[key]} for opt (only {allowed})"
-        width = model.config.get("word_embed_proj_dim") or model.hidden_size
-        if width != model.hidden_size:
-            yield f"word_embed_proj_dim = {width} for opt (only hidden_size)"
-    for kind in model.kinds:
-        attention = kind.attention
-        if not attention.causal and model.config.get("use_bidirectional_attention"):
-            yield "use_bidirectional_attention = true (only false)"
-        if (
-            attention.capped
-            and model.attention_dropout
-            and file.workload.attention_kernel != "eager"
-        ):
-            yield (
-                f"attention_dropout = {model.attention_dropout:g} with capped scores "
-                "(attn_logit_softcapping) needs attention_kernel eager"
-            )
-    if model.config.get("reorder_and_upcast_attn"):
-        yield "reorder_and_upcast_attn = true (only false)"
-
-
-def _problems_of_t5(file: PlanFile) -> Iterator[str]:
-    workload = file.workload
-    if workload.precision == "fp16":
-        yield "precision fp16: t5 overflows in it (bf16, fp32, fp64)"
-    for key in ("pad_token_id", "decoder_start_token_id"):
-        if file.model.config.get(key):
-            yield f"{key} = {file.model.config[key]} for t5 (only 0)"

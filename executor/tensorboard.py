@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ NAMES: Final = {
     "exposed_communication_seconds": "speed/exposed_communication_seconds",
     "memory_bytes": "memory/bytes",
 }
+MOST_RANKS: Final = 64  # of which each has a curve of its own memory
 EVALUATION_NAMES: Final = {"loss": "evaluation/loss", "perplexity": "evaluation/perplexity"}
 
 
@@ -31,7 +32,10 @@ def require_tensorboard() -> None:
 
 
 class TensorBoard:
-    """Writes the records of steps and evaluations; of several ranks the largest value."""
+    """Writes the records of steps and evaluations.
+
+    Of several ranks the largest value, and the memory of each as long as they are not too many.
+    """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -45,9 +49,16 @@ class TensorBoard:
         for key, name in names.items():
             value = record.get(key)
             if isinstance(value, list):
+                if key == "memory_bytes" and len(value) <= MOST_RANKS:
+                    self._of_each_rank(value, record["step"])
                 value = max((v for v in value if v is not None), default=None)
             if value is not None:
                 self.writer.add_scalar(name, value, record["step"])
+
+    def _of_each_rank(self, values: Sequence[float | None], step: int) -> None:
+        for rank, value in enumerate(values):
+            if value is not None:
+                self.writer.add_scalar(f"memory_of_rank/{rank:02d}", value, step)
 
     def close(self) -> None:
         """Write what is still held back."""

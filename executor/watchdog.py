@@ -26,9 +26,9 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from executor.breadcrumbs import TRAIL, Crumb, Trail
-from executor.compat import ranks_of_group, store_of_the_world
-from executor.hang import Report, explain
-from executor.mesh import connect, local_device
+from executor.compat import ranks_of_group, set_timeout, store_of_the_world
+from executor.hang import HANG, Report, explain
+from executor.mesh import NO_LIMIT, connect, local_device
 from executor.reporter import Reporter
 from executor.train import Trainer
 from hardware_profiles.errors import RunError
@@ -37,8 +37,32 @@ LONGEST_POLL: Final = 10.0
 OUR_ROOT: Final = Path(__file__).parent.parent
 CALLED: Final = "watchdog/called"
 VERDICT: Final = "watchdog/verdict"
+BEATS: Final = "watchdog/beats"
+LOOK_SECONDS: Final = 0.1  # between two looks at what the others said
 
 Fail = Callable[[RunError], Any]
+
+
+class Stillness:
+    """For how long nothing moved: neither this rank, nor what another one has to do alone."""
+
+    def __init__(self, poll: float, mark: Any, now: float) -> None:
+        self.poll, self.mark, self.looked = poll, mark, now
+        self.beats = 0  # of all ranks
+        self.still = 0.0
+
+    def look(self, now: float, mark: Any, beats: int | None = None) -> float:
+        """Return the seconds; ``beats`` None: not known at the moment.
+
+        Where more time went by than between two looks, this process was stopped itself, or its
+        machine slept: that is no waiting.
+        """
+        self.still += min(now - self.looked, 2 * self.poll)
+        self.looked = now
+        if mark != self.mark or beats not in (None, self.beats):
+            self.still = 0.0
+        self.mark, self.beats = mark, self.beats if beats is None else beats
+        return self.still
 
 
 class Watchdog:
@@ -73,19 +97,27 @@ class Watchdog:
         self.talks.shutdown(wait=False)
 
     def _watch(self) -> None:
-        seen, since = self.trail.mark(), time.monotonic()
-        asked: Future[bool] | None = None
+        stillness = Stillness(self.poll, self.trail.mark(), time.monotonic())
+        told = self.trail.beats
+        asked: Future[tuple[bool, int]] | None = None
         while not self.ended.wait(self.poll):
-            mark = self.trail.mark()
-            if mark != seen:
-                seen, since = mark, time.monotonic()
-            called = False
-            if asked is None or asked.done():
-                called = asked is not None and asked.exception() is None and asked.result()
-                asked = self.talks.submit(self.store.check, [CALLED])
-            still = time.monotonic() - since
+            called, beats = False, None
+            answered = asked is None or asked.done()
+            if asked is not None and asked.done() and asked.exception() is None:
+                called, beats = asked.result()
+            still = stillness.look(time.monotonic(), self.trail.mark(), beats)
+            if answered:
+                told, new = self.trail.beats, self.trail.beats - told
+                asked = self.talks.submit(self._ask, new)
             if called or still > self.seconds:
                 self._end(still)
+
+    def _ask(self, beats: int) -> tuple[bool, int]:
+        """Tell of this rank's beats; return whether a rank calls, and the beats of all ranks."""
+        if beats:
+            self.store.add(BEATS, beats)
+        of_all = int(self.store.get(BEATS)) if self.store.check([BEATS]) else 0
+        return self.store.check([CALLED]), of_all
 
     def _end(self, still: float) -> None:
         """Find out with the others what happened, tell it and end this process."""
@@ -93,7 +125,7 @@ class Watchdog:
             words = self.talks.submit(self._settle, still).result(timeout=4 * self.grace)
         except NoAnswer:
             words = (
-                f"hang: rank {self.rank} waited for {still:.0f} s in "
+                f"{HANG}rank {self.rank} waited for {still:.0f} s in "
                 f"{self.report().collective}, and the process where the ranks first met (rank 0, "
                 "or torchrun) does not answer: stopped, or its machine is gone"
             )
@@ -101,7 +133,7 @@ class Watchdog:
             if self.ended.wait(self.grace):
                 return
             words = (
-                f"hang: rank {self.rank} waited for {still:.0f} s in {self.report().collective}; "
+                f"{HANG}rank {self.rank} waited for {still:.0f} s in {self.report().collective}; "
                 f"the other ranks cannot be asked: {error}"
             )
         self.fail(RunError(words))
@@ -121,25 +153,29 @@ class Watchdog:
             longest = max(report.pop("still") for report in reports.values())
             found = [Report(**report) for report in reports.values()]
             self.store.set(VERDICT, explain(found, processes, longest))
-        deadline = time.monotonic() + self.grace
-        while not self.store.check([VERDICT]):
-            if time.monotonic() > deadline:
-                return f"hang: rank {min(reports)} ended while the ranks looked for the reason"
-            time.sleep(0.1)
-        words: str = self.store.get(VERDICT).decode()
-        return words
+        for _ in self._looks():
+            if self.store.check([VERDICT]):
+                words: str = self.store.get(VERDICT).decode()
+                return words
+        return f"{HANG}rank {min(reports)} ended while the ranks looked for the reason"
 
     def _collected(self) -> dict[int, dict[str, Any]]:
         """Return the reports of all ranks that answer in time."""
         reports: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + self.grace
-        while len(reports) < self.world_size and time.monotonic() < deadline:
+        for _ in self._looks():
             for rank in range(self.world_size):
                 key = f"watchdog/report/{rank}"
                 if rank not in reports and self.store.check([key]):
                     reports[rank] = json.loads(self.store.get(key))
-            time.sleep(0.1)
+            if len(reports) == self.world_size:
+                break
         return reports
+
+    def _looks(self) -> Iterator[None]:
+        """Look again and again, for ``grace`` seconds in which this process runs."""
+        for _ in range(round(self.grace / LOOK_SECONDS)):
+            yield
+            time.sleep(LOOK_SECONDS)
 
     def report(self) -> Report:
         """Return what this rank did last."""
@@ -236,6 +272,7 @@ def supervised(
     From then on the trainer hears the signals that ask it to stop.
     """
     connect(local_device(), rank_order)
+    set_timeout(NO_LIMIT)
     with watched(TRAIL, seconds, tell.fail) as watchdog:
 
         def ready(trainer: Trainer) -> None:

@@ -49,6 +49,7 @@ def build_cluster(
         notes=notes,
         host_memory=_share(kind.host_memory, gpus_per_node / kind.gpus_per_node),
         nvme=_share(kind.nvme, gpus_per_node / kind.gpus_per_node),
+        host_links=kind.host_links,
     )
 
 

@@ -294,5 +294,6 @@ def _node_from_table(table: Fields) -> Node:
         peer_bandwidth=_optional(table, "peer_bandwidth", None),
         host_memory=_optional(table, "host_memory", None),
         nvme=_optional(table, "nvme", None),
+        host_links=table.integer("host_links", 0, low=0),
         aliases=tuple(table.items("aliases", ())),
     )

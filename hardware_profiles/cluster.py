@@ -259,6 +259,7 @@ def cluster_from_fields(source: Fields) -> Cluster:
         notes=_texts(source, "notes"),
         host_memory=_optional(source, "host_memory"),
         nvme=_optional(source, "nvme"),
+        host_links=source.integer("host_links", 0, low=0, high=MAX_GPUS),
         levels=levels_of_fields(source, num_nodes * gpus_per_node, _figure),
     )
 

@@ -42,7 +42,7 @@ class NeedsMeasurement(InputError):
         super().__init__(
             f"here:{processes}: this machine has not been measured with {processes} "
             f"process{'es' if processes > 1 else ''} yet. Measure it: "
-            f"python -m executor measure --processes {processes}"
+            f"shardplan calibrate --processes {processes}"
         )
         self.processes = processes
 

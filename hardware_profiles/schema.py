@@ -111,6 +111,7 @@ class Node:
     peer_bandwidth: Figure | None = None  # see Tier
     host_memory: Figure | None = None  # bytes of a whole server
     nvme: Figure | None = None  # bytes of its local NVMe drives together
+    host_links: int = 0  # between all accelerators of a server and its host; 0: one each
     aliases: tuple[str, ...] = ()
 
 
@@ -126,6 +127,7 @@ class Cluster:
     notes: tuple[str, ...] = field(default=())  # assumptions taken, in words
     host_memory: Figure | None = None  # bytes of a node's host; None: unknown
     nvme: Figure | None = None  # bytes of a node's local NVMe drives; None: unknown
+    host_links: int = 0  # that the accelerators of a node share to its host; 0: one each
     # an irregular tree of links, innermost level first; ``tiers`` are then equal domains that are
     # nowhere faster (``topology.tiers_of_levels``)
     levels: tuple[Level, ...] = ()

@@ -38,6 +38,7 @@ class SoftwareProfile:
     fp8_whole_matrices: bool  # multiplies in fp8 only what is not cut, with no split backward pass
     fp8_weight_copies: float  # of every matrix, from the forward to the backward pass
     splits_backward: bool  # runs the schedules whose weight gradients come after those of inputs
+    short_pipelines: bool  # runs 1F1B with fewer micro-batches than pipeline ranks
     # saved activations
     rms_norm_saved: float  # per element of the hidden size, in compute precision
     rms_norm_saved_fp32_bytes: float  # per element, bytes, on top (fp32 copies)
@@ -81,6 +82,7 @@ class SoftwareProfile:
     fp32_logits_copies: float
     logits_gradient_copies: float  # in compute precision, on top in the backward pass
     loss_chunk_tokens: float  # tokens whose copies exist at once; 0: all of a micro-batch
+    loss_piece_bytes: float  # of logits in fp32 that exist at once; 0: all of a micro-batch
     logits_chunked: bool  # the logits themselves exist only chunk by chunk, too
     # memory-bound work: element accesses per layer, forward
     rms_norm_accesses: float  # per norm and hidden element
@@ -99,7 +101,9 @@ class SoftwareProfile:
     adapter_input_accesses: float  # per adapted matrix and input element
     adapter_output_accesses: float  # per adapted matrix and output element
     backward_access_ratio: float  # backward accesses / forward accesses
+    unpacking_share: float  # of the memory rate, what kernels that unpack 4-bit weights reach
     recomputes_whole_layers: bool  # up to their outputs, not only what the backward pass reads
+    pads_vocabulary: bool  # with columns that no token has
     gradient_accumulation_bytes: float  # moved per parameter when a micro-batch's gradient is added
     gradient_accesses: float  # in the optimizer step, of each element
     optimizer_accesses_bytes: float  # bytes moved per parameter in the optimizer step
@@ -126,6 +130,8 @@ class SoftwareProfile:
         bool  # a token goes to a node once, however many of its experts are there
     )
     hides_exchange_between_nodes: bool  # of experts' tokens, behind another micro-batch's passes
+    prefetches_activations: bool  # from the host, behind the backward pass of the layer before
+    hides_exchange_inside_nodes: bool  # the same, where experts lie in one node or rack
     scatters_stage_messages: bool  # each tensor-parallel rank sends its part, gathered over there
     # attention kernel
     flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done

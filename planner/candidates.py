@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from cost_models.coded import joined
 from cost_models.estimate import Setting
-from cost_models.legality import CODES, RULES, legality_codes, question_of
+from cost_models.factored_table import at_level, level_of
+from cost_models.legality import CODES, RULES, broken_rules, question_of
 from cost_models.plan import PlanTable
-from cost_models.rule import Question
 from planner.constraints import Constraint, broken_by_plan
-from planner.space import plan_slabs
+from planner.space import plan_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,27 @@ class Candidates:
         examples: dict[str, str] = {}
         unwanted: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
-        for slab in plan_slabs(
+        for product in plan_products(
             setting.model, setting.workload, setting.cluster.num_gpus, fixed, offloads=offloads
         ):
-            codes = legality_codes(question, slab)
-            here = np.bincount(codes, minlength=len(CODES))
-            counts += here
-            examples |= _examples(question, slab, codes, np.flatnonzero(here).tolist(), examples)
-            plans = slab.rows(codes == 0)
+            few, frame = product.factored()
+            broken = broken_rules(question, few)
+            level = frame.up_to(level_of(frame, list(broken.values())))
+            codes = np.zeros(level.size, dtype=np.int16)
+            for position, flags in broken.items():
+                codes[at_level(level, flags)] = position
+            here = np.bincount(codes, weights=level.plans(), minlength=len(CODES))
+            counts += here.astype(np.int64)
+            for code, row in zip(*np.unique(codes, return_index=True), strict=True):
+                if code and CODES[code] not in examples:
+                    plan = product.plans(level, row[None]).plan(0)
+                    examples[CODES[code]] = RULES[code - 1].words(question, plan)
+            plans = product.plans(level, np.flatnonzero(codes == 0))
+            frame.forget()
             if require:
-                broken = broken_by_plan(require, plans.plain())
-                unwanted.append(broken[broken > 0])
-                plans = plans.rows(broken == 0)
+                unwilling = broken_by_plan(require, plans.plain())
+                unwanted.append(unwilling[unwilling > 0])
+                plans = plans.rows(unwilling == 0)
             legal.append(plans)
         columns = {f.name: joined([getattr(t, f.name) for t in legal]) for f in fields(PlanTable)}
         return cls(PlanTable(**columns), counts, examples, np.concatenate(unwanted))
@@ -62,19 +71,3 @@ class Candidates:
         """How many candidates each rule forbids, the most first."""
         found = {CODES[i]: int(n) for i, n in enumerate(self.codes) if i and n}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def _examples(
-    question: Question,
-    table: PlanTable,
-    codes: NDArray[np.int16],
-    there: Sequence[int],
-    known: Container[str],
-) -> dict[str, str]:
-    """Return the words for the first candidate of each code that is not known yet."""
-    words = {}
-    for code in there:
-        if code and CODES[code] not in known:
-            row = int(np.argmax(codes == code))
-            words[CODES[code]] = RULES[code - 1].words(question, table.plan(row))
-    return words

@@ -107,10 +107,10 @@ def plan(
     from cost_models.plan_file import write_plan_file
     from hardware_profiles.errors import NoLegalPlanError
     from planner.answers import not_run, to_json
-    from planner.front_door import plan as ask
     from planner.here import cluster_or_measure
     from planner.module_trace import refuse_for_modules
     from planner.outputs import refuse_existing
+    from planner.plan_door import plan as ask
     from planner.sizes import split_clusters
     from planner.traced_answers import TracedPlanAnswer
 

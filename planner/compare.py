@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.observed import KEPT, PASSING, collectives_side_by_side, peak_bytes
+from cost_models.observed import (
+    KEPT,
+    PASSING,
+    collectives_side_by_side,
+    peak_bytes,
+    with_predicted_names,
+)
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.prediction import MEMORY_PARTS, TIME_PARTS, predict, setting_of
 from hardware_profiles.errors import InputError
@@ -196,7 +202,8 @@ def _time_terms(time: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
 def _memory_terms(memory: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
     stages = {entry["stage"]: entry for entry in memory["stages"]}
     for stage, rank in run.busiest.items():
-        entry, parts = stages[stage], rank["memory"]["parts"]
+        entry = stages[stage]
+        parts = with_predicted_names(rank, run.plan_file)["memory"]["parts"]
         where = f", pipeline rank {stage}" if len(stages) > 1 else ""
         yield Term(
             f"peak memory{where}", "bytes", entry["allocated_bytes"], float(peak_bytes(rank))

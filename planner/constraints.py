@@ -290,14 +290,14 @@ def broken_by_result(
     asked = [
         (position, c)
         for position, c in enumerate(constraints, start=1)
-        if not at_best or c.name not in LONGER or _only_breaks(c)
+        if not at_best or c.name not in LONGER or only_breaks(c)
     ]
     return _first_broken(asked, columns, rows)
 
 
 def fewest_layers_are_best(constraints: Sequence[Constraint]) -> bool:
     """Whether what is required of results is speed at least, and memory at most."""
-    return all(_only_breaks(c) or _is_most_memory(c) for c in constraints if c.of_result)
+    return all(only_breaks(c) or _is_most_memory(c) for c in constraints if c.of_result)
 
 
 def most_memory(constraints: Sequence[Constraint], most: float) -> float:
@@ -309,7 +309,7 @@ def _is_most_memory(constraint: Constraint) -> bool:
     return constraint.name == "memory" and constraint.operator in ("<=", "<")
 
 
-def _only_breaks(constraint: Constraint) -> bool:
+def only_breaks(constraint: Constraint) -> bool:
     """Whether a longer step can only break a constraint on what follows from it."""
     return constraint.operator in LONGER.get(constraint.name, ())
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cost_models.estimate import Setting, default_layer_ranges, price
+from cost_models.estimate import (
+    Priced,
+    RankMemory,
+    Setting,
+    default_layer_ranges,
+    memories_by_rank,
+    price,
+)
 from cost_models.model import ModelSpec
 from cost_models.parameters import active_parameters
 from cost_models.plan import Plan, PlanTable
@@ -46,11 +53,30 @@ def plan_document(
     setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> dict[str, Any]:
     """Plan, memory and time of one legal plan, and whether it fits."""
-    table = PlanTable.from_plans([plan])
+    (document,) = plan_documents(setting, [plan], layer_ranges)
+    return document
+
+
+def plan_documents(
+    setting: Setting, plans: Sequence[Plan], layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the documents of some plans, which are priced as one table."""
+    if not plans:
+        return []
+    table = PlanTable.from_plans(list(plans))
     priced = price(setting, table, layer_ranges)
     priced = with_simulated_steps(setting, table, priced, layer_ranges)
-    ranges = layer_ranges or default_layer_ranges(setting, plan)
-    memory = memory_prediction(setting, plan, ranges, priced)
+    ranks = memories_by_rank(setting, table, layer_ranges)
+    return [
+        _document(setting, plan, priced.row(row), of_plan)
+        for row, (plan, of_plan) in enumerate(zip(plans, ranks, strict=True))
+    ]
+
+
+def _document(
+    setting: Setting, plan: Plan, priced: Priced, ranks: Sequence[RankMemory]
+) -> dict[str, Any]:
+    memory = memory_prediction(setting, priced, ranks)
     allowed = memory_budget(setting.cluster.accelerator)
     budget = allowed.size
     host = host_document(setting, priced)

@@ -110,10 +110,12 @@ def with_failures(job: dict[str, Any], failing: dict[str, Any], asked: Job) -> d
 
 def whole_run(setting: Setting, plan: Plan, job: Job, step: StepCost) -> dict[str, Any] | None:
     """Return what a whole run takes without failures, and under ``with_failures`` by the clock."""
-    document = job_document(job, step)
-    if document is None:
+    if not job.is_asked:
         return None
     failing = failing_document(setting, plan, job.failures or failure_profile(), step.seconds)
+    document = job_document(job, step, failing["goodput"])
+    if document is None:
+        return None
     return {**document, "with_failures": with_failures(document, failing, job)}
 
 

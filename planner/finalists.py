@@ -59,8 +59,12 @@ def simulate(
     *,
     top: int,
     broken: Broken = nothing_broken,
+    family: Rows | None = None,
 ) -> Finalists:
-    """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays."""
+    """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays.
+
+    ``family``: of rows with the same number the best alone counts.
+    """
     best: list[tuple[float, float, int]] = []  # seconds, peak, position in the order
     dropped = [np.zeros(0, dtype=np.int16)]
     simulated = done = 0
@@ -77,12 +81,24 @@ def simulate(
         stays = np.flatnonzero(codes == 0)
         columns = seconds[stays], peak[batch[stays]], done + stays
         best += zip(*(column.tolist() for column in columns), strict=True)
-        best = sorted(best)[:top]
+        best = _of_families(sorted(best), order, family)[:top]
         done += len(batch)
     rows = order[np.array([position for *_, position in best], dtype=np.intp)]
     left = len(order) - done
     found = np.array([s for s, *_ in best])
     return Finalists(rows, found, simulated, left, np.concatenate(dropped))
+
+
+def _of_families(
+    best: list[tuple[float, float, int]], order: Rows, family: Rows | None
+) -> list[tuple[float, float, int]]:
+    """Return the first of every family."""
+    if family is None:
+        return best
+    first: dict[int, tuple[float, float, int]] = {}
+    for one in best:
+        first.setdefault(int(family[order[one[2]]]), one)
+    return list(first.values())
 
 
 def _seconds(setting: Setting, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
@@ -104,14 +120,23 @@ def smallest_first(
     *,
     top: int,
     broken: Broken = nothing_broken,
+    family: Rows | None = None,
 ) -> Finalists:
     """Rank rows that come in the order of ``peak``, then ``step``: equal peaks by simulation."""
     found: list[Finalists] = []
     done = known = 0
     while known < top and done < len(order):
         same = order[done : done + int(np.sum(peak[order[done:]] == peak[order[done]]))]
-        found.append(simulate(setting, table, same, step, peak, top=top - known, broken=broken))
-        done, known = done + len(same), known + len(found[-1].rows)
+        done += len(same)
+        if family is not None:
+            taken = [family[each.rows] for each in found]
+            same = same[~np.isin(family[same], np.concatenate([family[:0], *taken]))]
+        found.append(
+            simulate(
+                setting, table, same, step, peak, top=top - known, broken=broken, family=family
+            )
+        )
+        known += len(found[-1].rows)
     return Finalists(
         np.concatenate([order[:0], *(each.rows for each in found)]),
         np.concatenate([step[:0], *(each.seconds for each in found)]),

@@ -178,8 +178,10 @@ class _Inverse:
 
     def nothing(self, tried: Sequence[Tried]) -> NoLegalPlanError:
         """Return the refusal where no candidate has a plan that fits."""
-        cases = tried[-1].cases
-        return nothing_found(cases, self.asked, f"--find {self.find}: not even {tried[-1].words}")
+        cases, why = tried[-1].cases, f"--find {self.find}: not even {tried[-1].words}"
+        # of sizes that are looked for the smallest was asked: no change of the rest is told
+        helped = self.find not in ("largest-micro-batch", "longest-sequence")
+        return nothing_found(cases, self.asked, why, helped=helped)
 
 
 def answer_inverse(
@@ -364,7 +366,8 @@ def _best_of_all(one: _Inverse) -> InverseAnswer:
     value: Any = best.setting.cluster.name
     words = f"{value}"
     if one.find == "most-tokens":
-        value = best.to_dict()["job"]["tokens"]
+        assert best.run is not None  # a budget is priced, or refused
+        value = best.run["tokens"]
         words = f"{format_count(value)} tokens on {best.setting.cluster.name}"
     return replace(answer, value=value, words=words)
 

@@ -120,22 +120,26 @@ class StepCost:
         return None if value is None else value / self.tokens
 
 
-def affordable_tokens(job: Job, step: StepCost) -> float | None:
-    """Return the tokens of the steps that budget and days allow; None where neither is given."""
+def affordable_tokens(job: Job, step: StepCost, progress: float = 1.0) -> float | None:
+    """Return the tokens of the steps that budget and days allow; None where neither is given.
+
+    ``progress``: the share of the time that goes into steps that count.
+    """
     limits = []
     if job.budget is not None and step.dollars is not None:
         limits.append(job.budget / step.dollars)
     if job.days is not None:
         limits.append(job.days * DAY / step.seconds)
-    return None if not limits else float(math.floor(min(limits)) * step.tokens)
+    return None if not limits else float(math.floor(min(limits) * progress) * step.tokens)
 
 
-def job_document(job: Job, step: StepCost) -> dict[str, Any] | None:
+def job_document(job: Job, step: StepCost, progress: float = 1.0) -> dict[str, Any] | None:
     """Return what the run takes, as plain JSON values; None where nothing of it is known.
 
-    Without tokens: those that budget and days allow.
+    Without tokens: those that budget and days allow, failures and checkpoints counted
+    (``progress``).
     """
-    tokens = job.tokens if job.tokens is not None else affordable_tokens(job, step)
+    tokens = job.tokens if job.tokens is not None else affordable_tokens(job, step, progress)
     if tokens is None:
         return None
     steps = math.ceil(tokens / step.tokens)

@@ -164,10 +164,13 @@ def plan(
     if not simple:
         return _survey(questions, asked)
     places = objective == "time" and can_be_placed(questions[0].setting.cluster)
-    (case,) = survey(questions, replace(asked, top=max(top, WIDE)) if places else asked)
+    wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
+    (case,) = survey(questions, replace(asked, top=wide, places=False))
     setting, result = case.question.setting, case.result
     assert result is not None
     if not result.plans:
+        if places and constraints:  # in an order of its own a plan may be as required
+            return _survey(questions, asked)
         raise nothing_found([case], asked)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     documents = tuple(found.document for found in case.found[:top])

@@ -86,15 +86,19 @@ def _story(setting: Setting, plan: Plan) -> Iterator[str]:
         yield f"In the host's memory, or on its drives, instead of the device's: {plan.offload}."
 
 
+def _sequences(count: int) -> str:
+    return f"{count:,} sequence" + "s" * (count != 1)
+
+
 def _data(plan: Plan, batch: int) -> Iterator[str]:
     size, count = plan.micro_batch_size, plan.num_microbatches
     each = f"{count:,} micro-batch{'es' if count > 1 else ''} of {size:,}"
     if plan.data_parallel == 1:
-        yield f"The {batch:,} sequences of a step are worked off in {each}."
+        yield f"The {_sequences(batch)} of a step are worked off in {each}."
         return
     yield (
         f"Data parallelism {plan.data_parallel}: so many groups train on different parts of the "
-        f"batch, {batch // plan.data_parallel:,} sequences each, in {each}; {ZERO[plan.zero_stage]}"
+        f"batch, {_sequences(batch // plan.data_parallel)} each, in {each}; {ZERO[plan.zero_stage]}"
         + (
             f", inside {plan.dp_replicate} copies of {plan.dp_shard} ranks each"
             if plan.dp_replicate > 1

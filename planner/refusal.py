@@ -36,7 +36,7 @@ class Refusal:
         counts = self.result.counts
         lines = [
             f"no plan for {self.setting.model.name} on {self.setting.cluster.name}: "
-            f"{counts.enumerated:,} candidates, {counts.priced:,} legal, "
+            f"{counts.enumerated:,} candidates, {counts.legal:,} legal, "
             + ("none of them fits as required" if counts.excluded else "0 fit")
         ]
         lines += [f"  {number:,} candidates: {why}" for number, why in self.reasons[:MOST_REASONS]]

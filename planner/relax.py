@@ -195,6 +195,12 @@ def _values(
 def satisfies(way: Mapping[str, Any], plan: Any, require: Sequence[Constraint]) -> bool:
     """Whether a way out has what is required of plans and of their memory and time."""
     table = PlanTable.from_plans([plan])
-    results = {"memory": np.array([way["peak_bytes"]]), "step": np.array([way["step_seconds"]])}
-    known = [c for c in require if c.name in results]
-    return not broken_by_plan(require, table)[0] and not broken_by_result(known, results, 1)[0]
+    values = {
+        "memory": way["peak_bytes"],
+        "step": way["step_seconds"],
+        "mfu": way["mfu"],
+        "tokens_per_second_per_gpu": 1.0 / way["device_seconds_per_token"],
+    }
+    # an unknown share of a peak is none
+    results = {name: np.array([value or 0.0]) for name, value in values.items()}
+    return not broken_by_plan(require, table)[0] and not broken_by_result(require, results, 1)[0]

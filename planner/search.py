@@ -23,15 +23,10 @@ from planner.constraints import (
     fewest_layers_are_best,
     most_memory,
 )
-from planner.finalists import (
-    Broken,
-    nothing_broken,
-    simulate,
-    simulate_front,
-    smallest_first,
-)
+from planner.every_number import Grids, Whole, every_number
+from planner.finalists import Broken, nothing_broken
 from planner.host_room import host_codes
-from planner.objectives import Objective, results, sort_keys
+from planner.objectives import Objective, results
 from planner.part_recompute import (
     FULL,
     Families,
@@ -39,6 +34,7 @@ from planner.part_recompute import (
     recompute_less,
     varies_layers,
 )
+from planner.ranking import Ranked, Ranking
 from planner.verdict import budget_bytes, most_bytes, verdict_codes
 
 NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
@@ -58,6 +54,11 @@ class Counts:
     bounded_away: int = 0  # their step in closed form is longer than the simulated ones
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
     part_recomputed: int = 0  # more of them, with some layers of every stage recomputed
+
+    @property
+    def legal(self) -> int:
+        """Candidates that break no rule, as required or not."""
+        return self.enumerated - sum(self.illegal.values())
 
     @property
     def fitting(self) -> int:
@@ -105,51 +106,59 @@ def search(
     smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
     rows = np.flatnonzero(verdicts < 2)
     apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
+    varies = varies_layers(setting, fixed or {})
+    fewest_count = objective != "memory" and not front and fewest_layers_are_best(require)
+    leaves_some = any("activations" in words for words in offloads)
+    every = None  # plans of which every number of recomputed layers is tried
+    if varies and (leaves_some or not fewest_count):
+        every = Whole.of(legal, peak, apart, offloaded=fewest_count)
     need = peaks_without(legal, rows, peak, apart)
     table, peak, verdicts = legal.rows(rows).plain(), peak[rows], verdicts[rows]
     step = table_steps(setting, table)
     at_best = results(setting, table, step, peak)
     short = broken_by_result(require, at_best, len(table), at_best=True)
     broken = partial(_broken, setting, require)
-    keys = (_rank_of_effort(table), *sort_keys(objective, step, peak))
-    searches_layers = (
-        objective != "memory"
-        and not front
-        and varies_layers(setting, fixed or {})
-        and fewest_layers_are_best(require)
-    )
-    chosen: list[tuple[float, float, Plan]] = []
+    ranking = Ranking(setting, objective, top, front)
+    chosen: list[Ranked] = []
     simulated = bounded_away = priced = 0
     codes: list[NDArray[Any]] = [candidates.unwanted, short]
     for verdict in (0, 1):  # those that fit; only where there are none, those that may
-        order = np.flatnonzero((short == 0) & (verdicts == verdict))
-        order = order[np.lexsort([key[order] for key in keys])]
-        breaks = broken(table, peak)
-        if front:
-            finalists = simulate_front(setting, table, order, step, peak, broken=breaks)
-        else:
-            rank = smallest_first if objective == "memory" else simulate
-            finalists = rank(setting, table, order, step, peak, top=top, broken=breaks)
+        mine = np.flatnonzero((short == 0) & (verdicts == verdict))
+        finalists = ranking.finalists(table, mine, step, peak, broken=broken(table, peak))
         simulated += finalists.simulated
         bounded_away += finalists.bounded_away
         codes.append(finalists.broken)
         chosen = finalists.plans(table, peak)
-        if searches_layers:
-            most = most_memory(require, most_bytes(budget, around, verdict))
-            whole = np.flatnonzero(verdicts == verdict) if require else order
+        most = most_memory(require, most_bytes(budget, around, verdict))
+        fits, may = partial(_fits, setting, verdict, most), partial(_may, setting, require)
+        found = []
+        if varies and fewest_count:
+            whole = np.flatnonzero(verdicts == verdict) if require else mine
             whole = whole[_recomputes_all(table, whole)]
             whole = whole[~(need[whole] <= most)]  # without recomputation it is faster, and fits
-            less = recompute_less(
-                setting,
-                Families.of(setting, table.rows(whole), step[whole], 1.0 - most / need[whole]),
-                finalists.seconds.tolist(),
-                top=top,
-                fits=partial(_fits, setting, verdict, most),
-                may=partial(_may, setting, require),
-                broken=broken,
+            families = Families.of(
+                setting, table.rows(whole), step[whole], 1.0 - most / need[whole]
             )
+            best = finalists.seconds.tolist()
+            found.append(
+                recompute_less(setting, families, best, top=top, fits=fits, may=may, broken=broken)
+            )
+        if every is not None:
+            grids = Grids.of(setting, every, most)
+            found.append(
+                every_number(
+                    grids,
+                    ranking,
+                    chosen,
+                    fits=fits,
+                    may=may,
+                    broken=broken,
+                    smaller=objective == "memory" and not any(c.of_result for c in require),
+                )
+            )
+        for less in found:
             simulated, priced = simulated + less.simulated, priced + less.priced
-            chosen = sorted([*chosen, *less.plans], key=lambda one: one[:2])[:top]
+            chosen = ranking.merged(chosen, less.plans)
         if chosen:
             break
     counts = Counts(
@@ -191,10 +200,14 @@ def _recomputes_all(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool
 
 
 def _may(
-    setting: Setting, require: Sequence[Constraint], table: PlanTable, step: NDArray[np.float64]
+    setting: Setting,
+    require: Sequence[Constraint],
+    table: PlanTable,
+    step: NDArray[np.float64],
+    peak: NDArray[np.float64] | None = None,
 ) -> NDArray[np.bool_]:
-    """Return which plans may be as fast as is required; ``step``: what they take at least."""
-    found = results(setting, table, step, np.zeros(len(table)))
+    """Return which plans may be as is required; ``step``: what they take at least."""
+    found = results(setting, table, step, np.zeros(len(table)) if peak is None else peak)
     kept: NDArray[np.bool_] = broken_by_result(require, found, len(table), at_best=True) == 0
     return kept
 
@@ -236,14 +249,3 @@ def _at_a_border(setting: Setting, peak: NDArray[np.float64]) -> NDArray[np.bool
         [np.abs(peak * end - budget) <= NEAR * budget for end in ends]
     )
     return found
-
-
-def _rank_of_effort(table: PlanTable) -> NDArray[np.int64]:
-    """Among equals, the plan that shards and splits less is the simpler one."""
-    simpler: NDArray[np.int64] = (
-        table.tensor_parallel * table.pipeline_parallel * 16
-        + table.zero_stage * 4
-        + table.sequence_parallel
-        + table.recompute
-    )
-    return simpler

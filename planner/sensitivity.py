@@ -24,7 +24,9 @@ from cost_models.price_table import table_steps
 from cost_models.schedules import SPLIT_CODES
 from cost_models.step_only import step_times
 from cost_models.uncertainty import memory_spread
+from planner.every_number import every_count, stage_sizes
 from planner.gpu_figures import MEMORY, ScaledFigure, figures
+from planner.part_recompute import FULL, varies_layers
 from planner.plan_words import same_layout
 from planner.search import peaks_and_hosts, search
 from planner.space import enumerate_plans
@@ -37,6 +39,7 @@ MORE: Final = 1.1  # of a figure, for how much the step depends on it
 FASTER: Final = 1e-9  # relative: less is rounding
 BATCHES: Final = (0.5, 2.0, 4.0)
 CHUNK: Final = 65_536
+MOST_NUMBERED: Final = 100_000  # plans with numbers of recomputed layers
 Floats = NDArray[np.float64]
 
 
@@ -141,6 +144,8 @@ def priced_choices(
         fixed or {},
         offloads=offloads,
     )
+    if varies_layers(setting, fixed or {}):
+        table = _joined(table, _numbered(setting, table, chosen))
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
     step, (peak, host) = table_steps(setting, joined), peaks_and_hosts(setting, joined)
@@ -163,6 +168,18 @@ def priced_choices(
         return found
     best = int(fitting[np.argmin(found.step[fitting])])
     return found if found.step[best] >= found.step[0] else replace(found, chosen=best)
+
+
+def _numbered(setting: Setting, table: PlanTable, chosen: Plan) -> PlanTable:
+    """Return plans that recompute 1, 2, … of their layers; of very many the chosen one alone."""
+    whole = table.rows(table.recompute == FULL)
+    smallest, largest = stage_sizes(setting, whole)
+    if int(np.sum(smallest)) > MOST_NUMBERED:
+        own = replace(chosen, recompute="full", recompute_layers=0, recompute_every=0)
+        whole = PlanTable.from_plans([own])
+        smallest, largest = stage_sizes(setting, whole)
+    rows, number = every_count(smallest - (smallest == largest))
+    return replace(whole.rows(rows), recompute_layers=number)
 
 
 def _joined(first: PlanTable, second: PlanTable) -> PlanTable:

@@ -23,7 +23,7 @@ from cost_models.plan import (
 from cost_models.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
-from planner.product import Block, by_values, expanded
+from planner.product import Block, Product
 
 MAX_VIRTUAL_STAGES: Final = 12
 LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
@@ -75,34 +75,28 @@ def enumerate_plans(
 
     ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
-    blocks = by_values(_blocks(model, workload, num_gpus, fixed, offloads))
-    return expanded(blocks, _pinned(fixed)).plain()
+    product = Product.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
+    level = product.factored()[1].level(0)
+    return product.plans(level, np.arange(level.size)).plain()
 
 
-def plan_slabs(
+def plan_products(
     model: ModelSpec,
     workload: Workload,
     num_gpus: int,
     fixed: Mapping[str, Any],
     *,
     offloads: Sequence[str] = ("none",),
-) -> Iterator[PlanTable]:
-    """Yield the rows of ``enumerate_plans`` in tables of about SLAB candidates, by values."""
+) -> Iterator[Product]:
+    """Yield the rows of ``enumerate_plans`` in products of about SLAB candidates."""
     blocks = _blocks(model, workload, num_gpus, fixed, offloads)
-    sizes = [block.size for block in blocks]
-    total = sum(sizes)
+    total = sum(block.size for block in blocks)
     if total > MAX_CANDIDATES:
         raise InputError(
             f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
-    blocks = by_values(blocks)
-    begin = candidates = 0
-    for end, size in enumerate(sizes, start=1):
-        candidates += size
-        if candidates >= SLAB or end == len(blocks):
-            yield expanded(blocks[begin:end], _pinned(fixed))
-            begin, candidates = end, 0
+    yield from Product.of(blocks, _pinned(fixed)).slabs(SLAB)
 
 
 def _blocks(
@@ -204,10 +198,6 @@ def _block(
         ("recompute",): [RECOMPUTE.index(word) for word in recompute],
         ("offload",): [OFFLOADS.index(word) for word in offload],
     }
-    columns = tuple(
-        dict(zip(names, np.array(values).reshape(len(values), len(names)).T, strict=True))
-        for names, values in choices.items()
-    )
     return Block(
         {
             "data_parallel": data,
@@ -216,8 +206,7 @@ def _block(
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
         },
-        columns,
-        tuple(map(len, choices.values())),
+        choices,
     )
 
 
@@ -248,10 +237,9 @@ def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> lis
     if pipeline == 1:
         pairs = [("1f1b", 1)]
     else:
+        layers, counts = model.num_layers, range(2, MAX_VIRTUAL_STAGES + 1)
         even = [
-            v
-            for v in range(2, MAX_VIRTUAL_STAGES + 1)
-            if 0 in (model.num_layers % (pipeline * v), (model.num_layers + ENDS) % (pipeline * v))
+            v for v in counts if 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
         ]
         pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
         pairs += [(name, v) for name in LOOPED for v in even]

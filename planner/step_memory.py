@@ -20,8 +20,8 @@ from cost_models.timeline import timelines
 # what a newcomer reads; in the order of a step
 MOMENT_STORY: Final = {
     "loss_forward": "the forward pass of the last micro-batch in flight has ended: every layer's "
-    "activations are kept, and the loss is computed from fp32 copies of the logits",
-    "loss_backward": "the backward pass begins: the logits, their probabilities and their gradient "
+    "activations are kept, and the loss is computed from the logits",
+    "loss_backward": "the backward pass begins: the logits and their gradient "
     "are there at once, and nothing of the layers has been freed yet",
     "head": "the gradient of the output projection is cast and shared out over the data ranks",
     "backward": "the first layer is walked backward: its gathered weights, its gradient and all "

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 
 from cost_models.estimate import Setting
-from cost_models.plan import OFFLOADS, Plan
+from cost_models.plan import OFFLOADS, Plan, PlanTable
 from hardware_profiles.errors import InputError
-from planner.constraints import Constraint
-from planner.document import plan_document
+from planner.constraints import Constraint, broken_by_result, only_breaks
+from planner.document import plan_document, plan_documents
 from planner.failing import whole_run
-from planner.job import DAY, Job, StepCost, affordable_tokens
-from planner.objectives import Objective, pareto_front
+from planner.job import DAY, Job, StepCost
+from planner.objectives import Objective, pareto_front, results
+from planner.placement import WIDE, Placed, best_placed, can_be_placed
 from planner.question import Question
 from planner.search import SearchResult, search
 from planner.space import allowed_offloads
@@ -44,6 +45,7 @@ class Asked:
     job: Job = field(default_factory=Job)
     prices: Prices = field(default_factory=Prices)
     top: int = 10
+    places: bool = True  # look for the best order of ranks on irregular trees
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,17 @@ class Found:
     plan: Plan
     step: StepCost
     job: Job
+    placed: Placed | None = None  # its ranks stand in an order of their own, as in the setting
 
     @cached_property
     def document(self) -> dict[str, Any]:
         """Plan, memory and time, as ``fit`` says them."""
         return plan_document(self.setting, self.plan)
+
+    @cached_property
+    def run(self) -> dict[str, Any] | None:
+        """The whole run, with failures and without; None where nothing of it is known."""
+        return whole_run(self.setting, self.plan, self.job, self.step)
 
     @property
     def fits(self) -> bool:
@@ -91,7 +99,8 @@ class Found:
                 "dollars_per_token": self.step.per_token("cost"),
                 "joules_per_token": self.step.per_token("energy"),
             },
-            "job": whole_run(self.setting, self.plan, self.job, self.step),
+            "job": self.run,
+            "placed": None if self.placed is None else self.placed.to_dict(),
         }
 
 
@@ -145,18 +154,55 @@ def _survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
 
 
 def _search_case(question: Question, asked: Asked) -> Case:
-    """Search one case."""
+    """Search one case; on irregular trees the best plan gets its best order of ranks."""
     setting = question.setting
-    result = search(
+    require = (*asked.require, *job_limits(setting, asked))
+    places = is_placed(setting, asked)
+    ask = partial(
+        search,
         setting,
         asked.fixed,
         offloads=asked.offloads,
-        top=asked.top,
-        require=(*asked.require, *job_limits(setting, asked)),
+        top=max(asked.top, WIDE) if places else asked.top,
         objective="memory" if asked.objective == "memory" else "time",
         front=asked.pareto is not None,
     )
-    return Case(question, result, found_of(setting, result, asked))
+    result = ask(require=require)
+    if not places:
+        return Case(question, result, found_of(setting, result, asked))
+    # in another order a step may be as short as is required
+    slower = [one for one in require if not only_breaks(one)]
+    wide = result if result.plans or len(slower) == len(require) else ask(require=slower)
+    placed = _placed(setting, wide.plans, asked, require)
+    result = replace(result, plans=result.plans[: asked.top])
+    found = (*placed, *found_of(setting, result, asked))[: asked.top]
+    return Case(question, result, found)
+
+
+def is_placed(setting: Setting, asked: Asked) -> bool:
+    """Whether the best order of ranks is looked for: not on fronts, nor for the smallest plan."""
+    by_step = asked.objective != "memory" and asked.pareto is None
+    return asked.places and by_step and can_be_placed(setting.cluster)
+
+
+def _placed(
+    setting: Setting, plans: Sequence[Plan], asked: Asked, require: Sequence[Constraint]
+) -> list[Found]:
+    """Return the best of some plans with an order of its own, if that gains and is as required."""
+    placed = best_placed(setting, plans, None)
+    if placed is None:
+        return []
+    document = plan_document(placed.setting, placed.plan)
+    time, memory = document["time"], document["memory"]
+    columns = results(
+        placed.setting,
+        PlanTable.from_plans([placed.plan]),
+        np.array([time["step_seconds"]]),
+        np.array([memory["peak_bytes"]]),
+    )
+    if memory["verdict"] != "fits" or broken_by_result(require, columns, 1)[0]:
+        return []
+    return [_found(placed.setting, placed.plan, document, asked, placed)]
 
 
 def _needs_offload(case: Case, asked: Asked) -> bool:
@@ -176,16 +222,25 @@ def _needs_offload(case: Case, asked: Asked) -> bool:
 
 def found_of(setting: Setting, result: SearchResult, asked: Asked) -> tuple[Found, ...]:
     """Return the plans of a search with what they cost."""
-    rate = tariff(setting.cluster, asked.prices)
-    found = []
-    for plan in result.plans:
-        document = plan_document(setting, plan)
-        seconds = document["time"]["step_seconds"]
-        step = StepCost(seconds, setting.workload.tokens_per_step, plan.world_size, rate)
-        one = Found(setting, plan, step, asked.job)
-        one.__dict__["document"] = document
-        found.append(one)
-    return tuple(found)
+    documents = plan_documents(setting, result.plans)
+    return tuple(
+        _found(setting, plan, document, asked)
+        for plan, document in zip(result.plans, documents, strict=True)
+    )
+
+
+def _found(
+    setting: Setting,
+    plan: Plan,
+    document: dict[str, Any],
+    asked: Asked,
+    placed: Placed | None = None,
+) -> Found:
+    seconds, rate = document["time"]["step_seconds"], tariff(setting.cluster, asked.prices)
+    step = StepCost(seconds, setting.workload.tokens_per_step, plan.world_size, rate)
+    one = Found(setting, plan, step, asked.job, placed)
+    one.__dict__["document"] = document
+    return one
 
 
 def job_limits(setting: Setting, asked: Asked) -> list[Constraint]:
@@ -235,10 +290,9 @@ def sort_key(asked: Asked) -> Callable[[Found], tuple[float, ...]]:
     def key(found: Found) -> tuple[float, ...]:
         own = found.value(asked.objective)
         rest = (found.value("time"), found.value("memory"), float(found.plan.world_size))
-        if asked.job.tokens is None:
-            tokens = affordable_tokens(asked.job, found.step)
-            if tokens is not None and asked.objective in ("time", "cost"):
-                return (-tokens, own, *rest)
+        finds_tokens = asked.job.tokens is None and asked.objective in ("time", "cost")
+        if finds_tokens and found.run is not None:
+            return (-found.run["tokens"], own, *rest)
         return (own, *rest)
 
     return key

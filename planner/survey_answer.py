@@ -19,7 +19,7 @@ from planner.placement import can_be_placed
 from planner.refusal import no_plan, reasons_of, search_document
 from planner.render.survey import survey_text, why_nothing
 from planner.search import Counts
-from planner.survey import Asked, Case, Found, job_limits
+from planner.survey import Asked, Case, Found, is_placed, job_limits
 from planner.tariff import ABOUT_COST, ABOUT_ENERGY
 from planner.verdict import budget_bytes
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOT_PLACED: Final = (
-    "ranks stand in the order of the accelerators; the best order on a cluster's tree of links is "
-    "looked for where that cluster alone is asked"
+    "ranks stand in the order of the accelerators: no order changes what a plan needs, and on "
+    "fronts none is looked for"
 )
 MOST_ASKED: Final = 3  # clusters of which it is asked what would make a plan exist
 
@@ -171,15 +171,21 @@ def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: As
     objectives = {asked.objective, *(asked.pareto or ())}
     if "energy" in objectives and any(found.step.joules is not None for found in ranked):
         said.append(ABOUT_ENERGY)
-    if asked.job.is_asked and any(found.to_dict()["job"] for found in ranked[:1]):
+    if asked.job.is_asked and any(found.run for found in ranked[:1]):
         said += failure_notes(asked.job)
-    if any(can_be_placed(case.question.setting.cluster) for case in cases):
+    settings = [case.question.setting for case in cases]
+    if any(can_be_placed(one.cluster) and not is_placed(one, asked) for one in settings):
         said.append(NOT_PLACED)
     return list(dict.fromkeys(said))
 
 
-def nothing_found(cases: Sequence[Case], asked: Asked, why: str | None = None) -> NoLegalPlanError:
-    """Return the error for a question without an answer: every case's reason, and what helps."""
+def nothing_found(
+    cases: Sequence[Case], asked: Asked, why: str | None = None, *, helped: bool = True
+) -> NoLegalPlanError:
+    """Return the error for a question without an answer: every case's reason, and what helps.
+
+    ``helped``: whether it is looked for.
+    """
     case, result = cases[0], cases[0].result
     if len(cases) == 1 and why is None and result is not None:
         setting = case.question.setting
@@ -204,7 +210,7 @@ def nothing_found(cases: Sequence[Case], asked: Asked, why: str | None = None) -
             lines += [f"    {number:,} candidates: {said}" for number, said in reasons[:3]]
             document["reasons"] = [{"candidates": n, "reason": said} for n, said in reasons]
         documents.append(document)
-    helps = {"changes": [], "ways_out": []} if why else what_helps(cases, asked)
+    helps = what_helps(cases, asked) if helped else {"changes": [], "ways_out": []}
     for change in helps["changes"]:
         lines.append(
             f"  smallest change on {change['cluster']}: {change['change']} instead of "

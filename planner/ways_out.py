@@ -8,7 +8,7 @@ one kind the cheapest is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +37,12 @@ class _Way:
 
     change: Change
     peak: float
-    step: float
+    time: Mapping[str, Any]
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return float(self.time["step_seconds"])
 
     @property
     def cost(self) -> float:
@@ -58,6 +63,7 @@ class _Way:
             "peak_bytes": self.peak,
             "step_seconds": self.step,
             "device_seconds_per_token": self.cost,
+            "mfu": self.time["mfu"],
             "num_gpus": change.setting.cluster.num_gpus,
         }
 
@@ -69,7 +75,7 @@ def check(change: Change) -> _Way | None:
     document = plan_document(change.setting, change.plan)
     if document["memory"]["verdict"] != "fits":
         return None
-    return _Way(change, document["memory"]["peak_bytes"], document["time"]["step_seconds"])
+    return _Way(change, document["memory"]["peak_bytes"], document["time"])
 
 
 def ways_out(setting: Setting, plan: Plan) -> tuple[dict[str, Any], ...]:

@@ -6,14 +6,10 @@ import re
 from typing import Any, Final
 
 from benchmarks.memory_truth.cases import Case
-from cost_models.plan import PlanTable
+from cost_models.observed import with_predicted_names
 from cost_models.plan_file import PlanFile
-from cost_models.rank_parameters import frozen_bytes
-from cost_models.schedules import ranks_of_stages
-from cost_models.stages import contents_of
 from executor.peak import MemoryPeak
 from executor.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
-from hardware_profiles.software import software_profile
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 
@@ -57,23 +53,10 @@ def moment_of(peak: MemoryPeak) -> str:
 def traced_parts(case: Case, peak: MemoryPeak) -> dict[str, float]:
     """Name what was traced as the formulas do.
 
-    Below ZeRO-3 the gathered weights are the weights, and the shards that the optimizer updates are
-    its master weights. What is made and freed within a pass counts as activations.
+    What is made and freed within a pass counts as activations.
     """
-    found = {name: float(peak.parts.get(name, 0)) for name in PARTS}
-    found["activations"] += peak.parts.get("temporary", 0) + peak.parts.get("other", 0)
-    if peak.gathered_bytes and case.file.plan.zero_stage < 3:
-        frozen = frozen_of(case.file, case.stage)
-        masters = found["weights"] - frozen
-        found["optimizer"] += masters
-        found["weights"] = frozen + peak.gathered_bytes
-        found["buffers"] -= peak.gathered_bytes
+    rank = {"stage": case.stage, "memory": peak.to_dict()}
+    traced = with_predicted_names(rank, case.file)["memory"]["parts"]
+    found = {name: float(traced.get(name, 0)) for name in PARTS}
+    found["activations"] += traced.get("temporary", 0) + traced.get("other", 0)
     return found
-
-
-def frozen_of(file: PlanFile, stage: int) -> float:
-    """Return the bytes of frozen weights of a pipeline rank."""
-    rank = contents_of(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
-    table = PlanTable.from_plans([file.plan])
-    stored = frozen_bytes(file.model, rank, table, file.workload, software_profile("shardplan"))
-    return float(stored[0])  # type: ignore[index]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -155,8 +155,8 @@ def read_index(folder: Path) -> Index:
     return Index.from_dict(values, str(path))
 
 
-def check_file(path: Path, expected: FileEntry) -> None:
-    """Check that a file holds what was written."""
+def check_file(path: Path, expected: FileEntry, beat: Callable[[], Any] = lambda: None) -> None:
+    """Check that a file holds what was written; ``beat`` is called again and again meanwhile."""
     found = hashlib.sha256()
     try:
         size = path.stat().st_size
@@ -165,6 +165,7 @@ def check_file(path: Path, expected: FileEntry) -> None:
         with path.open("rb") as handle:
             while chunk := handle.read(CHUNK):
                 found.update(chunk)
+                beat()
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
     if found.hexdigest() != expected.sha256:

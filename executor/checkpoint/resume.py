@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from executor.breadcrumbs import TRAIL
 from executor.checkpoint.agree import on_rank_0, together
 from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.index import check_file
@@ -59,7 +60,7 @@ def _checked(folder: Path, device: torch.device) -> Checkpoint:
     def check() -> None:
         checkpoint = Checkpoint(folder)
         for name in sorted(checkpoint.index.files)[dist.get_rank() :: dist.get_world_size()]:
-            check_file(folder / name, checkpoint.index.files[name])
+            check_file(folder / name, checkpoint.index.files[name], TRAIL.beat)
         opened.append(checkpoint)
 
     together(check, device)
@@ -86,6 +87,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     saved: str = index.about["workload"]["optimizer"]
     if saved == file.workload.optimizer:
         for held in trainer.optimizer.held:
+            TRAIL.beat()
             state = checkpoint.state(held.layout.name, held.pieces)
             dtype = DTYPES[index.tensors[held.layout.name].dtype]
             if dtype != held.local.dtype:  # saved under another precision

@@ -18,7 +18,7 @@ AUTO: Final = "auto"  # --resume without a place: the newest checkpoint of the r
 class Saving:
     """When to save, and what to start from; the same on every rank."""
 
-    every: int | None = None  # steps; None: only where the run stops before its end
+    every: int | None = None  # steps; None: where told to stop, at the end of a resumed run
     keep: int = 2
     keep_every: int | None = None  # steps whose checkpoints are never deleted
     resume: str | None = None  # AUTO, a run's folder, or a checkpoint
@@ -71,7 +71,8 @@ def named_place(named: Path, option: str = "") -> Place:
         if candidates := _complete(folder):
             run = folder.parent if folder.name == SUBFOLDER else None
             return Place(candidates, run)
-    reason = "no complete checkpoint in it" if named.is_dir() else "no such folder"
+    reason = "no complete checkpoint in it (runs save them with --checkpoint-every)"
+    reason = reason if named.is_dir() else "no such folder"
     raise InputError(f"{option}{named}: {reason}")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final
 
 from cost_models.units import format_count, format_gib, format_seconds
 from planner.confidence import confidence
 from planner.job import DAY
 from planner.render.paragraphs import labelled
+from planner.render.placed import placed_words
 from planner.render.text import CONFIDENCE_WORDS, binds, head, searched, time_line
 from planner.render.whole_run import WATT_HOUR, amount, dollars, run_lines
 from planner.search import Counts
@@ -16,6 +19,7 @@ from planner.survey import Asked, Case, Found, sort_key
 from planner.typed import describe_plan
 
 BILLION: Final = 1e9
+MOST_BETWEEN: Final = 3  # from so many on they are told in one line
 OBJECTIVE_WORDS: Final = {
     "time": "step time",
     "cost": "dollars a token",
@@ -48,7 +52,9 @@ def survey_text(
     lines += labelled("Best", time_line(best.document["time"]))
     lines += labelled("", describe_plan(best.plan))
     lines += labelled("Binds", binds(best.document))
-    job = best.to_dict()["job"]
+    if best.placed is not None:
+        lines += labelled("Order", placed_words(best.placed))
+    job = best.run
     if job is not None and asked.job.is_asked:
         lines += run_lines(job, best.document, best.plan.world_size)
     lines += labelled("Searched", searched(counts))
@@ -96,7 +102,7 @@ def _columns(asked: Asked, cases: Sequence[Case], found: Found | None = None) ->
     every = [case.found[0] for case in cases]
     priced = any(f.step.dollars is not None for f in every)
     energy = "energy" in (asked.objective, *(asked.pareto or ()))
-    job = None if found is None else found.to_dict()["job"]
+    job = None if found is None else found.run
     asks = asked.job.is_asked
     time = {} if found is None else found.document["time"]
     memory = {} if found is None else found.document["memory"]
@@ -145,7 +151,12 @@ def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
             "plan",
         ]
     ]
-    for found in ranked:
+    between = _between(ranked) if asked.pareto is not None else {}
+    for position, found in enumerate(ranked):
+        if position in between:
+            words = between[position]
+            rows += [[*[""] * (len(rows[0]) - 1), words]] if words else []
+            continue
         rows.append(
             [
                 *([found.setting.cluster.name] if several else []),
@@ -155,10 +166,35 @@ def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
                 format_seconds(found.step.seconds),
                 *([dollars(_scaled(found, "cost"))] if priced else []),
                 *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
-                describe_plan(found.plan),
+                describe_plan(found.plan) + " (in an order of its own)" * bool(found.placed),
             ]
         )
     return aligned(rows, left=several + precisions, last_left=True)
+
+
+def _between(ranked: Sequence[Found]) -> dict[int, str]:
+    """Return the plans of a front that are told in one line, since only their layers differ.
+
+    Those that recompute more and more layers of one plan: words at the second of them, "" at those
+    that follow; the first and the last have lines of their own.
+    """
+
+    def alike(found: Found) -> tuple[object, ...]:
+        return (found.setting.cluster.name, replace(found.plan, recompute_layers=0))
+
+    told: dict[int, str] = {}
+    start = 0
+    for _, group in groupby(ranked, key=alike):
+        few = list(group)
+        inner = few[1:-1]
+        if len(inner) >= MOST_BETWEEN:
+            numbers = [found.plan.recompute_layers for found in inner]
+            told[start + 1] = (
+                f"… {len(inner)} between, --recompute-layers {numbers[0]} to {numbers[-1]}"
+            )
+            told |= dict.fromkeys(range(start + 2, start + 1 + len(inner)), "")
+        start += len(few)
+    return told
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = False) -> list[str]:

@@ -216,15 +216,27 @@ COLUMNS: Final = (
     ("dp", "data_parallel"),
     ("rep", "dp_replicate"),
     ("cp", "context_parallel"),
+    ("cp method", "context_parallel_method"),
     ("tp", "tensor_parallel"),
+    ("ep", "expert_parallel"),
+    ("etp", "expert_tensor_parallel"),
     ("pp", "pipeline_parallel"),
     ("vp", "virtual_stages"),
     ("zero", "zero_stage"),
     ("sp", "sequence_parallel"),
     ("recompute", "recompute"),
+    ("offload", "offload"),
     ("micro", "micro_batch_size"),
 )
-RARE: Final = ("dp_replicate", "context_parallel")  # shown only where a plan uses them
+# shown only where a plan has another value
+USUAL: Final[Mapping[str, object]] = {
+    "dp_replicate": 1,
+    "context_parallel": 1,
+    "context_parallel_method": Plan().context_parallel_method,
+    "expert_parallel": 1,
+    "expert_tensor_parallel": True,
+    "offload": "none",
+}
 SHORT_SCHEDULE: Final = {
     "interleaved_1f1b": "interleaved",
     "zero_bubble": "zero-bubble",
@@ -237,7 +249,7 @@ def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     columns = [
         (name, field)
         for name, field in COLUMNS
-        if field not in RARE or any(document["plan"][field] > 1 for document in documents)
+        if any(document["plan"][field] != USUAL.get(field) for document in documents)
     ]
     rows = [
         [*(name for name, _ in columns), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
@@ -351,4 +363,8 @@ def searched(counts: Counts) -> str:
     )
     if excluded:
         words += f", {excluded:,} not what is required"
+    if counts.part_recomputed:
+        words += f"; {counts.part_recomputed:,} more recompute a part of their layers"
+    if counts.simulated:
+        words += f"; {counts.simulated:,} simulated, {counts.bounded_away:,} cannot win"
     return words + (f"; illegal mostly by {shown}" if shown else "")

@@ -24,6 +24,8 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     words = look_up("architecture", reading.row)
     if words.get("untied"):
         config = {**config, "tie_word_embeddings": False}
+    if "vocabulary" in words:
+        config = {**config, "vocab_size": words["vocabulary"]}
     if words.get("drops_in_every_family"):
         config = {**config, "_dropout": words["dropout"]}
     key = json.dumps(config, sort_keys=True)

@@ -10,7 +10,7 @@ import pytest
 from samples import LLAMA
 
 from cost_models.adapters import trainable_part
-from cost_models.blocks import Blocks
+from cost_models.block_places import BlockPlaces
 from cost_models.families import model_spec
 from cost_models.gradients import gradients_of
 from cost_models.held_activations import Held, Walk, held_activations
@@ -39,7 +39,7 @@ class Case:
         rank = contents_of(model, ranges, ranks_of_stages(plan), 0)
         self.sizes = table_parameters(trainable_part(model), rank, table)
         held = held_activations(model, workload, SOFTWARE, table, rank)
-        self.blocks = Blocks.of(
+        self.blocks = BlockPlaces.of(
             model, workload, SOFTWARE, table, rank, self.sizes, held.in_flight + held.due
         )
         self.gradients = gradients_of(

@@ -47,7 +47,8 @@ def test_rows_of_columns_by_values_are_those_of_plain_ones() -> None:
 
 
 def test_columns_below_each_other_stay_by_values() -> None:
-    one, other = coded([np.array([4, 1]), np.array([1, 9, 9])])
+    found = coded(np.array([4, 1, 1, 9, 9]))
+    one, other = found.rows(slice(2)), found.rows(slice(2, None))
     both = joined([one, other])
     assert isinstance(both, Coded)
     assert plain(both).tolist() == [4, 1, 1, 9, 9]

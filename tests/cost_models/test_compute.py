@@ -9,14 +9,15 @@ from test_families import tiny
 
 from cost_models.compute import (
     attention_core_seconds,
+    core_ratio,
     elementwise_bytes_per_token,
-    head_seconds,
     layer_seconds,
     matrices_seconds,
     optimizer_seconds,
 )
 from cost_models.families import model_spec
 from cost_models.flops import layer_flops_per_token, linear_flops_per_token
+from cost_models.head_time import head_seconds
 from cost_models.model import LayerKind, ModelSpec, Weight
 from cost_models.presets import load_preset
 from cost_models.rates import Rates
@@ -73,18 +74,22 @@ def core(kernel: str, *, causal: bool = True, window: int | None = None) -> floa
 
 def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
     assert core("flash") == core("flash", causal=False) / 2
-    assert core("flash", window=64) == pytest.approx(core("flash", causal=False) / 16)
-    assert core("flash", window=10**6) == core("flash", causal=False)
+    seen = 64 * (1 - 64 / 2048)  # keys of 1024: the first tokens see less than the window
+    assert core("flash", window=64) == pytest.approx(core("flash", causal=False) * seen / 1024)
+    assert core("flash", window=1024) == core("flash"), "a window that hides nothing"
+    assert core("flash", causal=False, window=64) == pytest.approx(core("flash", causal=False) / 16)
     assert core("eager") == core("eager", causal=False) == core("eager", window=64)
 
 
-def test_flash_backward_is_five_matmuls_for_two() -> None:
-    """arXiv:2307.08691, sec. 3.1.2."""
+def test_flash_backward_is_five_matmuls_for_two_at_a_lower_rate_on_gpus() -> None:
+    """arXiv:2307.08691, sec. 3.1.2; the rate: arXiv:2407.08608, fig. 5 and 6."""
     model = llama()
     matrices = 512 * linear_flops_per_token(model.kinds[0]) / 1e12
     seconds = layer(model, COMPUTE_BOUND, 512.0, 128, kernel="flash")
     forward_core = float(seconds.forward) - matrices
-    assert float(seconds.backward) == pytest.approx(2 * matrices + 2.5 * forward_core)
+    assert float(seconds.backward) == pytest.approx(2 * matrices + 2.5 / 0.85 * forward_core)
+    assert core_ratio("flash", replace(COMPUTE_BOUND, host_is_device=True)) == 2.5
+    assert core_ratio("eager", COMPUTE_BOUND) == 2.0
 
 
 def test_recomputation_is_the_forward_pass_or_the_core() -> None:
@@ -148,9 +153,31 @@ def test_experts_meet_the_tokens_that_the_router_sends() -> None:
 @pytest.mark.parametrize("narrow", [16, 32])
 def test_the_projection_of_a_narrow_embedding_is_narrow(narrow: int) -> None:
     model = model_spec(tiny("opt", word_embed_proj_dim=narrow), name="opt")
-    seconds = head_seconds(model, 64.0, 1, 2.0, COMPUTE_BOUND)
+    seconds = head_seconds(model, 64.0, 1, 2.0, COMPUTE_BOUND, SOFTWARE)
     project_out = 2 * 64 * 32 * narrow if narrow != 32 else 0
     assert float(seconds.forward) == pytest.approx((2 * 64 * 96 * narrow + project_out) / 1e12)
+
+
+def test_an_odd_vocabulary_triples_the_projection_unless_it_is_padded() -> None:
+    """On a GPU, in 16 bits; half of an odd vocabulary is not one."""
+    gpu = replace(COMPUTE_BOUND, units=108.0)
+    heads = {v: model_spec({**GPT3, "vocab_size": v}, name="gpt") for v in (50256, 50257)}
+
+    def over(rate: Rates, t: int, compute_bytes: float = 2.0, *, pads: bool = False) -> float:
+        software = replace(SOFTWARE, pads_vocabulary=pads)
+        odd, even = (
+            head_seconds(heads[v], 4096.0, t, compute_bytes, rate, software) for v in (50257, 50256)
+        )
+        assert float(odd.backward / even.backward) == pytest.approx(
+            float(odd.forward / even.forward), rel=1e-3
+        )
+        return float(odd.forward / even.forward)
+
+    assert over(gpu, 1) == pytest.approx(3.0, rel=1e-3)
+    assert over(gpu, 1, pads=True) == pytest.approx(1.0, rel=1e-3)
+    assert over(gpu, 2) == pytest.approx(1.0, rel=1e-3)
+    assert over(gpu, 1, compute_bytes=4.0) == pytest.approx(1.0, rel=1e-3)
+    assert over(COMPUTE_BOUND, 1) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_the_optimizer_moves_its_bytes() -> None:

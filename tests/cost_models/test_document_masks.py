@@ -60,7 +60,13 @@ def test_kernels_that_know_documents_compute_their_scores_only():
     assert as_computed(whole, work, megatron).attention.window == 200
     assert as_computed(kind, replace(work, document_length=0), megatron) is kind
     assert as_computed(kind, replace(work, attention_kernel="eager"), megatron) is kind
-    assert as_computed(kind, work, ours).attention.window == 4096, "a mask hides no work"
+    masked = as_computed(kind, work, ours).attention
+    assert (masked.causal, masked.window) == (False, None), "a mask hides no work"
+    windowed = replace(kind, attention=replace(kind.attention, window=512))
+    masked = as_computed(windowed, Workload(4096, 1), ours).attention
+    assert (masked.causal, masked.window) == (False, None), "nor does that of a window"
+    assert as_computed(windowed, Workload(512, 1), ours) is windowed, "which hides nothing"
+    assert as_computed(windowed, Workload(4096, 1), megatron) is windowed
 
 
 def test_masks_are_never_free():

@@ -39,7 +39,9 @@ from cost_models.estimate import (
     throughput,
 )
 from cost_models.families import model_spec
+from cost_models.head_time import head_seconds
 from cost_models.legality import legality_codes
+from cost_models.logits import logits_bytes_per_token
 from cost_models.memory import rank_timeline
 from cost_models.plan import SCHEDULES, Plan, PlanTable
 from cost_models.rates import Rates
@@ -487,13 +489,13 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
             kind, model.hidden_size, 2.0, t.tensor_parallel, software
         ),
         "logits_bytes_per_token": lambda t: (
-            activations.logits_bytes_per_token(512, 2.0, t.tensor_parallel, software).backward
+            logits_bytes_per_token(512, 2.0, t.tensor_parallel, software).backward
         ),
         "layer forward": lambda t: layer(t, "forward"),
         "layer backward": lambda t: layer(t, "backward"),
         "layer recompute": lambda t: layer(t, "recompute"),
         "head_seconds": lambda t: (
-            compute.head_seconds(model, tokens(t), t.tensor_parallel, 2.0, rate).forward
+            head_seconds(model, tokens(t), t.tensor_parallel, 2.0, rate, software).forward
         ),
         "optimizer_seconds": lambda t: compute.optimizer_seconds(
             1e9 / t.data_parallel, rate, software.optimizer_accesses_bytes

@@ -113,3 +113,6 @@ def test_another_micro_batch_hides_what_leaves_a_node() -> None:
         found = exposed_exchange(traffic, 10.0, CLUSTER, hides, table)
         assert found.tolist() == [left, traffic], "inside a node it is waited for"
         assert exposed_exchange(traffic, 10.0, CLUSTER, waits, table) == traffic
+        everywhere = replace(hides, hides_exchange_inside_nodes=True)
+        found = exposed_exchange(traffic, 10.0, CLUSTER, everywhere, table)
+        assert found.tolist() == [left, left]

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.activations import logits_bytes_per_token
 from cost_models.adapters import adapted, is_adapted, quantised_bytes
 from cost_models.estimate import Setting, default_layer_ranges, pipeline_rank, price
 from cost_models.families import model_spec
 from cost_models.frozen_layers import sharded_input_bytes
 from cost_models.frozen_parts import with_frozen_parts
 from cost_models.held_activations import layer_bytes
+from cost_models.logits import logits_bytes_per_token
 from cost_models.memory import MOMENTS, rank_timeline
 from cost_models.plan import Plan, PlanTable
 from cost_models.presets import load_preset

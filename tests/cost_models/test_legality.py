@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from samples import CONFIGS, llama, make_setting, sample_model
 
+from cost_models.estimate import price
 from cost_models.families import model_spec
 from cost_models.frozen_parts import with_frozen_parts
-from cost_models.legality import CODES, MANY, RULES, legality_codes, require_legal
+from cost_models.legality import CODES, MANY, RULES, legality_codes, question_of, require_legal
 from cost_models.model import ModelSpec
 from cost_models.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.rule import Question
+from cost_models.simulated import simulated_steps
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 
@@ -388,7 +390,8 @@ def first_broken(question: Question, plan: Plan) -> str:
     if v not in several.get(schedule, (1,)) or (v > 1 and p == 1):
         return "virtual_stages"
     fewest = {"1f1b": p, "zero_bubble": p, "zbv": 2 * p - 1, "dualpipev": 2 * p}
-    if p > 1 and m < fewest.get(schedule, 1):
+    short = schedule == "1f1b" and question.short_pipelines
+    if p > 1 and m < fewest.get(schedule, 1) and not short:
         return "schedule_microbatches"
     if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and m % p:
         return "interleaved_microbatches"
@@ -415,7 +418,13 @@ def first_broken(question: Question, plan: Plan) -> str:
 def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> None:
     random = np.random.default_rng(1)
     setting = make_setting(name, seq_len=252, global_batch_size=12)
-    question = Question(setting.model, setting.workload, 12, splits_backward=splits_backward)
+    question = Question(
+        setting.model,
+        setting.workload,
+        12,
+        splits_backward=splits_backward,
+        short_pipelines=not splits_backward,
+    )
 
     def some(values: Any) -> Any:
         value = random.choice(values)
@@ -466,3 +475,25 @@ def test_require_legal_agrees_with_the_codes() -> None:
                 require_legal(question, plan)
         else:
             require_legal(question, plan)
+
+
+def test_megatron_runs_fewer_micro_batches_than_ranks_and_torch_does_not() -> None:
+    """Its warm-up ends with the last micro-batch: the order is that of GPipe, as is the step."""
+    plans = [
+        Plan(data_parallel=1, pipeline_parallel=8, num_microbatches=2, pipeline_schedule=schedule)
+        for schedule in ("1f1b", "gpipe")
+    ]
+    settings = {
+        software: make_setting("llama", "8xA100-80GB", global_batch_size=2, software=software)
+        for software in ("megatron", "shardplan")
+    }
+    legal = {
+        name: legality_codes(question_of(one), PlanTable.from_plans(plans)).tolist()
+        for name, one in settings.items()
+    }
+    assert legal == {"megatron": [0, 0], "shardplan": [CODES.index("schedule_microbatches"), 0]}
+    priced = price(settings["megatron"], PlanTable.from_plans(plans))
+    assert priced.step[0] == pytest.approx(priced.step[1], rel=0.002)
+    assert priced.peak[0] == pytest.approx(priced.peak[1], rel=0.002)
+    simulated = simulated_steps(settings["megatron"], PlanTable.from_plans(plans))
+    assert (simulated >= priced.step * (1.0 - 1e-12)).all()

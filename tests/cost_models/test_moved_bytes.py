@@ -20,13 +20,14 @@ from cost_models.compute import (
     matrices_seconds,
 )
 from cost_models.estimate import price
+from cost_models.expert_loops import loop_bytes
 from cost_models.matmul import matmul_seconds
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import Rates
-from cost_models.step_time import chunked_seconds
+from cost_models.tensor_time import chunked_seconds
 from cost_models.traffic_time import achieved
 from cost_models.workload import Workload
-from hardware_profiles.software import software_profile
+from hardware_profiles.software import SoftwareProfile, software_profile
 from hardware_profiles.spec import parse_cluster
 
 EAGER = software_profile("shardplan")
@@ -143,6 +144,37 @@ def test_adapters_are_scaled_and_added_and_4_bit_weights_unpacked() -> None:
     plain = sample_model("llama").kinds[0]
     assert float(adapter_bytes_per_token(plain, 2.0, 1, software)) == 0.0
     assert float(dequantised_bytes(plain, 2.0, 1)) == 0.0
+
+
+def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:
+    workload = Workload(128, 8, adapter="qlora", adapter_rank=8, adapter_targets="q")
+    model = sample_model("llama")
+    kind, rate = adapted(model, workload).kinds[0], Rates(1e30, 1e12, 0.0, False)
+
+    def forward(software: SoftwareProfile) -> float:
+        found = layer_seconds(
+            kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK
+        )
+        return float(found.forward)
+
+    slow = replace(EAGER, unpacking_share=0.25)
+    unpacked = float(dequantised_bytes(kind, 2.0, 1)) / 1e12
+    assert forward(slow) - forward(EAGER) == pytest.approx(3.0 * unpacked)
+
+
+def test_a_loop_over_experts_moves_whole_gradients_for_each() -> None:
+    model = sample_model("mixtral")
+    kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
+    experts, chosen = kind.feed_forward.num_experts, kind.feed_forward.experts_per_token
+    times = [
+        layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        for software in (EAGER, replace(EAGER, experts_one_by_one=True))
+    ]
+    one = 2.0 * 128.0 * model.hidden_size / 1e12
+    assert float(times[1].forward - times[0].forward) == pytest.approx(4 * chosen * one)
+    more = 4 * experts + 11 * chosen - 3 - 2 * (3 * chosen + 1)
+    assert float(times[1].backward - times[0].backward) == pytest.approx(more * one)
+    assert loop_bytes(sample_model("llama").kinds[0], 64, 2.0, EAGER) == (0.0, 0.0)
 
 
 def test_small_tiles_read_their_operands_in_the_same_time_in_any_precision(

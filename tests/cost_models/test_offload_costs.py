@@ -10,9 +10,11 @@ from samples import make_setting
 
 from cost_models.estimate import Priced, Setting, price
 from cost_models.held_activations import layer_bytes
-from cost_models.offload import HOST_MEMORY_BANDWIDTH, activation_seconds
+from cost_models.offload import HOST_MEMORY_BANDWIDTH, activation_seconds, host_link
+from cost_models.paged_states import usable_bytes
 from cost_models.plan import OFFLOADS, Plan, PlanTable
 from cost_models.stages import even_rank_contents
+from cost_models.step_only import step_times
 from hardware_profiles.errors import InputError
 
 PLAN = Plan(8, zero_stage=2, num_microbatches=2)
@@ -41,7 +43,8 @@ def test_the_update_on_the_host_by_hand() -> None:
     setting = setting_of()
     figure = setting.cluster.accelerator.host_bandwidth
     assert figure is not None
-    link = figure.value * setting.software.bus_efficiency
+    # two accelerators behind each of a DGX A100's PCIe switches
+    link = figure.value * setting.software.bus_efficiency / 2
     share = setting.model.num_parameters / 8
     on_host = 8 * share / link
     on_host += 8 * setting.software.optimizer_accesses_bytes * share / HOST_MEMORY_BANDWIDTH
@@ -49,6 +52,39 @@ def test_the_update_on_the_host_by_hand() -> None:
     more = float((parts["optimizer"].optimizer - parts["none"].optimizer)[0])  # type: ignore[index]
     assert 0.9 * on_host < more < on_host  # without what the device needed for it
     assert parts["optimizer"].compute[0] == parts["none"].compute[0]  # type: ignore[index]
+
+
+def test_accelerators_behind_one_switch_share_its_link_to_the_host() -> None:
+    plan = Plan(4, zero_stage=2, num_microbatches=4)
+    table = PlanTable.from_plans([plan])
+    whole, half = setting_of(), setting_of("4xA100-80GB")
+    each = [host_link(s.cluster, table, s.software) for s in (whole, half)]
+    assert each[1] == 2 * each[0]  # a job of half a node need not share
+
+
+def test_paged_states_that_do_not_fit_come_and_go_once_a_step() -> None:
+    plan = Plan(1, num_microbatches=16)
+    fits, full = (
+        make_setting("llama-3-8b", f"1x{name}", seq_len=2048, global_batch_size=16, **chosen)
+        for name, chosen in (
+            ("B200", {"optimizer": "paged_adamw"}),
+            ("H200", {"optimizer": "paged_adamw"}),
+        )
+    )
+    seconds = []
+    for setting in (fits, full):
+        plain = replace(setting, workload=replace(setting.workload, optimizer="adamw"))
+        table = PlanTable.from_plans([plan])
+        times = [price(one, table).time.optimizer[0] for one in (setting, plain)]  # type: ignore[index]
+        seconds.append(float(times[0] - times[1]))
+        assert step_times(setting, table)[0] == pytest.approx(price(setting, table).step)
+    assert seconds[0] == 0.0
+    priced_full = price(full, PlanTable.from_plans([plan]))
+    states = 8 * full.model.num_parameters
+    excess = states + float(priced_full.peak[0]) - usable_bytes(full.cluster.accelerator)
+    link = host_link(full.cluster, PlanTable.from_plans([plan]), full.software)
+    assert 0 < excess < states
+    assert seconds[1] == pytest.approx(2 * excess / link, rel=1e-3)  # vectors stay
 
 
 def test_two_layers_are_all_that_is_left_of_the_activations() -> None:
@@ -64,7 +100,9 @@ def test_two_layers_are_all_that_is_left_of_the_activations() -> None:
 
 
 def test_a_copy_that_computation_hides_costs_only_its_way_back() -> None:
-    assert activation_seconds(1e9, 1.0, 10e9) == (0.0, 0.1)
+    assert activation_seconds(1e9, 1.0, 1.0, 10e9) == (0.0, 0.1)
+    assert activation_seconds(1e9, 1.0, 1.0, 10e9, prefetched=True) == (0.0, 0.0)
+    assert activation_seconds(4e9, 1.0, 0.3, 10e9, prefetched=True) == (0.0, pytest.approx(0.1))
 
 
 def test_both_together_save_and_cost_what_each_does() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.families import model_spec
+from cost_models.flops import mean_keys
 from cost_models.inference import ServingPoint, ServingWorkload
 from cost_models.model import Attention, ModelSpec
 from cost_models.number_formats import WEIGHT_FORMATS
@@ -19,7 +20,7 @@ from cost_models.presets import load_preset
 from cost_models.rates import Rates
 from cost_models.serving_matmul import experts_met, layer_products, product_seconds
 from cost_models.serving_speed import ServingTimes, serving_times
-from cost_models.serving_time import PassTime, decode_attention_seconds, mean_keys
+from cost_models.serving_time import PassTime, decode_attention_seconds
 from cost_models.serving_weights import tensor_bytes
 from cost_models.stages import even_rank_contents
 from hardware_profiles.errors import InputError

@@ -18,7 +18,7 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.rates import rates
 from cost_models.scattered_messages import scattered
 from cost_models.stages import even_rank_contents
-from cost_models.step_time import tensor_seconds
+from cost_models.tensor_time import tensor_seconds
 from hardware_profiles.software import software_profile
 
 MEGATRON = software_profile("megatron")

@@ -31,6 +31,12 @@ def test_json_and_back() -> None:
     assert workload.tokens_per_step == 4096 * 64
 
 
+def test_bitsandbytes_keeps_32_bit_states_of_16_bit_weights() -> None:
+    sixteen = {"precision": "bf16", "master_weights": False}
+    assert read(**sixteen).state_bytes == 2.0
+    assert read(**sixteen, optimizer="paged_adamw").state_bytes == 4.0
+
+
 def test_left_out_values_are_the_documented_defaults() -> None:
     assert read() == Workload(128, 8, "bf16", "adamw", "flash")
 

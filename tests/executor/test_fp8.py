@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cost_models.plan import Plan
 from cost_models.plan_file import PlanFile
-from cost_models.supported import untrained_in_fp8
+from cost_models.untrained import untrained_in_fp8
 from executor import fp8
 from executor.forked import run_forked
 from executor.support import check_supported

@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cost_models.plan import Plan
 from cost_models.plan_file import write_plan_file
-from executor import preflight
+from executor import launch, preflight
 from executor.__main__ import main
-from executor.forked import run_forked
-from executor.signals import AGAIN_SECONDS
+from executor.forked import failure, run_forked
+from executor.run import show
+from executor.signals import AGAIN_SECONDS, Relay
 from hardware_profiles.errors import RunError
 from hardware_profiles.spec import parse_cluster
 from tests.executor.tiny import tiny
@@ -162,12 +165,22 @@ def test_help_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_reader_that_went_away_is_no_bug(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        recorder = SimpleNamespace(document=lambda: {"steps": []})
+        show(Namespace(json=True), recorder)
+        broken.flush()
+
+
 # --- runs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.distributed
 def test_a_run_trains_measures_and_keeps(write, tmp_path):
-    plan = write(FOUR)
+    plan = write(replace(FOUR, zero_stage=1))
     text = tmp_path / "text.txt"
     arguments = ("--data", text, "--steps", 12, "--launcher", "fork", "--json", "--eval-data", text)
     arguments += ("--lr-schedule", "cosine", "--warmup-steps", 2, "--min-lr-ratio", 0.5)
@@ -191,6 +204,7 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 0.5
     assert "step 12/12  loss" in done.stderr
+    assert "the weights will not be kept (--checkpoint-every N keeps them)" in done.stderr
     assert "no GPU here: the plan for 8xA100-80GB runs on 4 CPU processes" in done.stderr
     measured = document["measured"]
     assert measured["timed_steps"] == 10
@@ -203,6 +217,9 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
         assert sum(memory["parts"].values()) == memory["peak_bytes"]
         assert memory["parts"]["optimizer"] > 1.9 * memory["parts"]["weights"]
         assert {record["axis"] for record in rank["communication"]} == {"data", "tensor", "world"}
+    parts = {row["name"].strip(): row["difference"] for row in document["comparison"]}
+    assert abs(parts["weights"]) < 0.001  # gathered ones are what ZeRO-1 predicts
+    assert abs(parts["optimizer"]) < 0.001
     assert document["plan"]["plan"]["tensor_parallel"] == 2
     assert len(document["plan"]["sha256"]) == 64
     assert document["options"]["seed"] == 0
@@ -420,6 +437,18 @@ def test_a_second_signal_ends_a_run_at_once(write, tmp_path):
     assert not any(map(_is_alive, ranks))
 
 
+def _last_words_of(arguments, to_last_rank, folder):
+    """Return the last line of a run whose last rank gets a signal after the first step."""
+    with _started(*arguments, cwd=folder) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        os.kill(max(ranks), to_last_rank)
+        assert started.wait(timeout=60) == 5
+        return started.stderr.read().splitlines()[-1]
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -429,21 +458,35 @@ def test_a_second_signal_ends_a_run_at_once(write, tmp_path):
 )
 def test_a_rank_that_is_killed_during_a_run_is_named(launcher, message, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
-    with _started(*arguments, cwd=tmp_path) as started:
-        for line in started.stderr:
-            if line.startswith("step"):
-                break
-        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
-        os.kill(max(ranks), signal.SIGKILL)
-        assert started.wait(timeout=60) == 5
-        last = started.stderr.read().splitlines()[-1]
+    last = _last_words_of(arguments, signal.SIGKILL, tmp_path)
     assert last.startswith(f"shardplan: {message}")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_is_stopped_under_torchrun_is_named(write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 10**6, "--hang-timeout", 2)
+    last = _last_words_of(arguments, signal.SIGSTOP, tmp_path)
+    assert last.startswith("shardplan: hang: no answer from rank 1 (process ")
 
 
 def _killed_on_rank_one(rank):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(30)
+
+
+def test_a_rank_that_hung_is_named_though_it_was_then_killed():
+    relay = Relay([], 2)
+    relay.kill = lambda: killed.append(True)
+    killed, following = [], launch._Following(lambda event: None, relay, True)
+    following.others.append("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)\n")
+    assert str(following._failure()).startswith("rank 1: ended by signal 9")
+    hang = failure(RunError("hang: no answer from rank 1"))
+    following._take({"rank": 0, "failure": hang})
+    assert str(following._failure()) == "hang: no answer from rank 1"
+    assert killed
 
 
 @pytest.mark.distributed

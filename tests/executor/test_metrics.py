@@ -189,4 +189,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     losses = events.Scalars("train/loss")
     assert [(e.step, round(e.value, 4)) for e in losses] == [(1, 3.0), (2, 1.5), (3, 1.0)]
     assert events.Scalars("memory/bytes")[0].value == 12.0
+    ranks = [events.Scalars(f"memory_of_rank/{rank:02d}")[0].value for rank in range(len(WAITS))]
+    assert ranks == [rank["memory_bytes"] for rank in WAITS]
     assert events.Scalars("evaluation/perplexity")[0].value == pytest.approx(1.65)

@@ -18,7 +18,7 @@ from cost_models.legality import legality_codes
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.rule import Question
-from executor import data_parallel, optimizer, train
+from executor import data_parallel, optimizer, pipeline, train
 from executor.verify import TOLERANCE, Verification
 
 pytestmark = pytest.mark.distributed
@@ -231,6 +231,22 @@ def _without_completion() -> None:
     train.complete_gradients = lambda *_: None
 
 
+def _completing_after_every_micro_batch() -> None:
+    """Sums of the micro-batches before are added up again, as in transformers' own plans."""
+    accumulate, backward = train.Trainer.accumulate, pipeline.Pipeline._backward
+    complete, train.complete_gradients = train.complete_gradients, lambda *_: None
+
+    def accumulated(trainer: Any, batch: Any) -> Any:
+        def completed(self: Any, *arguments: Any) -> None:
+            backward(self, *arguments)
+            complete(trainer.held, trainer.axis)
+
+        pipeline.Pipeline._backward = completed
+        return accumulate(trainer, batch)
+
+    train.Trainer.accumulate = accumulated
+
+
 def _with_an_extra_collective() -> None:
     original = optimizer.local_square_sum
 
@@ -255,6 +271,11 @@ GUARDS: dict[str, tuple[Any, Plan, dict[str, Any]]] = {
         {},
     ),
     "norms of heads": (_without_completion, Plan(tensor_parallel=2), {"family": "qwen3"}),
+    "norms of heads, accumulated": (
+        _completing_after_every_micro_batch,
+        Plan(tensor_parallel=2, num_microbatches=2),
+        {"family": "qwen3"},
+    ),
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cost_models.plan import Plan
-from cost_models.plan_file import PlanFile
+from cost_models.plan_file import PlanFile, write_plan_file
 from cost_models.prediction import predict, setting_of
-from executor.preflight import predicted_anew, total_bytes
+from executor.data_options import DataOptions
+from executor.preflight import predicted_anew, prepare, total_bytes
 from hardware_profiles.spec import parse_cluster
 from tests.executor.tiny import tiny
 
@@ -39,3 +41,10 @@ def test_a_plan_priced_for_another_trainer_is_predicted_for_this_one() -> None:
     anew, notes = predicted_anew(priced(software="megatron"))
     assert "priced for megatron" in notes[0]
     assert anew == priced()
+
+
+def test_a_loss_of_routers_that_is_not_trained_is_said(tmp_path: Path) -> None:
+    for family, said in (("mixtral", 1), ("llama", 0)):
+        write_plan_file(path := tmp_path / family, tiny(Plan(), family, router_aux_loss_coef=0.02))
+        notes = prepare(path, DataOptions(), seed=0).notes
+        assert sum("router_aux_loss_coef = 0.02) is not trained" in n for n in notes) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 from tiny import tiny
 
 from cost_models.plan import Plan
-from cost_models.supported import TRAINED
+from cost_models.supported import unproven
+from cost_models.untrained import TRAINED
 from cost_models.workload import Precision
 from executor import models, support
 from executor.families import FAMILIES
@@ -85,6 +87,23 @@ def test_refusals_name_the_option(name: str):
         file = replace(file, workload=replace(file.workload, seq_len=seq_len))
     with pytest.raises(InputError, match=message):
         support.check_supported(file)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "upcast",
+        "untied bert",
+        "norms behind",
+        "bidirectional",
+        "a routers' loss",
+        "clipped queries",
+    ],
+)
+def test_the_planner_names_what_a_config_asks_for(name: str):
+    plan, options, message = REFUSED[name]
+    file = tiny(plan, **options)
+    assert re.search(message, unproven(file.model, file.workload, plan) or "")
 
 
 def test_another_family_is_refused_with_those_that_run():

@@ -18,6 +18,8 @@ from cost_models.price_table import price_table
 from cost_models.simulated import above, simulated_steps
 from cost_models.uncertainty import memory_spread
 from planner.constraints import parse_requirements
+from planner.every_number import KEPT
+from planner.host_room import host_codes
 from planner.objectives import pareto_front
 from planner.part_recompute import FULL
 from planner.search import search
@@ -235,6 +237,94 @@ def test_the_winner_recomputes_as_few_layers_as_brute_force_20_times(
     check_fewer_recomputed(setting, data)
 
 
+ASKED: list[dict[str, Any]] = [
+    {"front": True},
+    {"objective": "memory", "top": 5},
+    {"require": "memory>={}B", "top": 1},
+    {"require": "step>={}s", "top": 1},
+    {"offloads": ("none", "activations"), "top": 1},
+    {"offloads": ("none", "activations"), "top": 1, "objective": "memory"},
+]
+
+
+def check_every_number(setting: Setting, pinned: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Price and simulate every legal plan with every number of recomputed layers."""
+    asked = dict(asked)
+    offloads = asked.get("offloads", ("none",))
+    table = enumerate_plans(setting.model, setting.workload, 8, pinned, offloads=offloads)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    assume(len(legal))
+    whole = legal.rows(legal.recompute == FULL)
+    stages = whole.pipeline_parallel * whole.virtual_stages
+    smallest = setting.model.num_layers // stages
+    smallest -= smallest * stages == setting.model.num_layers  # these are all
+    more = whole.rows(np.repeat(np.arange(len(whole)), smallest))
+    first = np.repeat(np.cumsum(smallest) - smallest, smallest)
+    more = replace(more, recompute_layers=np.arange(len(more)) - first + 1)
+    every = PlanTable.from_plans([*legal, *more])
+    priced = price(setting, every)
+    peak, step = priced.peak, above(priced.step, simulated_steps(setting, every))
+    codes = verdicts(setting, peak)
+    codes = np.maximum(codes, host_codes(setting.cluster, priced.host))
+    assume(codes.min() < 2)
+    rows = np.flatnonzero(codes == codes.min())
+    if "require" in asked:
+        figures = peak if "memory" in asked["require"] else step
+        limit = float(np.quantile(figures[rows], 0.8))
+        rows = rows[figures[rows] >= limit]
+        asked["require"] = parse_requirements(asked["require"].format(f"{limit:.12f}"))
+        rows = rows[asked["require"][0].holds(figures[rows])]
+        assume(len(rows))
+    found = search(setting, pinned, **asked)
+    plans = list(every)
+    positions = [plans.index(plan) for plan in found.plans]
+    got = [(float(step[i]), float(peak[i])) for i in positions]
+    if asked.get("front"):
+        front = rows[pareto_front(step[rows], peak[rows])]
+        expected = [(float(step[i]), float(peak[i])) for i in front]
+    elif asked.get("objective") == "memory":
+        grid = [replace(plan, recompute_layers=int(plan.recompute_layers > 0)) for plan in plans]
+        best: dict[Plan, int] = {}  # of each plan the number with the smallest peak is shown
+        with_all = {plan: peak[i] for i, plan in enumerate(plans)}
+        for i in rows[np.lexsort((step[rows], peak[rows]))].tolist():
+            if peak[i] <= with_all[replace(plans[i], recompute_layers=0)] * (1 + 1e-9):
+                best.setdefault(grid[i], i)
+        expected = [(float(step[i]), float(peak[i])) for i in best.values()][: asked["top"]]
+    else:
+        i = rows[np.lexsort((peak[rows], step[rows]))[0]]
+        expected = [(float(step[i]), float(peak[i]))]
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
+
+
+def draw_grid(data: Any) -> dict[str, Any]:
+    return {
+        "tensor_parallel": data.draw(st.sampled_from([1, 2])),
+        "pipeline_parallel": data.draw(st.sampled_from([1, 2])),
+        "dp_replicate": 1,
+        "sequence_parallel": False,
+        "zero_stage": data.draw(st.sampled_from([1, 3])),
+    }
+
+
+@given(problems(), st.data())
+@settings(max_examples=4, **RELAXED)  # type: ignore[arg-type]
+def test_every_number_of_layers_is_looked_at(setting: Setting, data: Any) -> None:
+    """On fronts, with the objective memory, more of a result required, activations offloaded."""
+    check_every_number(setting, draw_grid(data), data.draw(st.sampled_from(ASKED)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ASKED)
+@given(setting=problems(), data=st.data())
+@settings(max_examples=6, **RELAXED)  # type: ignore[arg-type]
+def test_every_number_of_layers_is_looked_at_in_every_question(
+    asked: dict[str, Any], setting: Setting, data: Any
+) -> None:
+    check_every_number(setting, draw_grid(data), asked)
+
+
 def test_no_more_layers_are_recomputed_than_must_be() -> None:
     """With the grid and the micro-batch pinned only recomputation is left; all n are tried here."""
     setting = make_setting("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
@@ -289,3 +379,35 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
     least = (1.0 - number / smallest[plan]) * peak[last - smallest[plan] - 1]
     assert (peak >= least * (1.0 - CLOSE))[some].all()
     assert len(np.unique(step[some])) > len(legal)  # it moves
+    least = number / largest[plan] * peak[last]
+    assert (peak >= least * (1.0 - CLOSE))[some].all()
+
+
+def test_the_bounds_hold_where_activations_leave_the_accelerator() -> None:
+    """A step takes no less than that of the plan that keeps them: see ``every_number``."""
+    model = sample_model("llama", num_hidden_layers=5)
+    setting = make_setting(model, "8xA100-80GB", global_batch_size=32)
+    offloads = ("activations", "optimizer+activations")
+    every = {"recompute": "full"}
+    table = enumerate_plans(setting.model, setting.workload, 8, every, offloads=offloads)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:200])
+    assert legal.offloads_activations.all()
+    kept = replace(legal, offload=KEPT[legal.offload])
+    assert not kept.offloads_activations.any()
+    stages = legal.pipeline_parallel * legal.virtual_stages
+    least = price_table(setting, kept).step
+    whole = price_table(setting, legal).peak
+    none = price_table(setting, replace(legal, recompute=np.zeros_like(legal.recompute))).peak
+    for number in range(1, 5):
+        some = number < 5 // stages
+        few = legal.rows(some)
+        priced = price_table(
+            setting, replace(few, recompute_layers=np.full(len(few), number, dtype=np.int64))
+        )
+        largest = -(-5 // stages[some])
+        bound = (2.0 / 3.0 + number / (3.0 * largest)) * least[some]
+        assert (priced.step >= bound * (1.0 - CLOSE)).all()
+        share = number / (5 // stages[some])
+        assert (priced.peak >= (1.0 - share) * none[some] * (1.0 - CLOSE)).all()
+        assert (priced.peak >= number / largest * whole[some] * (1.0 - CLOSE)).all()

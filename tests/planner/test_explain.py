@@ -29,6 +29,7 @@ from planner.search import search
 from planner.sensitivity import (
     HIGHEST,
     LOWEST,
+    MOST_NUMBERED,
     Choices,
     Sensitivity,
     other_batches,
@@ -275,6 +276,23 @@ def test_thresholds_are_those_of_whole_searches(choices: Choices) -> None:
                 keeping = own_step(last, chosen) / best_step(last) - 1.0
                 assert change.keeping_costs == pytest.approx(keeping, rel=1e-6, abs=1e-9), one.name
     assert changed >= 2
+
+
+@pytest.mark.parametrize("most", [MOST_NUMBERED, 0])
+def test_with_a_little_less_memory_one_more_layer_recomputes(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another layout: of very many plans that is so for the chosen one, at least."""
+    monkeypatch.setattr("planner.sensitivity.MOST_NUMBERED", most)
+    setting = make_setting("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
+    names = ("tensor_parallel", "pipeline_parallel", "dp_replicate")
+    pinned = {"zero_stage": 3, "micro_batch_size": 2, **dict.fromkeys(names, 1)}
+    best = best_of(setting, pinned)
+    assert best.recompute_layers > 0
+    memory, *_ = sensitivities(priced_choices(setting, best, pinned))
+    for change, number in ((memory.less, 1), (memory.more, -1)):
+        assert change is not None
+        assert change.plan == replace(best, recompute_layers=best.recompute_layers + number)
 
 
 def test_ten_percent_more_of_a_rate(choices: Choices) -> None:

@@ -218,6 +218,7 @@ def test_fit_prices_the_best_plan_as_the_search_did() -> None:
     assert again.document == best.documents[0]
 
 
+@pytest.mark.slow  # ways out are searched twice
 def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
     setting = make_setting()
     chip = setting.cluster.accelerator

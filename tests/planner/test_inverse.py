@@ -113,8 +113,10 @@ def test_the_cheapest_cluster_and_the_most_tokens() -> None:
     most = find("most-tokens", cluster=clusters, budget=100, **options)
     assert most.answer.ranked[0].setting.cluster.name == "8xL40S"
     job = most.answer.documents[0]["job"]
-    step = most.answer.documents[0]["cost"]["dollars_per_step"]
-    assert job["dollars"] <= 100 < job["dollars"] + step
+    failing = job["with_failures"]  # what a budget buys is what is left beside failures
+    step = most.answer.documents[0]["cost"]["dollars_per_step"] / failing["goodput"]
+    assert failing["dollars"] <= 100 < failing["dollars"] + step
+    assert failing["within_budget"]
     assert most.value == job["tokens"]
 
 
@@ -145,3 +147,14 @@ def test_where_nothing_fits_the_smallest_candidate_says_why() -> None:
     with pytest.raises(NoLegalPlanError, match="not even 2 accelerators") as caught:
         find("fewest-gpus", "llama-3-70b", "2xA100-80GB", seq_len=1024)
     assert "too large" in str(caught.value)
+
+
+def test_where_nothing_is_in_time_the_smallest_change_is_named() -> None:
+    options: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8, "tokens": "1B"}
+    with pytest.raises(NoLegalPlanError, match="not even 2 accelerators") as caught:
+        find("fewest-gpus", llama(), "2xA100-80GB", days=1e-4, **options)
+    (change,) = caught.value.document["changes"]
+    assert change["instead_of"] == "--days 0.0001"
+    assert "smallest change on 2xA100-80GB: --days " in str(caught.value)
+    days = float(change["change"].removeprefix("--days "))
+    assert find("fewest-gpus", llama(), "2xA100-80GB", days=days, **options).best

@@ -44,6 +44,7 @@ def test_what_a_budget_buys_and_not_a_step_more(job: Job, steps: float | None) -
     tokens = affordable_tokens(job, STEP)
     assert tokens == (None if steps is None else pytest.approx(steps * STEP.tokens))
     if tokens is not None:
+        assert affordable_tokens(job, STEP, 0.9) == 0.9 * steps // 1 * STEP.tokens  # type: ignore[operator]
         for more, inside in ((0, True), (STEP.tokens, False)):
             document = job_document(Job(tokens + more, job.budget, job.days), STEP)
             assert document is not None

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from hardware_profiles.topology import neighbour_link, ring_link, tree_of
 from planner.cli import main
 from planner.placement import groups_of, ordered_step, place
 from planner.rank_orders import Groups, best_order, orders_of_axes
-from planner.space import plan_slabs
+from planner.space import enumerate_plans
 
 BOX = """
 nodes = 1
@@ -240,6 +241,34 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
     assert placed["proven"]
 
 
+def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path) -> None:
+    """A step that is short enough in an order of its own alone counts, and is what is written."""
+    asked: dict[str, Any] = {"global_batch_size": 16, "fix": "tp=2,pp=1,zero=1,mbs=1", "top": 2}
+    asked["require"] = "recompute==none,sp==on"
+    (usual,) = planner.plan("llama-3.2-1b", box, objective="memory", **asked).documents[:1]
+    alone = planner.plan("llama-3.2-1b", box, **asked).placed  # type: ignore[union-attr]
+    assert alone is not None
+    within = f"{asked['require']},step<={1.01 * alone.step:.6f}s"
+    assert alone.step < 0.9 * usual["time"]["step_seconds"]
+    for options in (
+        {"price": 1, "tokens": "1B"},
+        {"find": "fewest-gpus", "gpus_at_most": None},
+        {},
+    ):
+        answer = planner.plan("llama-3.2-1b", box, **{**asked, "require": within, **options})
+        survey = getattr(answer, "answer", answer)
+        best = survey.ranked[0]
+        assert best.placed.order == alone.order
+        assert best.step.seconds == pytest.approx(alone.step)
+        assert survey.plan_file().rank_order == alone.order
+        assert "Order      " in str(answer)
+        assert "in an order of its own" in str(answer)
+        assert json.loads(json.dumps(survey.to_dict()))["plans"][0]["placed"]["gain"] > 0.1
+        assert not any("in the order of the accelerators" in said for said in survey.assumptions)
+    (front, *_) = planner.plan("llama-3.2-1b", box, pareto="time,memory", **asked).assumptions[-1:]
+    assert "on fronts none is looked for" in front
+
+
 def test_a_pipeline_through_all_ranks_has_an_order_too(tmp_path: Path) -> None:
     """Stages on accelerators whose neighbours by number sit on the other socket."""
     path = tmp_path / "box.toml"
@@ -351,8 +380,8 @@ def test_a_networkx_graph_is_planned_on() -> None:
 
 def test_a_table_is_priced_as_every_row_alone(box: Cluster) -> None:
     setting = replace(make_setting("mixtral", global_batch_size=32), cluster=box)
-    (slab, *_) = plan_slabs(setting.model, setting.workload, 8, {})
-    legal = slab.rows(legality_codes(question_of(setting), slab) == 0).plain()
+    table = enumerate_plans(setting.model, setting.workload, 8, {})
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
     rows = np.random.default_rng(0).choice(len(legal), 10, replace=False)
     whole = price_table(setting, legal).step[rows]
     alone = [float(price(setting, legal.rows([row])).step[0]) for row in rows.tolist()]

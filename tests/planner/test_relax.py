@@ -69,3 +69,19 @@ def test_a_batch_that_divides_nowhere_is_changed() -> None:
         {"instead_of": "--global-batch-size 7", "change": "--global-batch-size 8"}
     ]
     assert "smallest change: --global-batch-size 8" in str(caught.value)
+
+
+@pytest.mark.parametrize("required", ["mfu>=99%", "tokens_per_second_per_gpu>=1e9", "pp==3"])
+def test_a_refusal_counts_what_is_legal_and_offers_no_way_that_is_not_as_required(
+    required: str,
+) -> None:
+    """Plans fit here: what would save memory is no way out."""
+    with pytest.raises(NoLegalPlanError) as caught:
+        planner.plan(llama(), "4xA100-80GB", seq_len=64, global_batch_size=4, require=required)
+    document = caught.value.document
+    assert document["ways_out"] == []
+    assert len(document["changes"]) == 1
+    search_ = document["search"]
+    legal = search_["enumerated"] - sum(search_["illegal"].values())
+    assert legal > 0
+    assert f" {legal:,} legal, none of them fits as required" in str(caught.value)

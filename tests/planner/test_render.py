@@ -100,6 +100,19 @@ def test_the_best_plan_is_marked_and_columns_line_up() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+def test_columns_that_few_plans_need_are_shown_where_one_does() -> None:
+    """Two plans that differ in what leaves the accelerator would look the same."""
+    answer = planner.plan(llama(), "2xA100-80GB", global_batch_size=2, top=2)
+    usual, changed = answer.documents
+    assert "offload" not in ranked_table([usual])[0]
+    other = {"offload": "optimizer", "expert_parallel": 2, "expert_tensor_parallel": False}
+    table = ranked_table([usual, {**changed, "plan": {**changed["plan"], **other}}])
+    for name in ("offload", "ep", "etp"):
+        assert f" {name} " in table[0]
+    assert " optimizer " in table[2]
+    assert "none" in table[1]
+
+
 def test_model_listings_say_parts_and_flops() -> None:
     from planner.listing import model_listing, one_model
 

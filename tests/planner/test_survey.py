@@ -74,7 +74,8 @@ def test_the_front_is_that_of_comparing_all_plans(pair: Any) -> None:
         for a, b in zip(first, second, strict=True)
     ]
     best = sorted(set(zip(first[better].tolist(), second[better].tolist(), strict=True)))
-    answer = asked(pareto=pair, price=PRICE)
+    # with some of the layers recomputed: test_exact_search
+    answer = asked(pareto=pair, price=PRICE, fix="recompute_layers=0")
     found = [tuple(f.value(name) for name in pair) for f in answer.ranked]
     assert found == [pytest.approx(point, rel=1e-12) for point in best]
 
@@ -203,3 +204,15 @@ def test_where_all_clusters_are_too_small_the_nearest_has_ways_out() -> None:
     assert {way["cluster"] for way in document["ways_out"]} == {"2xA100-80GB"}
     assert "of 39" in str(caught.value)
     assert "of 79" in str(caught.value)
+
+
+def test_a_front_tells_plans_that_differ_in_layers_alone_in_one_line() -> None:
+    fixed = "tp=1,pp=1,mbs=1,zero=3,dp_replicate=1"
+    answer = planner.plan("llama-3-8b", "8xH100-SXM", pareto="time,memory", fix=fixed)
+    assert isinstance(answer, SurveyAnswer)
+    lines = [line for line in str(answer).splitlines() if "--micro-batch-size 1" in line]
+    shown = [line for line in str(answer).splitlines() if "between, --recompute-layers" in line]
+    between = sum(int(line.split("… ")[1].split()[0]) for line in shown)
+    assert shown
+    assert len(answer.ranked) == between + len(lines) - 1  # the best one is told once more
+    assert len(answer.to_dict()["plans"]) == len(answer.ranked)

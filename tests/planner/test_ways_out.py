@@ -146,7 +146,7 @@ def test_every_kind_of_change_is_offered_where_it_helps() -> None:
         ("llama-3-8b", "8xA100-80GB", {"seq_len": 16384, "recompute": "none"}),
         ("llama-2-13b", "8xA100-80GB", {"seq_len": 2048, "zero_stage": 0}),
         ("gemma-2b", "1xL40S", {"seq_len": 2048}),
-        ("llama-3.2-1b", "1xA100-80GB", {"seq_len": 4096, "micro_batch_size": 16}),
+        ("llama-3.2-1b", "1xA100-80GB", {"seq_len": 4096, "micro_batch_size": 24}),
         ("llama-2-7b", "1xA100-80GB", {"seq_len": 2048}),
         ("llama-2-7b", "1xA100-40GB", {"seq_len": 2048}),
         ("llama-3-8b", "1xRTX-4090", {"seq_len": 2048}),

@@ -105,9 +105,12 @@ def test_a_run_saves_resumes_and_reshards(plan, run, tmp_path: Path):
 
 
 def test_without_an_output_the_newest_run_goes_on(plan, run):
-    run(plan(DP2), "--steps", 2, "--checkpoint-every", 2)
+    _, said = run(plan(DP2), "--steps", 2, "--checkpoint-every", 2)
+    assert "will not be kept" not in said
     (folder,) = Path("runs").iterdir()
-    found, _ = run(plan(DP2), "--steps", 3, "--checkpoint-every", 2, "--resume")
+    found, said = run(plan(DP2), "--steps", 3, "--resume")
+    assert "will not be kept" not in said
+    assert _checkpoints(folder)[-1] == "step-00000003"  # at the end of a resumed run
     assert list(Path("runs").iterdir()) == [folder]
     assert (found["first_step"], found["steps_done"]) == (2, 3)
 

@@ -373,3 +373,15 @@ def test_what_a_recipe_says_of_sharding_counts() -> None:
     fsdp = published("nemo-perf-0141")
     assert (fsdp.plan.zero_stage, fsdp.setting.software.largest_zero_stage) == (3, 3.0)
     assert not fsdp.setting.software.whole_gradient_buffer
+
+
+def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
+    """The table of one node says full recomputation and 51200; that of many holds runs."""
+    source = "VIA-Research/vTrain@f8dda84:data/ground_truth_{}.csv"
+    cells = {"framework": "Megatron-DeepSpeed (2022)", "recompute": "full", "tensor_parallel": 2}
+    one, many = (case(source=source.format(n), **cells) for n in ("single", "multi"))
+    assert (one.plan.recompute, many.plan.recompute) == ("none", "full")
+    assert (one.setting.model.vocab_size, many.setting.model.vocab_size) == (50257, 51200)
+    software, usual = one.setting.software, many.setting.software
+    assert (software.pads_vocabulary, usual.pads_vocabulary) == (False, True)
+    assert (software.hides_tensor_reduction, usual.hides_tensor_reduction) == (False, True)

@@ -1,0 +1,52 @@
+"""Seconds of tensor-parallel traffic that matmuls do not hide; units: seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations import FULL
+from cost_models.arrays import Real
+from cost_models.plan import PlanTable
+from cost_models.schedules import SPLIT_CODES
+from hardware_profiles.software import SoftwareProfile
+
+
+def tensor_seconds(
+    traffic: Real, weights: Real, software: SoftwareProfile, table: PlanTable
+) -> tuple[Real, Real]:
+    """Seconds of tensor-parallel traffic in a forward and in a backward pass that nothing hides.
+
+    ``traffic``: of a micro-batch, shared out evenly by its passes; full recomputation repeats the
+    forward's. ``weights``: the gradients of weights, behind which ``hides_tensor_reduction`` sets
+    those of inputs; a split backward pass has them later.
+    """
+    each = (1.0 - software.tensor_parallel_overlap) * traffic
+    recomputes = table.recompute == FULL
+    forward = each / np.where(recomputes, 3.0, 2.0)
+    backward = each - forward
+    if software.chunks_tensor_traffic:
+        chunks = 1.0 * table.tensor_parallel
+        share = software.data_parallel_interference
+        return (
+            chunked_seconds(forward, weights, chunks, share),
+            chunked_seconds(backward, 2.0 * weights, chunks, share),
+        )
+    if software.hides_tensor_reduction:
+        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+        backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
+    return forward, backward
+
+
+def chunked_seconds(traffic: Real, matmuls: Real, chunks: Real, interference: float) -> Real:
+    """What is left of collectives that run chunk by chunk behind their matmuls.
+
+    The first of t chunks cannot be hidden, the others as long as the matmuls last; a hidden second
+    costs ``interference`` seconds of computation. Source: Wang et al., Overlap communication with
+    dependent computation via decomposition (ASPLOS 2023), sec. 3; Transformer Engine's user
+    buffers.
+
+    >>> float(chunked_seconds(8.0, 100.0, 8.0, 0.0))
+    1.0
+    """
+    hidden = np.minimum((1.0 - 1.0 / chunks) * traffic, matmuls)
+    return traffic - (1.0 - interference) * hidden
