@@ -101,6 +101,22 @@ def adapted(
     )
 
 
+def without_adapters(model: ModelSpec) -> ModelSpec:
+    """Return a model that ``adapted`` has changed as it was before."""
+
+    def before(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        base = (weight for weight in weights if not weight.is_adapter)
+        return tuple(replace(weight, frozen=False, quantised=False) for weight in base)
+
+    return replace(
+        model,
+        kinds=tuple(replace(kind, weights=before(kind.weights)) for kind in model.kinds),
+        embedding=before(model.embedding),
+        bridge=before(model.bridge),
+        head=before(model.head),
+    )
+
+
 def trainable_part(model: ModelSpec) -> ModelSpec:
     """Return the model with only the tensors that are trained; itself where all are."""
     return _part(model, frozen=False) if has_frozen(model) else model

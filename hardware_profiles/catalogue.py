@@ -150,7 +150,8 @@ def unknown(name: str, what: str, known: Iterable[str]) -> str:
     names = list(known)
     families = dict.fromkeys(entry.split("-")[0] for entry in names)
     hint = did_you_mean(name, [*families, *names]) or "`shardplan hardware` lists them."
-    return f"{name}: no such {what}. {hint} Figures of another one go into a TOML file"
+    shown = name or repr(name)
+    return f"{shown}: no such {what}. {hint} Figures of another one go into a TOML file"
 
 
 def _sharing(name: str, entries: Iterable[str]) -> list[str]:

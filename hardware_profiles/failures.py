@@ -58,7 +58,7 @@ def parse_failures(text: str | None) -> FailureProfile:
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
         name, equals, number = (part.strip() for part in item.partition("="))
         if name not in SHORT or not equals:
-            hint = did_you_mean(name, list(SHORT))
+            hint = "" if name in SHORT else did_you_mean(name, list(SHORT))
             raise InputError(
                 f"--failures {item[:40]!r}: must be some of mtbf=HOURS, restart=MINUTES, "
                 f"stall=SECONDS, storage=GB/s with commas between them. {hint}".strip()

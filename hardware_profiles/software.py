@@ -154,10 +154,9 @@ def profile_names() -> list[str]:
 def software_profile(name: str) -> SoftwareProfile:
     """Load a software profile by name."""
     if name not in profile_names():
+        known = f"Known: {', '.join(profile_names())}"
         hint = did_you_mean(str(name), profile_names())
-        raise InputError(
-            f"software profile {name!r} is unknown. {hint} Known: {', '.join(profile_names())}"
-        )
+        raise InputError(f"software profile {name!r} is unknown. {f'{hint} {known}'.strip()}")
     path = FOLDER / f"{name}.toml"
     return _from_fields(Fields(read_toml(path, "a software profile"), str(path)))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cost_models.adapters import adapted
+from cost_models.adapters import adapted, without_adapters
 from cost_models.estimate import Setting
 from cost_models.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.workload import Optimizer
@@ -197,7 +197,7 @@ def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
         for adapter in () if workload.freeze else ("lora", "qlora"):
             yield from _adapters(setting, plan, adapter)
     elif workload.adapter == "lora":
-        yield from _adapters(setting, plan, "qlora", workload.adapter_rank)
+        yield from _quantised_base(setting, plan)
     if length := longest_sequence(setting, plan, workload.seq_len - 1):
         yield Change(
             TRAINING,
@@ -209,20 +209,19 @@ def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
         )
 
 
-def _adapters(
-    setting: Setting, plan: Plan, adapter: str, rank: int = ADAPTER_RANK
-) -> Iterator[Change]:
+def _adapters(setting: Setting, plan: Plan, adapter: str) -> Iterator[Change]:
     experts = any(kind.feed_forward.num_experts for kind in setting.model.kinds)
-    targets = "attention" if experts else setting.workload.adapter_targets
+    targets, rank = "attention" if experts else setting.workload.adapter_targets, ADAPTER_RANK
     workload = replace(
         setting.workload,
         adapter=adapter,  # type: ignore[arg-type]
         adapter_rank=rank,
         adapter_targets=targets,
-        adapter_alpha=setting.workload.adapter_alpha or 2.0 * rank,
+        adapter_alpha=2.0 * rank,
     )
+    every = setting.software.quantises_every_matrix
     try:
-        model = adapted(setting.model, workload)
+        model = adapted(setting.model, workload, quantises_every_matrix=every)
     except InputError:  # no matrix takes one
         return
     frozen = "its frozen base in 4 bits" if adapter == "qlora" else "the base frozen"
@@ -231,6 +230,22 @@ def _adapters(
         adapter,
         f"adapters of rank {rank} alone, {frozen}",
         f"--{adapter} {rank}" + (f" --lora-targets {targets}" if experts else ""),
+        replace(setting, model=model, workload=workload),
+        plan,
+    )
+
+
+def _quantised_base(setting: Setting, plan: Plan) -> Iterator[Change]:
+    """The same adapters on a base in 4 bits."""
+    workload = replace(setting.workload, adapter="qlora")
+    every = setting.software.quantises_every_matrix
+    base = without_adapters(setting.model)
+    model = adapted(base, workload, quantises_every_matrix=every)
+    yield Change(
+        TRAINING,
+        "qlora",
+        "the frozen base in 4 bits, --qlora instead of --lora",
+        f"--qlora {workload.adapter_rank}",
         replace(setting, model=model, workload=workload),
         plan,
     )

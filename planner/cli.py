@@ -31,9 +31,37 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 ClickError: Any = typer.BadParameter.__mro__[2]  # click's, or the copy of it inside newer typer
 INTERRUPTED = 130
+# options of fit that plan searches, as --fix pins them
+PINNED_BY_FIX = {
+    "--dp": "dp=8",
+    "--tp": "tp=2",
+    "--pp": "pp=2",
+    "--cp": "cp=2",
+    "--ep": "ep=2",
+    "--zero": "zero=1",
+    "--sp": "sp=on",
+    "--no-sp": "sp=off",
+    "--etp": "etp=on",
+    "--no-etp": "etp=off",
+    "--schedule": "schedule=1f1b",
+    "--virtual-stages": "vp=2",
+    "--recompute": "recompute=full",
+    "--recompute-layers": "recompute=full,recompute_layers=2",
+    "--micro-batch-size": "mbs=1",
+    "--mbs": "mbs=1",
+    "--num-microbatches": "microbatches=8",
+    "--dp-replicate": "dp_replicate=2",
+    "--cp-method": "cp_method=ring",
+    "--offload": "offload=optimizer",
+    "--offload-device": "offload=optimizer,offload_device=nvme",
+    "--secondary-ranks": "secondary_ranks=8",
+    "--quantised-weights": "quantised_weights=on",
+    "--quantised-gradients": "quantised_gradients=on",
+}
 
 
 app.command()(fit)
@@ -136,7 +164,11 @@ def _usage(error: Any, words: list[str]) -> str:
     values = [value for name in names if (value := _value_of(name, words)) is not None]
     value = f" ({names[-1]} {values[-1]})" if values else ""
     command = "shardplan" if context is None else context.command_path
-    return f"shardplan: {error.format_message().rstrip('.')}{value}; see {command} --help"
+    message = error.format_message().rstrip(".")
+    pinned = PINNED_BY_FIX.get(getattr(error, "option_name", ""))
+    if pinned is not None and command == "shardplan plan":
+        message = f"No such option: {error.option_name} (pin it with --fix {pinned})"
+    return f"shardplan: {message}{value}; see {command} --help"
 
 
 def _value_of(option: str, words: list[str]) -> str | None:

@@ -10,7 +10,8 @@ import typer
 Model = Annotated[
     str,
     typer.Argument(
-        help="preset, config.json, folder, hub id, size such as 7b, or module:package.path:factory"
+        metavar="MODEL",
+        help="preset, config.json, folder, hub id, size such as 7b, or module:package.path:factory",
     ),
 ]
 ClusterText = Annotated[

@@ -36,7 +36,6 @@ OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 SPELT: Final = {"=": "==", "≤": "<=", "≥": ">=", "≠": "!="}  # other ways to write them
 EQUALITY: Final = ("==", "!=")
 MEMORY_UNITS: Final = {
-    "": 1.0,
     "b": 1.0,
     "kb": 1e3,
     "mb": 1e6,
@@ -170,8 +169,9 @@ def _quantity(name: str, text: str, where: str) -> float:
     match = _NUMBER.match(text)
     unit = None if match is None else units.get(match["unit"].lower())
     if match is None or unit is None:
-        named = {"memory": "70GiB", "step": "10s", "mfu": "0.4 or 40%"}.get(name, "1000")
-        raise InputError(f"{where}: {name} is compared with a number such as {named}")
+        named = {"memory": "70GiB, with its unit", "step": "10s", "mfu": "0.4 or 40%"}
+        example = named.get(name, "1000")
+        raise InputError(f"{where}: {name} is compared with a number such as {example}")
     value = float(match["number"]) * unit
     if not value <= highest or math.isinf(value):
         raise InputError(f"{where}: {name} is at most {highest:g}")

@@ -49,13 +49,17 @@ def parse_fixed(text: str) -> dict[str, Any]:
             hint = did_you_mean(key, names)
             raise InputError(
                 f"--fix {item!r}: {key!r} is not a part of a plan. "
-                + (hint or f"Known: {', '.join(SHORT_NAMES)}")
+                + (hint or f"Known: {', '.join([*SHORT_NAMES, *_without_short_name()])}")
             )
         parsed = _parse_value(name, value)
         if name in fixed and fixed[name] != parsed:
             raise InputError(f"--fix: {name} is given twice, as {fixed[name]} and as {parsed}")
         fixed[name] = parsed
     return check_fixed(fixed)
+
+
+def _without_short_name() -> list[str]:
+    return [f.name for f in fields(Plan) if f.name not in SHORT_NAMES.values()]
 
 
 def check_fixed(fixed: Mapping[str, Any], where: str = "--fix") -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any]
         document = plan_document(setting, candidate)
         if document["memory"]["verdict"] == "fits":
             return candidate, document, "the least that fits"
-    return candidate, document, "none fits, so the one that saves most"
+    return candidate, document, "nothing fits, so the one that saves most"
 
 
 def _default_plan(

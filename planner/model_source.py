@@ -25,7 +25,7 @@ HUB_TIMEOUT_SECONDS: Final = 10.0
 MAX_NAME: Final = 4096  # longer texts are neither a path nor a name
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-_SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([mbt])", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([mbt])", re.IGNORECASE)
 _UNITS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 

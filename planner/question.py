@@ -85,6 +85,8 @@ def adapting(
         if quantisation is not None:
             raise InputError("--quantisation belongs to --qlora")
         return None
+    if qlora is None and quantisation is not None:
+        raise InputError("--quantisation belongs to --qlora: --lora leaves the frozen base whole")
     kind, rank = ("lora", lora) if lora is not None else ("qlora", qlora)
     assert rank is not None
     return Adapting(kind, rank, lora_alpha, lora_targets, quantisation)

@@ -169,7 +169,7 @@ def _layout(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[Plan, di
             best = plan, memory
     if best is None:
         raise InputError(_why_no_layout(setting, fixed))
-    return *best, "none fits, so the one that needs least"
+    return *best, "nothing fits, so the one that needs least"
 
 
 def _why_no_layout(setting: ServingSetting, fixed: Mapping[str, Any]) -> str:

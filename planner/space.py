@@ -181,7 +181,8 @@ def _block(
     stages = [0, 1, 2, 3] if data * context > 1 else [0]
     known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
     methods = _wanted(fixed, "context_parallel_method", known)
-    zero = _wanted(fixed, "zero_stage", stages if copies == 1 else stages[1:])
+    shards = stages if copies == 1 else stages[1:] or stages  # of one rank: never legal
+    zero = _wanted(fixed, "zero_stage", shards)
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
     recompute = _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))
     offload = _wanted(fixed, "offload", list(offloads))

@@ -81,7 +81,7 @@ def fit_module(
         good = [i for i, one in enumerate(priced) if one["memory"]["verdict"] == "fits"]
         chosen = good[0] if good else len(priced) - 1
         plan, document = choices[chosen], priced[chosen]
-        why = "the least that fits" if good else "none fits, so the one that saves most"
+        why = "the least that fits" if good else "nothing fits, so the one that saves most"
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     fits = document["memory"]["verdict"] == "fits"
     return TracedFitAnswer(

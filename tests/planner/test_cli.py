@@ -15,6 +15,7 @@ from samples import LLAMA
 
 from cost_models.plan_file import read_plan_file
 from planner import cli
+from planner.fixed import parse_fixed
 
 FIT = ["fit", "llama-3.2-1b", "8xA100-80GB", "--seq-len", "512"]
 PLAN = ["plan", "llama-3.2-1b", "8xA100-80GB", "--seq-len", "512"]
@@ -228,7 +229,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "virtual stages alone": ([*FIT, "--virtual-stages", "2"], "virtual_stages = 2"),
     "unknown option": ([*FIT, "--sequence-length", "3"], "--sequence-length"),
     "unknown command": (["fits", "gpt2", "8xA100-80GB"], "fits"),
-    "no arguments": (["fit"], "Missing argument"),
+    "no arguments": (["fit"], "Missing argument 'MODEL'"),
     "top 0": ([*PLAN, "--top", "0"], "(--top 0)"),
     "top negative": ([*PLAN, "--top=-1"], "(--top -1)"),
     "top text": ([*PLAN, "--top", "many"], "(--top many)"),
@@ -237,6 +238,13 @@ BAD: dict[str, tuple[list[str], str]] = {
     "fix unknown": ([*PLAN, "--fix", "tpp=2"], "Did you mean tp"),
     "fix contradictory": ([*PLAN, "--fix", "tp=2,tp=4"], "given twice, as 2 and as 4"),
     "fix text": ([*PLAN, "--fix", "tp=two"], "whole number"),
+    "fix nonsense": ([*PLAN, "--fix", "foo=2"], "etp, recompute, dp_replicate, offload"),
+    "a part of a plan, to plan": ([*PLAN, "--tp", "2"], "pin it with --fix tp=2"),
+    "another part": ([*PLAN, "--micro-batch-size", "2"], "pin it with --fix mbs=1"),
+    "quantised lora": ([*FIT, "--lora", "8", "--quantisation", "nf4"], "belongs to --qlora"),
+    "memory without unit": ([*PLAN, "--require", "memory<=70"], "70GiB, with its unit"),
+    "half a failure figure": ([*FIT, "--tokens", "1T", "--failures", "mtbf"], "between them."),
+    "a size beyond all": (["fit", "99999999b", "8xA100-80GB"], "from 20m to 2t"),
     "no such folder": ([*PLAN, "-o", "/nowhere/plan.json"], "/nowhere"),
     "output is a folder": ([*PLAN, "-o", "/"], "is a folder"),
     "unknown preset": (["models", "lama-3-8b"], "llama-3-8b"),
@@ -257,6 +265,18 @@ def assert_one_clear_error(ran: Ran, code: int = 2) -> None:
     assert ran.err.strip()
     assert len(ran.err.splitlines()) == 1
     assert ran.err.startswith("shardplan: ")
+
+
+def test_every_way_to_pin_a_part_that_an_error_shows_is_one() -> None:
+    for option, pinned in cli.PINNED_BY_FIX.items():
+        assert parse_fixed(pinned), option
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "models", "compare"])
+def test_short_help(run: Any, command: str) -> None:
+    ran = run(command, "-h")
+    assert ran.code == 0
+    assert "--help" in ran.out
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -12,6 +12,7 @@ from samples import all_plans, make_setting, question
 from cost_models.legality import legality_codes
 from cost_models.plan import Plan, PlanTable
 from planner.fixed import parse_fixed
+from planner.search import search
 from planner.space import MAX_VIRTUAL_STAGES, allowed_offloads, divisors, enumerate_plans
 
 QUESTIONS = [
@@ -169,6 +170,15 @@ def test_shards_are_split_into_replicas_in_every_way() -> None:
         }
         assert copies == set(divisors(data)) - {data}
     assert all(p.zero_stage > 0 for p in plans if p.dp_replicate > 1)
+
+
+def test_pinned_replicas_are_judged_where_there_is_one_data_rank() -> None:
+    """They cannot be there, but are candidates, and the others are searched."""
+    setting = make_setting("llama", "2x8xA100-80GB", global_batch_size=16)
+    plans = list(enumerated(setting, parse_fixed("dp_replicate=2")))
+    assert {p.dp_replicate for p in plans} == {2}
+    assert {1, 2, 16} <= {p.data_parallel for p in plans}
+    assert search(setting, {"dp_replicate": 2, "tensor_parallel": 4}, top=1).plans
 
 
 def test_offload_varies_where_it_is_allowed() -> None:

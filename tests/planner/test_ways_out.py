@@ -105,6 +105,17 @@ def test_the_command_of_a_way_out_stands_alone(
         assert document["cluster"]["num_gpus"] == way["num_gpus"]
 
 
+def test_adapters_on_four_bits_are_those_that_were_asked_for() -> None:
+    """From LoRA to QLoRA the adapters stay as they are: what is promised is what comes."""
+    asked = {"seq_len": 16384, "recompute": "full", "lora_alpha": 8.0}
+    answer = fit("llama-3-8b", "1xRTX-4090", lora=8, **asked)
+    (way,) = [way for way in answer.ways_out if way["kind"] == "qlora"]
+    four = fit("llama-3-8b", "1xRTX-4090", qlora=8, **asked)
+    assert way["peak_bytes"] == four.to_dict()["memory"]["peak_bytes"]
+    assert way["step_seconds"] == four.to_dict()["time"]["step_seconds"]
+    assert "--lora-alpha 8" in way["command"]
+
+
 @pytest.mark.parametrize(("model", "cluster", "options"), TOO_LARGE)
 def test_ways_out_come_cheapest_first_in_every_group(
     model: str, cluster: str, options: dict[str, Any]
