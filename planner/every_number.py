@@ -29,7 +29,7 @@ from cost_models.legality import legality_codes, question_of
 from cost_models.plan import OFFLOADS, PlanTable
 from cost_models.price_table import table_steps
 from planner.finalists import Broken
-from planner.part_recompute import FULL, MOST_SAVED, ROUNDING, Less, peaks_without
+from planner.part_recompute import FULL, MOST_SAVED, ROUNDING, Less, stage_sizes
 from planner.ranking import Ranked, Ranking
 
 Floats = NDArray[np.float64]
@@ -44,12 +44,6 @@ KEPT: Final = np.array(
         for word in OFFLOADS
     ]
 )
-
-
-def stage_sizes(setting: Setting, table: PlanTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the layers of the smallest and of the largest stage of every plan."""
-    stages = table.pipeline_parallel * table.virtual_stages
-    return setting.model.num_layers // stages, -(-setting.model.num_layers // stages)
 
 
 def every_count(most: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
@@ -71,14 +65,14 @@ class Whole:
     peak: Floats
 
     @classmethod
-    def of(cls, legal: PlanTable, peak: Floats, apart: int, *, offloaded: bool) -> Whole:
+    def of(cls, legal: PlanTable, peak: Floats, none: Floats, *, offloaded: bool) -> Whole:
         """Take them out of all legal plans; ``offloaded``: only those that offload activations."""
         rows = (plain(legal.recompute) == FULL).nonzero()[0]
         table = legal.rows(rows).plain()
         if offloaded:
             few = table.offloads_activations.nonzero()[0]
             rows, table = rows[few], table.rows(few)
-        return cls(table, peaks_without(legal, rows, peak, apart), peak[rows])
+        return cls(table, none[rows], peak[rows])
 
 
 @dataclass(frozen=True, slots=True)

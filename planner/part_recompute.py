@@ -8,11 +8,15 @@ the bytes of its peak, N the layers of the largest stage and s those of the smal
     T(n) >= (2/3 + n / 3N) T(all)      its forward pass is at most a third of what it then takes
     M(n) >= (1 - n / s) M(0)           no part of a peak falls by more than the share of its layers
 
-so that most plans that recompute are passed over without a price: with the fewest layers that may
-fit they already take longer than the best. Every n of those that are left is priced, and of each
-plan the fewest layers that fit are what counts. Not looked at: plans that do not fit with all of
-their layers recomputed, and those whose activations leave the accelerator, where less is kept but
-more is moved.
+    M(n) >= n / N M(all)               n layers keep their share of what all of them keep
+
+The last one holds for layers of several kinds, too. Most plans that recompute are passed over
+without a price: with the fewest layers that may fit they already take longer than the best. Every n
+of those that are left is priced, and of each plan the fewest layers that fit are what counts. That
+a plan does not fit with all of its layers recomputed does not say that it fits with none of these
+n: the last layer's recomputation comes on top of what all others keep, and where it is not
+recomputed less may be there at once. Not looked at: plans whose activations leave the accelerator,
+where less is kept but more is moved (``every_number``).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.coded import Coded, plain
 from cost_models.estimate import Setting
 from cost_models.legality import legality_codes, question_of
 from cost_models.plan import RECOMPUTE, Plan, PlanTable
@@ -36,7 +41,7 @@ FULL: Final = RECOMPUTE.index("full")
 NONE: Final = RECOMPUTE.index("none")
 MOST_SAVED: Final = 1.0 / 3.0  # of a step, by recomputing nothing
 ROUNDING: Final = 1e-9
-AT_ONCE: Final = 2_000  # plans whose numbers of layers are priced together
+AT_ONCE: Final = 200_000  # plans, with all their numbers of layers, that are priced together
 PINNED: Final = ("recompute", "recompute_layers", "recompute_every")
 
 
@@ -46,18 +51,62 @@ def varies_layers(setting: Setting, fixed: Mapping[str, Any]) -> bool:
     return not given and not any(name in fixed for name in PINNED)
 
 
-def peaks_without(table: PlanTable, rows: NDArray[np.intp], peak: Floats, apart: int) -> Floats:
+def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
     """Return the peaks of the same plans with nothing recomputed; nan where there is none.
 
     ``apart``: how many rows ahead such a plan stands where all of a grid are there.
     """
-    found = np.full(len(rows), np.nan)
-    ahead = rows - apart
-    whole, none = table.rows(rows).plain(), table.rows(np.maximum(ahead, 0)).plain()
-    same = (ahead >= 0) & (whole.recompute == FULL) & (none.recompute == NONE)
+    found = np.full(len(table), np.nan)
+    if len(table) <= apart:
+        return found
+    recompute = plain(table.recompute)
+    same = (recompute[apart:] == FULL) & (recompute[:-apart] == NONE)
     for name in (f.name for f in fields(PlanTable) if f.name != "recompute"):
-        same &= getattr(whole, name) == getattr(none, name)
-    found[same] = peak[ahead[same]]
+        column = getattr(table, name)
+        values = column.codes if isinstance(column, Coded) else column
+        if values.strides != (0,):
+            same &= values[apart:] == values[:-apart]
+    found[apart:][same] = peak[:-apart][same]
+    return found
+
+
+def stage_sizes(setting: Setting, table: PlanTable) -> tuple[Whole, Whole]:
+    """Return the layers of the smallest and of the largest stage of every plan."""
+    return _sizes(setting, table.pipeline_parallel * table.virtual_stages)
+
+
+def _sizes(setting: Setting, stages: Whole) -> tuple[Whole, Whole]:
+    return setting.model.num_layers // stages, -(-setting.model.num_layers // stages)
+
+
+def numbers_that_may_fit(
+    setting: Setting, sizes: tuple[Whole, Whole], whole: Floats, none: Floats, most: float
+) -> tuple[Whole, Whole]:
+    """Return the fewest and the most layers of each stage that may come to ``most`` bytes.
+
+    Not all of them. ``sizes``: ``stage_sizes``; ``whole``, ``none``: peaks with all layers
+    recomputed and with none (nan: unknown), or less than these. None may fit where the fewest are
+    more than the most.
+    """
+    smallest, largest = sizes
+    share = np.zeros(len(whole))
+    if len(setting.model.kinds) == 1:
+        share = np.nan_to_num(1.0 - most / none)
+    fewest = np.maximum(1.0, np.ceil(smallest * share - ROUNDING))
+    last = np.floor(largest * (most / whole) * (1.0 + ROUNDING))
+    counts = np.minimum(smallest - (smallest == largest), last)
+    return fewest.astype(np.int64), counts.astype(np.int64)
+
+
+def rows_too_large(
+    setting: Setting, legal: PlanTable, peak: Floats, none: Floats, most: float
+) -> NDArray[np.intp]:
+    """Return plans above ``most`` bytes with all layers recomputed that fewer may bring below."""
+    rows = ((plain(legal.recompute) == FULL) & (peak > most) & ~(none <= most)).nonzero()[0]
+    stages = legal.pipeline_parallel[rows] * legal.virtual_stages[rows]
+    sizes = _sizes(setting, stages)
+    fewest, last = numbers_that_may_fit(setting, sizes, peak[rows], none[rows], most)
+    found: NDArray[np.intp] = rows[fewest <= last]
     return found
 
 
@@ -72,7 +121,7 @@ class Less:
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Plans that fit with all layers recomputed, and the least that fewer can come to."""
+    """Plans that recompute all layers, and the least that fewer can come to."""
 
     table: PlanTable
     fewest: Whole  # layers of each stage that may fit
@@ -80,17 +129,27 @@ class Families:
     floor: Floats  # seconds
 
     @classmethod
-    def of(cls, setting: Setting, table: PlanTable, step: Floats, need: Floats) -> Families:
-        """Bound them; ``need``: (peak without recomputation - budget) / that peak; nan: unknown."""
-        layers = setting.model.num_layers
-        stages = table.pipeline_parallel * table.virtual_stages
-        smallest, largest = layers // stages, -(-layers // stages)
+    def of(
+        cls,
+        setting: Setting,
+        table: PlanTable,
+        step: Floats,
+        peaks: tuple[Floats, Floats],
+        most: float,
+    ) -> Families:
+        """Bound those that may come to ``most`` bytes; ``peaks``: with all and with no layers."""
+        sizes = stage_sizes(setting, table)
+        fewest, last = numbers_that_may_fit(setting, sizes, *peaks, most)
         alike = len(setting.model.kinds) == 1
-        share = np.where(np.isnan(need) | (not alike), 0.0, need)
-        fewest = np.maximum(1, np.ceil(smallest * share - ROUNDING)).astype(np.int64)
-        recomputed = fewest / largest if alike else np.zeros(len(table))
+        recomputed = fewest / sizes[1] if alike else np.zeros(len(table))
         floor = step * (1.0 - MOST_SAVED * (1.0 - recomputed)) * (1.0 - ROUNDING)
-        return cls(table, fewest, smallest - (smallest == largest), floor)
+        return cls(table, fewest, last, floor)
+
+    @property
+    def counts(self) -> Whole:
+        """How many numbers of layers each may recompute."""
+        counts: Whole = np.maximum(0, self.most - self.fewest + 1)
+        return counts
 
     def rows(self, index: Any) -> Families:
         """Return some of them."""
@@ -100,7 +159,7 @@ class Families:
 
     def with_every_number(self) -> tuple[NDArray[np.intp], PlanTable]:
         """Return every plan with every number of layers, and which family it is of."""
-        counts = np.maximum(0, self.most - self.fewest + 1)
+        counts = self.counts
         family = np.repeat(np.arange(len(self.table)), counts)
         number = np.arange(len(family)) - np.repeat(np.cumsum(counts) - counts, counts)
         return family, replace(
@@ -132,7 +191,8 @@ def recompute_less(
     while len(left.table):
         known = sorted([*best, *(seconds for seconds, *_ in found)])
         longest = known[top - 1] if len(known) >= top else np.inf
-        some, left = left.rows(slice(0, AT_ONCE)), left.rows(slice(AT_ONCE, None))
+        cut = max(1, int(np.searchsorted(np.cumsum(left.counts), AT_ONCE, side="right")))
+        some, left = left.rows(slice(0, cut)), left.rows(slice(cut, None))
         some = some.rows((some.floor < longest).nonzero()[0])
         if len(some.table) == 0:
             break

@@ -32,6 +32,7 @@ from planner.part_recompute import (
     Families,
     peaks_without,
     recompute_less,
+    rows_too_large,
     varies_layers,
 )
 from planner.ranking import Ranked, Ranking
@@ -104,16 +105,20 @@ def search(
     if len(legal) and peak.min() > enough:
         peak, verdicts = _judged(setting, legal)
     smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
-    rows = np.flatnonzero(verdicts < 2)
     apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
     varies = varies_layers(setting, fixed or {})
     fewest_count = objective != "memory" and not front and fewest_layers_are_best(require)
     leaves_some = any("activations" in words for words in offloads)
     every = None  # plans of which every number of recomputed layers is tried
+    none = peaks_without(legal, peak, apart) if varies else np.full(len(legal), np.nan)
     if varies and (leaves_some or not fewest_count):
-        every = Whole.of(legal, peak, apart, offloaded=fewest_count)
-    need = peaks_without(legal, rows, peak, apart)
+        every = Whole.of(legal, peak, none, offloaded=fewest_count)
+    rows = np.flatnonzero(verdicts < 2)
+    if varies and fewest_count:
+        most = most_memory(require, most_bytes(budget, around, 1))
+        rows = np.union1d(rows, rows_too_large(setting, legal, peak, none, most))
     table, peak, verdicts = legal.rows(rows).plain(), peak[rows], verdicts[rows]
+    none = none[rows]
     step = table_steps(setting, table)
     at_best = results(setting, table, step, peak)
     short = broken_by_result(require, at_best, len(table), at_best=True)
@@ -121,7 +126,7 @@ def search(
     ranking = Ranking(setting, objective, top, front)
     chosen: list[Ranked] = []
     simulated = bounded_away = priced = 0
-    codes: list[NDArray[Any]] = [candidates.unwanted, short]
+    codes: list[NDArray[Any]] = [candidates.unwanted, short[verdicts < 2]]
     for verdict in (0, 1):  # those that fit; only where there are none, those that may
         mine = np.flatnonzero((short == 0) & (verdicts == verdict))
         finalists = ranking.finalists(table, mine, step, peak, broken=broken(table, peak))
@@ -133,11 +138,10 @@ def search(
         fits, may = partial(_fits, setting, verdict, most), partial(_may, setting, require)
         found = []
         if varies and fewest_count:
-            whole = np.flatnonzero(verdicts == verdict) if require else mine
-            whole = whole[_recomputes_all(table, whole)]
-            whole = whole[~(need[whole] <= most)]  # without recomputation it is faster, and fits
+            whole = np.flatnonzero(_recomputes_all(table))
+            whole = whole[~(none[whole] <= most)]  # without recomputation it is faster, and fits
             families = Families.of(
-                setting, table.rows(whole), step[whole], 1.0 - most / need[whole]
+                setting, table.rows(whole), step[whole], (peak[whole], none[whole]), most
             )
             best = finalists.seconds.tolist()
             found.append(
@@ -165,7 +169,7 @@ def search(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
         priced=len(legal),
-        too_large=len(legal) - len(table),
+        too_large=len(legal) - int(np.sum(verdicts < 2)),
         tight=int(np.sum(verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=simulated,
@@ -192,10 +196,9 @@ def _broken(
     )
 
 
-def _recomputes_all(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:
     """Whether plans recompute all layers, and keep their activations on the accelerator."""
-    few = table.rows(rows)
-    all_of_them: NDArray[np.bool_] = (few.recompute == FULL) & ~few.offloads_activations
+    all_of_them: NDArray[np.bool_] = (table.recompute == FULL) & ~table.offloads_activations
     return all_of_them
 
 

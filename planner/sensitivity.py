@@ -24,9 +24,9 @@ from cost_models.price_table import table_steps
 from cost_models.schedules import SPLIT_CODES
 from cost_models.step_only import step_times
 from cost_models.uncertainty import memory_spread
-from planner.every_number import every_count, stage_sizes
+from planner.every_number import every_count
 from planner.gpu_figures import MEMORY, ScaledFigure, figures
-from planner.part_recompute import FULL, varies_layers
+from planner.part_recompute import FULL, stage_sizes, varies_layers
 from planner.plan_words import same_layout
 from planner.search import peaks_and_hosts, search
 from planner.space import enumerate_plans

@@ -24,7 +24,7 @@ from planner.objectives import pareto_front
 from planner.part_recompute import FULL
 from planner.search import search
 from planner.space import enumerate_plans
-from planner.verdict import budget_bytes, verdict_codes
+from planner.verdict import LARGEST_SHARE_KEPT, MOST_KEPT, budget_bytes, verdict_codes
 
 FEWEST_PLANS = 500
 CLOSE = 1e-12
@@ -69,22 +69,27 @@ def brute_force(setting: Setting, legal: PlanTable) -> tuple[int, float, float]:
     return int(codes[best]), float(step[best]), float(priced.peak[best])
 
 
+def every_smaller_number(setting: Setting, legal: PlanTable) -> PlanTable:
+    """Return the plans that recompute all layers, fitting or not, with every number of layers."""
+    every = legal.rows(legal.recompute == FULL)
+    smallest = setting.model.num_layers // (every.pipeline_parallel * every.virtual_stages)
+    more = every.rows(np.repeat(np.arange(len(every)), smallest))
+    first = np.repeat(np.cumsum(smallest) - smallest, smallest)
+    return replace(more, recompute_layers=np.arange(len(more)) - first + 1)
+
+
 def with_fewer_recomputed(
     setting: Setting, legal: PlanTable, best: tuple[int, float, float]
 ) -> tuple[int, float, float]:
-    """The same among those that fit with all layers recomputed, with every number of layers, too.
+    """The same with every number of layers, too, whether all of them would fit or not.
 
     All are priced; those whose bound is longer than the best step without them need no simulation.
     """
     code, step, _ = best
-    fits = verdicts(setting, price_table(setting, legal).peak) == code
-    every = legal.rows((legal.recompute == FULL) & fits)
-    smallest = setting.model.num_layers // (every.pipeline_parallel * every.virtual_stages)
-    more = every.rows(np.repeat(np.arange(len(every)), smallest))
-    first = np.repeat(np.cumsum(smallest) - smallest, smallest)
-    more = replace(more, recompute_layers=np.arange(len(more)) - first + 1)
+    more = every_smaller_number(setting, legal)
     priced = price_table(setting, more)
-    more = more.rows((verdicts(setting, priced.peak) == code) & (priced.step <= step))
+    codes = verdicts(setting, priced.peak)
+    more = more.rows((codes < 2) & ((codes < code) | (codes == code) & (priced.step <= step)))
     return min(best, brute_force(setting, more)) if len(more) else best
 
 
@@ -95,12 +100,10 @@ def check(setting: Setting) -> None:
     axes = ("data_parallel", "tensor_parallel", "pipeline_parallel")
     assert all(len(np.unique(getattr(legal, axis))) > 1 for axis in axes)
     found = search(setting, top=1)
-    brute = brute_force(setting, legal)
+    brute = with_fewer_recomputed(setting, legal, brute_force(setting, legal))
     if brute[0] == 2:
         assert not found.plans
         return
-    if found.plans[0].recompute_layers:
-        brute = with_fewer_recomputed(setting, legal, brute)
     code, step, peak = brute
     best = PlanTable.from_plans([found.plans[0]])
     priced, simulated = price(setting, best), simulated_steps(setting, best)
@@ -208,18 +211,81 @@ def check_fewer_recomputed(setting: Setting, data: Any) -> None:
     )
     without, whole = price(setting, few).peak
     between = whole + data.draw(st.sampled_from([0.1, 0.4, 0.8])) * (without - whole)
-    setting = with_memory(
-        setting, 1.15 * between / setting.cluster.accelerator.memory_capacity.value
-    )
+    check_numbers(with_most(setting, between), pinned, legal)
+
+
+def with_most(setting: Setting, peak: float) -> Setting:
+    """Return the setting with accelerators that a plan of such a peak just fits in."""
+    budget = peak * (1.0 + memory_spread(setting.software.name).above) * (1.0 + 1e-6)
+    capacity = min(budget / (1.0 - LARGEST_SHARE_KEPT), budget + MOST_KEPT)
+    found = with_memory(setting, capacity / setting.cluster.accelerator.memory_capacity.value)
+    assert budget_bytes(found.cluster) == pytest.approx(budget)
+    return found
+
+
+def check_numbers(setting: Setting, pinned: dict[str, Any], legal: PlanTable) -> None:
+    """Compare the winner with brute force over every number of layers."""
     found = search(setting, pinned, top=1)
-    brute = brute_force(setting, legal)
-    assume(brute[0] < 2)
-    code, step, peak = with_fewer_recomputed(setting, legal, brute)
+    code, step, peak = with_fewer_recomputed(setting, legal, brute_force(setting, legal))
+    assert code < 2
     best = PlanTable.from_plans([found.plans[0]])
     priced, simulated = price(setting, best), simulated_steps(setting, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
     assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
     assert verdicts(setting, priced.peak)[0] == code
+
+
+SPLIT = {"pipeline_parallel": 2, "tensor_parallel": 2}
+# small heads, so that layers are what is fullest; and grids of ranks
+NARROW: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
+    "llama": ({"hidden_size": 512, "vocab_size": 1000}, ({"pipeline_parallel": 1}, SPLIT)),
+    "t5": ({}, ({"pipeline_parallel": 1},)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "software"),
+    [("llama", "shardplan"), ("llama", "megatron-core"), ("t5", "megatron-core")],
+)
+def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
+    name: str, software: str
+) -> None:
+    """What the last layer recomputes comes on top: without that less may be there at once.
+
+    Under pipelines that split the backward pass, with one micro-batch in flight, and where the
+    largest kind of layers need not be recomputed.
+    """
+    changes, grids = NARROW[name]
+    model = sample_model(name, **changes)
+    setting = make_setting(
+        model, "8xA100-80GB", seq_len=1024, global_batch_size=32, software=software
+    )
+    seen = 0
+    for pinned in grids:
+        fixed = {"dp_replicate": 1, "sequence_parallel": False, "virtual_stages": 1, **pinned}
+        table = enumerate_plans(setting.model, setting.workload, 8, fixed)
+        legal = table.rows(legality_codes(question_of(setting), table) == 0)
+        more = every_smaller_number(setting, legal)
+        peak = price_table(setting, more).peak
+        with_all = price_table(setting, replace(more, recompute_layers=0 * more.micro_batch_size))
+        row = int(np.argmin(peak / with_all.peak))
+        if peak[row] > (1.0 - 1e-4) * with_all.peak[row]:
+            continue
+        seen += 1
+        one = more.plan(row)
+        own = fixed | {
+            part: getattr(one, part)
+            for part in ("tensor_parallel", "zero_stage", "micro_batch_size", "pipeline_schedule")
+        }
+        tighter = with_most(setting, float(peak[row]))
+        assert not search(tighter, own | {"recompute_layers": 0}).counts.fitting
+        found = search(tighter, own, top=1)
+        assert found.counts.fitting == 0
+        (best,) = found.plans
+        assert best.recompute_layers > 0
+        assert verdicts(tighter, price(tighter, PlanTable.from_plans([best])).peak) == [0]
+        check_numbers(tighter, fixed, legal)
+    assert seen
 
 
 @given(problems(), st.data())
@@ -336,7 +402,7 @@ def test_no_more_layers_are_recomputed_than_must_be() -> None:
         (best,) = found.plans
         most = setting.model.num_layers // pipeline
         assert best.recompute == "full"
-        assert 0 < best.recompute_layers < most
+        assert best.recompute_layers > 0 < most
         every = [replace(best, recompute_layers=n) for n in range(1, most)]
         table = PlanTable.from_plans([*every, replace(best, recompute_layers=0)])
         codes = verdicts(setting, price(setting, table).peak)
@@ -381,6 +447,25 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
     assert len(np.unique(step[some])) > len(legal)  # it moves
     least = number / largest[plan] * peak[last]
     assert (peak >= least * (1.0 - CLOSE))[some].all()
+
+
+@pytest.mark.parametrize("software", ["shardplan", "megatron-core"])
+def test_fewer_layers_keep_their_share_of_the_peak_where_kinds_differ(software: str) -> None:
+    """n of N layers need n / N of what all of them need at least: see ``part_recompute``."""
+    setting = make_setting("t5", "8xA100-80GB", global_batch_size=32, software=software)
+    pinned = {"recompute": "full", "pipeline_parallel": 2}
+    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:300])
+    whole = price_table(setting, legal)
+    more = every_smaller_number(setting, legal)
+    stages = legal.pipeline_parallel * legal.virtual_stages
+    plan = np.repeat(np.arange(len(legal)), setting.model.num_layers // stages)
+    share = more.recompute_layers / -(-setting.model.num_layers // stages[plan])
+    priced = price_table(setting, more)
+    assert (priced.peak >= share * whole.peak[plan] * (1.0 - CLOSE)).all()
+    assert (priced.step >= 2.0 / 3.0 * whole.step[plan] * (1.0 - CLOSE)).all()
+    assert (priced.peak < whole.peak[plan] * (1.0 - 1e-4)).any()  # though not less than it
 
 
 def test_the_bounds_hold_where_activations_leave_the_accelerator() -> None:
