@@ -31,7 +31,7 @@ from hardware_profiles.calibration import (
 from hardware_profiles.cluster import cluster_to_dict
 from hardware_profiles.errors import InputError
 from hardware_profiles.here import uncalibrated_here
-from hardware_profiles.measurement import cache_path, this_host
+from hardware_profiles.measurement import available_cores, cache_path, this_host
 from hardware_profiles.schema import Cluster
 from planner.compare import exposed
 from planner.here import Say, measure
@@ -39,6 +39,9 @@ from planner.run_record import RunRecord, read_run
 
 SCHEMA_VERSION: Final = 1
 FEWEST_STEPS: Final = 3  # timed ones
+WAITED_FOR_OTHERS: Final = (
+    "with what was waited it would compute faster than its peak: ranks waited for one another"
+)
 SMALLEST_SHARE: Final = 0.02  # of the step: less waiting says nothing about the links
 
 
@@ -53,6 +56,7 @@ class Learnt:
     after_seconds: float
     measured_seconds: float
     kept_in: str = ""  # the file that holds it from now on
+    waits_are_links: bool = True  # what was waited can be explained by links
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -61,6 +65,7 @@ class Learnt:
             "cluster": self.cluster.name,
             "rates_factor": self.calibration.rates,
             "links_factor": self.calibration.links,
+            "waits_are_links": self.waits_are_links,
             "runs": [run.run for run in self.calibration.runs],
             "measured_step_seconds": self.measured_seconds,
             "predicted_before_seconds": self.before_seconds,
@@ -71,6 +76,7 @@ class Learnt:
     def __str__(self) -> str:
         measured, factors = self.measured_seconds, self.calibration
         links = any(run.links is not None for run in factors.runs)
+        why = "not measured" if self.waits_are_links else WAITED_FOR_OTHERS
         return (
             f"measured   {format_seconds(measured)} a step\n"
             f"predicted  {format_seconds(self.before_seconds)} before "
@@ -78,7 +84,7 @@ class Learnt:
             f"{format_seconds(self.after_seconds)} now "
             f"({100 * (self.after_seconds / measured - 1):+.1f} %)\n"
             f"learnt     from {factors.words}: rates x {factors.rates:.3g}, "
-            + (f"links x {factors.links:.3g}" if links else "links as before (not measured)")
+            + (f"links x {factors.links:.3g}" if links else f"links as before ({why})")
             + f"\nkept in    {self.kept_in}"
         )
 
@@ -161,6 +167,9 @@ def learn(path: Path) -> Learnt:
     kept = load_calibration(name, count) if of_this_machine else None
     before = base if kept is None else calibrated(base, kept)
     factors = solve(run, base, measured)
+    waits_are_links = factors.links is None or _below_peak(base, factors, of_this_machine)
+    if not waits_are_links:
+        factors = solve(run, base, measured, with_links=False)
     calibration = (kept or Calibration(this_host(), name, count, ())).with_run(factors)
     cluster = calibrated(base, calibration)
     return Learnt(
@@ -170,6 +179,7 @@ def learn(path: Path) -> Learnt:
         before_seconds=_step(run, before),
         after_seconds=_step(run, cluster),
         measured_seconds=measured,
+        waits_are_links=waits_are_links,
     )
 
 
@@ -211,12 +221,27 @@ def _step(run: RunRecord, cluster: Cluster) -> float:
     return float(_predicted(run, cluster)["step_seconds"])
 
 
-def solve(run: RunRecord, base: Cluster, measured: float) -> RunFactors:
+def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bool:
+    """Whether matrix products stay below the peak of the accelerator.
+
+    A process gets more than its share of the processor while others wait.
+    """
+    chip, shared = base.accelerator, 1.0
+    if of_this_machine and chip.device == "cpu":
+        shared = max(1.0, base.num_gpus / available_cores())
+    return all(
+        factors.rates * rate.value <= shared * chip.peak_flops[name].value
+        for name, rate in chip.achievable_flops.items()
+        if name in chip.peak_flops
+    )
+
+
+def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = True) -> RunFactors:
     """Return the factors with which the prediction is what was measured (least squares of logs)."""
     from scipy.optimize import least_squares
 
     waits = run.exposed_seconds
-    known = waits is not None and waits >= SMALLEST_SHARE * measured
+    known = with_links and waits is not None and waits >= SMALLEST_SHARE * measured
     known = known and exposed(_predicted(run, base)) > 0.0
     folder = str(run.folder.resolve())
 

@@ -20,6 +20,7 @@ from hardware_profiles.errors import InputError
 from planner.run_record import RUN_FILE, RunRecord, read_run
 
 SCHEMA_VERSION: Final = 1
+SHOWN_REST: Final = 0.005  # of a step
 # what the phases of a measured step hold of the predicted one
 PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
 WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or n == "bubble")
@@ -249,8 +250,11 @@ def _why_off(predicted: Mapping[str, Any], run: RunRecord) -> Iterable[str]:
         gap = run.exposed_seconds - exposed(time)
         gaps["forward and backward, computing"] = gaps.pop("forward and backward") - gap
         gaps["waiting for communication"] = gap
+    rest = missing - sum(gaps.values())
     for name, gap in sorted(gaps.items(), key=lambda item: -abs(item[1])):
         yield f"  {name}: {_signed(gap)}"
+    if abs(rest) >= SHOWN_REST * run.step_seconds:
+        yield f"  the rest (each of these is a median of its own): {_signed(rest)}"
     low, high = time["low_seconds"], time["high_seconds"]
     inside = "inside" if low <= run.step_seconds <= high else "outside"
     yield f"that is {inside} the stated interval"

@@ -72,6 +72,16 @@ def test_without_measured_waits_the_links_stay(tmp_path: Path) -> None:
     assert learnt.after_seconds == pytest.approx(learnt.measured_seconds, rel=1e-6)
 
 
+def test_ranks_that_waited_for_one_another_say_nothing_about_links(tmp_path: Path) -> None:
+    """With their waits taken for links, each process would compute eight times its peak."""
+    run = write_run(tmp_path / "run", plan_file(plan=OTHER), really(8.0, 0.1))
+    learnt = calibrated_by(run)
+    assert learnt.calibration.links == 1.0
+    assert learnt.calibration.rates < 2.0
+    assert "ranks waited for one another" in str(learnt)
+    assert learnt.after_seconds == pytest.approx(learnt.measured_seconds, rel=1e-6)
+
+
 def test_several_runs_give_the_median_and_one_run_counts_once(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"run-{rates}", plan_file(), really(rates, 1.0), waits=False)

@@ -48,6 +48,17 @@ def test_what_is_slower_is_named(tmp_path: Path) -> None:
     assert any("calibrate --from" in line for line in words)
 
 
+def test_what_the_medians_of_phases_leave_is_said(tmp_path: Path) -> None:
+    file = plan_file()
+    run = write_run(tmp_path / "run", file, machine())
+    record = json.loads((run / "run.json").read_text())
+    record["measured"]["phase_seconds"]["forward_backward"] *= 0.9
+    (run / "run.json").write_text(json.dumps(record))
+    found = compare(write_plan(tmp_path / "plan.json", file), run)
+    (words,) = [words for words in found.explanation if "the rest" in words]
+    assert words.split(": ")[1].startswith("+")
+
+
 def test_two_plans_differ_by_their_terms(tmp_path: Path) -> None:
     first = write_plan(tmp_path / "a.json", plan_file())
     other = replace(PLAN, zero_stage=3)
