@@ -13,7 +13,7 @@ from executor.failure_options import add_failures, add_nodes
 from executor.learning_rate import SCHEDULES, LearningRate
 from executor.saving_options import add_saving
 from executor.training import Training
-from executor.values import below_one, count, large_count, natural, rate, share
+from executor.values import above_zero, below_one, count, large_count, natural, rate, share
 from hardware_profiles.errors import InputError
 
 DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
@@ -175,7 +175,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--weight-decay", type=rate, default=0.1, help="default: %(default)s")
     group.add_argument("--beta1", type=below_one, default=0.9, help="default: %(default)s")
     group.add_argument("--beta2", type=below_one, default=0.999, help="default: %(default)s")
-    group.add_argument("--epsilon", type=rate, default=1e-8, help="default: %(default)s")
+    group.add_argument("--epsilon", type=above_zero, default=1e-8, help="default: %(default)s")
     group.add_argument(
         "--max-grad-norm",
         type=rate,

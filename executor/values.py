@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 
+MOST = 10**7
+
 
 def count(text: str) -> int:
     """Read a whole number from 1."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10**7:
-        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1)")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a whole number from 1 to {MOST:,})")
     return int(text)
 
 
@@ -32,6 +34,14 @@ def rate(text: str) -> float:
     value = number(text)
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} (must be a number from 0)")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """Read a finite number above 0."""
+    value = number(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} (must be a number above 0)")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from executor.data.build import Reading, cached
@@ -122,7 +123,7 @@ def _token_files(source: str, reading: Reading) -> list[TokenFile]:
             f"vocab_size = {reading.vocab_size} (byte tokens need at least {BYTE_VALUES}; name a "
             f"tokenizer, or use {SYNTHETIC} data)"
         )
-    return [cached(documents, reading), *ready]
+    return [replace(cached(documents, reading), source=source), *ready]
 
 
 def _check_vocabulary(file: TokenFile, vocabulary: Vocabulary) -> None:

@@ -46,7 +46,7 @@ class Samples:
             self.count = (header.tokens - 1) // seq_len
         if not self.count:
             raise InputError(
-                f"{file.path}: {header.tokens:,} tokens (seq_len = {seq_len:,} needs at least "
+                f"{file.name}: {header.tokens:,} tokens (seq_len = {seq_len:,} needs at least "
                 f"{seq_len + 1:,}; --packing none fills sequences up)"
             )
 
@@ -110,6 +110,6 @@ class Samples:
 
     def _refuse(self, token: int) -> None:
         raise InputError(
-            f"{self.file.path}: token {token:,} (the model's vocab_size = {self.vocab_size:,} "
+            f"{self.file.name}: token {token:,} (the model's vocab_size = {self.vocab_size:,} "
             f"allows 0 to {self.vocab_size - 1:,})"
         )

@@ -64,6 +64,12 @@ class TokenFile:
     header: Header
     tokens: Tokens
     ends: NDArray[np.uint64]  # of the documents, ascending; the last one is the number of tokens
+    source: str = ""  # what the user named, where that is another file or a folder
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return self.source or str(self.path)
 
 
 def smallest_dtype(size: int) -> str:

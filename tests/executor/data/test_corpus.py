@@ -277,7 +277,10 @@ def test_code_beside_a_tokenizer_is_not_run(text_file: Path, tmp_path: Path):
         (b"", r"text\.txt: is empty"),
         (b"\xff\xfe\x00 not text", r"text\.txt, line 1: not UTF-8 text"),
         (b"halb\n" + b"\xc3", r"text\.txt, line 2: not UTF-8 text"),
-        (b"fifteen letters", r"16 tokens \(seq_len = 16 needs at least 17; --packing none"),
+        (
+            b"fifteen letters",
+            r"text\.txt: 16 tokens \(seq_len = 16 needs at least 17; --packing none",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, content: bytes | None, message: str):
