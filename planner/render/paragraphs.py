@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Final
 
 WIDTH: Final = 100
 INDENT: Final = 11
+TOGETHER: Final = "\u00a0"  # a space at which no line breaks
+_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=%|[KMG]iB\b|m?s\b)")
 MOMENT_WORDS: Final = {
     "loss_forward": "at the loss, forward",
     "loss_backward": "at the loss, backward",
@@ -21,23 +24,26 @@ MOMENT_WORDS: Final = {
 
 def labelled(label: str, text: str) -> list[str]:
     """A paragraph with a label in the margin."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"{label:<{INDENT}}",
-        subsequent_indent=" " * INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _wrapped(text, f"{label:<{INDENT}}", " " * INDENT)
 
 
 def indented(text: str) -> list[str]:
     """A line below a label; what does not fit into it is further in."""
-    return textwrap.wrap(
-        text,
+    return _wrapped(text, " " * INDENT, " " * (INDENT + 4))
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    """Lines of at most WIDTH; a number and its unit stay together.
+
+    >>> _wrapped(97 * "x" + " 16 %", "", "")[1]
+    '16 %'
+    """
+    lines = textwrap.wrap(
+        _BEFORE_UNIT.sub(TOGETHER, text),
         WIDTH,
-        initial_indent=" " * INDENT,
-        subsequent_indent=" " * (INDENT + 4),
+        initial_indent=first,
+        subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(TOGETHER, " ") for line in lines]
