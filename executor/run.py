@@ -14,6 +14,7 @@ from typing import Any
 from executor.announcement import About
 from executor.checkpoint.folder import is_complete_name, step_of
 from executor.checkpoint.settings import find, resume_again
+from executor.checkpoint.weights_folder import require_weights
 from executor.command_line import STOPPED_CODE, data, evaluation_data, steps, training
 from executor.failure_options import nodes, supervision
 from executor.launch import (
@@ -117,6 +118,8 @@ def _run_on_nodes(
 
 def _prepare(options: argparse.Namespace) -> Prepared:
     training(options)  # a setting that is wrong is said before any file is read
+    if options.init_from is not None and options.resume is None:
+        require_weights(options.init_from)
     evaluation = evaluation_data(options)
     if options.tensorboard:
         require_tensorboard()

@@ -17,12 +17,12 @@ import torch
 from executor.checkpoint.adapters import is_adapter, merged
 from executor.checkpoint.errors import cannot_be_written
 from executor.checkpoint.folder import cleaned_up, sync_folder, write_and_sync
-from executor.checkpoint.hugging_face import INDEX, SINGLE
 from executor.checkpoint.index import check_file
 from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.settings import named_place
 from executor.checkpoint.stored import Stored, stored
 from executor.checkpoint.tensor_file import DTYPES, TensorFile
+from executor.checkpoint.weights_folder import INDEX, SINGLE
 from executor.compat import causal_lm
 from executor.data.vocabulary import open_vocabulary
 from executor.models import COMPUTE_DTYPE

@@ -16,6 +16,7 @@ from executor.checkpoint.identity import first_difference
 from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import TensorFiles, assembled
 from executor.checkpoint.stored import Stored, stored
+from executor.checkpoint.weights_folder import CONFIG, INDEX, SINGLE, no_weights
 from executor.families import FAMILIES
 from hardware_profiles.errors import InputError
 from hardware_profiles.reading import read_json
@@ -23,9 +24,6 @@ from hardware_profiles.reading import read_json
 if TYPE_CHECKING:
     from executor.layout import Layout, Pieces
 
-CONFIG: Final = "config.json"
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
 SHOWN: Final = 3  # names in an error
 # what is no parameter: buffers that older files hold, though they are computed, and those that are
 # part of the state
@@ -140,9 +138,7 @@ class HuggingFaceFolder:
                 raise InputError(f"{self.path / INDEX}: cannot be read: {error!r}") from None
         if (self.path / SINGLE).exists():
             return dict.fromkeys(self.files[SINGLE].keys(), SINGLE)
-        pickled = " (pickled weights are not read: they can run code)"
-        others = pickled if any(self.path.glob("*.bin")) else ""
-        raise InputError(f"{self.path}: neither {SINGLE} nor {INDEX} in it{others}")
+        raise no_weights(self.path)
 
 
 def _without_first(part: Stored, count: int) -> Stored:

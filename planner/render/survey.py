@@ -12,7 +12,14 @@ from planner.confidence import confidence
 from planner.job import DAY
 from planner.render.paragraphs import labelled
 from planner.render.placed import placed_words
-from planner.render.text import CONFIDENCE_WORDS, binds, head, searched, time_line
+from planner.render.text import (
+    CONFIDENCE_WORDS,
+    binds,
+    head,
+    searched,
+    tight_words,
+    time_line,
+)
 from planner.render.whole_run import WATT_HOUR, amount, dollars, run_lines
 from planner.search import Counts
 from planner.survey import Asked, Case, Found, sort_key
@@ -40,9 +47,7 @@ def survey_text(
     best = ranked[0]
     lines = [*head(best.setting), ""]
     if not best.fits:
-        lines += labelled(
-            "TIGHT", "no plan fits with its whole interval; these may run out of memory"
-        )
+        lines += labelled("TIGHT", tight_words(best.setting, best.document["plan"]))
     if len(cases) > 1:
         lines += [*case_table(asked, cases), ""]
     if asked.pareto is not None:

@@ -300,9 +300,7 @@ def plan_text(
     best = documents[0]
     lines = [*head(setting), ""]
     if best["memory"]["verdict"] == "tight":
-        lines += labelled(
-            "TIGHT", "no plan fits with its whole interval; these may run out of memory"
-        )
+        lines += labelled("TIGHT", tight_words(setting, best["plan"]))
     lines += ranked_table(documents)
     lines.append("")
     lines += labelled("Best", time_line(best["time"]))
@@ -317,6 +315,14 @@ def plan_text(
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
     return "\n".join(lines)
+
+
+def tight_words(setting: Setting, plan: Mapping[str, Any]) -> str:
+    """Say what a tight plan means, and where plans that fit may be found."""
+    words = "no plan fits with its whole interval; these may run out of memory"
+    if setting.on_gpu and plan["offload"] == "none":
+        words += " (--allow offload also looks at plans that keep parts in the host's memory)"
+    return words
 
 
 def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -98,6 +98,7 @@ def test_bad_arguments_and_files_are_one_line(write, tmp_path, capsys):
     _fails(capsys, r"nope\.json: no such file", "run", tmp_path / "nope.json")
     _fails(capsys, r"nope\.txt: no such file", "run", plan, "--data", tmp_path / "nope.txt")
     _fails(capsys, r"empty\.txt: is empty", "run", plan, "--data", tmp_path / "empty.txt")
+    _fails(capsys, "full/config.json: no such file", "run", plan, "--init-from", full)
     _fails(capsys, "is not empty; choose another --output", "run", plan, "--output", full)
     _fails(capsys, r"--processes: '-1'", "measure", "--processes=-1")
     _fails(capsys, "/dev/zero: is not a regular file", "run", "/dev/zero")

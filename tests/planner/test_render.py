@@ -6,12 +6,12 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from samples import CONFIGS, llama, sample_model
+from samples import CONFIGS, llama, make_setting, sample_model
 
 import planner
 from planner.listing import model_text, models_text
 from planner.render.paragraphs import MOMENT_WORDS, WIDTH
-from planner.render.text import TIME_WORDS, bars, ranked_table
+from planner.render.text import TIME_WORDS, bars, ranked_table, tight_words
 
 CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]
 
@@ -121,3 +121,11 @@ def test_model_listings_say_parts_and_flops() -> None:
     assert "active" in text
     assert "experts" in text
     assert "forward" in text
+
+
+@pytest.mark.parametrize(("offload", "names"), [("none", True), ("optimizer", False)])
+def test_a_tight_plan_names_the_option_that_may_find_one_that_fits(
+    offload: str, names: bool
+) -> None:
+    setting = make_setting("llama", "1xRTX-4090", global_batch_size=1)
+    assert ("--allow offload" in tight_words(setting, {"offload": offload})) == names
