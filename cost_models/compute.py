@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cost_models.adapter_bytes import adapter_bytes_per_token
 from cost_models.arrays import Count, Flag, Real
+from cost_models.casts import FP32_BYTES, cast_bytes_per_token
 from cost_models.expert_loops import loop_bytes
 from cost_models.flops import attention_flops_per_token, mean_keys
 from cost_models.fp8 import cast_elements
@@ -100,6 +102,7 @@ def matrices_seconds(
     experts_per_token: int = 0,
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
+    fp32_adapters: bool = False,
 ) -> Matmuls:
     """All matrices of a block; an expert meets m k / E tokens (balanced routing).
 
@@ -111,7 +114,9 @@ def matrices_seconds(
     zero = np.zeros_like(np.multiply(1.0, tokens))
     total = Matmuls(zero, zero, zero)
     for weight in weights:
-        if weight.role == "linear":
+        if weight.is_adapter and fp32_adapters:
+            total += _weight_seconds(weight, tokens, tensor_parallel, FP32_BYTES, rate.of_single)
+        elif weight.role == "linear":
             total += _weight_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
         elif weight.role == "expert":
             experts = weight.shape[0] / np.multiply(1.0, expert_parallel)
@@ -215,21 +220,6 @@ def elementwise_bytes_per_token(
     return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
 
 
-def adapter_bytes_per_token(
-    kind: LayerKind, compute_bytes: float, tensor_parallel: Count, software: SoftwareProfile
-) -> Real:
-    """Bytes a token that dropout, scaling and adding of adapters move beside their matmuls."""
-    total: Real = 0.0
-    for weight in kind.weights:
-        if not weight.is_adapter:
-            continue
-        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
-        first = weight.shape[0] < weight.shape[1]  # rank x inputs; the second is outputs x rank
-        accesses = software.adapter_input_accesses if first else software.adapter_output_accesses
-        total = total + accesses * max(weight.shape) / over
-    return compute_bytes * total
-
-
 def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
     """Elements a token of the outputs of a layer's matrices that have a bias."""
     matrices = {w.name.rpartition(".")[0] for w in kind.weights if w.role == "linear"}
@@ -322,6 +312,7 @@ def layer_seconds(
         experts_per_token=kind.feed_forward.experts_per_token,
         expert_tensor=expert_tensor,
         expert_parallel=expert_parallel,
+        fp32_adapters=software.adapters_in_fp32 and compute_bytes < FP32_BYTES,
     )
     core: Real = np.zeros_like(matrices.forward)
     for attention in (kind.attention, kind.cross_attention):
@@ -337,26 +328,32 @@ def layer_seconds(
                 software,
                 dropout=attention_dropout,
             )
-    moved = (
-        elementwise_bytes_per_token(
-            kind,
-            hidden_size,
-            compute_bytes,
-            tensor_parallel,
-            sequence_parallel,
-            software,
-            hidden_dropout=hidden_dropout,
-            expert_parallel=expert_parallel,
-        )
-        + adapter_bytes_per_token(kind, compute_bytes, tensor_parallel, software)
-    ) * (tokens / rate.memory)
+    each = tokens / rate.memory
+    upcast = software.hidden_states_in_fp32 and compute_bytes < FP32_BYTES
+    element = FP32_BYTES if upcast else compute_bytes
+    moved = each * elementwise_bytes_per_token(
+        kind,
+        hidden_size,
+        element,
+        tensor_parallel,
+        sequence_parallel,
+        software,
+        hidden_dropout=hidden_dropout,
+        expert_parallel=expert_parallel,
+    )
+    moved_back = software.backward_access_ratio * moved
+    to_adapters, from_adapters = adapter_bytes_per_token(kind, element, tensor_parallel, software)
+    moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
+    if upcast:
+        casts = each * cast_bytes_per_token(kind, compute_bytes, tensor_parallel)
+        moved, moved_back = moved + casts, moved_back + casts
     biased = compute_bytes * tokens / rate.memory * bias_elements(kind, tensor_parallel)
     unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / (
         software.unpacking_share * rate.memory
     )
     params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
     added = software.gradient_accumulation_bytes * params / rate.memory
-    loop_forward, loop_backward = loop_bytes(kind, hidden_size, compute_bytes, software)
+    loop_forward, loop_backward = loop_bytes(kind, hidden_size, element, software)
     forward = matrices.forward + core + moved + unpacked + software.bias_accesses * biased
     forward = forward + loop_forward * tokens / rate.memory
     back = matrices.inputs + unpacked + software.bias_gradient_accesses * biased
@@ -370,7 +367,7 @@ def layer_seconds(
         back
         + matrices.weights
         + core_ratio(kernel, rate) * core
-        + software.backward_access_ratio * moved
+        + moved_back
         + loop_backward * tokens / rate.memory
         + added
     )

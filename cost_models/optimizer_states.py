@@ -216,6 +216,13 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
 
     since the weight is read and written, and every state. n, accesses to the gradient: read by
     norm, clipping and update, written by clipping; one less where the update clips as it goes.
+    AdamW over lists of tensors takes one step after another (torch 2.4, optim/adamw.py,
+    _multi_tensor_adamw: decay, lerp, mul, addcmul, sqrt, div, add, addcdiv): it reads and writes
+    the weight twice, reads the gradient twice, and reads or writes states, and the root that is as
+    large as one, 14 times in all; clipping and its norm 3 gradients more:
+
+        4 w + 5 g + 7 k s
+
     Leaves out factors and scales; Muon's products: ``update_flops``.
 
     >>> from hardware_profiles.software import software_profile
@@ -224,6 +231,10 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     """  # noqa: D400
     rule = RULES[workload.optimizer]
     state_bytes = rule.states * (1.0 if rule.eight_bit else workload.state_bytes)
+    if workload.optimizer == "adamw" and not software.fused_optimizer:
+        clipping = software.gradient_accesses - 1.0  # what the fused update does not read
+        gradients = (2.0 + clipping) * workload.reduction_bytes
+        return 4.0 * workload.master_bytes + gradients + 7.0 * state_bytes
     weights = 2.0 * (workload.master_bytes - 4.0)
     gradients = software.gradient_accesses * (workload.reduction_bytes - 4.0)
     return software.optimizer_accesses_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)

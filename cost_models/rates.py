@@ -57,6 +57,7 @@ class Rates:
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
     flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
+    single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
     @property
     def of_core(self) -> Rates:
@@ -64,6 +65,14 @@ class Rates:
         if self.core is None:
             return self
         return replace(self, matmul=self.core, core=None, setup=1.0)
+
+    @property
+    def of_single(self) -> Rates:
+        """The rates of matrices in fp32; those of this precision where nobody knows."""
+        if self.single is None:
+            return self
+        setup = self.setup * self.single / self.matmul
+        return replace(self, matmul=self.single, core=None, setup=setup)
 
     @property
     def of_unknown_shapes(self) -> Rates:
@@ -107,6 +116,7 @@ def rates(
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=eight,
         setup=setup,
+        single=None if measured else best_matmul(accelerator, "fp32"),
         flash=software.flash_share_since_hopper
         if accelerator.architecture in SINCE_HOPPER
         else 1.0,

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
+from cost_models.adapter_groups import adapter_wait
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
 from cost_models.communication import gradient_sums, pass_traffic
@@ -141,6 +142,8 @@ def rank_seconds(
     around = table.recompute == SELECTIVE_OPS
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
+    held_forward, held_backward = np.zeros(len(table)), np.zeros(len(table))
+    wraps = software.wraps_adapters & (table.zero_stage >= 3) & (table.shard_ranks > 1)
     for count, recomputed, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True):
         if not count:
             continue
@@ -168,6 +171,12 @@ def rank_seconds(
         forward = forward + count * one.forward
         if kind.idle:  # frozen, as is all below it
             continue
+        if np.any(wraps):
+            wait = adapter_wait(kind, tokens, tensor, compute_bytes, rate, software)
+            wait = np.where(wraps, wait, 0.0)
+            held_forward = held_forward + count * wait
+            walked = count + np.where(table.recompute == FULL, recomputed, 0.0)
+            held_backward = held_backward + walked * wait
         backward = backward + count * one.backward
         again = again + recomputed * one.recompute
         later = later + count * one.weights
@@ -189,8 +198,10 @@ def rank_seconds(
         model, software, workload, table, rank, rate.operator
     )
     # collectives between the matrices of a layer stand in the same queue as these
-    host_forward = host_wait(starts_forward, forward + tensor_forward, rate)
-    host_backward = host_wait(starts_backward, backward + again + tensor_backward, rate)
+    host_forward = host_wait(starts_forward, forward + tensor_forward, rate) + held_forward
+    host_backward = (
+        host_wait(starts_backward, backward + again + tensor_backward, rate) + held_backward
+    )
     link = host_link(cluster, table, software)
     if np.any(table.offloads_activations):
         saved = layer_bytes(model, workload, software, table, rank)

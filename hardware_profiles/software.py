@@ -100,6 +100,13 @@ class SoftwareProfile:
     eager_scores_accesses: float  # per head and pair of tokens
     adapter_input_accesses: float  # per adapted matrix and input element
     adapter_output_accesses: float  # per adapted matrix and output element
+    adapter_input_gradient_accesses: float  # the same, backward
+    adapter_output_gradient_accesses: float
+    hidden_states_in_fp32: bool  # between matrices in 16 bits, each of which casts them
+    wraps_adapters: bool  # ZeRO-3 shards each as a group of its own, which the host waits for
+    adapters_in_fp32: (
+        bool  # beside a base in 16 bits: their inputs are cast, their outputs cast back
+    )
     backward_access_ratio: float  # backward accesses / forward accesses
     unpacking_share: float  # of the memory rate, what kernels that unpack 4-bit weights reach
     recomputes_whole_layers: bool  # up to their outputs, not only what the backward pass reads

@@ -10,9 +10,11 @@ import pytest
 from samples import make_setting, sample_model
 
 from cost_models import matmul
+from cost_models.adapter_bytes import adapter_bytes_per_token
+from cost_models.adapter_groups import adapter_wait
 from cost_models.adapters import adapted
+from cost_models.casts import cast_bytes_per_token
 from cost_models.compute import (
-    adapter_bytes_per_token,
     bias_elements,
     dequantised_bytes,
     elementwise_bytes_per_token,
@@ -137,13 +139,79 @@ def test_adapters_are_scaled_and_added_and_4_bit_weights_unpacked() -> None:
     (query,) = [w for w in kind.weights if w.quantised]
     outputs, inputs = query.shape
     software = replace(EAGER, adapter_input_accesses=3.0, adapter_output_accesses=5.0)
-    found = float(adapter_bytes_per_token(kind, 2.0, 1, software))
-    assert found == 2.0 * (3.0 * inputs + 5.0 * outputs)
+    there, back = adapter_bytes_per_token(kind, 2.0, 1, software)
+    assert there == 2.0 * (3.0 * inputs + 5.0 * outputs)
+    assert back == 2.0 * 2.0 * outputs, "scaled again"
     assert float(dequantised_bytes(kind, 2.0, 1)) == 2.5 * query.numel
     assert float(dequantised_bytes(kind, 2.0, 2)) == 1.25 * query.numel
     plain = sample_model("llama").kinds[0]
-    assert float(adapter_bytes_per_token(plain, 2.0, 1, software)) == 0.0
+    assert adapter_bytes_per_token(plain, 2.0, 1, software) == (0.0, 0.0)
     assert float(dequantised_bytes(plain, 2.0, 1)) == 0.0
+
+
+def test_adapters_in_fp32_move_twice_as_much_cast_and_multiply_in_fp32() -> None:
+    workload = Workload(128, 8, adapter="lora", adapter_rank=8, adapter_targets="q")
+    model = sample_model("llama")
+    kind = adapted(model, workload).kinds[0]
+    ends = sum(max(weight.shape) for weight in kind.weights if weight.is_adapter)
+    plain = replace(EAGER, adapter_input_accesses=3.0, adapter_output_accesses=3.0)
+    single = replace(plain, adapters_in_fp32=True)
+    assert adapter_bytes_per_token(kind, 2.0, 1, plain)[0] == 2.0 * 3.0 * ends
+    assert adapter_bytes_per_token(kind, 2.0, 1, single)[0] == (4.0 * 3.0 + 6.0) * ends
+    same = [adapter_bytes_per_token(kind, 4.0, 1, software) for software in (plain, single)]
+    assert same[0] == same[1], "nothing to cast"
+    rate = Rates(1e12, 1e30, 0.0, False, single=1e11)
+    times = [
+        layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        for software in (plain, single)
+    ]
+    flops = 2.0 * 128.0 * 8.0 * ends
+    assert float(times[1].forward - times[0].forward) == pytest.approx(flops * (1e-11 - 1e-12))
+
+
+def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
+    model = sample_model("llama")
+    kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
+    attention, mlp = kind.attention, kind.feed_forward
+    queries = attention.num_heads * attention.head_dim
+    keys = attention.num_kv_heads * attention.head_dim
+    ends = 4 * model.hidden_size + 2 * queries + 2 * keys
+    ends += 3 * (model.hidden_size + mlp.ffn_hidden_size)
+    casts = float(cast_bytes_per_token(kind, 2.0, 1))
+    assert casts == 6.0 * ends
+    times = [
+        layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        for software in (EAGER, replace(EAGER, hidden_states_in_fp32=True))
+    ]
+    more = casts + moved("llama", 4.0) - moved("llama")
+    assert float(times[1].forward - times[0].forward) == pytest.approx(more * 128.0 / 1e12)
+
+
+def test_the_host_waits_at_adapters_that_are_groups_of_their_own() -> None:
+    """peft's under FSDP1: 100 operators of 10 us around each; one device second hides them all."""
+    workload = Workload(128, 8, adapter="lora", adapter_rank=8, adapter_targets="q,v")
+    kind = adapted(sample_model("llama"), workload).kinds[0]
+    starting = EAGER.group_operators * 1e-5
+    empty, busy = (Rates(rate, 1e30, 1e-5, False) for rate in (1e30, 1e3))
+    idle = float(adapter_wait(kind, 128.0, 1, 2.0, empty, EAGER))
+    assert idle == pytest.approx(2 * starting), "behind the second matrix of queries and of values"
+    assert float(adapter_wait(kind, 128.0, 1, 2.0, busy, EAGER)) < 1e-9
+    plain = sample_model("llama").kinds[0]
+    assert float(adapter_wait(plain, 128.0, 1, 2.0, empty, EAGER)) == 0.0
+
+
+def test_wrapped_adapters_cost_a_sharded_run_only() -> None:
+    def host(plan: Plan, *, wraps: bool) -> float:
+        setting = make_setting(
+            "llama", "4xA100-80GB", adapter="lora", adapter_rank=8, adapter_targets="q,v"
+        )
+        software = replace(setting.software, wraps_adapters=wraps)
+        table = PlanTable.from_plans([plan])
+        return float(price(replace(setting, software=software), table).time.host[0])
+
+    sharded, whole = (Plan(4, zero_stage=z, num_microbatches=4) for z in (3, 0))
+    assert host(sharded, wraps=True) > host(sharded, wraps=False)
+    assert host(whole, wraps=True) == host(whole, wraps=False)
 
 
 def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:

@@ -297,3 +297,12 @@ def test_bytes_that_an_update_moves() -> None:
     assert moved(master_weights=False) == 2 * 2 + 3 * 2 + 4 * 2
     assert moved(gradient_precision="bf16") == 30
     assert update_accesses(Workload(8, 8), software_profile("megatron")) == 40, "clips before"
+
+
+def test_adamw_over_lists_of_tensors_takes_its_steps_one_by_one() -> None:
+    """torch 2.4: 20 reads and writes, against 7 of one kernel; norm and clipping 3."""
+    trainer = software_profile("hf-trainer")
+    assert not trainer.fused_optimizer
+    assert update_accesses(Workload(8, 8), trainer) == 4.0 * (20 + 3)
+    assert update_accesses(Workload(8, 8, master_weights=False), trainer) == 2.0 * (20 + 3)
+    assert update_accesses(Workload(8, 8), replace(trainer, fused_optimizer=True)) == 4.0 * (7 + 3)
