@@ -205,9 +205,12 @@ def test_wrapped_adapters_cost_a_sharded_run_only() -> None:
         setting = make_setting(
             "llama", "4xA100-80GB", adapter="lora", adapter_rank=8, adapter_targets="q,v"
         )
-        software = replace(setting.software, wraps_adapters=wraps)
-        table = PlanTable.from_plans([plan])
-        return float(price(replace(setting, software=software), table).time.host[0])
+        setting = replace(
+            setting,
+            model=adapted(setting.model, setting.workload),
+            software=replace(setting.software, wraps_adapters=wraps),
+        )
+        return float(price(setting, PlanTable.from_plans([plan])).time.host[0])
 
     sharded, whole = (Plan(4, zero_stage=z, num_microbatches=4) for z in (3, 0))
     assert host(sharded, wraps=True) > host(sharded, wraps=False)
