@@ -55,7 +55,7 @@ class BlockPlaces(Blocks):
         zeros = np.zeros_like(held.saved)
         ahead = self.head + self.tied + self._prefetched()
         ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
-        projection, with_left = ahead + self._fresh(block), gradients + self._left_over()
+        projection, with_left = ahead + self._fresh(block, block), gradients + self._left_over()
         turned = held.saved - held.tail + held.head_norm
         walked = held.saved + held.head_walk
         places = [
@@ -158,7 +158,9 @@ class BlockPlaces(Blocks):
         for last, there in self._modes():
             left = np.where(last | self.every, self.reduction * self.layer, 0.0)
             whole = np.where(self.zero_3, self.gathered * self.tied, 0.0) + self._tied_gradient()
-            whole = whole + self._fresh(self.embedding) + np.where(self.managed, left, 0.0)
+            whole = whole + self._tied_gradient()  # the sum of both: torch, input_buffer.cpp
+            fresh = self._fresh(self.embedding, self.embedding)
+            whole = whole + fresh + np.where(self.managed, left, 0.0)
             held = self._accumulated(gradients, self.embedding, last)
             held = self._before(held, self.total - self.embedding, last)
             gone = self._gone(self.total - self.embedding, last)

@@ -60,6 +60,7 @@ class Blocks:
     every: Flag  # every micro-batch is reduced
     alone: Flag  # one micro-batch is in flight: the last one may be fullest
     several: Flag  # there are micro-batches before the last
+    added: Flag  # gradients have memory already: what is fresh is added to it, or copied there
     two: Flag  # one before the last, which begins without gradients
     shards: Real
     replicas: Flag  # nothing is scattered, but added up over others: in a copy more (torch 2.13)
@@ -101,6 +102,8 @@ class Blocks:
         zeros = np.zeros(len(table))
         alone = rank.first and rank.last and model.tie_embeddings
         trains_first = rank.first and not embedding_is_frozen(model)
+        keeps = software.keeps_replica_gradients and not mixed
+        several = by_value(table.num_microbatches > 1)
         lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         return cls(
             compute=workload.compute_bytes,
@@ -117,7 +120,8 @@ class Blocks:
             zero_3=table.zero_stage >= 3,
             every=table.zero_stage >= 2,
             alone=by_value(in_flight <= 1.0),
-            several=by_value(table.num_microbatches > 1),
+            several=several,
+            added=several | by_value((ranks > 1) & ~sharded & keeps),
             two=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
             shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
             replicas=managed & (ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
@@ -150,14 +154,18 @@ class Blocks:
             ),
         )
 
-    def _fresh(self, elements: Real) -> Real:
-        """Gradients of a block before they are added up: elsewhere only of a pair of matrices."""
-        added = np.where(self.several, np.minimum(elements, self.pair), elements)
+    def _fresh(self, elements: Real, at_once: Real | None = None) -> Real:
+        """Gradients of a block before they are added up: elsewhere only what comes ``at_once``.
+
+        Of a layer that is a pair of matrices.
+        """
+        at_once = self.pair if at_once is None else at_once
+        added = np.where(self.added, np.minimum(elements, at_once), elements)
         return self.compute * np.where(self.managed, elements, added)
 
     def _tied_gradient(self) -> Real:
         """The gradient that a tied table has from the head, until the embedding adds its own."""
-        return np.where(self.managed | ~self.several, self.compute * self.table, 0.0)
+        return self.compute * self.table
 
     def _reduced(
         self, elements: Real, last: bool, shards: Real | None = None, end: float = 0.0
@@ -189,7 +197,7 @@ class Blocks:
 
     def _single(self, done: Real) -> Real:
         """The only micro-batch has left reduced gradients of the blocks behind it."""
-        return np.where(self.several, 0.0, self.reduction / self.shards * done)
+        return np.where(self.added, 0.0, self.reduction / self.shards * done)
 
     def _before(self, gradients: Real, done: Real, last: bool) -> Real:
         """The first of two micro-batches has left gradients of the blocks behind it only."""

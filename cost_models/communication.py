@@ -140,8 +140,7 @@ def data_traffic(
 ) -> dict[tuple[str, str], Traffic]:
     """Gradients and weights of every block over the data-parallel ranks.
 
-        z = 0   all_reduce g P           backward pass of the last micro-batch; in one precision
-                                         each matrix by itself, a stage's vectors together
+        z = 0   all_reduce g P           backward pass of the last micro-batch
         z >= 1  reduce_scatter g d S     z = 1: there too;  z >= 2: every backward pass, m times
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
@@ -168,12 +167,11 @@ def _shared_out(
     of_experts = axis == "expert_data"
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
-    zero = vectors = np.zeros(len(table))
+    zero = np.zeros(len(table))
     reduced = gathered = scattered = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
-    in_place = workload.compute_bytes == workload.master_bytes
     for block in parts:
-        numel, shards, matrices = zero, zero, zero
+        numel, shards = zero, zero
         for weight in block.weights:
             if weight.frozen:
                 continue
@@ -181,14 +179,10 @@ def _shared_out(
             if of_experts:
                 here = apart if weight.is_routed_expert else 0.0
             numel = numel + here * _numel(weight, table)
-            is_matrix = float(len(weight.shape) > 1)
-            matrices = matrices + here * is_matrix
-            vectors = np.maximum(vectors, here * (1.0 - is_matrix))
             shards = shards + here * _shard(weight, table)
         repeats = 1.0 * block.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
-        each = Traffic(repeats * matrices, zero) if in_place else once
-        reduced += each + Traffic(zero, repeats * reduction * numel)
+        reduced += once + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
         # the backward pass gathers from the second copy, where there is one
         again = np.where(has_second, (block.gathers - 1.0) * m, 0.0)
@@ -199,7 +193,6 @@ def _shared_out(
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
         scattered += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)
-    reduced += Traffic(table.virtual_stages * vectors * in_place, zero)
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {

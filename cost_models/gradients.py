@@ -62,16 +62,26 @@ def gradients_of(
     defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
 
     parts_of, numel = shares(params, table), params.total
+    in_place = workload.compute_bytes == workload.master_bytes
+    keeps = software.keeps_replica_gradients and in_place
+
+    def stay(ranks: Count) -> Flag:
+        found: Flag = by_value((table.zero_stage == 0) & np.greater(ranks, 1) & keeps)
+        return found
 
     def accumulated(when: Flag) -> Real:
         parts = (
-            accumulated_gradient_bytes(
-                part,
-                ranks,
-                table.zero_stage,
-                gradient,
-                accumulates=when,
-                defers_reduction=defers,
+            np.where(
+                stay(ranks),
+                gradient * part,
+                accumulated_gradient_bytes(
+                    part,
+                    ranks,
+                    table.zero_stage,
+                    gradient,
+                    accumulates=when,
+                    defers_reduction=defers,
+                ),
             )
             for part, ranks in parts_of
         )
@@ -89,11 +99,14 @@ def gradients_of(
         each = (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in parts)
         return sum(each, start=np.zeros(len(table)))
 
+    def coming(parts: list[tuple[Real, Count]]) -> Real:
+        return reduced_of([(np.where(stay(ranks), 0.0, n), ranks) for n, ranks in parts])
+
     reduced = reduced_of(parts_of)
     later = accumulated(by_value(table.num_microbatches > 1))
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
-    embedding = reduced_of([(params.embedding, table.shard_ranks)])
-    layer = reduced_of(_shared(params.largest_layer, params.apart_layer, table))
+    embedding = coming([(params.embedding, table.shard_ranks)])
+    layer = coming(_shared(params.largest_layer, params.apart_layer, table))
     at_embedding = np.maximum(later, reduced - embedding)
     at_layer = np.maximum(later, reduced - embedding - layer)
     return Gradients(

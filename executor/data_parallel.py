@@ -132,21 +132,16 @@ def add_up_gradients(stage: Stage, grid: Grid, workload: Workload) -> None:
 
 
 def _blocks(stage: Stage, grid: Grid, sharing: _Sharing) -> Iterator[Block]:
-    """Yield what is added up, as a backward pass completes it (experts, layer); vectors last."""
+    """Yield what is added up, as a backward pass completes it: a layer's experts, then the rest."""
     seen = set(sharing.left_alone)
-    vectors: dict[str, list[nn.Parameter]] = {"expert_data": [], "data": []}
     for group in [*reversed(list(stage.groups())), [stage]]:
         inner = [m for m in stage.experts_modules(group[0]) if m in sharing.experts]
         for axis, modules in (("expert_data", inner), ("data", group)):
             own = dict.fromkeys(p for module in modules for p in module.parameters())
-            new = [p for p in own if p not in seen]
+            new = tuple(p for p in own if p not in seen)
             seen.update(new)
-            vectors[axis] += [p for p in new if p.dim() < 2]
-            if matrices := tuple(p for p in new if p.dim() > 1):
-                yield Block(matrices, grid.group(axis))
-    for axis, found in vectors.items():
-        if found:
-            yield Block(tuple(found), grid.group(axis), together=True)
+            if new:
+                yield Block(new, grid.group(axis))
 
 
 def gradient_sums(stage: Stage) -> GradientSums | None:

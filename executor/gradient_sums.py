@@ -1,21 +1,19 @@
 """Plain data parallelism (ZeRO 0) in one precision: gradients are added up where they lie.
 
-FSDP2 over one shard would copy every weight and every gradient; here nothing is copied. When the
-last backward pass of a step has completed a block (a layer, the embedding, norm and head), an
-all_reduce of each of its matrices' gradients starts, and runs behind the blocks that are still to
-come (Li et al., arXiv:2006.15704, sec. 3.2.3). Of vectors (norms, biases) a message's latency would
-outweigh its bytes: they are copied together, and added up in one message after the last block. All
-ranks start them in one order, that of the blocks, whatever order their gradients came in:
-collectives have to match.
+FSDP2 over one shard would copy every weight. Here the gradients of a block (a layer, the embedding,
+norm and head) lie in one buffer, which stays from step to step: the first gradient of a step is
+copied there as it comes, later ones are added to it. When the last backward pass of a step has
+completed a block, one all_reduce of its buffer starts, and runs behind the blocks that are still to
+come (Li et al., arXiv:2006.15704, sec. 3.2.2 and 3.2.3). All ranks start them in one order, that of
+the blocks, whatever order their gradients came in: collectives have to match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -28,7 +26,6 @@ class Block:
 
     parameters: tuple[Tensor, ...]
     group: dist.ProcessGroup
-    together: bool = False  # in one message: a copy of all of them
 
 
 class GradientSums:
@@ -37,14 +34,23 @@ class GradientSums:
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = blocks
         self._block_of = {id(p): block for block in self.blocks for p in block.parameters}
+        self._buffers: dict[Block, Tensor] = {}
+        self._places: dict[int, Tensor] = {}  # of a parameter's gradient in its block's buffer
         self._watches = False
         self._started = len(self.blocks)  # blocks that are added up, or on their way
         self._missing: dict[Block, set[int]] = {}
         self._under_way: list[Any] = []
-        self._copies: list[tuple[Block, Tensor]] = []  # of gradients that are added up together
         for block in self.blocks:
-            for parameter in block.parameters:
+            sizes = [parameter.numel() for parameter in block.parameters]
+            self._buffers[block] = block.parameters[0].new_empty(sum(sizes))
+            places = self._buffers[block].split(sizes)
+            for parameter, place in zip(block.parameters, places, strict=True):
+                self._places[id(parameter)] = place.view_as(parameter)
                 parameter.register_post_accumulate_grad_hook(self._arrived)
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield what holds gradients all the time."""
+        yield from self._buffers.values()
 
     def expect(self, *, last: bool, complete: bool) -> None:
         """Say what comes: a step's ``last`` backward pass, which leaves ``complete`` gradients."""
@@ -76,13 +82,12 @@ class GradientSums:
         for work in self._under_way:
             work.wait()
         self._under_way.clear()
-        for block, total in self._copies:
-            parts = total.split([parameter.numel() for parameter in block.parameters])
-            for parameter, part in zip(block.parameters, parts, strict=True):
-                parameter.grad.copy_(part.view_as(parameter))
-        self._copies.clear()
 
     def _arrived(self, parameter: Tensor) -> None:
+        place = self._places[id(parameter)]
+        if parameter.grad is not place:
+            place.copy_(parameter.grad)
+            parameter.grad = place
         if not self._watches:
             return
         self._missing[self._block_of[id(parameter)]].discard(id(parameter))
@@ -95,10 +100,6 @@ class GradientSums:
         self._started += 1
         for parameter in block.parameters:
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in block.parameters]
-        if block.together and len(gradients) > 1:
-            gradients = [torch.cat([gradient.flatten() for gradient in gradients])]
-            self._copies.append((block, gradients[0]))
-        for gradient in gradients:
-            self._under_way.append(dist.all_reduce(gradient, group=block.group, async_op=True))
+                parameter.grad = self._places[id(parameter)].zero_()
+        buffer = self._buffers[block]
+        self._under_way.append(dist.all_reduce(buffer, group=block.group, async_op=True))

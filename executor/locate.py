@@ -119,8 +119,10 @@ def spoiled_gradient(trainer: Trainer) -> Finding | None:
 
 def _pass_again(trainer: Trainer, batch: Batch) -> Finding | None:
     """Run the passes of a step that is counted already; return what this rank saw first."""
-    kept = [(h.parameter, h.parameter.grad) for h in trainer.held]
-    for parameter, _ in kept:
+    kept = []
+    for parameter in (held.parameter for held in trainer.held):
+        gradient = parameter.grad  # where it lies, the passes may write theirs
+        kept.append((parameter, None if gradient is None else gradient.clone()))
         parameter.grad = None
     trainer.steps_done -= 1
     try:

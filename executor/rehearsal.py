@@ -35,6 +35,7 @@ from executor.layout import Layout, Pieces
 from executor.memory import MemoryTracker
 from executor.models import Stage
 from executor.peak import MemoryPeak
+from executor.step_measurement import memory_tracker
 
 STEPS = 2  # with the second one the optimizer has its states
 LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
@@ -93,10 +94,7 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
     with fake_world(rank, file.plan.world_size):
         trainer = train.Trainer(file, device=torch.device("cpu"), start=_start)
         batch = _batch(file, trainer, documents)
-        parameters = [p for stage in trainer.stages for p in stage.parameters()]
-        tracker = MemoryTracker(
-            parameters, [trainer.optimizer.inner], hint=_hint(file, trainer.stages)
-        )
+        tracker = memory_tracker(trainer, _hint(file, trainer.stages))
         tracker.tag("other", [batch.inputs, batch.labels, batch.starts])
         for stage in trainer.stages:
             _tell_places(stage, tracker)

@@ -12,16 +12,26 @@ import torch
 import torch.distributed as dist
 
 from executor.data.batch import Batch
+from executor.data_parallel import gradient_sums
 from executor.measure import CommunicationCounter
-from executor.memory import MemoryTracker
+from executor.memory import Hint, MemoryTracker
 from executor.train import StepResult, Trainer
 from executor.waits import ExposedCommunication
 
 
+def memory_tracker(trainer: Trainer, hint: Hint | None = None) -> MemoryTracker:
+    """Return what follows the memory of a trainer's steps; enter it around whole ones."""
+    parameters = [p for stage in trainer.stages for p in stage.parameters()]
+    inner = [trainer.optimizer.inner]
+    tracker = MemoryTracker(parameters, inner, device=trainer.device.type, hint=hint)
+    sums = filter(None, map(gradient_sums, trainer.stages))
+    tracker.tag("gradients", (buffer for found in sums for buffer in found.buffers()))
+    return tracker
+
+
 def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
     """Train one step; return what this rank communicated and the peak of its memory."""
-    parameters = [p for stage in trainer.stages for p in stage.parameters()]
-    memory = MemoryTracker(parameters, [trainer.optimizer.inner], device=trainer.device.type)
+    memory = memory_tracker(trainer)
     groups = trainer.grid.groups()
     with CommunicationCounter(groups) as counter, memory:
         result = trainer.step(batch)

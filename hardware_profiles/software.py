@@ -28,6 +28,7 @@ class SoftwareProfile:
     # model states
     gradients_in_master_precision: bool  # accumulated gradients: fp32 (true) or compute precision
     whole_gradient_buffer: bool  # gradients of all weights have memory from the first step on
+    keeps_replica_gradients: bool  # so do those that replicas in one precision add up
     largest_zero_stage: float  # beyond it the trainer shards nothing more
     # the way back through a layer is priced place by place, as FSDP2 gathers and reduces blocks
     walks_by_blocks: bool

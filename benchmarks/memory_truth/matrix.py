@@ -34,6 +34,9 @@ llama-3-8b:4 s2048 dp8 zero1 m4 fp32
 llama-3-8b:4 s2048 dp8 zero2 m4 fp32
 llama-3-8b:4 s2048 dp8 zero3 m2 fp32
 llama-3-8b:4 s2048 dp4 fp32
+llama-3-8b:4 s2048 dp4 m2 fp32
+llama-3.2-1b s2048 dp4 m3 full fp32
+llama-3.2-1b s2048 dp4 zero1 m3 full fp32
 llama-3-8b:4 s2048 dp4 sgd
 llama-3-8b:4 s2048 dp8 zero3 sgd m2
 llama-3-8b:4 s2048 b4 fp16

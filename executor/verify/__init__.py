@@ -26,10 +26,10 @@ from executor.families import FAMILIES
 from executor.float64 import KeepFloat64
 from executor.gather import gathered
 from executor.measure import FlopCounter
-from executor.memory import MemoryTracker
 from executor.mesh import gather_json, local_device
 from executor.models import local_tensor
 from executor.reference import reference_model
+from executor.step_measurement import memory_tracker
 from executor.traffic import as_predicted, counted_traffic
 from executor.train import Trainer
 
@@ -150,8 +150,7 @@ def _verify(
             expected = reference.get_parameter(name).detach()
             record("weight", _relative(full, expected, LEARNING_RATE * noise), name)
     flops = FlopCounter()
-    parameters = [p for stage in trainer.stages for p in stage.parameters()]
-    memory = MemoryTracker(parameters, [trainer.optimizer.inner], device=device.type)
+    memory = memory_tracker(trainer)
     batch = random_batch(file, seed, documents=documents)
     traffic = counted_traffic(trainer, batch, memory, flops)
     ranks = gather_json([flops.total, memory.result().peak_bytes], trainer.device)

@@ -22,6 +22,7 @@ from executor.compat import fake_world, really, shadows
 from executor.forked import run_forked
 from executor.memory import MemoryTracker
 from executor.rehearsal import in_child, rehearsed
+from executor.step_measurement import memory_tracker
 from executor.verify import random_batch
 from hardware_profiles.errors import InputError
 
@@ -40,8 +41,7 @@ def _watched(rank: int, file: PlanFile) -> dict[str, Any]:
     from executor.train import Trainer
 
     trainer = Trainer(file)
-    parameters = [p for stage in trainer.stages for p in stage.parameters()]
-    with MemoryTracker(parameters, [trainer.optimizer.inner]) as tracker:
+    with memory_tracker(trainer) as tracker:
         for step in range(2):
             batch = random_batch(file, step).rows(trainer.rows.start, trainer.rows.stop)
             own = replace(batch, inputs=batch.inputs.clone(), labels=batch.labels.clone())
