@@ -366,8 +366,12 @@ def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
     return codes
 
 
-def require_legal(question: Question, plan: Plan) -> None:
-    """Raise an InputError with the rule's words for a plan that is not legal."""
+def require_legal(question: Question, plan: Plan, where: object = "") -> None:
+    """Raise an InputError with the rule's words for a plan that is not legal.
+
+    ``where``: the file that it is in.
+    """
     code = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
     if code:
-        raise InputError(RULES[code - 1].words(question, plan))
+        words = RULES[code - 1].words(question, plan)
+        raise InputError(f"{where}: {words}" if where else words)

@@ -99,9 +99,9 @@ def _states(
         frozen = first(frozen_bytes(model, rank, table, setting.workload, setting.software))
     terms = []
     if frozen:
-        terms.append(
-            Term("weights", "frozen base", "bytes of the frozen weights", "not sharded", frozen)
-        )
+        shared = setting.software.shards_frozen_weights and plan.zero_stage == 3
+        numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
+        terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
     for part, least, size in (
         ("weights", 3, first(parts.weights) - frozen),
         ("optimizer", 1, first(parts.optimizer)),

@@ -28,7 +28,7 @@ def models(
 
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(help="one accelerator or cluster")] = None,
+    name: Annotated[str | None, typer.Argument(help="one accelerator")] = None,
     json: Json = False,
 ) -> None:
     """List the accelerators, or show the figures of one, each with its source."""

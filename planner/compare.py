@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.legality import question_of, require_legal
 from cost_models.observed import (
     KEPT,
     PASSING,
@@ -67,10 +68,16 @@ class Comparison:
 
 def compare(first: Path, second: Path) -> Comparison:
     """Compare a plan.json with another one, or with the folder of a run."""
-    plan = read_plan_file(first)
+    plan = _legal(first)
     if second.is_dir() or second.name == RUN_FILE:
         return _with_run(first, plan, read_run(second))
-    return _plans(first, plan, second, read_plan_file(second))
+    return _plans(first, plan, second, _legal(second))
+
+
+def _legal(path: Path) -> PlanFile:
+    file = read_plan_file(path)
+    require_legal(question_of(setting_of(file)), file.plan, path)
+    return file
 
 
 def _prediction(file: PlanFile) -> dict[str, Any]:

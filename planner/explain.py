@@ -27,7 +27,8 @@ from planner.sensitivity import (
     sensitivities,
 )
 from planner.ways_out import ways_out
-from planner.why_not import SAME, WhyNot, why_not
+from planner.why_not import SAME, WhyNot, asked_parts
+from planner.why_not import why_not as against
 
 Asked = str | Mapping[str, Any]
 
@@ -151,10 +152,12 @@ def explain(
     """
     file = _file(plan)
     setting = setting_of(file)
-    require_legal(question_of(setting), file.plan)
+    require_legal(question_of(setting), file.plan, plan if isinstance(plan, (str, Path)) else "")
     even = file.layer_ranges == split_layers(setting.model.num_layers, file.plan.num_stages)
     document = plan_document(setting, file.plan, None if even else file.layer_ranges)
     asked = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
+    for one in asked:
+        asked_parts(one)  # what is mistyped is said before anything is searched
     found = search(setting, top=1)
     best = found.plans[0] if found.plans else None
     choices = priced_choices(setting, best) if sensitivity and best is not None else None
@@ -170,15 +173,9 @@ def explain(
         varied=varied,
         sensitivity=() if choices is None else sensitivities(choices),
         batches=() if varied is None else other_batches(setting, varied),
-        why_not=tuple(_why_not(setting, file.plan, document, one) for one in asked),
+        why_not=tuple(against(setting, file.plan, document, one) for one in asked),
         ways_out=(() if document["memory"]["verdict"] == "fits" else ways_out(setting, file.plan)),
     )
-
-
-def _why_not(setting: Setting, plan: Plan, document: Mapping[str, Any], asked: Asked) -> WhyNot:
-    if not asked:
-        raise InputError("--why-not: is empty (must be parts of a plan, such as tp=16,pp=4)")
-    return why_not(setting, plan, document, asked)
 
 
 def _file(plan: str | Path | PlanFile | PlanAnswer) -> PlanFile:

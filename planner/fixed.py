@@ -11,6 +11,7 @@ from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.reading import Fields
 from planner.recompute_words import read_recompute, without_list
 
+FIX: Final = "--fix"  # the option that pins
 SHORT_NAMES: Final = {
     "dp": "data_parallel",
     "tp": "tensor_parallel",
@@ -30,8 +31,8 @@ ON: Final = {"on": True, "true": True, "1": True, "yes": True}
 OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 
 
-def parse_fixed(text: str) -> dict[str, Any]:
-    """Read ``tp=2,pp=2,zero=1`` into plan fields.
+def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
+    """Read ``tp=2,pp=2,zero=1`` into plan fields; ``where`` names the option in errors.
 
     >>> parse_fixed("tp=2,recompute=full,sp=on")
     {'tensor_parallel': 2, 'recompute': 'full', 'sequence_parallel': True}
@@ -43,26 +44,26 @@ def parse_fixed(text: str) -> dict[str, Any]:
     for item in _items(text):
         key, separator, value = (part.strip() for part in item.partition("="))
         if not separator or not value:
-            raise InputError(f"--fix {item!r}: expected name=value, for example tp=2")
+            raise InputError(f"{where} {item!r}: expected name=value, for example tp=2")
         name = SHORT_NAMES.get(key, key)
         if key not in names:
             hint = did_you_mean(key, names)
             raise InputError(
-                f"--fix {item!r}: {key!r} is not a part of a plan. "
+                f"{where} {item!r}: {key!r} is not a part of a plan. "
                 + (hint or f"Known: {', '.join([*SHORT_NAMES, *_without_short_name()])}")
             )
-        parsed = _parse_value(name, value)
+        parsed = _parse_value(name, value, where)
         if name in fixed and fixed[name] != parsed:
-            raise InputError(f"--fix: {name} is given twice, as {fixed[name]} and as {parsed}")
+            raise InputError(f"{where}: {name} is given twice, as {fixed[name]} and as {parsed}")
         fixed[name] = parsed
-    return check_fixed(fixed)
+    return check_fixed(fixed, where)
 
 
 def _without_short_name() -> list[str]:
     return [f.name for f in fields(Plan) if f.name not in SHORT_NAMES.values()]
 
 
-def check_fixed(fixed: Mapping[str, Any], where: str = "--fix") -> dict[str, Any]:
+def check_fixed(fixed: Mapping[str, Any], where: str = FIX) -> dict[str, Any]:
     """Check single values as plan.json does; ``where`` names them in errors."""
     read = read_recompute(fixed)
     Plan.from_fields(Fields(without_list(read)[0], where))
@@ -80,15 +81,15 @@ def _items(text: str) -> list[str]:
     return items
 
 
-def _parse_value(name: str, value: str) -> Any:
+def _parse_value(name: str, value: str, where: str) -> Any:
     if name in FLAGS:
         known = {**ON, **OFF}
         if value.lower() not in known:
-            raise InputError(f"--fix {name}={value[:40]}: must be on or off")
+            raise InputError(f"{where} {name}={value[:40]}: must be on or off")
         return known[value.lower()]
     if name in WORDS or (name == "recompute_layers" and "," in value):
         return value
     try:
         return int(value)
     except ValueError:
-        raise InputError(f"--fix {name}={value[:40]}: must be a whole number") from None
+        raise InputError(f"{where} {name}={value[:40]}: must be a whole number") from None

@@ -12,9 +12,11 @@ from cost_models.estimate import Setting
 from cost_models.legality import RULES, legality_codes, question_of
 from cost_models.plan import Plan
 from cost_models.prediction import MEMORY_PARTS, TIME_PARTS
+from hardware_profiles.errors import InputError
 from planner.document import plan_document
 from planner.fixed import check_fixed, parse_fixed
 from planner.plan_words import MEMORY_LESSONS, lesson
+from planner.recompute_words import without_list
 from planner.search import SearchResult, search
 from planner.space import enumerate_plans
 
@@ -22,6 +24,7 @@ Kind = Literal["illegal", "too_large", "tight", "slower", "faster", "same"]
 LEAST: Final = 0.02  # of the difference: smaller terms are not told
 MOST_RULES: Final = 3
 SAME: Final = 1e-9  # relative
+OPTION: Final = "--why-not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,22 @@ class WhyNot:
         }
 
 
+def asked_parts(asked: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Read the parts of the plan that somebody has in mind."""
+    if not asked:
+        raise InputError(f"{OPTION}: is empty (must be parts of a plan, such as tp=16,pp=4)")
+    fixed = parse_fixed(asked, OPTION) if isinstance(asked, str) else check_fixed(asked, "why_not")
+    if without_list(fixed)[1] is not None:
+        raise InputError(f"{OPTION}: recompute_layers takes one number, for every stage")
+    return fixed
+
+
 def why_not(
     setting: Setting, plan: Plan, document: Mapping[str, Any], asked: str | Mapping[str, Any]
 ) -> WhyNot:
     """Complete what was asked for as well as can be, and say what speaks against it."""
     text = asked if isinstance(asked, str) else ",".join(f"{k}={v}" for k, v in asked.items())
-    fixed = parse_fixed(asked) if isinstance(asked, str) else check_fixed(asked, "why_not")
+    fixed = asked_parts(asked)
     result = search(setting, fixed, top=1)
     if result.plans:
         return _against(setting, text, plan, document, result.plans[0], result)

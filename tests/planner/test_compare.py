@@ -83,6 +83,17 @@ def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
         compare(other, run)
 
 
+def test_an_illegal_plan_is_named_by_its_file(tmp_path: Path) -> None:
+    good = write_plan(tmp_path / "good.json", plan_file())
+    document = json.loads(good.read_text())
+    document["plan"]["tensor_parallel"] = 3
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(document))
+    for pair in ((good, bad), (bad, good)):
+        with pytest.raises(InputError, match=r"bad\.json: .*ranks"):
+            compare(*pair)
+
+
 def test_a_gpu_plan_on_cpu_processes_is_not_judged(tmp_path: Path) -> None:
     file = plan_file(parse_cluster("2xA100-80GB"))
     run = write_run(tmp_path / "run", file, machine())

@@ -408,11 +408,22 @@ def test_a_plan_that_does_not_fit_gets_ways_out() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [("", "is empty"), ("tq=3", "not a part of a plan"), ("tp=x", "whole number")],
+    [
+        ("", "--why-not: is empty"),
+        ("tq=3", "--why-not 'tq=3': 'tq' is not a part of a plan"),
+        ("tp=x", "--why-not tensor_parallel=x: must be a whole number"),
+        (
+            "pp=2,recompute=full,recompute_layers=4,2",
+            "--why-not: recompute_layers takes one number",
+        ),
+    ],
 )
-def test_bad_words_are_refused(asked: str, said: str) -> None:
+def test_bad_words_are_refused_before_anything_is_searched(
+    asked: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = setting_with()
     file: PlanFile = plan_file(setting, best_of(setting), "test")
+    monkeypatch.setattr("planner.explain.search", None)
     with pytest.raises(InputError, match=said):
         explain(file, why_not=asked or [""], sensitivity=False)
 
