@@ -168,6 +168,7 @@ def test_stages_of_uneven_layers_are_pinned() -> None:
         ({"recompute": "some"}, "recompute 'some' is not known"),
         ({"peft": "adapter_v2"}, "peft 'adapter_v2' is not priced"),
         ({"model_kind": "hybrid-mamba"}, "model_kind 'hybrid-mamba' is not priced"),
+        ({"gpu": "A1000", "gpu_mem_gb": 8.0}, "not in the catalogue"),
     ],
 )
 def test_what_cannot_be_priced_says_why(cells: dict[str, Any], reason: str) -> None:
