@@ -167,13 +167,17 @@ def routed_bytes(
 
         c h (2 k + 1) + what the router saves for each of E experts
 
-    On average over ranks, also where experts lie on other ranks (balanced routing).
+    A router in fp32 (DeepSeek) keeps 4 h for c h, nothing where all is in fp32. On average over
+    ranks, also where experts lie on other ranks (balanced routing).
     """
     if not feed_forward.num_experts:
         return 0.0
-    rows = 2.0 * feed_forward.experts_per_token + 1.0
+    rows = 2.0 * feed_forward.experts_per_token * compute_bytes
+    read = compute_bytes
+    if feed_forward.router_in_fp32 and software.router_copies_input:
+        read = FP32 if compute_bytes < FP32 else 0.0
     router = software.router_saved_bytes * feed_forward.num_experts
-    return rows * compute_bytes * hidden_size + router
+    return (rows + read) * hidden_size + router
 
 
 def layer_regions(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cost_models.arrays import Flag, Real
-from cost_models.blocks import Blocks
+from cost_models.blocks import Blocks, LayerBlock
 from cost_models.held_activations import Held, Walk
 from cost_models.moments import AtMoment, Moment
 
@@ -62,7 +62,7 @@ class BlockPlaces(Blocks):
             Moment(self._named((with_left, walked, held.logits_gradient, projection, zeros))),
             Moment(self._named((with_left, turned, zeros, projection, zeros))),
         ]
-        turned = held.saved - held.tail
+        turned = held.saved - held.tail + held.head_gradient
         for last, there in self._modes():
             coming = self._prefetched() + self.tied
             coming = self.gathered * np.where(self.zero_3, coming, 0.0)
@@ -82,35 +82,24 @@ class BlockPlaces(Blocks):
         Layer by layer activations go and reduced gradients come: one end is the fullest. ``used``:
         a matrix that is unpacked, and what helps to do that; None: none is packed.
         """
-        first = np.where(self.tied > 0.0, 0.0, self.head)
-        first = np.where(self.head > 0.0, first, np.where(self.several, self.behind, 0.0))
-        others, ahead = held.saved - held.tail, self.layer - self.apart
-        begin = self._behind(gradients, self.head)
-        near, far = begin, begin
-        more: Flag = self.num_layers > 2  # of three the one behind the first is the last but one
-        if np.any(more):
-            near = self._behind(gradients, self.head + self.layer)
-        if np.any(self.num_layers > 3):
-            far = self._behind(gradients, self.head + (self.num_layers - 2.0) * self.layer)
+        others = held.saved - held.tail
+        behind = [[self._behind(gradients, end.done) for end in spot.ends] for spot in self.spots]
         places = []
         for walk in held.walks:
             beside = others + walk.beside
             unpacked = walk.unpacked(used)
-            for (last, there), now, then, end in zip(self._modes(), begin, near, far, strict=True):
-                buffers, gone = self._walk(walk, last, first, ahead)
-                parts = (now[0], np.maximum(beside, 0.0), logits, buffers, gone + now[1])
-                places.append(Moment(self._named(parts, unpacked), there))
-                if not np.any(more):
+            for spot, of_ends in zip(self.spots, behind, strict=True):
+                if not spot.has(walk):
                     continue
-                buffers, gone = self._walk(walk, last, ahead, ahead)
-                ends: list[tuple[tuple[Real, Real], Real]] = [(then, 1.0)]
-                if np.any(self.num_layers > 3):
-                    ends.append((end, self.num_layers - 2.0))
-                for (held_then, gone_then), layers in ends:
-                    activations = np.maximum(beside + walk.shared - layers * walk.kept, 0.0)
-                    parts = (held_then, activations, logits, buffers, gone + gone_then)
-                    both = there if more is True else np.logical_and(there, more)
-                    places.append(Moment(self._named(parts, unpacked), both))
+                shared = walk.shared * float(spot.follows)
+                for mode, (last, there) in enumerate(self._modes()):
+                    buffers, gone = self._walk(walk, spot.block, last)
+                    for end, modes in zip(spot.ends, of_ends, strict=True):
+                        held_then, gone_then = modes[mode]
+                        now = np.maximum(beside + shared - end.freed(walk, held.kept), 0.0)
+                        parts = (held_then, now, logits, buffers, gone + gone_then)
+                        both = there if end.there is True else np.logical_and(there, end.there)
+                        places.append(Moment(self._named(parts, unpacked), both))
         return places
 
     def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:
@@ -127,18 +116,20 @@ class BlockPlaces(Blocks):
     ) -> list[Moment]:
         """The first layer on its way backward: nothing else is left."""
         zeros = np.zeros_like(held.saved)
-        before = self.layer - self.apart if self.num_layers > 1 else self.head
-        done = self.total - self.embedding - self.layer
+        spot = self.first_layer
+        done = self.total - self.embedding - self.lowest
         modes = []
         for last, there in self._modes():
-            whole = self._accumulated(gradients, self.embedding + self.layer, last)
+            whole = self._accumulated(gradients, self.embedding + self.lowest, last)
             modes.append((last, there, self._before(whole, done, last), self._gone(done, last)))
         places = []
         for walk in held.walks:
-            alone = walk.alone + walk.shared * float(bool(self.num_layers > 1))
+            if not spot.has(walk):
+                continue
+            alone = walk.alone + walk.shared * float(spot.follows)
             unpacked = walk.unpacked(used)
             for last, there, whole, gone_before in modes:
-                buffers, gone = self._walk(walk, last, before, 0.0)
+                buffers, gone = self._walk(walk, spot.block, last)
                 gone = gone + gone_before
                 place = self._named((whole, alone, zeros, buffers, gone), unpacked)
                 places.append(Moment(place, there))
@@ -156,7 +147,7 @@ class BlockPlaces(Blocks):
         zeros = np.zeros_like(self.total)
         places = []
         for last, there in self._modes():
-            left = np.where(last | self.every, self.reduction * self.layer, 0.0)
+            left = np.where(last | self.every, self.reduction * self.first_layer.block.own, 0.0)
             whole = np.where(self.zero_3, self.gathered * self.tied, 0.0) + self._tied_gradient()
             whole = whole + self._tied_gradient()  # the sum of both: torch, input_buffer.cpp
             fresh = self._fresh(self.embedding, self.embedding)
@@ -195,37 +186,36 @@ class BlockPlaces(Blocks):
         """Return whether it is the step's last micro-batch, and where that may be fullest."""
         return [(True, np.logical_or(self.alone, ~self.several)), (False, self.several)]
 
-    def _walk(self, walk: Walk, last: bool, before: Real, ahead: Real) -> tuple[Real, Real]:
-        """Return buffers, and weights that have gone, at one place in a layer.
-
-        ``before``: elements of the block that was reduced before; ``ahead``: of what is gathered
-        for the next one.
-        """
+    def _walk(self, walk: Walk, block: LayerBlock, last: bool) -> tuple[Real, Real]:
+        """Return buffers, and weights that have gone, at one place in a layer."""
         tied: Real = 0.0
         if np.any(self.tied):
             tied = self._tied_gradient() + np.where(self.zero_3, self.gathered * self.tied, 0.0)
         reduces = self.managed & (last | self.every)
         apart: Real = 0.0
-        if np.any(self.experts):
-            apart = np.minimum(np.where(reduces, self.experts, 0.0), walk.gradients)
+        if np.any(block.experts):
+            apart = np.minimum(np.where(reduces, block.experts, 0.0), walk.gradients)
         experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * apart
         if walk.complete:
-            coming = np.where(self.zero_3, self.gathered * ahead, 0.0)
+            coming = np.where(self.zero_3, self.gathered * block.ahead, 0.0)
             rest = self._reduced(walk.gradients - apart, last)
             shard = self.reduction / self.expert_shards * apart
             return tied + coming + rest + shard, self._gone(walk.gradients, last)
-        ahead = np.where(self.zero_3, self.gathered * (self.layer + ahead), 0.0)
+        layer = block.own + block.experts
+        ahead = np.where(self.zero_3, self.gathered * (layer + block.ahead), 0.0)
         if walk.experts == "reducing":
             going = self._reduced(apart, last, self.expert_shards) + self.inside * apart
             fresh = self._fresh(walk.gradients - apart)
             return tied + ahead + going + fresh, self._gone(apart, last)
         if walk.experts != "reduced":
-            left = np.where(reduces, self.reduction * before, 0.0)
-            if walk.experts == "gathering":
-                # copied out of what was gathered, and once more where they are cut inside
-                copies = (1.0 + np.greater(self.inside, 0.0)) * self.apart
-                ahead = np.where(self.zero_3, self.gathered * (self.layer + copies), 0.0)
+            left = np.where(reduces, self.reduction * block.before, 0.0)
+            if np.any(block.experts) and walk.experts in ("gathered", "gathering"):
+                # experts come before the next layer; they have just arrived, and are then copied
+                # out of what was gathered, once more where they are cut inside
+                copies = (1.0 + np.greater(self.inside, 0.0)) * float(walk.experts == "gathering")
+                alone = self.gathered * (layer + copies * block.experts)
+                ahead = np.where(self.zero_3 & (block.experts > 0.0), alone, ahead)
             return tied + ahead + left + self._fresh(walk.gradients), 0.0 * self.layer
-        left = np.where(reduces & (apart == 0.0), self.reduction * before, 0.0)
+        left = np.where(reduces & (apart == 0.0), self.reduction * block.before, 0.0)
         fresh = self._fresh(walk.gradients - apart)
         return tied + ahead + left + fresh + experts, self._gone(apart, last)

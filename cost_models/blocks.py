@@ -21,17 +21,20 @@ Units: bytes, columns of a plan table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
 from cost_models.adapters import embedding_is_frozen
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Flag, Real
 from cost_models.columns import by_value
 from cost_models.gradients import rearranged_bytes
+from cost_models.held_activations import Walk
 from cost_models.model import ModelSpec
 from cost_models.moments import walked_layers
+from cost_models.neighbours import NONE, Passed
 from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.rank_parameters import RankParameters, block_numel, last_share
 from cost_models.schedules import SPLIT_CODES
@@ -42,6 +45,50 @@ from cost_models.zero_plus_plus import gathering_buffer, reducing_buffer
 from hardware_profiles.software import SoftwareProfile
 
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlock:
+    """A layer that is walked, and the blocks beside it; elements."""
+
+    own: Real  # what is gathered and reduced with it: all but experts that are apart
+    experts: Real  # these, where others than the layer's ranks share them
+    before: Real  # of the block that was reduced before
+    ahead: Real  # of the block that is gathered meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The first or the last of layers with the same neighbours."""
+
+    done: Real  # elements of all blocks that were walked before
+    # layers that were walked before: how many, or of each kind how many, and how many recomputed
+    passed: Real | tuple[Passed, Passed]
+    there: Flag = True
+
+    def freed(self, walk: Walk, kept: Sequence[tuple[Real, Real]]) -> Real:
+        """Bytes that these layers had saved; ``kept``: one of each kind, and a recomputed one."""
+        if not isinstance(self.passed, tuple):
+            return self.passed * walk.kept
+        found: Real = 0.0
+        for count, again, (every, left) in zip(*self.passed, kept, strict=True):
+            found = found + (count - again) * every + again * left
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Layers with the same neighbours, on the way back."""
+
+    block: LayerBlock
+    ends: tuple[End, ...]
+    kind: int | None = None  # of the model's kinds; None: any, they are of one size
+    again: bool = False  # recomputed ones, if the plan recomputes
+    follows: bool = False  # a layer of its stack
+
+    def has(self, walk: Walk) -> bool:
+        """Whether a way back is one of these layers."""
+        return self.kind is None or (self.kind, self.again) == (walk.kind, walk.again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +112,16 @@ class Blocks:
     shards: Real
     replicas: Flag  # nothing is scattered, but added up over others: in a copy more (torch 2.13)
     head: Real  # elements
-    layer: Real
-    num_layers: Count
+    layer: Real  # the largest
+    spots: tuple[Spot, ...]  # of layers, from the loss on
+    first_layer: Spot  # that is walked last, when nothing else is left
+    lowest: Real  # elements of that layer
+    highest: Real  # of the one that is walked first, without experts that are apart
     embedding: Real
     total: Real
     ends: tuple[float, float]  # share of the head's and the embedding's last parameter in its block
     pair: Real  # two largest matrices of a layer
-    experts: Real  # of a layer, where others than the layer's ranks share them
     expert_shards: Real
-    apart: Real  # of a layer: experts, gathered and reduced by themselves
     inside: Real  # bytes an element: experts cut inside are rearranged matrix by matrix
     tied: Real  # elements of a block that is both ends
     table: Real  # of these, of the table that is both
@@ -105,6 +153,13 @@ class Blocks:
         keeps = software.keeps_replica_gradients and not mixed
         several = by_value(table.num_microbatches > 1)
         lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
+        head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
+        layers = _Layers.of(params, lonely, zeros)
+        behind = params.embedding + zeros if trains_first else layers.lowest(rank)
+        # what was reduced before the last layer
+        before = np.where(tied > 0.0, 0.0, head)
+        before = np.where(head > 0.0, before, np.where(several, behind, 0.0))
+        spots = layers.spots(model, rank, head, before)
         return cls(
             compute=workload.compute_bytes,
             reduction=workload.reduction_bytes,
@@ -125,22 +180,23 @@ class Blocks:
             two=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
             shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
             replicas=managed & (ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
-            head=params.head + zeros,
-            layer=params.largest_layer + zeros,
-            num_layers=walked_layers(model, rank),
+            head=head,
+            layer=layers.largest,
+            spots=spots,
+            first_layer=layers.first(model, rank, head, spots),
+            lowest=layers.sizes[rank.neighbours[-1].kind + 1 if rank.neighbours else 0],
+            highest=layers.own(rank.neighbours[0].kind if rank.neighbours else None),
             embedding=params.embedding + zeros,
             total=params.total + zeros,
             ends=(last_share(model.head), 0.0 if alone else last_share(model.embedding)),
             pair=params.largest_pair + zeros,
-            experts=np.where(lonely, 0.0, params.apart_layer) + zeros,
-            apart=params.apart_layer + zeros,
             inside=rearranged_bytes(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
-            tied=params.embedding + zeros if alone else zeros,
+            tied=tied,
             table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
             if alone
             else zeros,
-            behind=(params.embedding if trains_first else params.largest_layer) + zeros,
+            behind=behind,
             turns_once=by_value(
                 (table.pipeline_schedule == DUALPIPEV)
                 & (table.num_microbatches == 2 * table.pipeline_parallel)
@@ -206,7 +262,95 @@ class Blocks:
 
     def _prefetched(self) -> Real:
         """The last layer, which comes while the head runs; a tied table is the first block."""
-        return np.where(self.tied > 0.0, 0.0, self.layer - self.apart)
+        return np.where(self.tied > 0.0, 0.0, self.highest)
 
     def _left_over(self) -> Real:
         return (self.every & self.several & self.managed) * self.reduction * self.behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Elements of a rank's layers: of the largest, then of each kind."""
+
+    sizes: tuple[Real, ...]
+    experts: tuple[Real, ...]
+    apart: tuple[Real, ...]
+
+    @classmethod
+    def of(cls, params: RankParameters, lonely: Flag, zeros: Real) -> Self:
+        apart = (params.apart_layer, *params.apart_layers)
+        return cls(
+            tuple(size + zeros for size in (params.largest_layer, *params.layers)),
+            tuple(np.where(lonely, 0.0, each) + zeros for each in apart),
+            tuple(each + zeros for each in apart),
+        )
+
+    @property
+    def largest(self) -> Real:
+        """The largest layer, whole."""
+        return self.sizes[0]
+
+    def own(self, kind: int | None) -> Real:
+        """What is gathered with a layer of a kind; None: they are of one size."""
+        number = 0 if kind is None else kind + 1
+        return self.sizes[number] - self.apart[number]
+
+    def lowest(self, rank: PipelineRank) -> Real:
+        """The same of the rank's first layer."""
+        return self.own(rank.neighbours[-1].kind if rank.neighbours else None)
+
+    def beside(self, kind: int | None, before: Real, ahead: Real) -> LayerBlock:
+        """A layer of a kind between other blocks."""
+        number = 0 if kind is None else kind + 1
+        return LayerBlock(self.own(kind), self.experts[number], before, ahead)
+
+    def passed(self, passed: Passed) -> Real:
+        """Elements of layers by kind."""
+        return sum(n * size for n, size in zip(passed, self.sizes[1:], strict=True))
+
+    def spots(
+        self, model: ModelSpec, rank: PipelineRank, head: Real, before: Real
+    ) -> tuple[Spot, ...]:
+        """All but the last layer that is walked, which is the first one of the rank.
+
+        Of layers of one size: the first on the way back, the second, and the last but one. Of
+        others also the last one, which may be the only one of its size.
+        """
+        if not rank.neighbours:
+            own, whole, layers = self.own(None), self.largest, walked_layers(model, rank)
+            more = layers > 2
+            ends = [End(head + whole, 1, more)] if np.any(more) else []
+            if np.any(layers > 3):  # of three the one behind the first is the last but one
+                ends.append(End(head + (layers - 2.0) * whole, layers - 2.0, more))
+            first = Spot(self.beside(None, before, own), (End(head, 0),))
+            others = Spot(self.beside(None, own, own), tuple(ends), follows=True)
+            return (first, others) if ends else (first,)
+        found = []
+        for near in rank.neighbours:
+            behind = before if near.behind == NONE else self.own(near.behind)
+            ahead = 0.0 if near.ahead == NONE else self.own(near.ahead)
+            counts = [near.first] if near.first is near.last else [near.first, near.last]
+            found.append(
+                Spot(
+                    block=self.beside(near.kind, behind, ahead),
+                    ends=tuple(End(head + self.passed(each[0]), each) for each in counts),
+                    kind=near.kind,
+                    again=near.again,
+                    follows=_same_stack(model, near.kind, near.behind),
+                )
+            )
+        return tuple(found)
+
+    def first(
+        self, model: ModelSpec, rank: PipelineRank, head: Real, spots: tuple[Spot, ...]
+    ) -> Spot:
+        """The rank's first layer, which is walked last: nothing is gathered meanwhile."""
+        if rank.neighbours:
+            return spots[-1]
+        several = bool(walked_layers(model, rank) > 1)
+        before = self.own(None) if several else head
+        return Spot(self.beside(None, before, 0.0), (), follows=several)
+
+
+def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:
+    return other != NONE and model.kinds[kind].stack == model.kinds[other].stack

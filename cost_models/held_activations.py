@@ -46,6 +46,7 @@ from cost_models.model import LayerKind, ModelSpec
 from cost_models.outer_activations import (
     embedding_bytes_per_token,
     head_bytes_per_token,
+    head_gradient_bytes_per_token,
     head_norm_bytes_per_token,
     head_walk_bytes_per_token,
     rotary_table_bytes,
@@ -72,6 +73,8 @@ class Walk:
     product: Real  # of these beside, where a matrix was unpacked for it; less than 0: none was
     experts: str  # state of those that others share than the rest, see ``cost_models.walk``
     complete: bool  # the layer is done, and its gradients are reduced now
+    kind: int = 0  # of the model's kinds
+    again: bool = False  # of a layer that is recomputed, if the plan recomputes
 
     def unpacked(self, used: tuple[Real, Real] | None) -> Real:
         """Bytes of a matrix that is unpacked here; its product comes when what helped has gone."""
@@ -95,8 +98,11 @@ class Held:
     working: Real  # one layer on its way backward: gradients, and what is recomputed
     last_layer: Real  # the same, and what that layer saved: all that is left at the end
     walks: tuple[Walk, ...]  # our executor's: place by place
+    # that go with a layer of each kind, and with a recomputed one; where layers differ in size
+    kept: tuple[tuple[Real, Real], ...]
     head_walk: Real  # the projection on its way backward
     head_norm: Real  # the last norm on its way backward
+    head_gradient: Real  # what both give to the layers: the gradient of their input
     tail: Real  # of ``saved``, by the head: gone before the layers
     logits_forward: Real  # of the micro-batch that is at the loss
     logits_backward: Real
@@ -115,7 +121,7 @@ def held_activations(
 ) -> Held:
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
     tokens = rank_tokens(workload, table)
-    layers, due, working, last_layer, largest, walks = _layers(
+    layers, due, working, last_layer, largest, walks, by_kind = _layers(
         model, workload, software, table, rank
     )
     # the last layer on its way backward still keeps all of its own
@@ -170,8 +176,10 @@ def held_activations(
             )
             for walk in walks
         ),
+        kept=tuple((every * tokens, left * tokens) for every, left in by_kind),
         head_walk=head_walk_bytes_per_token(model, workload, table, rank) * tokens,
         head_norm=head_norm_bytes_per_token(model, workload, software, table, rank) * tokens,
+        head_gradient=head_gradient_bytes_per_token(model, workload, table, rank) * tokens,
         tail=tail * tokens,
         last_layer=(np.maximum(last_layer, due * due_at_the_end(table, rank)) + shared) * tokens,
         logits_forward=forward * tokens,
@@ -189,11 +197,12 @@ def _layers(
     software: SoftwareProfile,
     table: PlanTable,
     rank: PipelineRank,
-) -> tuple[Real, Real, Real, Real, Real, list[Walk]]:
+) -> tuple[Real, Real, Real, Real, Real, list[Walk], list[tuple[Real, Real]]]:
     """Return bytes a token of a rank's layers.
 
     Saved for the backward pass; kept for their weight gradients; added by one on its way backward;
-    by that one alone; saved by the largest; our executor's way back, place by place.
+    by that one alone; saved by the largest; our executor's way back, place by place; what goes with
+    a layer of each kind that is done, and with one that is recomputed.
     """
     compute = workload.compute_bytes
     saved: Real = np.zeros(len(table))
@@ -206,7 +215,9 @@ def _layers(
     copies: Real = np.zeros(len(table))
     walks: list[Walk] = []
     again_walks: list[Walk] = []  # of layers that are recomputed
+    by_kind: list[tuple[Real, Real]] = [(0.0, 0.0)] * len(model.kinds)
     counts = zip(
+        range(len(model.kinds)),
         rank.kind_counts,
         rank.recomputed,
         rank.kept_behind,
@@ -214,7 +225,7 @@ def _layers(
         trainable_part(model).kinds,
         strict=True,
     )
-    for count, recomputed, behind, kind, trained in counts:
+    for number, count, recomputed, behind, kind, trained in counts:
         if not count or kind.idle:
             continue
         regions = _regions(model, workload, software, table, kind)
@@ -225,6 +236,9 @@ def _layers(
         # copies that come while later layers are walked backward
         copies = copies + count * sharded_input_bytes(model, compute, software, table)
         saved = saved + recomputed * left + (count - recomputed) * everything
+        if rank.neighbours:  # offloaded it had left already
+            away = table.offloads_activations
+            by_kind[number] = np.where(away, 0.0, everything), np.where(away, 0.0, left)
         largest = np.maximum(largest, left * (recomputed > 0))
         largest = np.maximum(largest, everything * (recomputed < count))
         # by the time a stage's first recomputed layer is reached those behind it are done
@@ -271,19 +285,25 @@ def _layers(
         for place in places(model, kind, trained, everything, workload, software, table):
             there = place.working - place.freed
             ends = (place.product, place.experts, place.done)
-            way = Walk(there, everything + there, shared, place.gradients, everything, *ends)
+            way = Walk(
+                there, everything + there, shared, place.gradients, everything, *ends, number, False
+            )
             walks += [way] if recomputed < count else []
             again = np.where(table.recompute == FULL, anew, core * place.has_core)
             again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
-            again_walks += [replace(way, beside=again + there, kept=left)] if recomputed else []
+            if recomputed:
+                again_walks += [replace(way, beside=again + there, kept=left, again=True)]
     # offloaded, the layers behind it had left already
     done_before = np.where(table.offloads_activations, 0.0, done_before)
     working = np.maximum(working, repeated - done_before) + copies
-    walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
+    if rank.neighbours:  # what is done before a layer is told from its place
+        walks += again_walks
+    else:
+        walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
     if not walks:  # no layer is walked back
         none = np.zeros(len(table))
         walks = [Walk(none, none, none, none, none, none - 1.0, "reduced", False)]
-    return saved, due, working, alone + copies, largest, walks
+    return saved, due, working, alone + copies, largest, walks, by_kind
 
 
 def layer_bytes(

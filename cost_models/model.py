@@ -102,6 +102,7 @@ class FeedForward:
     shared_ffn_hidden_size: int = 0  # of all shared experts together
     inner_dropout: bool = False  # between the matrices too (T5)
     weighted_in_fp32: bool = False  # the router's weights are not cast back (Mixtral, DeepSeek)
+    router_in_fp32: bool = False  # it reads a copy of its input in fp32 (DeepSeek)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,15 @@ def head_norm_bytes_per_token(
     return float(rank.last) * (saved + turned - passing) / along
 
 
+def head_gradient_bytes_per_token(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    """Bytes a token of the gradient that norm and projection give to the layers below: c h."""
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    walked = any(not model.kinds[i].idle for i in model.pattern)
+    return workload.compute_bytes * model.hidden_size * float(rank.last and walked) / along
+
+
 def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:
     """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d a table."""
     attentions = [kind.attention for kind in model.kinds if kind.attention.rotary]

@@ -134,6 +134,7 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
         min(rank.num_stages, 2),
         min(sum(rank.kind_counts), 2),
         tuple((count > 0, again > 0, again < count) for count, again in layers),
+        tuple((near.order, near.first is near.last) for near in rank.neighbours),
     )
 
 
@@ -193,13 +194,21 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
             return values[0]
         return Column(number.level, np.array(values)[number.values])
 
+    def by_kind(counts: list[tuple[int, ...]]) -> tuple[Any, ...]:
+        return tuple(column(list(values)) for values in zip(*counts, strict=True))
+
     found: dict[str, Any] = {
         name: column([getattr(rank, name) for rank in ranks]) for name in COUNTS
     }
     for name in COUNTS_BY_KIND:
-        by_kind = zip(*(getattr(rank, name) for rank in ranks), strict=True)
-        found[name] = tuple(column(list(values)) for values in by_kind)
-    return replace(ranks[0], **found)
+        found[name] = by_kind([getattr(rank, name) for rank in ranks])
+    neighbours = []
+    for alike in zip(*(rank.neighbours for rank in ranks), strict=True):
+        first = tuple(by_kind([near.first[part] for near in alike]) for part in range(2))
+        last = tuple(by_kind([near.last[part] for near in alike]) for part in range(2))
+        same = alike[0].first is alike[0].last
+        neighbours.append(replace(alike[0], first=first, last=first if same else last))
+    return replace(ranks[0], **found, neighbours=tuple(neighbours))
 
 
 def _steps(setting: Setting, group: _Group) -> Floats:

@@ -34,6 +34,8 @@ class RankParameters:
     largest_pair: Real  # its two largest matrices
     embedding: Real
     head: Real
+    layers: tuple[Real, ...]  # one layer of each of the model's kinds
+    apart_layers: tuple[Real, ...]  # and its experts that are apart
 
 
 def block_numel(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
@@ -94,7 +96,10 @@ def rank_parameters(
     most = np.max(np.stack([np.broadcast_to(r, np.shape(zero)) for r in routed]), axis=0)
     apart_layer = np.where(experts_apart, most, 0.0)
     total = layers + embedding + head
-    return RankParameters(total, apart, apart_layer, largest, pair, embedding, head)
+    parts = total, apart, apart_layer, largest, pair, embedding, head
+    return RankParameters(
+        *parts, tuple(kinds), tuple(np.where(experts_apart, each, 0.0) for each in routed)
+    )
 
 
 def frozen_bytes(

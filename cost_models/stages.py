@@ -16,6 +16,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.model import ModelSpec, Weight
+from cost_models.neighbours import Neighbours, neighbours_on_the_way_back
 from cost_models.plan import split_layers
 from cost_models.recomputed import Recomputed
 from cost_models.schedules import owned_stages
@@ -51,6 +52,7 @@ class PipelineRank:
     bridge: Literal["", "first", "last", "between"] = ""
     decoders: int = 0  # stages whose layers read the encoder's output
     stacks: int = 0  # tables of positions that its stages make, one for each stack of each
+    neighbours: tuple[Neighbours, ...] = ()  # on the way back, where layers are not of one size
 
     @property
     def multiplicity(self) -> int:
@@ -86,9 +88,12 @@ def contents_of(
     owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
     mine = [_kind_counts(model, layer_ranges[s], range(*layer_ranges[s])) for s in owned]
     again, behind, starts = [], [], 0
+    walked: list[tuple[int, bool]] = []
     for stage in owned:
         first, last = layer_ranges[stage]
         layers = recomputed.of_stage(stage, (first, last))
+        repeats, here = set(layers), enumerate(model.stage_kinds(first, last), start=first)
+        walked += [(kind, i in repeats) for i, kind in here if not model.kinds[kind].idle]
         after = range(layers[-1] + 1 if layers else last, last)
         again.append(_kind_counts(model, (first, last), layers))
         behind.append(_kind_counts(model, (first, last), after))
@@ -122,6 +127,7 @@ def contents_of(
         bridge=_bridge(model, layer_ranges, owned),
         decoders=sum(any(kind.cross_attention for kind in stage) for stage in kinds),
         stacks=sum(len({kind.stack for kind in stage if kind.stack}) for stage in kinds),
+        neighbours=neighbours_on_the_way_back(model, walked[::-1]),
     )
 
 

@@ -265,10 +265,19 @@ def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     rows = feed_forward.experts_per_token * layer.model.hidden_size * table.expert_tensor
     rows = rows / layer.tensor
     wide = max(FP32, compute) if feed_forward.weighted_in_fp32 else compute
-    weighted = (wide + (compute if compute < wide else 0.0)) * rows + 2.0 * layer.hidden
-    # computed again up to the last tensor that is saved: what came back is there meanwhile
-    again = np.equal(table.recompute, FULL) & (table.expert_parallel > 1)
-    weighted = weighted + np.where(again, compute * rows, 0.0)
+    cast = compute if compute < wide else 0.0
+    # the gradient of the sum comes whole, and that of what the sum is added to
+    whole = compute * layer.model.hidden_size
+    arrived = np.where(table.sequence_parallel, whole, layer.hidden) + layer.hidden
+    weighted = (wide + cast) * rows + arrived
+    # computed again up to the last tensor that is saved: what came back is there meanwhile, the
+    # sum, what it is added to and, cut along the sequence, what the mixture was given
+    full = np.equal(table.recompute, FULL)
+    back = np.where(table.expert_parallel > 1, compute, 0.0)
+    sums = (wide + cast) * layer.model.hidden_size
+    given = layer.hidden * np.where(table.sequence_parallel, 2.0, 1.0)
+    again = (wide + back) * rows + sums + given + arrived
+    weighted = np.where(full, np.maximum(weighted, again), weighted)
     rows = compute * rows
     one = rows + 2.0 * layer.hidden
     none, inside = 0.0 * by_mlp, behind + layer.inside + rows
@@ -278,7 +287,7 @@ def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
         Place(behind, weighted, none, experts="gathered"),
         # (computed again they are gathered before there is anything else of the MLP)
         Place(
-            behind + rows + np.where(np.equal(table.recompute, FULL), layer.inside + rows, 0.0),
+            behind + rows + np.where(full, layer.inside + rows, 0.0),
             one,
             none,
             experts="gathering",

@@ -57,6 +57,7 @@ class SoftwareProfile:
     attention_dropout_bytes: float  # per head and pair of tokens, on top, with dropout
     dropout_mask_bytes: float  # per element of a hidden-size dropout
     router_saved_bytes: float  # per token and expert
+    router_copies_input: bool  # in fp32, of models whose router computes in that
     experts_one_by_one: bool  # a loop over experts: gradients of one expert's tokens at a time
     repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)
     # what is not trained

@@ -94,6 +94,7 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
         experts,
         shared_ffn_hidden_size=shared,
         weighted_in_fp32=True,
+        router_in_fp32=True,
     )
     dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     _only_every_layer(config)

@@ -104,6 +104,7 @@ def read_experts(
     shared_ffn_hidden_size: int = 0,
     low: int = 1,
     weighted_in_fp32: bool = False,
+    router_in_fp32: bool = False,
 ) -> FeedForward:
     """Read a mixture of experts; a token cannot go to more experts than there are."""
     num_experts = config.size(experts, MAX_EXPERTS, low=low)
@@ -118,6 +119,7 @@ def read_experts(
         experts_per_token=per_token,
         shared_ffn_hidden_size=shared_ffn_hidden_size,
         weighted_in_fp32=weighted_in_fp32,
+        router_in_fp32=router_in_fp32,
     )
 
 

@@ -46,7 +46,8 @@ class Case:
             workload, SOFTWARE, table, self.sizes, held.in_flight + held.due
         )
         zeros = {f.name: np.zeros(1) for f in fields(Held) if f.name != "walks"}
-        self.empty = Held(**zeros, walks=(NOTHING,))  # no activations at all
+        del zeros["kept"]
+        self.empty = Held(**zeros, walks=(NOTHING,), kept=())  # no activations at all
 
     @property
     def head(self) -> float:
@@ -61,7 +62,10 @@ class Case:
         return number(self.sizes.embedding)
 
     def layer_places(self, walk: Walk, gradients: float = 0.0, saved: float = 0.0) -> list[float]:
-        """All bytes at the first layer, at the one behind it, and at the last but one."""
+        """All bytes at the first layer, at the one behind it, and at the last but one.
+
+        First at the last micro-batch, then at one before: of the first layer, then of the others.
+        """
         held = replace(self.empty, walks=(walk,), saved=np.full(1, saved))
         zeros = np.zeros(1)
         found = self.blocks.at_layer(zeros + gradients, held, zeros, None)
@@ -84,7 +88,7 @@ def test_zero_3_gathers_the_head_and_the_layer_that_comes() -> None:
 def test_a_layer_before_its_gradients_under_zero_3() -> None:
     """It and the next one are gathered; behind it: the head's fp32 copy, and its reduced shard."""
     case = Case(Plan(data_parallel=8, zero_stage=3))
-    first, _, later, *_ = case.layer_places(NOTHING)
+    first, _, _, later, *_ = case.layer_places(NOTHING)
     assert first == 2 * 2 * case.layer + 4 * case.head + 4 * case.head / 8
     # nothing is kept by layers here: the last but one has the shards of all behind it
     behind = case.head + (LAYERS - 2) * case.layer
@@ -98,7 +102,7 @@ def test_both_ends_of_the_walk_are_places() -> None:
     beside = saved + 2 * 2 * case.layer + 4 * case.layer + 4 * case.head / 8
     for kept in (0.5 * shard, 2.0 * shard):
         walk = replace(NOTHING, kept=np.full(1, kept))
-        _, second, last_but_one, *_ = case.layer_places(walk, saved=saved)
+        _, _, second, last_but_one, *_ = case.layer_places(walk, saved=saved)
         assert second == pytest.approx(beside + shard - kept)
         assert last_but_one == pytest.approx(beside + (LAYERS - 2) * (shard - kept))
 
@@ -123,7 +127,7 @@ def test_one_precision_on_one_rank_reduces_nothing() -> None:
     assert first == 4 * (case.layer + case.head)  # the gradients themselves
     several = Case(Plan(num_microbatches=2), precision="fp32")
     # only two matrices of a layer have theirs before they are added up
-    waiting = several.layer_places(done)[3]
+    waiting = several.layer_places(done)[1]
     assert waiting == 4 * number(several.sizes.largest_pair)
 
 
@@ -153,7 +157,7 @@ def test_whole_gradients_leave_block_by_block() -> None:
     whole = number(case.gradients.later)
     everything = number(case.sizes.total)
     assert whole == 4 * everything
-    last, _, _, before, *_ = case.layer_places(NOTHING, whole)
+    last, before, *_ = case.layer_places(NOTHING, whole)
     done = case.head
     assert before == whole
     assert last == pytest.approx(
@@ -170,7 +174,8 @@ def test_experts_by_themselves() -> None:
 
     def buffers(experts_are: str) -> float:
         walk = replace(NOTHING, gradients=np.full(1, experts), experts=experts_are)
-        found, gone = case.blocks._walk(walk, True, case.head, 0.0 * case.layer)
+        block = replace(case.blocks.spots[0].block, before=case.head, ahead=0.0)
+        found, gone = case.blocks._walk(walk, block, True)
         return number(found) + number(gone)
 
     assert buffers("fresh") == 2 * experts + 4 * case.head
@@ -184,11 +189,19 @@ def test_zero_3_copies_experts_out_of_what_was_gathered() -> None:
     config = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     case = Case(Plan(data_parallel=8, expert_parallel=4, zero_stage=3), **config)
     experts = number(case.sizes.apart_layer)
-    none = np.zeros(1)
-    walk = replace(NOTHING, gradients=none, experts="gathering")
-    found, _ = case.blocks._walk(walk, True, none, 0.0 * case.layer)
+    block = case.blocks.spots[1].block  # between layers of its size
+    assert number(block.ahead) == case.layer - experts
+
+    def gathered(experts_are: str) -> float:
+        walk = replace(NOTHING, gradients=np.zeros(1), experts=experts_are)
+        left = 4 * number(block.before)
+        return number(case.blocks._walk(walk, block, True)[0]) - left
+
     cut_inside = number(case.blocks.inside) > 0.0
-    assert number(found) == 2 * (case.layer + (1 + cut_inside) * experts)
+    assert gathered("gathering") == 2 * (case.layer + (1 + cut_inside) * experts)
+    # the next layer is asked for by the experts, once they are there
+    assert gathered("gathered") == 2 * case.layer
+    assert gathered("fresh") == 2 * (case.layer + case.layer - experts)
 
 
 def test_a_packed_matrix_is_there_where_it_is_used() -> None:
