@@ -51,8 +51,12 @@ def embedding_bytes_per_token(
         # saved
         walked = [model.kinds[i] for i in model.pattern if not model.kinds[i].idle]
         kind = walked[0] if walked else kind
-        written_out = kind.norm != "layer" and not kind.norms_after
-        counts = rank.first and written_out and bool(walked)
+        opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
+        # a layer norm that is trained needs its input for its weight too
+        asked = kind.norm == "layer" and any(
+            w.part == "norm" and not w.frozen for w in kind.weights
+        )
+        counts = rank.first and opens and not asked and bool(walked)
         saved = np.where(table.recompute < FULL, float(counts), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)

@@ -179,6 +179,8 @@ opt-1.3b:4 s1024 b4 pp2 m4 full lora:16
 bert-large:8 s512 b8 pp2 m4 full lora:16
 t5-large:4 s512 b8 pp2 m4 full lora:16
 llama-3-8b:4 s1024 b4 pp2 m4 zero_bubble lora:16
+opt-1.3b:4 s1024 b4 pp4 m4 lora:16
+gemma-2-2b:4 s2048 lora:16 dp2
 # frozen parts
 llama-3-8b:4 s4096 dp2 zero2 m2 freeze=embedding,layers:0-1
 llama-3-8b:4 s4096 tp4 sp dp2 zero1 freeze=embedding,layers:0-1
