@@ -134,7 +134,7 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
         min(rank.num_stages, 2),
         min(sum(rank.kind_counts), 2),
         tuple((count > 0, again > 0, again < count) for count, again in layers),
-        tuple((near.order, near.first is near.last) for near in rank.neighbours),
+        tuple(near.order for near in rank.neighbours),
     )
 
 
@@ -206,7 +206,7 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     for alike in zip(*(rank.neighbours for rank in ranks), strict=True):
         first = tuple(by_kind([near.first[part] for near in alike]) for part in range(2))
         last = tuple(by_kind([near.last[part] for near in alike]) for part in range(2))
-        same = alike[0].first is alike[0].last
+        same = all(near.first is near.last for near in alike)
         neighbours.append(replace(alike[0], first=first, last=first if same else last))
     return replace(ranks[0], **found, neighbours=tuple(neighbours))
 
