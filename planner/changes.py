@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cost_models.adapters import adapted, without_adapters
 from cost_models.estimate import Setting
+from cost_models.optimizer_states import RULES
 from cost_models.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.workload import Optimizer
 from hardware_profiles.build import build_cluster
@@ -18,6 +19,7 @@ from planner.reach import fits, largest, longest_sequence, with_seq_len
 from planner.retyped import TAKE_BACK, retyped_batch, retyped_plan
 from planner.search import search
 from planner.typed import typed_cluster
+from planner.verdict import budget_bytes
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
 MAX_NODES: Final = 1024
@@ -57,9 +59,14 @@ class Change:
     plan: Plan
 
 
-def other_plans(setting: Setting, plan: Plan) -> Iterator[Change]:
-    """Other plans on the same accelerators, for the same training."""
+def other_plans(setting: Setting, plan: Plan, nothing: Sequence[str] = ()) -> Iterator[Change]:
+    """Other plans on the same accelerators, for the same training.
+
+    ``nothing``: ways to offload with which no plan of the setting fits, as is known.
+    """
     even = without_own_stages(setting)
+    if setting.stage_recompute_layers is not None or plan.offload_device != "cpu":
+        nothing = ()  # what was searched is not what is searched here
     some = recomputes_some(setting, plan)
 
     def change(kind: str, words: str, options: str, changed: Plan) -> Change:
@@ -101,11 +108,13 @@ def other_plans(setting: Setting, plan: Plan) -> Iterator[Change]:
     for changed in offloaded if setting.on_gpu else ():
         options = f"--offload {changed.offload}"
         yield change("offload", _offload_words(changed.offload), options, changed)
-    if best := _best(even):
+    if best := None if "none" in nothing else _best(even):
         options = retyped_plan(setting, best, plan, anew=some)
         yield change("search", "another plan on the same cluster", options, best)
     elif setting.on_gpu and not any(fits(setting, changed) for changed in offloaded):
         for offload in MORE_OFFLOAD[plan.offload]:
+            if offload in nothing:
+                continue
             best = _best(even, offload=offload, offload_device=plan.offload_device)
             if best is not None and fits(even, best):
                 words = f"{_offload_words(offload)}, under another plan"
@@ -310,6 +319,16 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     )
 
 
+def least_bytes(setting: Setting) -> float:
+    """Bytes that all accelerators of any number hold together, without offload.
+
+    One copy of the trained weights in the precision of the updates, and what the optimizer keeps.
+    """
+    workload, rule = setting.workload, RULES[setting.workload.optimizer]
+    states = workload.state_bytes * rule.states if rule.is_uniform and not rule.paged else 0.0
+    return setting.model.num_trainable_parameters * (workload.master_bytes + states)
+
+
 def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:
     """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
     if setting.cluster.levels:
@@ -317,6 +336,9 @@ def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]
     nodes = setting.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
         larger = resized(setting.cluster, nodes)
+        if least_bytes(setting) / larger.num_gpus > budget_bytes(larger):
+            nodes *= 2
+            continue
         batch = max(setting.workload.global_batch_size, larger.num_gpus)
         workload = replace(setting.workload, global_batch_size=batch)
         changed = replace(setting, cluster=larger, workload=workload)

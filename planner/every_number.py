@@ -86,8 +86,8 @@ class Grids:
     least_step: Floats  # seconds
 
     @classmethod
-    def of(cls, setting: Setting, every: Whole, most: float) -> Grids:
-        """Bound those that can come to ``most`` bytes."""
+    def of(cls, setting: Setting, every: Whole, most: float, *, timed: bool = True) -> Grids:
+        """Bound those that can come to ``most`` bytes; not ``timed``: a step takes what it may."""
         table, none, whole = every.table, every.none, every.peak
         smallest, largest = stage_sizes(setting, table)
         counts = smallest - (smallest == largest)
@@ -98,7 +98,9 @@ class Grids:
             peak = np.nan_to_num(none * share / (none + share)) * (1.0 - ROUNDING)
         rows = ((counts > 0) & (peak <= most)).nonzero()[0]
         table = table.rows(rows)
-        kept = table_steps(setting, replace(table, offload=KEPT[table.offload]))
+        kept = np.zeros(len(table))
+        if timed:
+            kept = table_steps(setting, replace(table, offload=KEPT[table.offload]))
         first = 1.0 / largest[rows] if alike else np.zeros(len(rows))
         step = kept * (1.0 - MOST_SAVED * (1.0 - first)) * (1.0 - ROUNDING)
         return cls(table, counts[rows], whole[rows], peak[rows], step)

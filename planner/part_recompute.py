@@ -54,19 +54,25 @@ def varies_layers(setting: Setting, fixed: Mapping[str, Any]) -> bool:
 def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
     """Return the peaks of the same plans with nothing recomputed; nan where there is none.
 
-    ``apart``: how many rows ahead such a plan stands where all of a grid are there.
+    ``apart``: how many rows ahead such a plan stands where all of a grid are there; it is nearer
+    where some of them are illegal.
     """
     found = np.full(len(table), np.nan)
-    if len(table) <= apart:
-        return found
     recompute = plain(table.recompute)
-    same = (recompute[apart:] == FULL) & (recompute[:-apart] == NONE)
-    for name in (f.name for f in fields(PlanTable) if f.name != "recompute"):
-        column = getattr(table, name)
-        values = column.codes if isinstance(column, Coded) else column
-        if values.strides != (0,):
-            same &= values[apart:] == values[:-apart]
-    found[apart:][same] = peak[:-apart][same]
+    names = [f.name for f in fields(PlanTable) if f.name != "recompute"]
+    columns = [getattr(table, name) for name in names]
+    values = [column.codes if isinstance(column, Coded) else column for column in columns]
+    values = [column for column in values if column.strides != (0,)]
+    left = (recompute == FULL).nonzero()[0]
+    for ahead in range(min(apart, len(table) - 1), 0, -1):
+        rows = left[left >= ahead]
+        rows = rows[recompute[rows - ahead] == NONE]
+        for column in values:
+            rows = rows[column[rows] == column[rows - ahead]]
+        found[rows] = peak[rows - ahead]
+        left = left[np.isnan(found[left])]
+        if len(left) == 0:
+            break
     return found
 
 
@@ -196,20 +202,30 @@ def recompute_less(
         some = some.rows((some.floor < longest).nonzero()[0])
         if len(some.table) == 0:
             break
-        least = table_steps(setting, replace(some.table, recompute_layers=some.fewest))
-        priced += len(least)
-        some = some.rows((least < longest) & may(some.table, least))
+        if longest < np.inf:
+            least = table_steps(setting, replace(some.table, recompute_layers=some.fewest))
+            priced += len(least)
+            some = some.rows((least < longest) & may(some.table, least))
         family, table = some.with_every_number()
-        step = table_steps(setting, table)
         priced += len(table)
-        index = ((step < longest) & may(table, step)).nonzero()[0]
-        fitting, peak = fits(table.rows(index))
-        index, peak = index[fitting], peak[fitting]
-        legal = legality_codes(question_of(setting), table.rows(index)) == 0
-        index, peak = index[legal], peak[legal]
+        if longest < np.inf:
+            step = table_steps(setting, table)
+            index = ((step < longest) & may(table, step)).nonzero()[0]
+            family, table, step = family[index], table.rows(index), step[index]
+            fitting, peak = fits(table)
+            index = fitting.nonzero()[0]
+            step, peak = step[index], peak[index]
+        else:  # nothing to beat: most of these questions end with what fits
+            fitting, peak = fits(table)
+            index = fitting.nonzero()[0]
+            step, peak = table_steps(setting, table.rows(index)), peak[index]
+            kept = may(table.rows(index), step)
+            index, step, peak = index[kept], step[kept], peak[kept]
+        family, table = family[index], table.rows(index)
+        index = (legality_codes(question_of(setting), table) == 0).nonzero()[0]
         _, first = np.unique(family[index], return_index=True)  # the fewest layers
-        index, peak = index[first], peak[first]
-        table, step = table.rows(index), step[index]
+        index = index[first]
+        table, step, peak = table.rows(index), step[index], peak[index]
         order = np.lexsort((peak, step))
         ranked = simulate(setting, table, order, step, peak, top=top, broken=broken(table, peak))
         simulated += ranked.simulated

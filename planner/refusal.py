@@ -70,10 +70,16 @@ def no_plan(
     fixed: Mapping[str, Any] | None = None,
     require: Sequence[Constraint] = (),
     offloads: Sequence[str] = ("none",),
+    tried: Sequence[str] = (),
 ) -> Refusal:
-    """Say why a search found nothing, and look for what fits."""
+    """Say why a search found nothing, and look for what fits.
+
+    ``tried``: more ways to offload that were searched in vain.
+    """
     reasons = reasons_of(setting, result)
-    ways = () if result.smallest is None else ways_out(setting, result.smallest)
+    # what was searched with nothing pinned or required is not searched again
+    nothing = () if fixed or require else (*offloads, *tried)
+    ways = () if result.smallest is None else ways_out(setting, result.smallest, nothing)
     ways = tuple(way for way in ways if satisfies(way, Plan(**way["plan"]), require))
     changes = tuple(smallest_changes(setting, fixed or {}, require, offloads))
     return Refusal(setting, result, assumptions, reasons, ways, changes)

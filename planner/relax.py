@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -131,10 +131,23 @@ def _of_constraint(
     if one.name in WORDS or one.name in FLAGS:
         plans = search(setting, fixed, require=others, offloads=offloads, top=1).plans
         return {"instead_of": one.text, "change": LEFT_OUT} if plans else None
-    for value in _values(setting, fixed, one.name, one.value, offloads):
-        exact = Constraint(one.name, "==", value, one.text)
-        if search(setting, fixed, require=[*others, exact], offloads=offloads, top=1).plans:
-            return {"instead_of": one.text, "change": f"{one.name}=={value}"}
+
+    def found(value: int | None) -> bool:
+        exact = [] if value is None else [Constraint(one.name, "==", value, one.text)]
+        asked = [*others, *exact]
+        return bool(search(setting, fixed, require=asked, offloads=offloads, top=1).plans)
+
+    value = _nearest(_values(setting, fixed, one.name, one.value, offloads), found)
+    return None if value is None else {"instead_of": one.text, "change": f"{one.name}=={value}"}
+
+
+def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int | None:
+    """Return the first value with a plan; ``found(None)``: whether there is one for any value."""
+    for position, value in enumerate(values):
+        if found(value):
+            return value
+        if position == 0 and not found(None):
+            break
     return None
 
 
@@ -175,10 +188,13 @@ def _of_pin(
         if not plans:
             return None
         return {"instead_of": text, "change": f"--fix {name}={getattr(plans[0], name)}"}
-    for value in _values(setting, rest, name, fixed[name], offloads):
-        if search(setting, {**rest, name: value}, **options).plans:
-            return {"instead_of": text, "change": f"--fix {name}={value}"}
-    return None
+
+    def found(value: int | None) -> bool:
+        asked = rest if value is None else {**rest, name: value}
+        return bool(search(setting, asked, **options).plans)
+
+    value = _nearest(_values(setting, rest, name, fixed[name], offloads), found)
+    return None if value is None else {"instead_of": text, "change": f"--fix {name}={value}"}
 
 
 def _values(

@@ -100,7 +100,7 @@ def search(
     candidates = Candidates.of(setting, fixed or {}, require, offloads)
     legal = candidates.legal
     budget, around = budget_bytes(setting.cluster), memory_spread(setting.software.name)
-    enough = 2.0 * budget  # far too large: by how much does not matter, unless all plans are
+    enough = 4.0 * budget  # far too large: by how much does not matter, unless all plans are
     peak, verdicts = _judged(setting, legal, enough)
     if len(legal) and peak.min() > enough:
         peak, verdicts = _judged(setting, legal)
@@ -135,23 +135,24 @@ def search(
         codes.append(finalists.broken)
         chosen = finalists.plans(table, peak)
         most = most_memory(require, most_bytes(budget, around, verdict))
-        fits, may = partial(_fits, setting, verdict, most), partial(_may, setting, require)
+        fits, may = _Fits(setting, verdict, most), partial(_may, setting, require)
+        # where nothing fits so far those that may be tight are looked at in one go
+        widest = most if chosen else most_memory(require, most_bytes(budget, around, 1))
         found = []
         if varies and fewest_count:
             whole = np.flatnonzero(_recomputes_all(table))
             whole = whole[~(none[whole] <= most)]  # without recomputation it is faster, and fits
             families = Families.of(
-                setting, table.rows(whole), step[whole], (peak[whole], none[whole]), most
+                setting, table.rows(whole), step[whole], (peak[whole], none[whole]), widest
             )
             best = finalists.seconds.tolist()
             found.append(
                 recompute_less(setting, families, best, top=top, fits=fits, may=may, broken=broken)
             )
         if every is not None:
-            grids = Grids.of(setting, every, most)
             found.append(
                 every_number(
-                    grids,
+                    Grids.of(setting, every, widest, timed=bool(chosen)),
                     ranking,
                     chosen,
                     fits=fits,
@@ -163,7 +164,7 @@ def search(
         for less in found:
             simulated, priced = simulated + less.simulated, priced + less.priced
             chosen = ranking.merged(chosen, less.plans)
-        if chosen:
+        if chosen or not (fits.tight or np.any(verdicts == 1)):
             break
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
@@ -215,12 +216,20 @@ def _may(
     return kept
 
 
-def _fits(
-    setting: Setting, verdict: int, most: float, table: PlanTable
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which plans have a verdict and no larger peak, and the peaks of all."""
-    peak, found = _judged(setting, table)
-    return (found == verdict) & (peak <= most), peak
+@dataclass(slots=True)
+class _Fits:
+    """Says which plans have a verdict and no larger peak, and the peaks of all."""
+
+    setting: Setting
+    verdict: int
+    most: float
+    tight: bool = False  # whether one that was asked is
+
+    def __call__(self, table: PlanTable) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Price some plans."""
+        peak, found = _judged(self.setting, table)
+        self.tight = self.tight or bool(np.any(found == 1))
+        return (found == self.verdict) & (peak <= self.most), peak
 
 
 def _judged(

@@ -112,6 +112,7 @@ class Case:
     result: SearchResult | None
     found: tuple[Found, ...]
     why: str | None = None  # it could not be asked at all
+    tried: tuple[str, ...] = ()  # ways to offload that were searched beside, in vain
 
     @property
     def name(self) -> str:
@@ -129,7 +130,10 @@ def survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
         return cases
     again = _survey(questions, replace(asked, offloads=OFFLOADS))
     if not any(case.found for case in again):
-        return cases
+        return [
+            case if more.result is None else replace(case, tried=OFFLOADS)
+            for case, more in zip(cases, again, strict=True)
+        ]
     return [
         replace(case, question=_with_note(case.question, OFFLOADED)) if case.found else case
         for case in again

@@ -196,6 +196,7 @@ def nothing_found(
             fixed=asked.fixed,
             require=(*asked.require, *job_limits(setting, asked)),
             offloads=asked.offloads,
+            tried=case.tried,
         )
         document = {**header(case.question.setting), **refusal.to_dict()}
         return NoLegalPlanError(str(refusal), document)
@@ -243,6 +244,7 @@ def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, 
             fixed=asked.fixed,
             require=(*asked.require, *job_limits(setting, asked)),
             offloads=asked.offloads,
+            tried=case.tried,
         )
         if refusal.changes or refusal.ways_out:
             return {

@@ -8,7 +8,7 @@ one kind the cheapest is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,10 +78,15 @@ def check(change: Change) -> _Way | None:
     return _Way(change, document["memory"]["peak_bytes"], document["time"])
 
 
-def ways_out(setting: Setting, plan: Plan) -> tuple[dict[str, Any], ...]:
-    """Return up to MOST_WAYS changes that make it fit, cheapest first in every group."""
+def ways_out(
+    setting: Setting, plan: Plan, nothing: Sequence[str] = ()
+) -> tuple[dict[str, Any], ...]:
+    """Return up to MOST_WAYS changes that make it fit, cheapest first in every group.
+
+    ``nothing``: ways to offload with which no plan of the setting fits, as is known.
+    """
     found = [
-        *_cheapest_of_kinds(other_plans(setting, plan), plan),
+        *_cheapest_of_kinds(other_plans(setting, plan, nothing), plan),
         *_in_order(other_trainings(setting, plan)),
         *_cheapest_of_kinds(other_hardware(setting, plan), None),
     ]

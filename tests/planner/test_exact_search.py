@@ -13,7 +13,7 @@ from samples import llama, make_setting, sample_model
 
 from cost_models.estimate import Setting, price
 from cost_models.legality import legality_codes, question_of
-from cost_models.plan import Plan, PlanTable
+from cost_models.plan import OFFLOADS, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.price_table import price_table
 from cost_models.simulated import above, simulated_steps
 from cost_models.uncertainty import memory_spread
@@ -21,7 +21,7 @@ from planner.constraints import parse_requirements
 from planner.every_number import KEPT
 from planner.host_room import host_codes
 from planner.objectives import pareto_front
-from planner.part_recompute import FULL
+from planner.part_recompute import FULL, peaks_without
 from planner.search import search
 from planner.space import enumerate_plans
 from planner.verdict import LARGEST_SHARE_KEPT, MOST_KEPT, budget_bytes, verdict_codes
@@ -447,6 +447,21 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
     assert len(np.unique(step[some])) > len(legal)  # it moves
     least = number / largest[plan] * peak[last]
     assert (peak >= least * (1.0 - CLOSE))[some].all()
+
+
+def test_plans_without_recomputation_are_found_where_others_between_are_illegal() -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    table = enumerate_plans(setting.model, setting.workload, 8, {}, offloads=OFFLOADS)
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    assert len(legal) < len(table)
+    peak = np.arange(len(legal), dtype=np.float64)
+    found = peaks_without(legal, peak, apart=len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full"))
+    whole = np.flatnonzero(legal.recompute == FULL)
+    row_of = {plan: row for row, plan in enumerate(legal)}
+    expected = [row_of.get(replace(legal.plan(int(row)), recompute="none")) for row in whole[::7]]
+    assert None not in expected
+    assert found[whole[::7]].tolist() == expected
+    assert np.isnan(found[legal.recompute != FULL]).all()
 
 
 @pytest.mark.parametrize("software", ["shardplan", "megatron-core"])

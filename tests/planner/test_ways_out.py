@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import make_setting
+from samples import make_setting, sample_model
 from typer.testing import CliRunner
 
 from cost_models.estimate import price
+from cost_models.legality import legality_codes, question_of
 from cost_models.plan import Plan, PlanTable
 from hardware_profiles.spec import parse_cluster
+from planner import changes
 from planner.changes import HARDWARE, PLAN, TRAINING, other_plans, resized
 from planner.cli import app
 from planner.document import plan_document
 from planner.front_door import fit
 from planner.reach import fits, largest, largest_micro_batch, longest_sequence
+from planner.search import search
+from planner.space import enumerate_plans
 from planner.verdict import budget_bytes, verdict
 from planner.ways_out import MOST_OF_GROUP, MOST_WAYS, ways_out
 
@@ -273,3 +277,38 @@ def test_another_accelerator_runs_the_same_programs() -> None:
     plan = Plan(8, zero_stage=3, expert_parallel=8, micro_batch_size=4, recompute="full")
     (words,) = [w["change"] for w in ways_out(setting, plan) if w["kind"] == "accelerator"]
     assert "Gaudi" not in words
+
+
+def test_what_was_searched_in_vain_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the same: a plan with one way to offload is one where all of them may be."""
+    setting = make_setting("llama-3-70b", "2xA100-40GB", global_batch_size=2)
+    found = search(setting, {})
+    assert not found.plans
+    assert found.smallest is not None
+    assert not search(setting, {}, offloads=("none", "optimizer")).plans
+    asked: list[Any] = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(changes, "search", counted)
+    again = ways_out(setting, found.smallest)
+    (every, asked) = (len(asked), [])
+    assert ways_out(setting, found.smallest, ("none", "optimizer")) == again
+    assert len(asked) == every - 2
+
+
+@pytest.mark.parametrize("software", ["shardplan", "megatron-core"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw_8bit"])
+def test_no_plan_needs_less_than_its_states_shared_out(software: str, optimizer: Any) -> None:
+    """So clusters that are too small for these are passed over."""
+    model = sample_model("llama", hidden_size=512, num_hidden_layers=2, vocab_size=1000)
+    setting = make_setting(model, "8xA100-80GB", software=software)
+    workload = replace(setting.workload, optimizer=optimizer)
+    setting = replace(setting, workload=workload)
+    table = enumerate_plans(setting.model, workload, 8, {})
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    peak = price(setting, legal).peak
+    assert (peak >= changes.least_bytes(setting) / 8).all()
+    assert changes.least_bytes(setting) > 0.0
