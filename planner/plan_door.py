@@ -21,7 +21,7 @@ from planner.part_recompute import PINNED
 from planner.placement import WIDE, best_placed, can_be_placed
 from planner.question import adapting, check_choice
 from planner.recompute_words import without_list
-from planner.resolving import ModelLike, cluster_of, clusters_of, model_of
+from planner.resolving import ModelLike, clusters_of, model_of
 from planner.staged import best_staged
 from planner.survey import Asked, offloads_of, ranked, survey
 from planner.survey_answer import SurveyAnswer, assumptions_of, nothing_found
@@ -132,7 +132,7 @@ def plan(
         _refuse_for_modules({name: given[name] for name in OF_SURVEYS}, objective)
         return plan_module(
             str(model),
-            cluster_of(cast(Any, cluster)),
+            _one_of(clusters_of(cluster), str(model)),
             inputs=inputs,
             **{name: given[name] for name in COMMON},
             unknown={**of_layers, **adapters},
@@ -218,6 +218,13 @@ def _offloads(allow: str | Sequence[str] | None) -> tuple[str, ...]:
     texts = [allow] if isinstance(allow, str) else list(allow or ())
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     return offloads_of(words)
+
+
+def _one_of(clusters: Sequence[Cluster], model: str) -> Cluster:
+    if len(clusters) > 1:
+        names = ", ".join(cluster.name for cluster in clusters)
+        raise InputError(f"cluster = {names}: {model} is asked about one cluster at a time")
+    return clusters[0]
 
 
 def _refuse_for_modules(given: Mapping[str, Any], objective: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from cost_models.plan import Plan, Recompute
+from cost_models.units import format_bytes
 from cost_models.workload import Optimizer, Precision, Workload
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.schema import Cluster
@@ -25,7 +26,7 @@ from planner.traced_setting import (
 from planner.traced_stages import Cut, best_cut
 from planner.traced_ways_out import largest_micro_batch, ways_out
 from planner.typed import describe_plan
-from planner.verdict import VERDICTS
+from planner.verdict import VERDICTS, budget_bytes
 
 PRECISIONS: Final = ("bf16", "fp32", "fp64")  # that executor.any_module trains in
 OPTIMIZERS: Final = ("adamw", "sgd")
@@ -225,10 +226,11 @@ def _no_plan(
     cut: Cut | None,
 ) -> NoLegalPlanError:
     ways = ways_out(setting, smallest)
-    peak = document["memory"]["peak_bytes"] / 2**30
+    peak, budget = document["memory"]["peak_bytes"], budget_bytes(setting.cluster)
     lines = [
         f"no plan for {setting.module.name} on {setting.cluster.name}: {search['enumerated']:,} "
-        f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs {peak:.1f} GiB",
+        f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs "
+        f"{format_bytes(peak)} of {format_bytes(budget)}",
         *(f"  way out: {way['change']}: fit {way['options']}" for way in ways),
         *([] if cut is None else [f"  {cut_words(cut, None)}"]),
     ]

@@ -126,6 +126,15 @@ def test_no_plan_says_what_would_help(traces: Traces) -> None:
     with pytest.raises(NoLegalPlanError, match="0 fit; the smallest") as caught:
         planner.plan(NET, CLUSTER, precision="fp32")
     assert caught.value.document["plans"] == []
+    assert " of 79.2 GiB" in str(caught.value)
+
+
+def test_a_module_is_asked_about_one_cluster() -> None:
+    with pytest.raises(InputError) as caught:
+        planner.plan(NET, "8xA100-80GB,8xH100-SXM")
+    assert str(caught.value) == (
+        f"cluster = 8xA100-80GB, 8xH100-SXM: {NET} is asked about one cluster at a time"
+    )
 
 
 @pytest.mark.parametrize(
