@@ -44,9 +44,9 @@ def neighbours_on_the_way_back(
     ``walked``: the kinds of the layers that a backward pass reaches, first to last, and whether
     they are recomputed. The last layer is the last of them, with nothing ahead.
     """
-    if len({model.kinds[kind].weights for kind, _ in walked}) < 2:
-        return ()
     kinds = [kind for kind, _ in walked]
+    if len({model.kinds[kind].weights for kind in set(kinds)}) < 2:
+        return ()
     passed, again = [0] * len(model.kinds), [0] * len(model.kinds)
     found: dict[tuple[int, bool, int, int], Neighbours] = {}
     sides = zip([NONE, *kinds], [*kinds[1:], NONE], strict=False)
