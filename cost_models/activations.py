@@ -173,11 +173,17 @@ def routed_bytes(
     if not feed_forward.num_experts:
         return 0.0
     rows = 2.0 * feed_forward.experts_per_token * compute_bytes
+    return rows * hidden_size + router_bytes(feed_forward, hidden_size, compute_bytes, software)
+
+
+def router_bytes(
+    feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """What the router of a mixture saves: its input, and something for each expert."""
     read = compute_bytes
     if feed_forward.router_in_fp32 and software.router_copies_input:
         read = FP32 if compute_bytes < FP32 else 0.0
-    router = software.router_saved_bytes * feed_forward.num_experts
-    return (rows + read) * hidden_size + router
+    return read * hidden_size + software.router_saved_bytes * feed_forward.num_experts
 
 
 def layer_regions(

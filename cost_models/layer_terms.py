@@ -16,6 +16,7 @@ from cost_models.activations import (
     feed_forward_bytes,
     layer_regions,
     routed_bytes,
+    router_bytes,
     score_bytes,
 )
 from cost_models.estimate import Setting
@@ -66,7 +67,7 @@ def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm
     routed = routed_bytes(kind.feed_forward, model.hidden_size, compute, software)
     router = 0.0
     if kind.feed_forward.num_experts:
-        router = software.router_saved_bytes * kind.feed_forward.num_experts
+        router = router_bytes(kind.feed_forward, model.hidden_size, compute, software)
     core = "5·a·s with dropout" if dropout else "bytes of softmax · a·s"
     if kernel == "flash":
         bare = 4.0 * sum(each.num_heads for each in attentions)
@@ -79,8 +80,8 @@ def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm
         LayerTerm("attention core", core, scores / tensor),
         LayerTerm("MLP", _mlp_formula(kind.feed_forward, setting), mlp / tensor),
         LayerTerm("norms of queries and keys", "∝ a·d", (split - heads - scores - mlp) / tensor),
-        LayerTerm("copies for experts", "(2·experts a token + 1)·c·h", (routed - router) * over),
-        LayerTerm("router", "∝ experts", router * over),
+        LayerTerm("copies for experts", "2·experts a token·c·h", (routed - router) * over),
+        LayerTerm("router", "its input, ∝ experts", router * over),
     ]
     return sorted((t for t in terms if t.size > 0.5), key=lambda term: -term.size)
 

@@ -239,8 +239,8 @@ def test_a_layer_of_experts_says_what_its_numbers_are() -> None:
     """DeepSeek-V3: 8 experts a token of 7168 features; values narrower than keys are padded."""
     answer = planner.fit("deepseek-v3", "32x8xH100-SXM", expert_parallel=64, seq_len=4096)
     terms = {term.name: term for term in answer.step_memory.layer}
-    assert terms["copies for experts"].size == (2 * 8 + 1) * 2 * 7168
-    assert terms["router"].size == 12 * 256
+    assert terms["copies for experts"].size == 2 * 8 * 2 * 7168
+    assert terms["router"].size == 4 * 7168 + 4 * 256  # both in fp32
     assert terms["attention core"].formula != "4·a"
 
 
