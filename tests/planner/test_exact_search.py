@@ -245,7 +245,11 @@ NARROW: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
 
 @pytest.mark.parametrize(
     ("name", "software"),
-    [("llama", "shardplan"), ("llama", "megatron-core"), ("t5", "megatron-core")],
+    [
+        ("llama", "shardplan"),
+        pytest.param("llama", "megatron-core", marks=pytest.mark.slow),
+        pytest.param("t5", "megatron-core", marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
     name: str, software: str

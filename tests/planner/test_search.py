@@ -45,10 +45,10 @@ TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
     ("model", "cluster", "capacity"),
     [
         ("llama", "4xA100-80GB", None),
-        ("llama tied", "2x4xH100-SXM", None),
-        ("mixtral", "4xA100-80GB", None),
+        pytest.param("llama tied", "2x4xH100-SXM", None, marks=pytest.mark.slow),
+        pytest.param("mixtral", "4xA100-80GB", None, marks=pytest.mark.slow),
         (TIGHT_LLAMA, "4xA100-80GB", 2.6e9),  # most plans are too large
-        (TIGHT_LLAMA, "4xA100-80GB", 3.5e9),
+        pytest.param(TIGHT_LLAMA, "4xA100-80GB", 3.5e9, marks=pytest.mark.slow),
     ],
     ids=["llama", "tied", "mixtral", "little memory", "enough memory"],
 )
@@ -122,7 +122,9 @@ def test_pinned_parts_stay() -> None:
 def test_plans_that_fit_come_before_tight_ones() -> None:
     """Where nothing fits with its whole interval, the answer is tight as a whole."""
     setting = make_setting(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=8, seq_len=512)
-    smallest = min(row[2] for row in priced_one_by_one(setting))
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(question(setting), table) == 0)
+    smallest = float(price(setting, legal).peak.min())
     tight = with_capacity(setting, smallest)
     result = search(tight)
     assert result.plans
