@@ -84,10 +84,9 @@ class GradientSums:
         self._under_way.clear()
 
     def _arrived(self, parameter: Tensor) -> None:
-        place = self._places[id(parameter)]
-        if parameter.grad is not place:
-            place.copy_(parameter.grad)
-            parameter.grad = place
+        gradient, place = parameter.grad, self._places[id(parameter)]
+        if gradient is not None and gradient is not place:  # none: it is computed later
+            parameter.grad = place.copy_(gradient)
         if not self._watches:
             return
         self._missing[self._block_of[id(parameter)]].discard(id(parameter))
