@@ -9,7 +9,7 @@ one is whole on every tensor-parallel rank, and each rank's gradient of it is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -108,13 +108,7 @@ def without_adapters(model: ModelSpec) -> ModelSpec:
         base = (weight for weight in weights if not weight.is_adapter)
         return tuple(replace(weight, frozen=False, quantised=False) for weight in base)
 
-    return replace(
-        model,
-        kinds=tuple(replace(kind, weights=before(kind.weights)) for kind in model.kinds),
-        embedding=before(model.embedding),
-        bridge=before(model.bridge),
-        head=before(model.head),
-    )
+    return _with_weights(model, before)
 
 
 def trainable_part(model: ModelSpec) -> ModelSpec:
@@ -148,14 +142,21 @@ def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSp
     def kept(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         return tuple(w for w in weights if w.frozen == frozen and w.quantised == quantised)
 
+    part = _with_weights(model, kept)
+    tied = model.tie_embeddings and any(w.cut == "vocab" for w in part.embedding)
+    return replace(part, tie_embeddings=tied)
+
+
+def _with_weights(
+    model: ModelSpec, change: Callable[[tuple[Weight, ...]], tuple[Weight, ...]]
+) -> ModelSpec:
+    """Return the model with other weights in every block."""
     return replace(
         model,
-        kinds=tuple(replace(kind, weights=kept(kind.weights)) for kind in model.kinds),
-        embedding=kept(model.embedding),
-        bridge=kept(model.bridge),
-        head=kept(model.head),
-        tie_embeddings=model.tie_embeddings
-        and any(w.cut == "vocab" for w in kept(model.embedding)),
+        kinds=tuple(replace(kind, weights=change(kind.weights)) for kind in model.kinds),
+        embedding=change(model.embedding),
+        bridge=change(model.bridge),
+        head=change(model.head),
     )
 
 

@@ -11,7 +11,7 @@ On a GPU the allocator's own counters are reported next to it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -35,7 +35,8 @@ from executor.peak import BACKWARD, FORWARD, OPTIMIZER, Life, MemoryPeak, peak_o
 # operators with which gloo, having added up whole tensors in a copy, takes a rank's part from it:
 # nccl holds no such copy
 _OF_GLOO: Final = ("aten::split", "aten::copy_")
-Hint = Callable[[torch.Tensor], str | None]
+# (a new tensor, the operator that made it, that operator's inputs) -> its category
+Hint = Callable[[torch.Tensor, str, Sequence[Any]], str | None]
 
 
 def storages(
@@ -150,19 +151,25 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         self._skipped = _OF_GLOO if name == "c10d::_reduce_scatter_base_" else ()
         self._tick()
         communicates = func.namespace in NAMESPACES
-        self._see(result, len(self._phases) - 1, None, communicates)
+        for life, leaf in self._see(result, len(self._phases) - 1, None, communicates):
+            life.hint = self._hint(leaf, name, args) if self._hint is not None else None
         self._see((args, kwargs), 0, "other", communicates)
         return result
 
-    def _see(self, values: Any, born: int, category: str | None, communicates: bool) -> None:
+    def _see(
+        self, values: Any, born: int, category: str | None, communicates: bool
+    ) -> list[tuple[Life, torch.Tensor]]:
+        """Write down the storages of tensors; return those not seen before, with their tensors."""
+        new = []
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor):
                 for storage in self._storages(leaf):
                     life = self._find(storage)
                     if life is None:
                         life = self._add(storage, born, category)
-                        life.hint = self._hint(leaf) if self._hint is not None else None
+                        new.append((life, leaf))
                     life.communicated |= communicates
+        return new
 
     def _storages(self, tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
         return storages(tensor, self._device, fake=self._fake)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,7 +32,7 @@ from executor.data_parallel import add_up_gradients, distribute
 from executor.encoder_decoder import EncoderDecoderStage
 from executor.forked import failure, failure_of
 from executor.layout import Layout, Pieces
-from executor.memory import MemoryTracker
+from executor.memory import Hint, MemoryTracker
 from executor.models import Stage
 from executor.peak import MemoryPeak
 from executor.step_measurement import memory_tracker
@@ -177,8 +177,12 @@ def _spread_evenly(values: Tensor, total: int) -> list[Any]:
     return counts if values.dim() == 1 else [counts] * values.size(0)
 
 
-def _hint(file: PlanFile, stages: list[Stage]) -> Callable[[Tensor], str | None]:
-    """Tell logits by their width, and gradients on their way by the shapes of whole parameters."""
+def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
+    """Tell logits by their width, and gradients on their way by the shapes of whole parameters.
+
+    As many tokens as a matrix is wide make activations of its shape: then only what is
+    multiplied over the tokens, in the order in which autograd does it, is a gradient.
+    """
     start, stop = stages[-1].start, stages[-1].stop
     tokens = file.workload.seq_len // file.plan.context_parallel * file.plan.micro_batch_size
     shapes = (
@@ -186,15 +190,24 @@ def _hint(file: PlanFile, stages: list[Stage]) -> Callable[[Tensor], str | None]
         for stage in stages
         for layout in stage.layouts.values()
     )
-    whole = {shape for shape in shapes if len(shape) > 1 and tokens not in shape}
+    whole = {shape for shape in shapes if len(shape) > 1}
 
-    def hint(tensor: Tensor) -> str | None:
+    def hint(tensor: Tensor, operator: str, inputs: Sequence[Any]) -> str | None:
         shape = tuple(tensor.shape)
-        if shape in whole or shape[::-1] in whole:
+        is_whole = shape in whole or shape[::-1] in whole
+        if is_whole and (tokens not in shape or _over_tokens(operator, inputs, tokens)):
             return "buffers"
         return "logits" if len(shape) > 1 and shape[-1] == stop - start else None
 
     return hint
+
+
+def _over_tokens(operator: str, inputs: Sequence[Any], tokens: int) -> bool:
+    """Tell a transposed matrix of so many rows times another: a weight's gradient."""
+    if operator != "aten::mm":
+        return False
+    first = inputs[0]
+    return bool(first.size(1) == tokens and first.stride(0) < first.stride(1))
 
 
 def _tell_places(stage: Stage, tracker: MemoryTracker) -> None:

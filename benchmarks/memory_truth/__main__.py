@@ -13,8 +13,7 @@ is made of and when it is stand beside the formulas. No constant was fitted on t
     --json         one JSON document
 
 Exits with 1 where a peak is more than 2 % off, or the median of the peaks, or of what one category
-is off by as a share of the peak, is above 0.5 %. Categories are judged on the whole matrix: with
---quick their medians are only printed.
+is off by as a share of the peak, is above 0.5 %.
 
 What the trace leaves out: memory inside a kernel, the caching allocator, the libraries' buffers.
 """
@@ -94,10 +93,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def beyond(
-    rows: Sequence[dict[str, Any]], found: dict[str, Any], *, categories: bool = True
-) -> list[str]:
-    """Say which bounds do not hold; ``categories``: of what the peaks are made of, too."""
+def beyond(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    """Say which bounds do not hold."""
     said = [
         f"{row['case']} stage {row['stage']}: {row['error_percent']:+.2f} % "
         f"(at most {LARGEST_PERCENT:g} %)"
@@ -105,8 +102,7 @@ def beyond(
         if abs(row["error_percent"]) > LARGEST_PERCENT
     ]
     medians = {"peak": found["median_percent"]}
-    if categories:
-        medians |= {name: found[f"{name}_median_percent_of_peak"] for name in PARTS}
+    medians |= {name: found[f"{name}_median_percent_of_peak"] for name in PARTS}
     return said + [
         f"{name}: median {median:.2f} % (at most {MEDIAN_PERCENT:g} %)"
         for name, median in medians.items()
@@ -138,7 +134,7 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
         if not arguments.json:
             show(row, parts=arguments.parts)
     found = summary(rows) if rows else {}
-    over = beyond(rows, found, categories=not arguments.quick) if rows else []
+    over = beyond(rows, found) if rows else []
     if arguments.json:
         document = {
             "schema_version": 1,

@@ -34,9 +34,6 @@ llama-3-8b:4 s2048 dp8 zero1 m4 fp32
 llama-3-8b:4 s2048 dp8 zero2 m4 fp32
 llama-3-8b:4 s2048 dp8 zero3 m2 fp32
 llama-3-8b:4 s2048 dp4 fp32
-llama-3-8b:4 s2048 dp4 m2 fp32
-llama-3.2-1b s2048 dp4 m3 full fp32
-llama-3.2-1b s2048 dp4 zero1 m3 full fp32
 llama-3-8b:4 s2048 dp4 sgd
 llama-3-8b:4 s2048 dp8 zero3 sgd m2
 llama-3-8b:4 s2048 b4 fp16
@@ -179,8 +176,6 @@ opt-1.3b:4 s1024 b4 pp2 m4 full lora:16
 bert-large:8 s512 b8 pp2 m4 full lora:16
 t5-large:4 s512 b8 pp2 m4 full lora:16
 llama-3-8b:4 s1024 b4 pp2 m4 zero_bubble lora:16
-opt-1.3b:4 s1024 b4 pp4 m4 lora:16
-gemma-2-2b:4 s2048 lora:16 dp2
 # frozen parts
 llama-3-8b:4 s4096 dp2 zero2 m2 freeze=embedding,layers:0-1
 llama-3-8b:4 s4096 tp4 sp dp2 zero1 freeze=embedding,layers:0-1
@@ -190,6 +185,12 @@ qwen3-0.6b s2048 dp2 freeze=norms
 olmo-2-7b:4 s2048 tp2 pp2 m2 freeze=norms,layers:1-1
 # documents of one sequence that do not see each other
 llama-3-8b:4 s4096 dp8 zero3 documents
+# found later, at the end: ``--quick`` takes every seventh
+llama-3-8b:4 s2048 dp4 m2 fp32
+llama-3.2-1b s2048 dp4 m3 full fp32
+llama-3.2-1b s2048 dp4 zero1 m3 full fp32
+opt-1.3b:4 s1024 b4 pp4 m4 lora:16
+gemma-2-2b:4 s2048 lora:16 dp2
 """
 
 
