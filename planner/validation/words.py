@@ -46,11 +46,16 @@ def _says(column: str, words: list[str], row: Row) -> bool:
     """Whether a text holds all words, or a number is one of them."""
     if column == "gpu":  # an A1000 is no A100
         text = row.words(column)
-        return all(re.search(rf"{re.escape(word)}(?!\d)", text) for word in words)
+        return all(re.search(re.escape(word) + _whole_number(word), text) for word in words)
     if COLUMNS[column].kind == "text":
         return all(word in row.words(column) for word in words)
     value = row.get(column)
     return value is not None and f"{value:g}" in words
+
+
+def _whole_number(word: str) -> str:
+    """A pattern behind a word that ends in a number: it goes no further ("gb" may: GB300)."""
+    return r"(?!\d)" if word[-1:].isdigit() else ""
 
 
 def number_in(section: str, row: Row) -> int | None:

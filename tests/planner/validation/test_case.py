@@ -14,6 +14,7 @@ from planner.validation.case import Case, case_of
 from planner.validation.measurement import denied_by, measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.words import look_up
 from planner.verdict import budget_bytes
 
 GPT = {
@@ -174,6 +175,15 @@ def test_stages_of_uneven_layers_are_pinned() -> None:
 def test_what_cannot_be_priced_says_why(cells: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unpriceable, match=reason.replace("(", r"\(").replace(")", r"\)")):
         case(**cells)
+
+
+def test_a_family_of_cards_is_named_by_its_first_letters() -> None:
+    """ "gb" stands for GB200 and GB300; "gb200" for that card alone."""
+    recipe = {"framework": "Megatron-Bridge/26.08", "precision": "mxfp8", "gpus_per_node": 4}
+    for model, hides in (("deepseek-v3", True), ("gpt-oss-120b", False)):
+        words = {"model": model, "gpu": "GB300", "expert_parallel": 64, **recipe}
+        changed = look_up("software", Row(2, words)).get("with", {})
+        assert changed.get("hides_exchange_between_nodes", False) is hides
 
 
 def test_words_in_notes_count() -> None:
