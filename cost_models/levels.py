@@ -118,13 +118,15 @@ class Frame:
         return level
 
     def forget(self) -> None:
-        """Let go of all levels and columns, which refer to each other."""
+        """Let go of all levels and columns, which refer to each other; not to be used after."""
         for level in (self.whole, *self.levels.values()):
             level.joins.clear()
             level.ways.clear()
             level.groups.clear()
         self.levels.clear()
         self.made.clear()
+        self.codes.clear()
+        del self.whole
 
     def level(self, mask: int) -> Level:
         """Return the distinct rows of some columns, or of more where that makes hardly more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from cost_models.plan import SCHEDULES, Plan
 
@@ -109,6 +109,8 @@ def actions(plan: Plan, rank: int) -> list[Action]:
         late = rank if plan.pipeline_schedule in SPLIT else None
         warm_up = _warm_up(plan, rank)
         order = _one_after_another(p, v, m, rank, warm_up=warm_up, weights_late=late)
+    if m >= 2 * p - 1:
+        return order.actions
     return [action for action in order.actions if action.microbatch < m]
 
 
@@ -164,21 +166,22 @@ class _Order:
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
-        self.done: dict[tuple[Kind, int], int] = defaultdict(int)
+        self.done: dict[Kind, dict[int, int]] = {kind: defaultdict(int) for kind in get_args(Kind)}
 
     def add(self, kind: Kind, stage: int) -> None:
         """Add the stage's next action of a kind; "backward" is both halves at once."""
-        counted = kind, stage
+        counted = self.done[kind]
         if kind == "backward":
-            self.done["backward_weight", stage] += 1
-            counted = "backward_input", stage
-        microbatch = self.done[counted]
-        self.actions.append(Action(kind, stage, microbatch))
-        self.done[counted] = microbatch + 1
+            self.done["backward_weight"][stage] += 1
+            counted = self.done["backward_input"]
+        microbatch = counted[stage]
+        # (as Action(...), in a third of the time: orders are most of a simulation)
+        self.actions.append(tuple.__new__(Action, (kind, stage, microbatch)))
+        counted[stage] = microbatch + 1
 
     def pending(self, kind: Kind, stage: int) -> int:
         """Return how many micro-batches have been forward and not through ``kind``."""
-        return self.done["forward", stage] - self.done[kind, stage]
+        return self.done["forward"][stage] - self.done[kind][stage]
 
 
 def _one_after_another(
@@ -189,27 +192,25 @@ def _one_after_another(
     ``weights_late``: by how many backward passes weight gradients are behind input gradients.
     """
     order, total = _Order(), v * m
-    warm_up = min(warm_up, total)
+    add, warm_up = order.add, min(warm_up, total)
     in_turn = per_round(m, p) if v > 1 else m
-
-    def stage(step: int, *, back: bool) -> int:
-        chunk = (step // in_turn) % v
-        return (v - 1 - chunk if back else chunk) * p + rank
+    stages = [(step // in_turn) % v * p + rank for step in range(total)]
+    back = [(v - 1) * p + 2 * rank - stage for stage in stages]
 
     for step in range(warm_up):
-        order.add("forward", stage(step, back=False))
+        add("forward", stages[step])
     for step in range(total):
         if warm_up + step < total:
-            order.add("forward", stage(warm_up + step, back=False))
+            add("forward", stages[warm_up + step])
         if weights_late is None:
-            order.add("backward", stage(step, back=True))
+            add("backward", back[step])
             continue
-        order.add("backward_input", stage(step, back=True))
+        add("backward_input", back[step])
         if step >= weights_late:
-            order.add("backward_weight", stage(step - weights_late, back=True))
+            add("backward_weight", back[step - weights_late])
     if weights_late is not None:
         for step in range(max(0, total - weights_late), total):
-            order.add("backward_weight", stage(step, back=True))
+            add("backward_weight", back[step])
     return order
 
 
@@ -230,8 +231,8 @@ def _zbv(p: int, m: int, rank: int) -> _Order:
     for _ in range(p - rank):
         order.add("forward", up)
         backward(up)
-    while order.done["forward", up] < total:
-        if order.done["forward", down] < total:
+    while order.done["forward"][up] < total:
+        if order.done["forward"][down] < total:
             order.add("forward", down)
         backward(down)
         order.add("forward", up)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
+from cost_models.collection import seldom_collected
+
 
 def main() -> None:
     """Run ``shardplan``."""
     try:
-        from planner.cli import main as run
+        with seldom_collected():
+            from planner.cli import main as run
     except KeyboardInterrupt:
         os.write(2, b"shardplan: interrupted\n")
         os._exit(130)

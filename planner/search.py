@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.collection import seldom_collected
 from cost_models.estimate import Setting, price
 from cost_models.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.price_table import table_memory, table_steps
@@ -77,6 +78,7 @@ class SearchResult:
     illegal_example: Mapping[str, str]  # for each broken rule, the words for one candidate
 
 
+@seldom_collected()
 def search(
     setting: Setting,
     fixed: Mapping[str, Any] | None = None,
