@@ -175,6 +175,8 @@ def _fewest_recomputed(setting: Setting, plan: Plan) -> int:
 
 
 def _best(setting: Setting, **fixed: Any) -> Plan | None:
+    if setting.on_gpu and _too_small(setting, fixed.get("offload", "none")):
+        return None  # what a search would find out
     plans = search(setting, fixed, top=1).plans
     return plans[0] if plans else None
 
@@ -319,14 +321,24 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     )
 
 
-def least_bytes(setting: Setting) -> float:
-    """Bytes that all accelerators of any number hold together, without offload.
+def least_bytes(setting: Setting, offload: Offload = "none") -> float:
+    """Bytes that all accelerators of any number hold together.
 
-    One copy of the trained weights in the precision of the updates, and what the optimizer keeps.
+    One copy of the trained weights in the precision of the updates, and what the optimizer keeps;
+    unless these leave for the host.
     """
     workload, rule = setting.workload, RULES[setting.workload.optimizer]
-    states = workload.state_bytes * rule.states if rule.is_uniform and not rule.paged else 0.0
+    if "weights" in offload:
+        return 0.0
+    kept = rule.is_uniform and not rule.paged and "optimizer" not in offload
+    states = workload.state_bytes * rule.states if kept else 0.0
     return setting.model.num_trainable_parameters * (workload.master_bytes + states)
+
+
+def _too_small(setting: Setting, offload: Offload = "none") -> bool:
+    """Whether no plan can fit, since not even what all of them hold does."""
+    shared = least_bytes(setting, offload) / setting.cluster.num_gpus
+    return shared > budget_bytes(setting.cluster)
 
 
 def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:
@@ -336,9 +348,6 @@ def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]
     nodes = setting.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
         larger = resized(setting.cluster, nodes)
-        if least_bytes(setting) / larger.num_gpus > budget_bytes(larger):
-            nodes *= 2
-            continue
         batch = max(setting.workload.global_batch_size, larger.num_gpus)
         workload = replace(setting.workload, global_batch_size=batch)
         changed = replace(setting, cluster=larger, workload=workload)

@@ -73,7 +73,7 @@ def test_fits(run: Any) -> None:
 
 
 def test_does_not_fit(run: Any) -> None:
-    ran = run("fit", "llama-3.1-405b", "8xA100-80GB")
+    ran = run("fit", "llama-3-70b", "8xA100-80GB")
     assert ran.code == 3
     assert "DOES NOT FIT" in ran.out
     assert "Ways out" in ran.out

@@ -73,7 +73,7 @@ def test_verdicts_are_said_in_capitals_with_the_margin() -> None:
     assert "\nFITS " in fits
     assert "margin" in fits
     assert "Goes up to" in fits
-    does_not = str(planner.fit("llama-3.1-405b", "8xA100-80GB"))
+    does_not = str(answer_to("does not fit"))
     assert "\nDOES NOT FIT " in does_not
     assert "short of" in does_not
     assert "Largest" in does_not
