@@ -74,12 +74,20 @@ def rank_traffic(
 
 
 def pass_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+    model: ModelSpec,
+    workload: Workload,
+    table: PlanTable,
+    rank: PipelineRank,
+    *,
+    gather_bytes: float | None = None,
 ) -> dict[tuple[str, str], Traffic]:
-    """Return it without ``gradient_sums``: on the tensor and pipeline axes, that of passes only."""
+    """Return it without ``gradient_sums``: on the tensor and pipeline axes, that of passes only.
+
+    ``gather_bytes``: of an element that a layer gathers, c by default.
+    """
     return {
         **data_traffic(model, workload, table, rank),
-        **tensor_traffic(model, workload, table, rank),
+        **tensor_traffic(model, workload, table, rank, gather_bytes=gather_bytes),
         **expert_traffic(model, workload, table, rank),
         **context_traffic(model, workload, table, rank),
         **pipeline_traffic(model, workload, table, rank),
@@ -205,7 +213,12 @@ def _shared_out(
 
 
 def tensor_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+    model: ModelSpec,
+    workload: Workload,
+    table: PlanTable,
+    rank: PipelineRank,
+    *,
+    gather_bytes: float | None = None,
 ) -> dict[tuple[str, str], Traffic]:
     """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
 
@@ -231,7 +244,8 @@ def tensor_traffic(
     instead of keeping it. Recomputation stops at the last tensor that is needed: the layer's last
     collective is left out, unless a norm or a dropout follows it.
     Once a step gradients of whole tensors are added up beside this: ``gradient_sums``. Layers below
-    all that is trained have the forward part alone.
+    all that is trained have the forward part alone. ``gather_bytes``: of an element that a layer
+    gathers, where it is cast before (fp8); the embedding's and the head's have c.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
@@ -262,8 +276,10 @@ def tensor_traffic(
     untrained = sum((1.0 * back * untrained_steps(kind) for kind, _, back, _ in runs), start=0.0)
     gathers = columns + inputs + outer.times(-untrained) + rows_back + inputs_again
     # a frozen embedding needs no gradient, a frozen projection not its input again
-    gathers += outer.times(0.0 if embedding_is_frozen(model) else lookups)
-    gathers += outer.times(last if projection_is_frozen(model) else 2.0 * last)
+    around = outer.times(0.0 if embedding_is_frozen(model) else lookups)
+    around += outer.times(last if projection_is_frozen(model) else 2.0 * last)
+    share = 1.0 if gather_bytes is None else gather_bytes / compute
+    gathers = Traffic(gathers.count, share * gathers.size) + around
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
     loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)

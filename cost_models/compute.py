@@ -16,7 +16,7 @@ from cost_models.arrays import Count, Flag, Real
 from cost_models.casts import FP32_BYTES, cast_bytes_per_token
 from cost_models.expert_loops import loop_bytes
 from cost_models.flops import attention_flops_per_token, mean_keys
-from cost_models.fp8 import cast_elements
+from cost_models.fp8 import cast_elements, gathered_cast_share
 from cost_models.matmul import matmul_seconds
 from cost_models.model import Attention, LayerKind, Weight
 from cost_models.rates import Rates
@@ -359,7 +359,10 @@ def layer_seconds(
     back = matrices.inputs + unpacked + software.bias_gradient_accesses * biased
     if rate.core is not None:  # fp8
         cast = software.fp8_cast_bytes / rate.memory
-        to_inputs, to_outputs = cast_elements(kind, tensor_parallel)
+        gathered = gathered_cast_share(
+            tensor_parallel, sequence_parallel, software, copies=rate.copies_fp8
+        )
+        to_inputs, to_outputs = cast_elements(kind, tensor_parallel, gathered)
         of_weights = software.fp8_weight_casts * cast * params
         forward = forward + cast * tokens * to_inputs + of_weights
         back = back + cast * tokens * to_outputs + of_weights

@@ -26,14 +26,18 @@ from typing import Final
 import numpy as np
 
 from cost_models.activations import Regions
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Flag, Real
 from cost_models.model import LayerKind, ModelSpec
 from cost_models.parameters import shard_numel
 from cost_models.plan import PlanTable
 from cost_models.sharding import cut_dim
 from cost_models.stages import PipelineRank
+from cost_models.workload import Workload
+from hardware_profiles.software import SoftwareProfile
 
 FP8_BYTES: Final = 1.0
+CAST: Final = 3.0  # bytes: reads 16 bits, writes 8
+COPY: Final = 2.0  # bytes: reads 8 bits, writes 8
 GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and the next one
 
 
@@ -99,10 +103,40 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, cop
     return copies * FP8_BYTES * elements
 
 
-def cast_elements(kind: LayerKind, tensor_parallel: Count) -> tuple[Real, Real]:
+def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:
+    """Bytes of an element that a layer gathers with sequence parallelism; None: of any other."""
+    return FP8_BYTES if workload.precision == "fp8" and software.fp8_gathers else None
+
+
+def gathered_cast_share(
+    tensor_parallel: Count, sequence_parallel: Flag, software: SoftwareProfile, *, copies: bool
+) -> Real:
+    """Bytes that casting a gathered element moves, over those of one that is not gathered.
+
+    Each of t ranks casts its own tokens. Where matmuls read operands along one direction only
+    (``copies``: Hopper), what is gathered is copied along the other:
+
+        (3 / t + 2) / n  with copies (reads 16 bits, writes 8; reads 8, writes 8), else 1 / t
+
+    n: ``fp8_cast_bytes``. Source: NVIDIA/TransformerEngine@0004dbd0:
+    transformer_engine/pytorch/module/linear.py (cast_to_fp8, then gather_along_first_dim); user
+    guide, Performance considerations, Handling transposes.
+    """
+    ranks = np.multiply(1.0, tensor_parallel)
+    if not software.fp8_cast_bytes:
+        return np.ones_like(ranks)
+    share = (CAST / ranks + COPY) / software.fp8_cast_bytes if copies else 1.0 / ranks
+    gathers = np.logical_and(sequence_parallel, np.greater(ranks, 1.0)) & software.fp8_gathers
+    return np.where(gathers, share, 1.0)
+
+
+def cast_elements(
+    kind: LayerKind, tensor_parallel: Count, gathered: Real = 1.0
+) -> tuple[Real, Real]:
     """Elements a token that a layer casts: inputs of its matrices, gradients of their outputs.
 
-    Column-cut matrices of a block share their input, which is cast once.
+    Column-cut matrices of a block share their input, which is cast once. ``gathered``: what an
+    element counts that tensor-parallel ranks gather after it was cast.
     """
     shared: set[tuple[str, int]] = set()
     inputs: Real = 0.0
@@ -118,6 +152,7 @@ def cast_elements(kind: LayerKind, tensor_parallel: Count) -> tuple[Real, Real]:
             inputs = inputs + times * length / over
         elif (weight.part, length) not in shared:
             shared.add((weight.part, length))
-            inputs = inputs + times * length
-        outputs = outputs + times * width / (1.0 if weight.cut == "row" else over)
+            inputs = inputs + times * length * (gathered if weight.cut == "column" else 1.0)
+        whole = gathered if weight.role == "linear" else 1.0
+        outputs = outputs + times * width * (whole if weight.cut == "row" else 1.0 / over)
     return inputs, outputs

@@ -31,14 +31,15 @@ MEMORY_SHARE = 0.88
 SUSTAINED_SHARE = 0.965
 # Joules of a 16-bit FLOP in long runs: power over it is the rate that the power limit leaves; half
 # as much in 8 bits. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and B200 (python -m
-# benchmarks.cross_validate). That matmuls of these chips are bound by power: thonking.ai/p/
-# strangely-matrix-multiplications. An A100 needs at most 300 W / 252.9 TFLOP/s (the PCIe card).
-# Volta: 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract).
+# benchmarks.cross_validate, in steps of 0.5 %). That matmuls of these chips are bound by power:
+# thonking.ai/p/strangely-matrix-multiplications. An A100 needs at most 300 W / 252.9 TFLOP/s (the
+# PCIe card). Volta: 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014,
+# abstract).
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
-    "Hopper": 0.97e-12,
-    "Blackwell": 0.82e-12,
-    "Blackwell Ultra": 0.82e-12,  # as Blackwell: the same process
+    "Hopper": 0.98e-12,
+    "Blackwell": 0.81e-12,
+    "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
 }
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
@@ -57,6 +58,7 @@ class Rates:
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
     flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
+    copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
     @property
@@ -116,6 +118,7 @@ def rates(
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=eight,
         setup=setup,
+        copies_fp8=accelerator.architecture == "Hopper",
         single=None if measured else best_matmul(accelerator, "fp32"),
         flash=software.flash_share_since_hopper
         if accelerator.architecture in SINCE_HOPPER

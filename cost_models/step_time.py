@@ -29,6 +29,7 @@ from cost_models.compute import core_ratio, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
 from cost_models.expert_traffic import copies_of, exposed_exchange
+from cost_models.fp8 import gathered_bytes
 from cost_models.head_time import head_seconds
 from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
@@ -44,7 +45,7 @@ from cost_models.offload import (
 )
 from cost_models.optimizer_states import RULES, update_accesses, update_flops
 from cost_models.pipeline_time import owners, pipeline_bound
-from cost_models.plan import PlanTable
+from cost_models.plan import SCHEDULES, PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.rates import Rates
 from cost_models.scattered_messages import scattered
@@ -54,6 +55,8 @@ from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
+
+INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,9 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate, software)
         forward, backward = forward + head.forward, backward + head.backward
 
-    traffic = pass_traffic(model, workload, table, rank)
+    traffic = pass_traffic(
+        model, workload, table, rank, gather_bytes=gathered_bytes(workload, software)
+    )
     if software.scatters_stage_messages:
         traffic = scattered(traffic, table)
     by_axis = axis_seconds(
@@ -293,6 +298,15 @@ def exposed_data_seconds(
     behind the last one. Links work while a GPU computes or waits for its host; a CPU's cores do
     both jobs. A hidden second costs seconds of computation: collectives take multiprocessors and
     memory bandwidth.
+
+    Of v interleaved stages each has its share of the traffic W, and of the pass T that hides it. A
+    rank walks through one after another with n = min(p, m) micro-batches each, so that what the
+    others send has (v - 1) n / v passes more, and one stage its own pass:
+
+        exposed = max(0, (W - T)/v, W - T ((v - 1) n + 1)/v)
+
+    Source: Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func of a
+    model chunk, called when its last micro-batch has come back, and before its first.
     """
     hides = hiding.overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
@@ -303,8 +317,19 @@ def exposed_data_seconds(
     window = hides * every * (rank.backward + forward)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
-    exposed = np.maximum(0.0, np.maximum(last, whole - window))
+    stages = _stages_apart(table, hiding)
+    of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
+    beyond = whole - window * ((stages - 1.0) * of_round + 1.0) / stages
+    beyond = np.maximum(beyond, (whole - window) / stages)
+    exposed = np.maximum(0.0, np.maximum(last, beyond))
     return exposed + hiding.interference * (whole - exposed)
+
+
+def _stages_apart(table: PlanTable, hiding: Hiding) -> Real:
+    """Stages of a rank whose traffic all hides, each at a time of its own."""
+    interleaved = table.pipeline_schedule == INTERLEAVED
+    hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_behind_forward)
+    return np.where(interleaved & hides, 1.0 * table.virtual_stages, 1.0)
 
 
 def step_seconds(

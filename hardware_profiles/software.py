@@ -35,6 +35,7 @@ class SoftwareProfile:
     reduces_gradients_at_last_microbatch_under_pipeline: bool
     fused_optimizer: bool  # one kernel updates in place; without, updates make copies of shards
     fp8_cast_bytes: float  # moved to cast an element of 16 bits, along the rows and the columns
+    fp8_gathers: bool  # with sequence parallelism: cast first, gathered in 8 bits
     fp8_weight_casts: float  # of every matrix in a forward, and in a backward pass
     fp8_whole_matrices: bool  # multiplies in fp8 only what is not cut, with no split backward pass
     fp8_weight_copies: float  # of every matrix, from the forward to the backward pass

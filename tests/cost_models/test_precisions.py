@@ -11,8 +11,15 @@ from samples import make_setting, sample_model
 
 from cost_models.activations import Regions, feed_forward_bytes, layer_regions
 from cost_models.adapters import STORED_BYTES, adapted
+from cost_models.communication import pass_traffic
 from cost_models.estimate import Setting, price
-from cost_models.fp8 import cast_elements, fp8_regions, fp8_weight_bytes
+from cost_models.fp8 import (
+    cast_elements,
+    fp8_regions,
+    fp8_weight_bytes,
+    gathered_bytes,
+    gathered_cast_share,
+)
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import frozen_bytes
 from cost_models.rates import rates
@@ -143,6 +150,39 @@ def test_casts_by_hand() -> None:
     experts = sample_model("mixtral").kinds[0]
     # 64 for q, k and v, 64 of the output; 64 and 128 of each of two experts, not the router
     assert cast_elements(experts, 1)[0] == 64 + 64 + 2 * (64 + 128)
+
+
+def test_what_is_cast_before_it_is_gathered_is_cast_by_each_rank_for_its_tokens() -> None:
+    kind = make_setting("llama-3-8b", "8xH100-SXM").model.kinds[0]
+    h, f, key = 4096, 14336, 1024
+    # inputs of column-cut matrices and gradients of row-cut ones are gathered, twice h each
+    assert cast_elements(kind, 8, 0.5) == (h + (h + f) / 8, (h + 2 * key + 2 * f) / 8 + h)
+    share = gathered_cast_share(np.array([1, 8]), True, MEGATRON, copies=True)
+    assert share.tolist() == [1.0, (3 / 8 + 2) / 4], "a cast of an eighth, a copy of all"
+    assert float(gathered_cast_share(8, True, MEGATRON, copies=False)) == 1 / 8
+    assert float(gathered_cast_share(8, False, MEGATRON, copies=True)) == 1.0
+    ours = software_profile("shardplan")
+    assert float(gathered_cast_share(8, True, ours, copies=True)) == 1.0
+
+
+def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
+    setting = make_setting("llama-3-8b", "8xH100-SXM", seq_len=4096)
+    eight = replace(setting.workload, precision="fp8")
+    assert gathered_bytes(eight, MEGATRON) == 1.0
+    assert gathered_bytes(setting.workload, MEGATRON) is None
+    assert gathered_bytes(eight, software_profile("shardplan")) is None
+    table = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
+    (rank,) = even_rank_contents(setting.model, 1, 1)
+    wide, narrow = (
+        pass_traffic(setting.model, eight, table, rank, gather_bytes=each) for each in (None, 1.0)
+    )
+    state = 2.0 * 4096 * 4096
+    # a layer gathers two inputs, both again, and two gradients; embedding and head once, twice
+    assert first(wide["tensor", "all_gather"].size) == (6 * 32 + 3) * state
+    assert first(narrow["tensor", "all_gather"].size) == (6 * 32 / 2 + 3) * state
+    assert first(narrow["tensor", "all_gather"].count) == 6 * 32 + 3
+    key = "tensor", "reduce_scatter"
+    assert first(narrow[key].size) == first(wide[key].size)
 
 
 def test_casts_are_part_of_both_passes_in_fp8_only() -> None:

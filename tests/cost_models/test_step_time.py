@@ -176,6 +176,32 @@ def test_what_hides_data_parallel_traffic(
     assert exposed(rank_of(3.0, data=1.0), plan) == 0
 
 
+def test_interleaved_stages_send_while_the_others_compute() -> None:
+    """Of v stages the last waits for its own share of one pass alone, the others for a round."""
+
+    def left(data: float, *, gathers: bool = True, **plan: Any) -> float:
+        usual = {"pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2}
+        shape = Plan(
+            data_parallel=8,
+            zero_stage=1,
+            pipeline_parallel=4,
+            **{"num_microbatches": 8} | usual | plan,
+        )
+        hiding = Hiding(1.0, gathers_behind_forward=gathers)
+        table = PlanTable.from_plans([shape])
+        return float(exposed_data_seconds(rank_of(3.0, data=data), table, hiding, on_gpu=True)[0])
+
+    # a pass forward and backward takes 3; 4 micro-batches of the other stage take 4 * 3 / 2 more
+    assert left(3.0) == 0.0
+    assert left(7.0) == pytest.approx((7 - 3) / 2)  # the last stage's half behind its half
+    assert left(100.0) == pytest.approx(100 - 3 * (4 + 1) / 2)  # all links work all the time
+    assert left(100.0, num_microbatches=2) == pytest.approx(100 - 3 * (2 + 1) / 2)
+    plain = {"pipeline_schedule": "1f1b", "virtual_stages": 1}
+    assert left(7.0, **plain) == pytest.approx(7 - 3)
+    # gathers that nothing hides are not hidden by more stages
+    assert left(7.0, gathers=False) == left(7.0, gathers=False, **plain) == pytest.approx(7 - 2)
+
+
 @given(st.floats(0, 200), st.floats(0, 1), st.integers(0, 3))
 def test_hidden_traffic_takes_its_share_of_computation(
     data: float, interference: float, zero_stage: int
