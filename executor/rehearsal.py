@@ -180,11 +180,13 @@ def _spread_evenly(values: Tensor, total: int) -> list[Any]:
 def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
     """Tell logits by their width, and gradients on their way by the shapes of whole parameters.
 
-    As many tokens as a matrix is wide make activations of its shape: then only what is
-    multiplied over the tokens, in the order in which autograd does it, is a gradient.
+    Activations are such a matrix, too, where it has as many rows as there are tokens: then only
+    what is multiplied over the tokens, in the order in which autograd does it, is a gradient.
     """
     start, stop = stages[-1].start, stages[-1].stop
-    tokens = file.workload.seq_len // file.plan.context_parallel * file.plan.micro_batch_size
+    plan = file.plan
+    tokens = file.workload.seq_len // plan.context_parallel * plan.micro_batch_size
+    rows = {tokens, tokens // plan.tensor_parallel if plan.sequence_parallel else tokens}
     shapes = (
         layout.local_shape(stage.axis, stage.experts)
         for stage in stages
@@ -195,19 +197,19 @@ def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
     def hint(tensor: Tensor, operator: str, inputs: Sequence[Any]) -> str | None:
         shape = tuple(tensor.shape)
         is_whole = shape in whole or shape[::-1] in whole
-        if is_whole and (tokens not in shape or _over_tokens(operator, inputs, tokens)):
+        if is_whole and (rows.isdisjoint(shape[:1]) or _over_tokens(operator, inputs, rows)):
             return "buffers"
         return "logits" if len(shape) > 1 and shape[-1] == stop - start else None
 
     return hint
 
 
-def _over_tokens(operator: str, inputs: Sequence[Any], tokens: int) -> bool:
-    """Tell a transposed matrix of so many rows times another: a weight's gradient."""
+def _over_tokens(operator: str, inputs: Sequence[Any], rows: set[int]) -> bool:
+    """Tell a transposed matrix, with tokens as columns, times another: a weight's gradient."""
     if operator != "aten::mm":
         return False
     first = inputs[0]
-    return bool(first.size(1) == tokens and first.stride(0) < first.stride(1))
+    return bool(first.size(1) in rows and first.stride(0) < first.stride(1))
 
 
 def _tell_places(stage: Stage, tracker: MemoryTracker) -> None:
