@@ -221,7 +221,8 @@ def test_a_no_says_how_its_largest_part_comes_about() -> None:
     words = " ".join(str(answer).split())
     assert "Largest optimizer: 89.7 GiB; fp32 master weights and states of adamw" in words
     assert "bytes · P = 12 bytes × 8.03 B parameters" in words
-    where = " ".join(planner.fit("llama-3-8b", "8xA100-40GB", seq_len=65536, recompute="none", **STAGES).explain().split())
+    options = {"seq_len": 65536, "recompute": "none", **STAGES}
+    where = " ".join(planner.fit("llama-3-8b", "8xA100-40GB", **options).explain().split())
     assert "stage 0 of 4 (the fullest)" in where
 
 

@@ -318,8 +318,9 @@ def test_no_plan_needs_less_than_its_states_shared_out(
     setting = replace(setting, workload=workload)
     table = enumerate_plans(setting.model, workload, 8, {"offload": offload})
     legal = table.rows(legality_codes(question_of(setting), table) == 0)
-    if "weights" in offload and not len(legal):
-        pytest.skip("this software moves no weights")
+    if "weights" in offload and software != "shardplan":
+        assert not len(legal)  # it moves no weights
+        return
     peak = price(setting, legal).peak
     assert (peak >= changes.least_bytes(setting, offload) / 8).all()
     assert (changes.least_bytes(setting, offload) > 0.0) == ("weights" not in offload)
