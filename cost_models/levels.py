@@ -125,7 +125,6 @@ class Frame:
             level.groups.clear()
         self.levels.clear()
         self.made.clear()
-        self.codes.clear()
         del self.whole
 
     def level(self, mask: int) -> Level:

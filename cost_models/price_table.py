@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.collection import seldom_collected
 from cost_models.columns import Column
 from cost_models.estimate import STAGES_BY, Setting, block_seconds, block_time, price, stages_of
 from cost_models.factored_table import at_one_level, factored, find_levels, mask_of, whole
@@ -55,7 +54,6 @@ class Figures:
     host: HostBytes
 
 
-@seldom_collected()
 def price_table(setting: Setting, table: PlanTable) -> Figures:
     """Price legal plans."""
     if _few(setting, table):
@@ -69,7 +67,6 @@ def price_table(setting: Setting, table: PlanTable) -> Figures:
     return Figures(step, peak, HostBytes(memory, nvme))
 
 
-@seldom_collected()
 def table_memory(
     setting: Setting, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, HostBytes]:
@@ -90,7 +87,6 @@ def table_memory(
     return peak, HostBytes(memory, nvme)
 
 
-@seldom_collected()
 def table_steps(setting: Setting, table: PlanTable) -> Floats:
     """Return the steps of legal plans."""
     if len(table) == 0:

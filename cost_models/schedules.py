@@ -109,8 +109,6 @@ def actions(plan: Plan, rank: int) -> list[Action]:
         late = rank if plan.pipeline_schedule in SPLIT else None
         warm_up = _warm_up(plan, rank)
         order = _one_after_another(p, v, m, rank, warm_up=warm_up, weights_late=late)
-    if m >= 2 * p - 1:
-        return order.actions
     return [action for action in order.actions if action.microbatch < m]
 
 
@@ -192,25 +190,25 @@ def _one_after_another(
     ``weights_late``: by how many backward passes weight gradients are behind input gradients.
     """
     order, total = _Order(), v * m
-    add, warm_up = order.add, min(warm_up, total)
+    warm_up = min(warm_up, total)
     in_turn = per_round(m, p) if v > 1 else m
     stages = [(step // in_turn) % v * p + rank for step in range(total)]
     back = [(v - 1) * p + 2 * rank - stage for stage in stages]
 
     for step in range(warm_up):
-        add("forward", stages[step])
+        order.add("forward", stages[step])
     for step in range(total):
         if warm_up + step < total:
-            add("forward", stages[warm_up + step])
+            order.add("forward", stages[warm_up + step])
         if weights_late is None:
-            add("backward", back[step])
+            order.add("backward", back[step])
             continue
-        add("backward_input", back[step])
+        order.add("backward_input", back[step])
         if step >= weights_late:
-            add("backward_weight", back[step - weights_late])
+            order.add("backward_weight", back[step - weights_late])
     if weights_late is not None:
         for step in range(max(0, total - weights_late), total):
-            add("backward_weight", back[step])
+            order.add("backward_weight", back[step])
     return order
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from cost_models.collection import seldom_collected
-
 
 def main() -> None:
     """Run ``shardplan``."""
     try:
+        from planner.collection import seldom_collected
+
         with seldom_collected():
             from planner.cli import main as run
     except KeyboardInterrupt:

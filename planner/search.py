@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.collection import seldom_collected
 from cost_models.estimate import Setting, price
 from cost_models.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.price_table import table_memory, table_steps
 from cost_models.uncertainty import memory_spread
 from planner.candidates import Candidates
+from planner.collection import seldom_collected
 from planner.constraints import (
     Constraint,
     broken_by_result,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cost_models.collection import OBJECTS, seldom_collected
 from cost_models.levels import Frame
 from cost_models.price_table import price_table
 from hardware_profiles.spec import parse_cluster
 from planner.candidates import Candidates
+from planner.collection import OBJECTS, seldom_collected
 from planner.model_source import resolve_model
 from planner.question import build_question
 
