@@ -5,14 +5,23 @@ Units: bytes, columns of a plan table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cost_models.arrays import Flag, Real
-from cost_models.blocks import Blocks, LayerBlock
+from cost_models.blocks import Blocks, LayerBlock, Spot
 from cost_models.held_activations import Held, Walk
 from cost_models.moments import AtMoment, Moment
+
+
+def _left(saved: Real, spot: Spot, walk: Walk, kept: Sequence[tuple[Real, Real]]) -> list[Real]:
+    """Return what all layers saved, at each end of a spot without what is gone by then."""
+    if not spot.has(walk):
+        return []
+    there = saved + walk.shared * float(spot.follows)
+    return [there - end.freed(walk, kept) for end in spot.ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +93,20 @@ class BlockPlaces(Blocks):
         """
         others = held.saved - held.tail
         behind = [[self._behind(gradients, end.done) for end in spot.ends] for spot in self.spots]
+        left: dict[tuple[int, bool], list[list[Real]]] = {}  # of a layer, wherever one is in it
         places = []
         for walk in held.walks:
-            beside = others + walk.beside
-            unpacked = walk.unpacked(used)
-            for spot, of_ends in zip(self.spots, behind, strict=True):
+            unpacked, layer = walk.unpacked(used), (walk.kind, walk.again)
+            if layer not in left:
+                left[layer] = [_left(others, spot, walk, held.kept) for spot in self.spots]
+            for spot, of_ends, lefts in zip(self.spots, behind, left[layer], strict=True):
                 if not spot.has(walk):
                     continue
-                shared = walk.shared * float(spot.follows)
                 for mode, (last, there) in enumerate(self._modes()):
                     buffers, gone = self._walk(walk, spot.block, last)
-                    for end, modes in zip(spot.ends, of_ends, strict=True):
+                    for end, modes, saved in zip(spot.ends, of_ends, lefts, strict=True):
                         held_then, gone_then = modes[mode]
-                        now = np.maximum(beside + shared - end.freed(walk, held.kept), 0.0)
+                        now = np.maximum(saved + walk.beside, 0.0)
                         parts = (held_then, now, logits, buffers, gone + gone_then)
                         both = there if end.there is True else np.logical_and(there, end.there)
                         places.append(Moment(self._named(parts, unpacked), both))

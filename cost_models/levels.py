@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -80,7 +80,8 @@ class Level:
         if key not in self.groups:
             way = self.frame.whole.way(self)
             codes = codes if way is None else codes[way]
-            self.groups[key] = self.frame.add(codes, count, self.mask)
+            group = self.groups[key] = self.frame.add(codes, count, self.mask)
+            self.frame.grouped |= group.mask
         return self.groups[key]
 
     def of_rows(self, rows: Index) -> Index:
@@ -99,6 +100,7 @@ class Frame:
         self.codes: list[Array] = []
         self.sources: list[int] = []  # of each, the columns that it follows from
         self.counts: list[int] = []
+        self.grouped = 0  # columns that are groups of a level's rows
         self.num_rows = num_rows
         self.whole = Level(self, -1, num_rows, np.arange(num_rows), None, None)
         self.levels: dict[int, Level] = {}
@@ -166,18 +168,31 @@ class Frame:
         return True
 
     def _distinct(self, mask: int, parent: Level) -> Level:
-        parts = (
-            (codes if parent is self.whole else codes[parent.rows], count)
-            for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True))
-            if mask >> position & 1
-        )
+        parts = self._parts(mask, parent)
         index, there = _numbered(*_combined(parts, parent.size))
         size = len(there)
         if size > NEARLY_ALL * parent.size:
             return parent
         rows = np.zeros(size, dtype=np.intp)
-        rows[index] = parent.rows
+        rows[index.astype(np.intp, copy=False)] = parent.rows  # (as above)
         return Level(self, mask, size, rows, parent, index)
+
+    def _parts(self, mask: int, parent: Level) -> Iterator[tuple[Array, int]]:
+        """Yield codes, and how many there are of each, that tell the columns of a mask apart.
+
+        In the whole table all columns but groups are one: they follow from far fewer rows.
+        """
+        grouped = mask & self.grouped
+        if parent is self.whole and grouped and mask != grouped:
+            base = self.level(mask ^ grouped)
+            if base is not parent:
+                way = parent.way(base)
+                assert way is not None
+                yield way, base.size
+                mask = grouped
+        for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True)):
+            if mask >> position & 1:
+                yield codes if parent is self.whole else codes[parent.rows], count
 
 
 def _combined(parts: Iterable[tuple[Array, int]], size: int) -> tuple[Array, int]:

@@ -259,7 +259,7 @@ def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
             total = total if moment.there is True else np.where(moment.there, total, MISSING)
             key = id(activations), id(logits)
             if key not in known:
-                known[key] = activations + logits + passing
+                known[key] = activations + (logits + passing)
             beside = known[key]
             held[id(beside)] = beside
             states[id(total), id(beside)] = total

@@ -23,7 +23,7 @@ import numpy as np
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapter_groups import adapter_wait
 from cost_models.adapters import trainable_part
-from cost_models.arrays import Real, pick
+from cost_models.arrays import Flag, Real, pick
 from cost_models.communication import gradient_sums, pass_traffic
 from cost_models.compute import core_ratio, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
@@ -308,6 +308,18 @@ def exposed_data_seconds(
     Source: Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func of a
     model chunk, called when its last micro-batch has come back, and before its first.
     """
+    apart = _stages_apart(table, hiding)
+    exposed = _exposed(rank, table, hiding, 1.0, on_gpu=on_gpu)
+    if not np.any(apart):
+        return exposed
+    stages = 1.0 * table.virtual_stages
+    return np.where(apart, _exposed(rank, table, hiding, stages, on_gpu=on_gpu), exposed)
+
+
+def _exposed(
+    rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
+) -> Real:
+    """Return what is exposed where ``stages`` of a rank send each at a time of its own."""
     hides = hiding.overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
@@ -317,7 +329,6 @@ def exposed_data_seconds(
     window = hides * every * (rank.backward + forward)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
-    stages = _stages_apart(table, hiding)
     of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
     beyond = whole - window * ((stages - 1.0) * of_round + 1.0) / stages
     beyond = np.maximum(beyond, (whole - window) / stages)
@@ -325,11 +336,33 @@ def exposed_data_seconds(
     return exposed + hiding.interference * (whole - exposed)
 
 
-def _stages_apart(table: PlanTable, hiding: Hiding) -> Real:
-    """Stages of a rank whose traffic all hides, each at a time of its own."""
+def _at_the_end(
+    ranks: Sequence[RankSeconds], table: PlanTable, hiding: Hiding, *, on_gpu: bool
+) -> tuple[Real, Real]:
+    """Return ``exposed_data_seconds`` and the optimizer of the rank that is done last.
+
+    Chosen between at the end: few rows tell whether stages send apart from all else.
+    """
+
+    def last(stages: Real) -> tuple[Real, Real]:
+        exposed = [_exposed(rank, table, hiding, stages, on_gpu=on_gpu) for rank in ranks]
+        optimizer = [rank.optimizer for rank in ranks]
+        once = [e + o for e, o in zip(exposed, optimizer, strict=True)]
+        ends_last = np.argmax(np.stack(once), axis=0)
+        return pick(exposed, ends_last), pick(optimizer, ends_last)
+
+    together, apart = last(1.0), _stages_apart(table, hiding)
+    if not np.any(apart):
+        return together
+    each = last(1.0 * table.virtual_stages)
+    return np.where(apart, each[0], together[0]), np.where(apart, each[1], together[1])
+
+
+def _stages_apart(table: PlanTable, hiding: Hiding) -> Flag:
+    """Whether the traffic of a rank's stages all hides, of each at a time of its own."""
     interleaved = table.pipeline_schedule == INTERLEAVED
     hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_behind_forward)
-    return np.where(interleaved & hides, 1.0 * table.virtual_stages, 1.0)
+    return interleaved & hides & (table.virtual_stages > 1)
 
 
 def step_seconds(
@@ -382,9 +415,7 @@ def step_seconds(
             return microbatches * weighed / table.pipeline_parallel
         return microbatches * pick(columns, slowest)
 
-    exposed = [exposed_data_seconds(rank, table, hiding, on_gpu=on_gpu) for rank in ranks]
-    once = [e + rank.optimizer for e, rank in zip(exposed, ranks, strict=True)]
-    ends_last = np.argmax(np.stack(once), axis=0)
+    exposed, optimizer = _at_the_end(ranks, table, hiding, on_gpu=on_gpu)
     parts = TimeParts(
         compute=of_slowest("compute"),
         recompute=of_slowest("recompute"),
@@ -394,7 +425,7 @@ def step_seconds(
         context_communication=of_slowest("context_communication"),
         pipeline_communication=of_slowest("pipeline_communication"),
         bubble=bubble,
-        data_communication=pick(exposed, ends_last),
-        optimizer=pick([rank.optimizer for rank in ranks], ends_last),
+        data_communication=exposed,
+        optimizer=optimizer,
     )
     return parts, slowest
