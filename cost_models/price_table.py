@@ -254,6 +254,8 @@ def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
         )
         stays, known = weights + optimizer, {}
         for moment in (m for of_moment in moments for m in of_moment):
+            if not np.any(moment.there):
+                continue
             gradients, activations, logits, buffers, gone = moment.parts
             total = stays - gone + gradients + buffers
             total = total if moment.there is True else np.where(moment.there, total, MISSING)
