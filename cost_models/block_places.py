@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from cost_models.arrays import Flag, Real
-from cost_models.blocks import Blocks, LayerBlock, Spot
+from cost_models.blocks import Blocks, LayerBlock
 from cost_models.held_activations import Held, Walk
 from cost_models.moments import AtMoment, Moment
 
 
-def _left(saved: Real, spot: Spot, walk: Walk, kept: Sequence[tuple[Real, Real]]) -> list[Real]:
-    """Return what all layers saved, at each end of a spot without what is gone by then."""
-    if not spot.has(walk):
-        return []
-    there = saved + walk.shared * float(spot.follows)
-    return [there - end.freed(walk, kept) for end in spot.ends]
+class WayBack(NamedTuple):
+    """One place in a layer of one spot, in one of the two modes (``BlockPlaces._modes``)."""
+
+    walk: Walk
+    spot: int
+    mode: int
+    buffers: Real
+    gone: Real  # gathered weights of this layer that are not there any more
+    unpacked: Real  # a matrix, see ``Walk.unpacked``
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +87,46 @@ class BlockPlaces(Blocks):
             places.append(Moment(place, there))
         return places
 
+    def ways_back(self, held: Held, used: tuple[Real, Real] | None) -> list[WayBack]:
+        """Return what the layers of every spot have on their way, at each place in them.
+
+        ``used``: a matrix that is unpacked, and what helps to do that; None: none is packed.
+        """
+        found = []
+        for walk in held.walks:
+            unpacked = walk.unpacked(used)
+            for number, spot in enumerate(self.spots):
+                if not spot.has(walk):
+                    continue
+                for mode, (last, _) in enumerate(self._modes()):
+                    buffers, gone = self._walk(walk, spot.block, last)
+                    found.append(WayBack(walk, number, mode, buffers, gone, unpacked))
+        return found
+
     def at_layer(
-        self, gradients: Real, held: Held, logits: Real, used: tuple[Real, Real] | None
+        self, gradients: Real, held: Held, logits: Real, ways: Sequence[WayBack]
     ) -> list[Moment]:
         """A layer on its way backward: the first one, the one behind that, or the last but one.
 
-        Layer by layer activations go and reduced gradients come: one end is the fullest. ``used``:
-        a matrix that is unpacked, and what helps to do that; None: none is packed.
+        Layer by layer activations go and reduced gradients come: one end is the fullest. ``ways``:
+        ``ways_back``.
         """
-        others = held.saved - held.tail
+        others, modes = held.saved - held.tail, self._modes()
         behind = [[self._behind(gradients, end.done) for end in spot.ends] for spot in self.spots]
-        left: dict[tuple[int, bool], list[list[Real]]] = {}  # of a layer, wherever one is in it
+        left: dict[tuple[int, int, bool], list[Real]] = {}  # of a layer, wherever one is in it
         places = []
-        for walk in held.walks:
-            unpacked, layer = walk.unpacked(used), (walk.kind, walk.again)
+        for walk, number, mode, buffers, gone, unpacked in ways:
+            spot, layer = self.spots[number], (number, walk.kind, walk.again)
             if layer not in left:
-                left[layer] = [_left(others, spot, walk, held.kept) for spot in self.spots]
-            for spot, of_ends, lefts in zip(self.spots, behind, left[layer], strict=True):
-                if not spot.has(walk):
-                    continue
-                for mode, (last, there) in enumerate(self._modes()):
-                    buffers, gone = self._walk(walk, spot.block, last)
-                    for end, modes, saved in zip(spot.ends, of_ends, lefts, strict=True):
-                        held_then, gone_then = modes[mode]
-                        now = np.maximum(saved + walk.beside, 0.0)
-                        parts = (held_then, now, logits, buffers, gone + gone_then)
-                        both = there if end.there is True else np.logical_and(there, end.there)
-                        places.append(Moment(self._named(parts, unpacked), both))
+                there = others + walk.shared * float(spot.follows)
+                left[layer] = [there - end.freed(walk, held.kept) for end in spot.ends]
+            for end, of_modes, saved in zip(spot.ends, behind[number], left[layer], strict=True):
+                held_then, gone_then = of_modes[mode]
+                now = np.maximum(saved + walk.beside, 0.0)
+                parts = (held_then, now, logits, buffers, gone + gone_then)
+                there = modes[mode][1]
+                both = there if end.there is True else np.logical_and(there, end.there)
+                places.append(Moment(self._named(parts, unpacked), both))
         return places
 
     def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:

@@ -232,11 +232,13 @@ Column.__hash__ = None  # type: ignore[assignment]
 
 def _chosen(flag: Any, yes: Any, no: Any) -> Any:
     """Return what one flag for all rows chooses, in the type that both together have."""
-    chosen, kind, other = (yes if np.all(flag) else no), _kind(yes), _kind(no)
+    is_set = flag if type(flag) is bool else flag.all()
+    chosen, kind, other = (yes if is_set else no), _kind(yes), _kind(no)
     if kind is not other:
         kind = np.result_type(kind, other)
     if type(chosen) is Column:
-        return chosen if chosen.dtype == kind else chosen.astype(kind)
+        mine = chosen.values.dtype
+        return chosen if mine is kind or mine == kind else chosen.astype(kind)
     return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
 
 

@@ -237,6 +237,7 @@ def _by_blocks(
     """Return the places of each of ``MOMENTS``."""
     zeros = np.zeros_like(held.saved)
     flight, later = gradients.full_flight, replace(held, saved=held.saved_later)
+    ways = blocks.ways_back(held, used)
     losses = (
         (held.logits_forward, blocks.at_loss_forward()),
         (held.logits_backward, blocks.at_loss_backward()),
@@ -250,9 +251,9 @@ def _by_blocks(
             for logits, buffers in losses
         ),
         blocks.at_head(flight, held),
-        blocks.at_layer(flight, held, zeros, used),
+        blocks.at_layer(flight, held, zeros, ways),
         [
-            *blocks.at_layer(gradients.later, later, held.logits_later, used),
+            *blocks.at_layer(gradients.later, later, held.logits_later, ways),
             blocks.at_embedding_of_others(gradients.later, later),
         ],
         blocks.at_last_layer(gradients.last_layer, held, used),

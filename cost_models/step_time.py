@@ -362,7 +362,8 @@ def _stages_apart(table: PlanTable, hiding: Hiding) -> Flag:
     """Whether the traffic of a rank's stages all hides, of each at a time of its own."""
     interleaved = table.pipeline_schedule == INTERLEAVED
     hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_behind_forward)
-    return interleaved & hides & (table.virtual_stages > 1)
+    found: Flag = interleaved & hides & (table.virtual_stages > 1)
+    return found
 
 
 def step_seconds(

@@ -68,7 +68,9 @@ class Case:
         """
         held = replace(self.empty, walks=(walk,), saved=np.full(1, saved))
         zeros = np.zeros(1)
-        found = self.blocks.at_layer(zeros + gradients, held, zeros, None)
+        found = self.blocks.at_layer(
+            zeros + gradients, held, zeros, self.blocks.ways_back(held, None)
+        )
         return [number(total(place.whole())) for place in found]
 
 
@@ -210,8 +212,9 @@ def test_a_packed_matrix_is_there_where_it_is_used() -> None:
 
     def more(product: float) -> float:
         held = replace(case.empty, walks=(replace(NOTHING, product=np.full(1, product)),))
-        with_it = case.blocks.at_layer(zeros, held, zeros, (matrix, helping))[0]
-        without = case.blocks.at_layer(zeros, held, zeros, None)[0]
+        packed = case.blocks.ways_back(held, (matrix, helping))
+        with_it = case.blocks.at_layer(zeros, held, zeros, packed)[0]
+        without = case.blocks.at_layer(zeros, held, zeros, case.blocks.ways_back(held, None))[0]
         return number(total(with_it.parts)) - number(total(without.parts))
 
     assert more(-1.0) == 0.0
