@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.estimate import Setting
@@ -17,6 +18,7 @@ from planner.confidence import confidence
 from planner.document import cluster_document, model_document, plan_file
 from planner.placement import Placed
 from planner.question import DEFAULT_SOFTWARE
+from planner.reach import reach
 from planner.refusal import search_document
 from planner.render.memory_html import drawing_title, fragment, memory_html
 from planner.render.memory_story import story_text
@@ -25,6 +27,7 @@ from planner.render.text import fit_text, plan_text
 from planner.search import SearchResult
 from planner.staged import Staged
 from planner.step_memory import StepMemory, step_memory
+from planner.ways_out import ways_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,22 +49,33 @@ def header(setting: Setting) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class FitAnswer:
-    """Will it fit: the verdict on one plan, its parts, and what to do next."""
+    """Will it fit: the verdict on one plan, its parts, and what to do next.
+
+    What to do next takes searches; they are made when it is asked for.
+    """
 
     setting: Setting
     plan: Plan
     document: Mapping[str, Any]
     assumptions: tuple[str, ...]
-    ways_out: tuple[Mapping[str, Any], ...]
-    reach: Mapping[str, Any]
     job: Mapping[str, Any] | None = None  # a whole run, where one was asked for
 
     @property
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
         return str(self.document["memory"]["verdict"])
+
+    @cached_property
+    def ways_out(self) -> tuple[Mapping[str, Any], ...]:
+        """Where it does not fit: what would, each with its command."""
+        return () if self.verdict == "fits" else ways_out(self.setting, self.plan)
+
+    @cached_property
+    def reach(self) -> Mapping[str, Any]:
+        """Where it fits: the largest micro-batch and the longest sequence that do as well."""
+        return reach(self.setting, self.plan) if self.verdict == "fits" else {}
 
     @property
     def step_memory(self) -> StepMemory:

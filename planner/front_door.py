@@ -23,7 +23,6 @@ from planner.job import job_of
 from planner.module_trace import is_module
 from planner.plan_door import ADAPTERS, COMMON, OF_LAYERS, plan, refuse_inputs
 from planner.question import Question, adapting, build_question
-from planner.reach import reach
 from planner.recompute_words import without_list
 from planner.resolving import ModelLike, cluster_of, model_of
 from planner.serving import ServingAnswer, fit_serving
@@ -37,7 +36,6 @@ from planner.serving_setting import PLAN_FIELDS
 from planner.tariff import parse_prices
 from planner.traced_answers import TracedFitAnswer
 from planner.traced_front_door import fit_module
-from planner.ways_out import ways_out
 
 
 def fit(
@@ -143,7 +141,6 @@ def fit(
         plan, document, why = _least_recompute(setting, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     assumptions += about_offload(setting, plan, document["memory"]["host"])
-    fits = document["memory"]["verdict"] == "fits"
     run, said = run_of(setting, plan, document, job, prices)
     assumptions += said
     return FitAnswer(
@@ -151,8 +148,6 @@ def fit(
         plan=plan,
         document=document,
         assumptions=(*question.assumptions, *assumptions),
-        ways_out=() if fits else ways_out(setting, plan),
-        reach=reach(setting, plan) if fits else {},
         job=run,
     )
 

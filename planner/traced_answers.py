@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan import Plan
@@ -12,6 +13,7 @@ from planner.document import cluster_document
 from planner.render.traced import fit_text, plan_text
 from planner.traced_setting import TracedSetting, only_varied
 from planner.traced_stages import Cut
+from planner.traced_ways_out import largest_micro_batch, ways_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,21 +61,34 @@ def train_with(setting: TracedSetting, plan: Plan) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class TracedFitAnswer:
-    """Will it fit: the verdict on one plan, its parts, and what to do next."""
+    """Will it fit: the verdict on one plan, its parts, and what to do next.
+
+    The last is found when it is asked for.
+    """
 
     setting: TracedSetting
     plan: Plan
     document: Mapping[str, Any]
     assumptions: tuple[str, ...]
-    ways_out: tuple[Mapping[str, Any], ...]
-    reach: Mapping[str, Any]
 
     @property
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
         return str(self.document["memory"]["verdict"])
+
+    @cached_property
+    def ways_out(self) -> tuple[Mapping[str, Any], ...]:
+        """Where it does not fit: what would."""
+        return () if self.verdict == "fits" else ways_out(self.setting, self.plan)
+
+    @cached_property
+    def reach(self) -> Mapping[str, Any]:
+        """Where it fits: the largest micro-batch that does as well."""
+        if self.verdict != "fits":
+            return {}
+        return {"largest_micro_batch_size": largest_micro_batch(self.setting, self.plan)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

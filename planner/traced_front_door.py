@@ -24,7 +24,7 @@ from planner.traced_setting import (
     why_illegal,
 )
 from planner.traced_stages import Cut, best_cut
-from planner.traced_ways_out import largest_micro_batch, ways_out
+from planner.traced_ways_out import ways_out
 from planner.typed import describe_plan
 from planner.verdict import VERDICTS, budget_bytes
 
@@ -84,14 +84,11 @@ def fit_module(
         plan, document = choices[chosen], priced[chosen]
         why = "the least that fits" if good else "nothing fits, so the one that saves most"
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
-    fits = document["memory"]["verdict"] == "fits"
     return TracedFitAnswer(
         setting=setting,
         plan=plan,
         document=document,
         assumptions=(*setting.module.notes, *cluster.notes, *assumptions),
-        ways_out=() if fits else ways_out(setting, plan),
-        reach={"largest_micro_batch_size": largest_micro_batch(setting, plan)} if fits else {},
     )
 
 
