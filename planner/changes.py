@@ -337,8 +337,9 @@ def least_bytes(setting: Setting, offload: Offload = "none") -> float:
 
 def _too_small(setting: Setting, offload: Offload = "none") -> bool:
     """Whether no plan can fit, since not even what all of them hold does."""
-    shared = least_bytes(setting, offload) / setting.cluster.num_gpus
-    return shared > budget_bytes(setting.cluster)
+    shared, software = least_bytes(setting, offload) / setting.cluster.num_gpus, setting.software
+    runtime = software.context_bytes + software.allocator_slack * shared
+    return shared + runtime > budget_bytes(setting.cluster)
 
 
 def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:

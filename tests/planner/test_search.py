@@ -26,16 +26,15 @@ def with_capacity(setting: Setting, capacity: float) -> Setting:
 
 
 def priced_one_by_one(setting: Setting) -> list[tuple[int, float, float, Plan]]:
-    """Verdict, step and peak of every legal candidate, each priced alone."""
+    """Verdict, step and peak of every legal candidate, each row with the formulas of ``fit``.
+
+    (That a table costs what its rows cost alone is tested with ``price``.)
+    """
     table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question(setting), table) == 0)
-    found = []
-    for plan in legal:
-        priced = price(setting, PlanTable.from_plans([plan]))
-        peak, step = float(priced.peak[0]), float(priced.step[0])
-        code = VERDICTS.index(verdict(peak, budget_bytes(setting.cluster)))
-        found.append((code, step, peak, plan))
-    return found
+    legal = table.rows(legality_codes(question(setting), table) == 0).plain()
+    priced, budget = price(setting, legal), budget_bytes(setting.cluster)
+    codes = [VERDICTS.index(verdict(peak, budget)) for peak in priced.peak.tolist()]
+    return list(zip(codes, priced.step.tolist(), priced.peak.tolist(), legal, strict=True))
 
 
 TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
@@ -135,7 +134,7 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
 
 
 def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -> None:
-    setting = with_capacity(make_setting("llama", "8xA100-80GB"), 1e6)
+    setting = with_capacity(make_setting("llama", "2xA100-80GB"), 1e6)
     result = search(setting)
     assert result.plans == ()
     assert result.counts.too_large == result.counts.priced > 0
