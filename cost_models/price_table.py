@@ -257,8 +257,11 @@ def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
             if not np.any(moment.there):
                 continue
             gradients, activations, logits, buffers, gone = moment.parts
-            total = stays - gone + gradients + buffers
-            total = total if moment.there is True else np.where(moment.there, total, MISSING)
+            # (what few places share is added first: most places then take two long columns)
+            there = stays + gradients
+            if moment.there is not True:
+                there = np.where(moment.there, there, MISSING)
+            total = there + (buffers - gone)
             key = id(activations), id(logits)
             if key not in known:
                 known[key] = activations + (logits + passing)

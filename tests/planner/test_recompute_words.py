@@ -13,7 +13,7 @@ import planner
 from cost_models.plan_file import read_plan_file
 from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
-from planner import cli, front_door
+from planner import cli
 from planner.changes import other_plans
 from planner.cli import app
 from planner.compare import compare
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {"seq_len": 256, "pipeline_parallel": 4}
 @pytest.fixture(autouse=True)
 def no_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a plan can go is another question, and a long search."""
-    monkeypatch.setattr(front_door, "reach", lambda setting, plan: {})
+    monkeypatch.setattr("planner.answers.reach", lambda setting, plan: {})
 
 
 def fitted(**options: Any) -> Any:
