@@ -29,6 +29,7 @@ TILES: Final = (
     (64.0, 128.0),
     (64.0, 64.0),
 )
+FEW_ROWS: Final = 512  # for which all tiles are tried at once
 SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, added up afterwards
 # Fitted together on 183 bf16 matmuls of an A100-PCIe (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json): ``python -m benchmarks.fit_matmul``.
@@ -69,16 +70,22 @@ def matmul_seconds(
         return roofline
     traffic = OPERAND_TRAFFIC * rate.setup
     largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
+    sizes = np.broadcast(m, k, n, batch)
+    few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
     fastest: Real = np.asarray(np.inf)
-    for high, wide in TILES:
+    for some in (TILES,) if few else tuple((tile,) for tile in TILES):
+        # one axis for tiles, one for splits, then those of the sizes
+        high, wide = (np.reshape([tile[side] for tile in some], (-1, 1, *shape)) for side in (0, 1))
         efficiency = FULL_WAVE_SHARE * largest / (1.0 + traffic * (1.0 / high + 1.0 / wide))
         per_element = 2.0 * high * wide * rate.units / (efficiency * rate.matmul)
         tiles = batch * np.ceil(m / high) * np.ceil(n / wide)
-        for parts in SPLITS:
+        for splits in (SPLITS,) if few else tuple((split,) for split in SPLITS):
+            parts = np.reshape(splits, (-1, *shape))
             waves = np.ceil(tiles * parts / rate.units)
             seconds = waves * (k / parts + TILE_SETUP * rate.setup) * per_element
-            if parts > 1.0:  # fp32 partial sums: written, read
-                seconds = seconds + 8.0 * parts * batch * m * n / rate.memory
-            fastest = np.minimum(fastest, seconds)
+            if splits[-1] > 1.0:  # fp32 partial sums: written, read
+                written = np.where(parts > 1.0, 8.0, 0.0) * parts
+                seconds = seconds + written * batch * m * n / rate.memory
+            fastest = np.minimum(fastest, np.min(seconds, axis=(0, 1)))
     longer: Real = np.where(m * k * n > 0.0, np.maximum(fastest, moved), 0.0)
     return longer
