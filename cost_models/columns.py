@@ -169,15 +169,17 @@ def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Column, An
     tells, operation = ufunc in FLAGGING, ("swapped " if swapped else "") + ufunc.__name__
 
     def operate(one: Column, other: Any) -> Any:
-        level, mine, its = one.level, one.values, other
-        if type(other) is Column:  # as ``_key``
+        level, mine, its, kind = one.level, one.values, other, type(other)
+        if kind is Column:  # as ``_key``
             name: Any = (operation, id(one), id(other))
+        elif (kind is float or kind is int) and other:
+            name = (operation, id(one), kind, other)
         else:
             name = _key(operation, (one, other))
         known = level.frame.made.get(name)
         if known is not None:
             return known[0]
-        if type(other) is Column:
+        if kind is Column:
             its = other.values
             if other.level is not level:
                 level, my_way, its_way = level.join(other.level)
@@ -291,6 +293,15 @@ def _take_along_axis(stacked: Column, index: Any, axis: int) -> Column:
     return Column(level, np.take_along_axis(values, where, axis=axis))
 
 
+def _is_in(column: Column, values: Sequence[Any]) -> Any:
+    name = ("isin", id(column), *values)
+    known = column.level.frame.made.get(name)
+    if known is not None:
+        return known[0]
+    found = _made(column.level, np.isin(column.values, values))
+    return _kept(column.level, name, (column,), found)
+
+
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.where: _where,
     np.select: _select,
@@ -303,7 +314,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.clip: lambda column, low, high: np.minimum(np.maximum(column, low), high),
     np.any: lambda column: column.any(),
     np.all: lambda column: column.all(),
-    np.isin: lambda column, values: _made(column.level, np.isin(column.values, values)),
+    np.isin: _is_in,
     np.shape: lambda column: column.shape,
     np.size: lambda column: column.values.size,
     np.zeros_like: lambda column, dtype=None: np.zeros(1, dtype=dtype or column.dtype),
