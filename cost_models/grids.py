@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from cost_models.columns import Column
 from cost_models.levels import Frame, Index, Level
 
 Floats = NDArray[np.float64]
+SIDE_BY_SIDE: Final = 64  # columns that are turned into rows in one go
 AT_HAND = 1_000_000  # terms that are gathered in one go: what caches hold
 
 
@@ -39,8 +40,11 @@ class Terms:
                 table = np.array([np.ravel(columns[k]) for k in numbers], dtype=float)
                 self.tables.append((nowhere, table.T))
                 continue
-            table = np.array([columns[k].values for k in numbers])
-            self.tables.append((level.way(each), np.ascontiguousarray(table.T)))
+            table = np.empty((each.size, len(numbers)))
+            for begin in range(0, len(numbers), SIDE_BY_SIDE):
+                some = numbers[begin : begin + SIDE_BY_SIDE]
+                table[:, begin : begin + len(some)] = np.array([columns[k].values for k in some]).T
+            self.tables.append((level.way(each), table))
 
     def at(self, rows: Index) -> Floats:
         """Return all terms (a column each) at some rows of the level."""
