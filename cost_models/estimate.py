@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cost_models.arrays import Real
 from cost_models.coded import of_values
 from cost_models.communication import rank_traffic
+from cost_models.exposed_traffic import Hiding
 from cost_models.flops import model_flops_per_step
 from cost_models.host_memory import HostBytes
 from cost_models.levels import Index, distinct_rows
@@ -29,7 +30,8 @@ from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import SPLIT_CODES, V_CODES, ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of, even_rank_contents, rank_contents
-from cost_models.step_time import Hiding, RankSeconds, TimeParts, rank_seconds, step_seconds
+from cost_models.step_time import rank_seconds, step_seconds
+from cost_models.time_parts import RankSeconds, TimeParts
 from cost_models.traffic import Traffic
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster

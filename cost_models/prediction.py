@@ -23,7 +23,7 @@ from cost_models.memory import MOMENTS
 from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.step_time import TimeParts
+from cost_models.time_parts import TimeParts
 from cost_models.uncertainty import interval, memory_spread, time_spread
 from hardware_profiles.software import software_profile
 

@@ -27,7 +27,7 @@ from cost_models.plan import PlanTable
 from cost_models.schedules import SPLIT_CODES
 from cost_models.stages import PipelineRank
 from cost_models.step_only import step_times
-from cost_models.step_time import RankSeconds
+from cost_models.time_parts import RankSeconds
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group

@@ -15,20 +15,20 @@ seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
 from cost_models.activations import FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.adapter_groups import adapter_wait
 from cost_models.adapters import trainable_part
-from cost_models.arrays import Flag, Real, pick
+from cost_models.arrays import Real, pick
 from cost_models.communication import gradient_sums, pass_traffic
 from cost_models.compute import core_ratio, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
 from cost_models.document_masks import as_computed
 from cost_models.expert_traffic import copies_of, exposed_exchange
+from cost_models.exposed_traffic import Hiding, at_the_end
 from cost_models.fp8 import gathered_bytes
 from cost_models.head_time import head_seconds
 from cost_models.held_activations import layer_bytes
@@ -45,82 +45,17 @@ from cost_models.offload import (
 )
 from cost_models.optimizer_states import RULES, update_accesses, update_flops
 from cost_models.pipeline_time import owners, pipeline_bound
-from cost_models.plan import SCHEDULES, PlanTable
+from cost_models.plan import PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.rates import Rates
 from cost_models.scattered_messages import scattered
 from cost_models.stages import PipelineRank
 from cost_models.tensor_time import tensor_seconds
+from cost_models.time_parts import RankSeconds, TimeParts
 from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
 from hardware_profiles.software import SoftwareProfile
-
-INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
-
-
-@dataclass(frozen=True, slots=True)
-class TimeParts:
-    """Seconds of one step by what they are for; they add up to the step."""
-
-    compute: Real
-    recompute: Real
-    host: Real
-    tensor_communication: Real
-    expert_communication: Real
-    context_communication: Real
-    pipeline_communication: Real
-    bubble: Real
-    data_communication: Real
-    optimizer: Real
-
-    @property
-    def step(self) -> Real:
-        """The whole step."""
-        return sum((getattr(self, f.name) for f in fields(self)), start=np.asarray(0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class RankSeconds:
-    """Seconds of one pipeline rank: of a micro-batch, and once a step."""
-
-    compute: Real
-    recompute: Real
-    host: Real
-    tensor_communication: Real
-    pipeline_communication: Real
-    backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
-    weights: Real  # of ``backward``, what a split backward pass leaves for later
-    data_communication: Real  # per step, before any overlap
-    optimizer: Real  # per step
-    expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
-    context_communication: Real = 0.0  # that attention does not hide
-    replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
-    surplus: Real = 0.0  # of ``tensor_communication``, what backward has beyond forward
-
-    @property
-    def microbatch(self) -> Real:
-        """One micro-batch, forward and backward."""
-        return (
-            self.compute
-            + self.recompute
-            + self.host
-            + self.tensor_communication
-            + self.expert_communication
-            + self.context_communication
-            + self.pipeline_communication
-        )
-
-    @property
-    def backward_pass(self) -> Real:
-        """The backward half of a micro-batch, with its share of the communication."""
-        passes = self.compute + self.recompute + self.host
-        return self.backward + 0.5 * (self.microbatch - passes + self.surplus)
-
-    @property
-    def forward_pass(self) -> Real:
-        """The forward half."""
-        return self.microbatch - self.backward_pass
 
 
 def rank_seconds(
@@ -271,101 +206,6 @@ def rank_seconds(
     )
 
 
-class Hiding(NamedTuple):
-    """How a trainer hides data-parallel communication (software profiles)."""
-
-    overlap: float  # share of the backward pass that can hide it
-    interference: float = 0.0  # seconds of computation that a hidden second costs
-    gathers_behind_forward: bool = False  # ZeRO-1 and 2: new weights, behind the first forward pass
-
-    @classmethod
-    def of(cls, software: SoftwareProfile) -> Hiding:
-        """Take a trainer's figures."""
-        return cls(
-            software.data_parallel_overlap,
-            software.data_parallel_interference,
-            software.gathers_behind_forward,
-        )
-
-
-def exposed_data_seconds(
-    rank: RankSeconds, table: PlanTable, hiding: Hiding, *, on_gpu: bool
-) -> Real:
-    """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
-
-    ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
-    reduces behind every one, ZeRO 3 also gathers behind every forward pass. Replicas always reduce
-    behind the last one. Links work while a GPU computes or waits for its host; a CPU's cores do
-    both jobs. A hidden second costs seconds of computation: collectives take multiprocessors and
-    memory bandwidth.
-
-    Of v interleaved stages each has its share of the traffic W, and of the pass T that hides it. A
-    rank walks through one after another with n = min(p, m) micro-batches each, so that what the
-    others send has (v - 1) n / v passes more, and one stage its own pass:
-
-        exposed = max(0, (W - T)/v, W - T ((v - 1) n + 1)/v)
-
-    Source: Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func of a
-    model chunk, called when its last micro-batch has come back, and before its first.
-    """
-    apart = _stages_apart(table, hiding)
-    exposed = _exposed(rank, table, hiding, 1.0, on_gpu=on_gpu)
-    if not np.any(apart):
-        return exposed
-    stages = 1.0 * table.virtual_stages
-    return np.where(apart, _exposed(rank, table, hiding, stages, on_gpu=on_gpu), exposed)
-
-
-def _exposed(
-    rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
-) -> Real:
-    """Return what is exposed where ``stages`` of a rank send each at a time of its own."""
-    hides = hiding.overlap if on_gpu else 0.0
-    each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
-    every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
-    passes = rank.compute + rank.recompute + rank.host
-    hidden_from = 1 if hiding.gathers_behind_forward else 3
-    forward = np.where(table.zero_stage >= hidden_from, passes - rank.backward, 0.0)
-    window = hides * every * (rank.backward + forward)
-    last = rank.replica_communication - hides * rank.backward
-    whole = rank.data_communication + rank.replica_communication
-    of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
-    beyond = whole - window * ((stages - 1.0) * of_round + 1.0) / stages
-    beyond = np.maximum(beyond, (whole - window) / stages)
-    exposed = np.maximum(0.0, np.maximum(last, beyond))
-    return exposed + hiding.interference * (whole - exposed)
-
-
-def _at_the_end(
-    ranks: Sequence[RankSeconds], table: PlanTable, hiding: Hiding, *, on_gpu: bool
-) -> tuple[Real, Real]:
-    """Return ``exposed_data_seconds`` and the optimizer of the rank that is done last.
-
-    Chosen between at the end: few rows tell whether stages send apart from all else.
-    """
-
-    def last(stages: Real) -> tuple[Real, Real]:
-        exposed = [_exposed(rank, table, hiding, stages, on_gpu=on_gpu) for rank in ranks]
-        optimizer = [rank.optimizer for rank in ranks]
-        once = [e + o for e, o in zip(exposed, optimizer, strict=True)]
-        ends_last = np.argmax(np.stack(once), axis=0)
-        return pick(exposed, ends_last), pick(optimizer, ends_last)
-
-    together, apart = last(1.0), _stages_apart(table, hiding)
-    if not np.any(apart):
-        return together
-    each = last(1.0 * table.virtual_stages)
-    return np.where(apart, each[0], together[0]), np.where(apart, each[1], together[1])
-
-
-def _stages_apart(table: PlanTable, hiding: Hiding) -> Flag:
-    """Whether the traffic of a rank's stages all hides, of each at a time of its own."""
-    interleaved = table.pipeline_schedule == INTERLEAVED
-    hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_behind_forward)
-    found: Flag = interleaved & hides & (table.virtual_stages > 1)
-    return found
-
-
 def step_seconds(
     ranks: Sequence[RankSeconds],
     places: Sequence[Sequence[int]],
@@ -416,7 +256,7 @@ def step_seconds(
             return microbatches * weighed / table.pipeline_parallel
         return microbatches * pick(columns, slowest)
 
-    exposed, optimizer = _at_the_end(ranks, table, hiding, on_gpu=on_gpu)
+    exposed, optimizer = at_the_end(ranks, table, hiding, on_gpu=on_gpu)
     parts = TimeParts(
         compute=of_slowest("compute"),
         recompute=of_slowest("recompute"),

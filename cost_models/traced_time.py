@@ -20,11 +20,12 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.compute import optimizer_seconds
+from cost_models.exposed_traffic import Hiding, exposed_data_seconds
 from cost_models.host import host_wait
 from cost_models.optimizer_states import update_accesses
 from cost_models.plan import RECOMPUTE, PlanTable
 from cost_models.rates import Rates, rates
-from cost_models.step_time import Hiding, RankSeconds, TimeParts, exposed_data_seconds
+from cost_models.time_parts import RankSeconds, TimeParts
 from cost_models.traced_memory import Sizes
 from cost_models.traced_module import OUTSIDE, Operators, TracedModule
 from cost_models.traffic import Traffic

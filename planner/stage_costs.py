@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cost_models.estimate import Setting
+from cost_models.exposed_traffic import Hiding, exposed_data_seconds
 from cost_models.memory import rank_memory
 from cost_models.pipeline_simulation import makespan
 from cost_models.plan import Plan, PlanTable, split_layers
@@ -17,7 +18,8 @@ from cost_models.rates import rates
 from cost_models.recomputed import Recomputed, recomputed_layers
 from cost_models.schedules import ranks_of_stages
 from cost_models.stages import PipelineRank, contents_of
-from cost_models.step_time import Hiding, RankSeconds, exposed_data_seconds, rank_seconds
+from cost_models.step_time import rank_seconds
+from cost_models.time_parts import RankSeconds
 from cost_models.uncertainty import memory_spread
 from planner.verdict import budget_bytes
 

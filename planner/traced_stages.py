@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 from cost_models.arrays import Real
 from cost_models.collectives import COLLECTIVE_START, send
 from cost_models.compute import optimizer_seconds
+from cost_models.exposed_traffic import Hiding, exposed_data_seconds
 from cost_models.host import host_wait
 from cost_models.optimizer_states import RULES, update_accesses
 from cost_models.pipeline_simulation import makespan
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import Rates, rates
-from cost_models.step_time import Hiding, RankSeconds, exposed_data_seconds
+from cost_models.time_parts import RankSeconds
 from cost_models.traced_graph import Nodes, nodes_of
 from cost_models.traced_memory import OPTIMIZER_COPIES
 from cost_models.traced_module import OUTSIDE

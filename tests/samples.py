@@ -17,6 +17,7 @@ from cost_models.model import ModelSpec
 from cost_models.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.presets import load_preset
 from cost_models.rule import Question
+from cost_models.time_parts import RankSeconds
 from cost_models.workload import Workload
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
@@ -162,3 +163,19 @@ def legal_table(setting_key: tuple[str, str, int, int, str, str]) -> tuple[Setti
 def columns(record: Any) -> dict[str, np.ndarray]:
     """The fields of a dataclass of columns."""
     return {f.name: np.asarray(getattr(record, f.name)) for f in fields(record)}
+
+
+def rank_of(microbatch: float, *, data: float = 0.0, optimizer: float = 0.0) -> RankSeconds:
+    """A rank whose micro-batch takes one third forward and two thirds backward."""
+    zero = np.zeros(1)
+    return RankSeconds(
+        compute=np.array([microbatch]),
+        recompute=zero,
+        host=zero,
+        tensor_communication=zero,
+        pipeline_communication=zero,
+        backward=np.array([2 * microbatch / 3]),
+        weights=np.array([microbatch / 3]),
+        data_communication=np.array([data]),
+        optimizer=np.array([optimizer]),
+    )

@@ -9,10 +9,12 @@ import pytest
 
 from cost_models.communication import Traffic
 from cost_models.compute import CPU_FLASH_KEYS, attention_core_seconds
+from cost_models.exposed_traffic import Hiding
 from cost_models.model import Attention
 from cost_models.plan import Plan, PlanTable
 from cost_models.rates import Rates
-from cost_models.step_time import Hiding, RankSeconds, step_seconds
+from cost_models.step_time import step_seconds
+from cost_models.time_parts import RankSeconds
 from cost_models.traffic_time import traffic_seconds
 from hardware_profiles.software import software_profile
 from tests.cost_models.pipeline_simulator import _needs, torch_order

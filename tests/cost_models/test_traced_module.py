@@ -11,7 +11,7 @@ from traced_sample import document, large, sample
 
 from cost_models.memory_parts import MemoryParts
 from cost_models.plan import Plan, PlanTable
-from cost_models.step_time import TimeParts
+from cost_models.time_parts import TimeParts
 from cost_models.traced_memory import OPTIMIZER_MOMENT, traced_memory
 from cost_models.traced_module import OUTSIDE, TracedModule, traced_module
 from cost_models.traced_stretches import stretches

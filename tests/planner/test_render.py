@@ -25,7 +25,7 @@ def questions() -> dict[str, Question]:
         for name in CONFIGS
         for cluster in CLUSTERS
     }
-    found["does not fit"] = lambda: planner.fit("llama-3.1-405b", "8xA100-80GB")
+    found["does not fit"] = lambda: planner.fit("llama-3-8b", "1xA100-80GB")
     pipeline = {"pipeline_parallel": 4, "pipeline_schedule": "gpipe"}
     found["pipeline"] = lambda: planner.fit(llama(), "8xA100-80GB", **pipeline)
     found["plan"] = lambda: planner.plan(llama(), "2x8xH100-SXM", global_batch_size=64)

@@ -1,0 +1,76 @@
+"""Seconds of one pipeline rank, and of a step by what they are for (``step_time``).
+
+Units: seconds, columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cost_models.arrays import Real
+
+
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """Seconds of one step by what they are for; they add up to the step."""
+
+    compute: Real
+    recompute: Real
+    host: Real
+    tensor_communication: Real
+    expert_communication: Real
+    context_communication: Real
+    pipeline_communication: Real
+    bubble: Real
+    data_communication: Real
+    optimizer: Real
+
+    @property
+    def step(self) -> Real:
+        """The whole step."""
+        return sum((getattr(self, f.name) for f in fields(self)), start=np.asarray(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """Seconds of one pipeline rank: of a micro-batch, and once a step."""
+
+    compute: Real
+    recompute: Real
+    host: Real
+    tensor_communication: Real
+    pipeline_communication: Real
+    backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
+    weights: Real  # of ``backward``, what a split backward pass leaves for later
+    data_communication: Real  # per step, before any overlap
+    optimizer: Real  # per step
+    expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
+    context_communication: Real = 0.0  # that attention does not hide
+    replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
+    surplus: Real = 0.0  # of ``tensor_communication``, what backward has beyond forward
+
+    @property
+    def microbatch(self) -> Real:
+        """One micro-batch, forward and backward."""
+        return (
+            self.compute
+            + self.recompute
+            + self.host
+            + self.tensor_communication
+            + self.expert_communication
+            + self.context_communication
+            + self.pipeline_communication
+        )
+
+    @property
+    def backward_pass(self) -> Real:
+        """The backward half of a micro-batch, with its share of the communication."""
+        passes = self.compute + self.recompute + self.host
+        return self.backward + 0.5 * (self.microbatch - passes + self.surplus)
+
+    @property
+    def forward_pass(self) -> Real:
+        """The forward half."""
+        return self.microbatch - self.backward_pass
