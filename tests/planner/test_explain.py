@@ -40,11 +40,14 @@ from planner.verdict import budget_bytes
 from planner.why_not import LEAST, why_not
 
 ONE_SCHEDULE = {"pipeline_schedule": "1f1b"}  # searches a part of the space, in less time
-MODEL = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
+SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32000}
+MODEL, FEW_LAYERS = llama(**SIZES), llama(**SIZES, num_hidden_layers=4)
 
 
-def setting_with(memory: float | None = None, cluster: str = "2x2xH100-SXM") -> Setting:
-    setting = make_setting(MODEL, cluster, global_batch_size=8, seq_len=1024)
+def setting_with(
+    memory: float | None = None, cluster: str = "2x2xH100-SXM", model: Any = MODEL
+) -> Setting:
+    setting = make_setting(model, cluster, global_batch_size=8, seq_len=1024)
     if memory is None:
         return setting
     chip = setting.cluster.accelerator
@@ -362,7 +365,7 @@ def test_other_batches_are_searched_anew() -> None:
 
 
 def test_one_json_document_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = setting_with(4e9)
+    setting = setting_with(2e9, model=FEW_LAYERS)
     path = written(tmp_path, setting, best_of(setting))
     monkeypatch.setattr("planner.sensitivity.BATCHES", (2.0,))  # each is a search
     words = ["explain", str(path), "--json", "--why-not", "pp=2,schedule=1f1b", "--why-not", "pp=3"]

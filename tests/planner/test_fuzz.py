@@ -27,6 +27,7 @@ from planner.fixed import SHORT_NAMES
 
 ALLOWED = {0, 2, 3, 4}
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FEWER = settings(FEW, max_examples=25)  # where the slow tests try hundreds
 MANY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 SCALARS = (
@@ -205,19 +206,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@FEW
+@FEWER
 @given(text=CONFIG_TEXTS)
 def test_configs(folder: Path, text: str) -> None:
     check_config(folder, text)
 
 
-@FEW
+@FEWER
 @given(text=CLUSTER_TEXTS)
 def test_clusters(text: str) -> None:
     check_cluster(text)
 
 
-@FEW
+@FEWER
 @given(text=FIX_TEXTS)
 def test_fixes(text: str) -> None:
     check_fix(text)
