@@ -105,6 +105,9 @@ def write_hugging_face(
     temporary = output.with_name(f".{output.name}.tmp-{os.urandom(4).hex()}")
     try:
         temporary.mkdir(parents=True)
+    except OSError as error:  # a place that was asked for, before anything is written
+        raise InputError(str(cannot_be_written(output, error))) from None
+    try:
         with cleaned_up(temporary, owner=True):
             _write_weights(checkpoint, temporary, dtype, max_shard_bytes)
             tokenizer = about.get("options", {}).get("tokenizer")

@@ -181,6 +181,9 @@ def test_the_dtype_of_an_export(tmp_path: Path):
         )
     with pytest.raises(InputError, match="bf16: is not empty; choose another -o"):
         write_hugging_face(checkpoint, tmp_path / "bf16")
+    below_a_file = tmp_path / "bf16" / "config.json" / "model"
+    with pytest.raises(InputError, match=r"config\.json/model: cannot be written: Not a directory"):
+        write_hugging_face(checkpoint, below_a_file)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bf16", "checkpoints", "fp32"]
 
 
