@@ -139,15 +139,15 @@ def _why_slower(a: Mapping[str, Any], b: Mapping[str, Any], seconds: float) -> I
     parts = {name: a["parts"][name] - b["parts"][name] for name in TIME_PARTS}
     most = sorted(parts, key=lambda name: -abs(parts[name]))
     shown = [name for name in most if abs(parts[name]) >= 0.05 * abs(seconds)]
-    words = ", ".join(f"{name} {_signed(parts[name])}" for name in shown)
-    yield f"the first is {_signed(abs(seconds)).lstrip('+')} {word} a step: {words}"
+    words = ", ".join(f"{name.replace('_', ' ')} {_signed(parts[name])}" for name in shown)
+    yield f"the left one is {_signed(abs(seconds)).lstrip('+')} {word} a step: {words}"
 
 
 def _signed(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= scale:
             return f"{seconds / scale:+.3g} {unit}"
-    return f"{seconds / 1e-6:+.3g} us"
+    return f"{seconds / 1e-6:+.3g} µs"
 
 
 # --- a plan and a run of it ---

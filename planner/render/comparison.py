@@ -42,7 +42,8 @@ def _cells(term: Term) -> tuple[str, str, str, str]:
         words = "within 0.1 %"
     else:
         words = f"{abs(100 * difference):.1f} % {'more' if difference > 0 else 'less'}"
-    return term.name, _format(term.left, term.unit), _format(term.right, term.unit), words
+    name = term.name.replace("_", " ") if term.unit == "seconds" else term.name
+    return name, _format(term.left, term.unit), _format(term.right, term.unit), words
 
 
 def _format(value: Any, unit: str) -> str:
