@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.reading import Fields, read_toml
+from hardware_profiles.reading import Fields, read_text, read_toml
 
 FOLDER: Final = Path(__file__).parent / "presets"
 
@@ -31,13 +31,19 @@ class Preset:
 
 
 @cache
-def _presets() -> dict[str, Preset]:
-    """Read every preset file; the keys are the names, in the order of the files."""
-    found: dict[str, Preset] = {}
-    for path in sorted(FOLDER.glob("*.toml")):
-        for name, values in read_toml(path, "presets").items():
-            fields = Fields(values, f"{path}: {name}")
-            found[name] = Preset(
+def _files() -> dict[Path, str]:
+    """Return the text of every preset file in lower case, in the order of their names."""
+    return {path: read_text(path, "presets").lower() for path in sorted(FOLDER.glob("*.toml"))}
+
+
+@cache
+def _of_file(path: Path) -> tuple[Preset, ...]:
+    """Read one preset file."""
+    found = []
+    for name, values in read_toml(path, "presets").items():
+        fields = Fields(values, f"{path}: {name}")
+        found.append(
+            Preset(
                 name=name,
                 aliases=tuple(fields.items("aliases", ())),
                 source=fields.text("source"),
@@ -45,7 +51,8 @@ def _presets() -> dict[str, Preset]:
                 config=_config(fields),
                 stored=fields.text("stored", ""),
             )
-    return found
+        )
+    return tuple(found)
 
 
 def _config(fields: Fields) -> Mapping[str, Any]:
@@ -55,21 +62,25 @@ def _config(fields: Fields) -> Mapping[str, Any]:
 
 
 @cache
-def _names() -> dict[str, str]:
-    """Return the name of a preset for each name and alias in lower case."""
-    presets = _presets().values()
-    aliases = {alias.lower(): p.name for p in presets for alias in p.aliases}
-    return aliases | {p.name.lower(): p.name for p in presets}
+def _find(name: str) -> Preset | None:
+    """Return the preset of a name or alias in lower case; files that do not have it stay unread."""
+    for path, text in _files().items():
+        if name not in text:
+            continue
+        for preset in _of_file(path):
+            if name in (preset.name.lower(), *map(str.lower, preset.aliases)):
+                return preset
+    return None
 
 
 def preset_names() -> tuple[str, ...]:
     """Return the names of all presets, without their aliases."""
-    return tuple(_presets())
+    return tuple(preset.name for path in _files() for preset in _of_file(path))
 
 
 def is_preset(name: str) -> bool:
     """Whether ``name`` is a preset or an alias of one; case does not matter."""
-    return name.lower() in _names()
+    return _find(name.lower()) is not None
 
 
 def similar_presets(name: str) -> str:
@@ -83,7 +94,8 @@ def load_preset(name: str) -> Preset:
     >>> load_preset("Meta-Llama-3-8B").name
     'llama-3-8b'
     """
-    if not is_preset(name):
+    found = _find(name.lower())
+    if found is None:
         hint = similar_presets(name) or f"Known: {', '.join(preset_names())}"
         raise InputError(f"no preset is named {name!r}. {hint}")
-    return _presets()[_names()[name.lower()]]
+    return found

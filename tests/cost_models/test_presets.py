@@ -41,6 +41,13 @@ def test_names_and_aliases() -> None:
         load_preset("llama-3-9b")
 
 
+def test_every_name_and_alias_is_found_in_any_case() -> None:
+    for preset in map(load_preset, preset_names()):
+        for name in (preset.name, *preset.aliases):
+            assert load_preset(name.upper()) is preset
+    assert not is_preset("")
+
+
 def test_no_name_or_alias_is_given_twice() -> None:
     names = [n.lower() for p in map(load_preset, preset_names()) for n in (p.name, *p.aliases)]
     assert sorted(names) == sorted(set(names))
