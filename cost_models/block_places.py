@@ -118,13 +118,13 @@ class BlockPlaces(Blocks):
         for walk, number, mode, buffers, gone, unpacked in ways:
             spot, layer = self.spots[number], (number, walk.kind, walk.again)
             if layer not in left:
-                there = others + walk.shared * float(spot.follows)
-                left[layer] = [there - end.freed(walk, held.kept) for end in spot.ends]
+                before = others + walk.shared * float(spot.follows)
+                left[layer] = [before - end.freed(walk, held.kept) for end in spot.ends]
             for end, of_modes, saved in zip(spot.ends, behind[number], left[layer], strict=True):
                 held_then, gone_then = of_modes[mode]
                 now = np.maximum(saved + walk.beside, 0.0)
                 parts = (held_then, now, logits, buffers, gone + gone_then)
-                there = modes[mode][1]
+                _, there = modes[mode]
                 both = there if end.there is True else np.logical_and(there, end.there)
                 places.append(Moment(self._named(parts, unpacked), both))
         return places

@@ -239,8 +239,7 @@ def _chosen(flag: Any, yes: Any, no: Any) -> Any:
     if kind is not other:
         kind = np.result_type(kind, other)
     if type(chosen) is Column:
-        mine = chosen.values.dtype
-        return chosen if mine is kind or mine == kind else chosen.astype(kind)
+        return chosen if chosen.dtype == kind else chosen.astype(kind)
     return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
 
 

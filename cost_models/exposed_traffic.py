@@ -55,12 +55,7 @@ def exposed_data_seconds(
     Source: Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func of a
     model chunk, called when its last micro-batch has come back, and before its first.
     """
-    apart = _stages_apart(table, hiding)
-    exposed = _exposed(rank, table, hiding, 1.0, on_gpu=on_gpu)
-    if not np.any(apart):
-        return exposed
-    stages = 1.0 * table.virtual_stages
-    return np.where(apart, _exposed(rank, table, hiding, stages, on_gpu=on_gpu), exposed)
+    return at_the_end([rank], table, hiding, on_gpu=on_gpu)[0]
 
 
 def _exposed(

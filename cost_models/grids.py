@@ -7,6 +7,7 @@ that many of one shape lie side by side.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,8 +32,8 @@ class Terms:
         levels = [column.level if type(column) is Column else None for column in columns]
         distinct = {id(each): each for each in levels}
         alike = [[k for k, mine in enumerate(levels) if mine is each] for each in distinct.values()]
-        self.terms = np.concatenate(alike)  # the number of each one before
-        self.place = np.argsort(self.terms)
+        self.numbers = np.concatenate(alike)  # of each one here, among the columns
+        self.place = np.argsort(self.numbers)
         self.tables: list[tuple[Index | None, Floats]] = []  # rows of a level, and terms there
         for each, numbers in zip(distinct.values(), alike, strict=True):
             if each is None:  # the same everywhere
@@ -48,7 +49,7 @@ class Terms:
 
     def at(self, rows: Index) -> Floats:
         """Return all terms (a column each) at some rows of the level."""
-        found = np.empty((len(rows), len(self.terms)))
+        found = np.empty((len(rows), len(self.numbers)))
         begin = 0
         for way, table in self.tables:
             end = begin + table.shape[1]
@@ -106,7 +107,7 @@ class Grids:
 
     def batches(self, groups: Index) -> Iterator[Index]:
         """Yield groups of which all terms are no more than AT_HAND numbers, but for single ones."""
-        terms = len(self.one.terms.terms) + len(self.other.terms.terms)
+        terms = len(self.one.terms.numbers) + len(self.other.terms.numbers)
         rows = np.maximum(self.one.counts[groups], self.other.counts[groups])
         size = np.concatenate([[0], terms * np.cumsum(rows)])
         begin = 0
@@ -140,7 +141,6 @@ class Stack:
 
     begins: Index  # of each block, its first group; and how many groups there are
     blocks: list[Floats]  # (rows, groups, terms), of groups that have as many rows
-    block: list[int]  # of each group
 
     @classmethod
     def of(cls, side: Side, groups: Index) -> Self:
@@ -157,12 +157,12 @@ class Stack:
             table[end - each.size : end].reshape(*each.shape, -1)
             for each, end in zip(rows, ends, strict=True)
         ]
-        return cls(begins, blocks, np.repeat(np.arange(len(blocks)), np.diff(begins)).tolist())
+        return cls(begins, blocks)
 
     @classmethod
     def of_one(cls, terms: Floats) -> Self:
         """Take one group: rows, and all terms there."""
-        return cls(np.array([0, 1]), [terms[:, None]], [0])
+        return cls(np.array([0, 1]), [terms[:, None]])
 
     def at(self, share: float) -> Floats:
         """Return every term at one row of each group: the one behind this share of them."""
@@ -188,6 +188,6 @@ class Stack:
 
     def of_group(self, terms: Index, group: int) -> Floats:
         """Return some terms (a row each) in one group."""
-        number = self.block[group]
+        number = bisect_right(self.begins, group) - 1
         rows: Floats = self.blocks[number][:, group - self.begins[number], terms].T
         return rows

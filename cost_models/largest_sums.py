@@ -45,7 +45,7 @@ def largest_sums(
     """
     level, other_level = level_of(frame, first), level_of(frame, second)
     one, other = Terms(level, first), Terms(other_level, second)
-    mates = other.place[np.array(partners, dtype=np.intp)[one.terms]]
+    mates = other.place[np.array(partners, dtype=np.intp)[one.numbers]]
     shared = frame.shared(level, other_level)
     if shared is not None and shared.size > MOST_GROUPS:
         return _row_by_row(frame, one, other, mates)

@@ -174,7 +174,7 @@ class Frame:
         if size > NEARLY_ALL * parent.size:
             return parent
         rows = np.zeros(size, dtype=np.intp)
-        rows[index.astype(np.intp, copy=False)] = parent.rows  # (as above)
+        rows[index.astype(np.intp, copy=False)] = parent.rows  # (as in ``way``)
         return Level(self, mask, size, rows, parent, index)
 
     def _parts(self, mask: int, parent: Level) -> Iterator[tuple[Array, int]]:

@@ -72,6 +72,9 @@ def matmul_seconds(
     largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
     sizes = np.broadcast(m, k, n, batch)
     few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
+    parts = np.reshape(SPLITS, (-1, *shape))
+    # in fp32, where there are several: written, read
+    partial_sums = np.where(parts > 1.0, 8.0, 0.0) * parts * batch * m * n / rate.memory
     fastest: Real = np.asarray(np.inf)
     for some in (TILES,) if few else tuple((tile,) for tile in TILES):
         # one axis for tiles, one for splits, then those of the sizes
@@ -79,13 +82,8 @@ def matmul_seconds(
         efficiency = FULL_WAVE_SHARE * largest / (1.0 + traffic * (1.0 / high + 1.0 / wide))
         per_element = 2.0 * high * wide * rate.units / (efficiency * rate.matmul)
         tiles = batch * np.ceil(m / high) * np.ceil(n / wide)
-        for splits in (SPLITS,) if few else tuple((split,) for split in SPLITS):
-            parts = np.reshape(splits, (-1, *shape))
-            waves = np.ceil(tiles * parts / rate.units)
-            seconds = waves * (k / parts + TILE_SETUP * rate.setup) * per_element
-            if splits[-1] > 1.0:  # fp32 partial sums: written, read
-                written = np.where(parts > 1.0, 8.0, 0.0) * parts
-                seconds = seconds + written * batch * m * n / rate.memory
-            fastest = np.minimum(fastest, np.min(seconds, axis=(0, 1)))
+        waves = np.ceil(tiles * parts / rate.units)
+        seconds = waves * (k / parts + TILE_SETUP * rate.setup) * per_element + partial_sums
+        fastest = np.minimum(fastest, np.min(seconds, axis=(0, 1)))
     longer: Real = np.where(m * k * n > 0.0, np.maximum(fastest, moved), 0.0)
     return longer
