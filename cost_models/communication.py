@@ -33,7 +33,7 @@ from cost_models.sharding import data_shard, tensor_shape
 from cost_models.shared_tensors import tied_weights
 from cost_models.stages import PipelineRank
 from cost_models.tensor_steps import layer_steps, untrained_steps
-from cost_models.traffic import Traffic
+from cost_models.traffic import Traffic, TrafficHabits
 from cost_models.workload import Workload
 from cost_models.zero_plus_plus import gathered_bytes, scattered_bytes
 
@@ -51,6 +51,7 @@ AXES: Final = (
     "pipeline",
     "world",
 )
+EXECUTOR: Final = TrafficHabits()  # the bundled one
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -79,15 +80,12 @@ def pass_traffic(
     table: PlanTable,
     rank: PipelineRank,
     *,
-    gather_bytes: float | None = None,
+    habits: TrafficHabits = EXECUTOR,
 ) -> dict[tuple[str, str], Traffic]:
-    """Return it without ``gradient_sums``: on the tensor and pipeline axes, that of passes only.
-
-    ``gather_bytes``: of an element that a layer gathers, c by default.
-    """
+    """Return it without ``gradient_sums``: on the tensor and pipeline axes, that of passes only."""
     return {
-        **data_traffic(model, workload, table, rank),
-        **tensor_traffic(model, workload, table, rank, gather_bytes=gather_bytes),
+        **data_traffic(model, workload, table, rank, habits=habits),
+        **tensor_traffic(model, workload, table, rank, habits=habits),
         **expert_traffic(model, workload, table, rank),
         **context_traffic(model, workload, table, rank),
         **pipeline_traffic(model, workload, table, rank),
@@ -144,12 +142,18 @@ def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
 
 
 def data_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+    model: ModelSpec,
+    workload: Workload,
+    table: PlanTable,
+    rank: PipelineRank,
+    *,
+    habits: TrafficHabits = EXECUTOR,
 ) -> dict[tuple[str, str], Traffic]:
     """Gradients and weights of every block over the data-parallel ranks.
 
         z = 0   all_reduce g P           backward pass of the last micro-batch
         z >= 1  reduce_scatter g d S     z = 1: there too;  z >= 2: every backward pass, m times
+                                         (``reduces_once``: in the last one)
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
         copies  all_reduce g S           over replicas, backward pass of the last micro-batch
@@ -160,15 +164,21 @@ def data_traffic(
     """
     parts = blocks(model, rank)
     apart = np.where(table.experts_apart, 1.0, 0.0)
-    found = _shared_out(workload, table, parts, apart, "data")
+    once = habits.reduces_once
+    found = _shared_out(workload, table, parts, apart, "data", once)
     if any(w.is_routed_expert for part in parts for w in part.weights):
-        for key, traffic in _shared_out(workload, table, parts, apart, "expert_data").items():
+        for key, traffic in _shared_out(workload, table, parts, apart, "expert_data", once).items():
             found[key] = found[key] + traffic if key in found else traffic
     return found
 
 
 def _shared_out(
-    workload: Workload, table: PlanTable, parts: Sequence[Block], apart: Real, axis: str
+    workload: Workload,
+    table: PlanTable,
+    parts: Sequence[Block],
+    apart: Real,
+    axis: str,
+    reduces_once: bool,
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis share."""
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
@@ -197,7 +207,7 @@ def _shared_out(
         first_way = repeats * gathered_bytes(compute, table) * d * shards
         gathered += (once + Traffic(zero, first_way)).times(gathers - again)
         near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
-        scatters = np.where(table.zero_stage >= 2, m, 1.0)
+        scatters = np.where((table.zero_stage >= 2) & (not reduces_once), m, 1.0)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
         scattered += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)
@@ -218,7 +228,7 @@ def tensor_traffic(
     table: PlanTable,
     rank: PipelineRank,
     *,
-    gather_bytes: float | None = None,
+    habits: TrafficHabits = EXECUTOR,
 ) -> dict[tuple[str, str], Traffic]:
     """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
 
@@ -241,11 +251,11 @@ def tensor_traffic(
     A layer has a column-cut and a row-cut step for each attention, MLP and shared expert; latent
     attention has two column-cut steps, as wide as its latents, and one more input that is gathered:
     the keys with positions. The backward pass gathers the input of a column-cut matrix again
-    instead of keeping it. Recomputation stops at the last tensor that is needed: the layer's last
+    instead of keeping it (``habits``: or has kept it). Recomputation stops at the last tensor that is needed: the layer's last
     collective is left out, unless a norm or a dropout follows it.
     Once a step gradients of whole tensors are added up beside this: ``gradient_sums``. Layers below
-    all that is trained have the forward part alone. ``gather_bytes``: of an element that a layer
-    gathers, where it is cast before (fp8); the embedding's and the head's have c.
+    all that is trained have the forward part alone. Where a layer casts before it gathers (fp8),
+    elements of the embedding's and the head's collectives still have c.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
@@ -260,7 +270,10 @@ def tensor_traffic(
         for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
         if n
     ]  # how often: forward; backward and again, not below all that is trained
-    steps = [(layer_steps(model, kind, table), n, back, r) for kind, n, back, r in runs]
+    steps = [
+        (layer_steps(model, kind, table, by_matrix=habits.gathers_by_matrix), n, back, r)
+        for kind, n, back, r in runs
+    ]
     columns = sum((step.columns.times(back) for step, _, back, _ in steps), start=zero)
     rows = sum((step.rows.times(n) for step, n, _, _ in steps), start=zero)
     rows_back = sum((step.rows.times(back) for step, _, back, _ in steps), start=zero)
@@ -274,11 +287,13 @@ def tensor_traffic(
     lookups = first + float(bool(rank.bridge))
     plain = rows + turned + rows_again + outer.times(lookups + last)
     untrained = sum((1.0 * back * untrained_steps(kind) for kind, _, back, _ in runs), start=0.0)
-    gathers = columns + inputs + outer.times(-untrained) + rows_back + inputs_again
+    kept = columns + outer.times(-untrained)  # what the backward pass reads again
+    gathers = kept.times(float(habits.gathers_again)) + inputs + rows_back + inputs_again
     # a frozen embedding needs no gradient, a frozen projection not its input again
     around = outer.times(0.0 if embedding_is_frozen(model) else lookups)
-    around += outer.times(last if projection_is_frozen(model) else 2.0 * last)
-    share = 1.0 if gather_bytes is None else gather_bytes / compute
+    twice = habits.gathers_again and not projection_is_frozen(model)
+    around += outer.times(2.0 * last if twice else last)
+    share = (habits.gather_bytes or compute) / compute
     gathers = Traffic(gathers.count, share * gathers.size) + around
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)

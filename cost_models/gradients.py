@@ -60,6 +60,7 @@ def gradients_of(
     gradient = workload.gradient_bytes(in_master_precision=software.gradients_in_master_precision)
     pipelined = table.pipeline_parallel > 1
     defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
+    defers = defers | software.accumulates_whole_gradients
 
     parts_of, numel = shares(params, table), params.total
     in_place = workload.compute_bytes == workload.master_bytes

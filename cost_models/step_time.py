@@ -52,6 +52,7 @@ from cost_models.scattered_messages import scattered
 from cost_models.stages import PipelineRank
 from cost_models.tensor_time import tensor_seconds
 from cost_models.time_parts import RankSeconds, TimeParts
+from cost_models.traffic import TrafficHabits
 from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
@@ -122,9 +123,13 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate, software)
         forward, backward = forward + head.forward, backward + head.backward
 
-    traffic = pass_traffic(
-        model, workload, table, rank, gather_bytes=gathered_bytes(workload, software)
+    habits = TrafficHabits(
+        gather_bytes=gathered_bytes(workload, software),
+        gathers_again=not software.keeps_gathered_inputs,
+        gathers_by_matrix=software.gathers_by_matrix,
+        reduces_once=software.accumulates_whole_gradients,
     )
+    traffic = pass_traffic(model, workload, table, rank, habits=habits)
     if software.scatters_stage_messages:
         traffic = scattered(traffic, table)
     by_axis = axis_seconds(

@@ -28,19 +28,26 @@ class LayerSteps:
         return self.columns + self.wholes
 
 
-def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSteps:
-    """Return the steps of one layer; columns of the table's length."""
+def layer_steps(
+    model: ModelSpec, kind: LayerKind, table: PlanTable, *, by_matrix: bool = False
+) -> LayerSteps:
+    """Return the steps of one layer; columns of the table's length.
+
+    ``by_matrix``: a column-cut step for each matrix, not for those that read the same.
+    """
     hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
     zero = np.zeros(len(table))
     one = Traffic(1.0 + zero, hidden + zero)
-    columns, rows, wholes = one, one, one.times(zero)
+    rows, wholes = one, one.times(zero)
+    columns = one.times(_column_matrices(kind, "attention") if by_matrix else 1.0)
     if attention.kv_lora_rank:
         latents = (attention.q_lora_rank or hidden) + attention.kv_lora_rank
         columns = Traffic(2.0 + zero, latents + zero)
         wholes = Traffic(1.0 + zero, attention.rope_head_dim + zero)
     dense = float(kind.cross_attention is not None)
     dense += float(not mlp.num_experts or mlp.shared_ffn_hidden_size > 0)
-    columns, rows = columns + one.times(dense), rows + one.times(dense)
+    each = _column_matrices(kind, "mlp", "shared_experts") if by_matrix else dense
+    columns, rows = columns + one.times(each), rows + one.times(dense)
     experts = float(mlp.num_experts > 0)
     cut = experts * np.where(table.expert_tensor_parallel, 1.0, 0.0)
     rows = rows + one.times(cut)
@@ -52,6 +59,16 @@ def layer_steps(model: ModelSpec, kind: LayerKind, table: PlanTable) -> LayerSte
         rows=rows,
         rows_again=rows + one.times(-1.0 * left_out),
         splits=one.times(experts - cut),
+    )
+
+
+def _column_matrices(kind: LayerKind, *parts: str) -> float:
+    """Return how many column-cut matrices of these parts a layer has, adapters apart."""
+    return float(
+        sum(
+            w.part in parts and w.role == "linear" and w.cut == "column" and not w.is_adapter
+            for w in kind.weights
+        )
     )
 
 

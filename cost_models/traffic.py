@@ -21,3 +21,13 @@ class Traffic:
     def times(self, repeats: Real) -> Traffic:
         """Repeat everything."""
         return Traffic(self.count * repeats, self.size * repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficHabits:
+    """What trainers do differently; the default: the bundled executor."""
+
+    gather_bytes: float | None = None  # of an element that a layer casts first (fp8); None: c
+    gathers_again: bool = True  # inputs of column-cut matrices, instead of keeping them
+    gathers_by_matrix: bool = False  # each matrix its input, not those that read the same
+    reduces_once: bool = False  # gradients stay whole until the last micro-batch (no_sync)

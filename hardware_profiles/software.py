@@ -133,6 +133,7 @@ class SoftwareProfile:
     data_parallel_overlap: float  # share of the backward pass that can hide gradient reduction
     data_parallel_interference: float  # seconds that computation loses to one hidden behind it
     tensor_parallel_overlap: float  # share of tensor-parallel traffic hidden behind compute
+    gathers_by_matrix: bool  # each column-cut matrix, and adds up its input's gradient, for itself
     chunks_tensor_traffic: bool  # chunk by chunk behind the matmuls before or after it
     gathers_behind_forward: bool  # ZeRO-1 and 2: new weights, behind the first forward pass
     hides_tensor_reduction: bool  # of inputs' gradients, behind the matmuls of weights' gradients

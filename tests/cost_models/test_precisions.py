@@ -24,6 +24,7 @@ from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import frozen_bytes
 from cost_models.rates import rates
 from cost_models.stages import even_rank_contents
+from cost_models.traffic import TrafficHabits
 from cost_models.workload import Quantisation, Workload
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
@@ -174,7 +175,8 @@ def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
     table = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
     (rank,) = even_rank_contents(setting.model, 1, 1)
     wide, narrow = (
-        pass_traffic(setting.model, eight, table, rank, gather_bytes=each) for each in (None, 1.0)
+        pass_traffic(setting.model, eight, table, rank, habits=TrafficHabits(gather_bytes=each))
+        for each in (None, 1.0)
     )
     state = 2.0 * 4096 * 4096
     # a layer gathers two inputs, both again, and two gradients; embedding and head once, twice
