@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.adapters import embedding_is_frozen, projection_is_frozen
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Flag, Real
 from cost_models.context_parallel import context_traffic, rank_tokens
 from cost_models.expert_traffic import expert_traffic
 from cost_models.model import ModelSpec, Weight
@@ -178,7 +178,7 @@ def _shared_out(
     parts: Sequence[Block],
     apart: Real,
     axis: str,
-    reduces_once: bool,
+    reduces_once: Flag,
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis share."""
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
@@ -207,7 +207,7 @@ def _shared_out(
         first_way = repeats * gathered_bytes(compute, table) * d * shards
         gathered += (once + Traffic(zero, first_way)).times(gathers - again)
         near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
-        scatters = np.where((table.zero_stage >= 2) & (not reduces_once), m, 1.0)
+        scatters = np.where((table.zero_stage >= 2) & np.logical_not(reduces_once), m, 1.0)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
         scattered += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)

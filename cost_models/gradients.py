@@ -31,6 +31,14 @@ def _shared(numel: Real, apart: Real, table: PlanTable) -> list[tuple[Real, Coun
     ]
 
 
+def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
+    """Whether gradients stay whole until the last micro-batch, whatever the ZeRO stage."""
+    pipelined = table.pipeline_parallel > 1
+    under_pipeline = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
+    found: Flag = under_pipeline | software.accumulates_whole_gradients
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """Bytes of gradients at the moments of ``MOMENTS``."""
@@ -58,9 +66,7 @@ def gradients_of(
 ) -> Gradients:
     """Return them, as the trainer and the ZeRO stage accumulate and reduce."""
     gradient = workload.gradient_bytes(in_master_precision=software.gradients_in_master_precision)
-    pipelined = table.pipeline_parallel > 1
-    defers = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
-    defers = defers | software.accumulates_whole_gradients
+    defers = reduces_once(software, table)
 
     parts_of, numel = shares(params, table), params.total
     in_place = workload.compute_bytes == workload.master_bytes

@@ -30,6 +30,7 @@ from cost_models.document_masks import as_computed
 from cost_models.expert_traffic import copies_of, exposed_exchange
 from cost_models.exposed_traffic import Hiding, at_the_end
 from cost_models.fp8 import gathered_bytes
+from cost_models.gradients import reduces_once
 from cost_models.head_time import head_seconds
 from cost_models.held_activations import layer_bytes
 from cost_models.host import host_wait, operator_seconds
@@ -127,7 +128,7 @@ def rank_seconds(
         gather_bytes=gathered_bytes(workload, software),
         gathers_again=not software.keeps_gathered_inputs,
         gathers_by_matrix=software.gathers_by_matrix,
-        reduces_once=software.accumulates_whole_gradients,
+        reduces_once=reduces_once(software, table),
     )
     traffic = pass_traffic(model, workload, table, rank, habits=habits)
     if software.scatters_stage_messages:

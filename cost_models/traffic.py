@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cost_models.arrays import Real
+from cost_models.arrays import Flag, Real
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,4 @@ class TrafficHabits:
     gather_bytes: float | None = None  # of an element that a layer casts first (fp8); None: c
     gathers_again: bool = True  # inputs of column-cut matrices, instead of keeping them
     gathers_by_matrix: bool = False  # each matrix its input, not those that read the same
-    reduces_once: bool = False  # gradients stay whole until the last micro-batch (no_sync)
+    reduces_once: Flag = False  # gradients stay whole until the last micro-batch (no_sync)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from hardware_profiles.build import build_cluster
-from hardware_profiles.catalogue import find_accelerator, usual_node
+from hardware_profiles.catalogue import find_accelerator, match_node, usual_node
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import Accelerator, Cluster, Figure
 from planner.validation.reading import Reading, Unpriceable
@@ -29,12 +29,16 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     if total % each:
         raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
     speed = row.get("inter_link_gbps_per_gpu") if total > each else None
-    key = (accelerator.name, total // each, each, speed)
+    node = look_up("node", row).get("is")
+    key = (accelerator.name, total // each, each, speed, node)
     return _build(*key), key
 
 
 @cache
-def _build(name: str, num_nodes: int, gpus_per_node: int, gigabits: float | None) -> Cluster:
+def _build(
+    name: str, num_nodes: int, gpus_per_node: int, gigabits: float | None, node: str | None
+) -> Cluster:
+    kind = None if node is None else match_node(node)
     network = None
     if gigabits is not None:
         network = Figure(gigabits * 1e9 / 8.0, "published", "inter_link_gbps_per_gpu of the row")
@@ -42,6 +46,7 @@ def _build(name: str, num_nodes: int, gpus_per_node: int, gigabits: float | None
         find_accelerator(name),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
+        node=None if kind is None else kind.entry,
         network_bandwidth=network,
     )
 
