@@ -250,9 +250,9 @@ def tensor_traffic(
 
     A layer has a column-cut and a row-cut step for each attention, MLP and shared expert; latent
     attention has two column-cut steps, as wide as its latents, and one more input that is gathered:
-    the keys with positions. The backward pass gathers the input of a column-cut matrix again
-    instead of keeping it (``habits``: or has kept it). Recomputation stops at the last tensor that is needed: the layer's last
-    collective is left out, unless a norm or a dropout follows it.
+    the keys with positions. The backward pass gathers the input of a column-cut matrix again, or
+    has kept it (``habits``). Recomputation stops at the last tensor that is needed: the layer's
+    last collective is left out, unless a norm or a dropout follows it.
     Once a step gradients of whole tensors are added up beside this: ``gradient_sums``. Layers below
     all that is trained have the forward part alone. Where a layer casts before it gathers (fp8),
     elements of the embedding's and the head's collectives still have c.

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from samples import CONFIGS
 
-from cost_models.communication import AXES, KINDS, rank_traffic
+from cost_models.communication import AXES, KINDS, pass_traffic, rank_traffic
 from cost_models.families import model_spec
 from cost_models.model import ModelSpec, Weight
 from cost_models.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.sharding import cut_dim, data_shard, tensor_shape
 from cost_models.stages import even_rank_contents
+from cost_models.traffic import TrafficHabits
 from cost_models.workload import Workload
 
 WORKLOAD = Workload(seq_len=64, global_batch_size=8)
@@ -86,6 +87,31 @@ def test_zero_by_hand():
                 m * (2 * layers + 2),
                 2 * m * (2 * of_layers + numel - of_layers),
             )
+
+
+def test_habits_of_other_trainers_by_hand():
+    """Llama: queries, keys and values read the same, and so do gate and up."""
+    model = _model("llama")
+    (rank,) = even_rank_contents(model, 1, 1)
+    layers, m = model.num_layers, 4
+    plan = Plan(2, tensor_parallel=2, sequence_parallel=True, zero_stage=3, num_microbatches=m)
+    table = PlanTable.from_plans([plan])
+
+    def counts(**habits: bool) -> dict[tuple[str, str], float]:
+        found = pass_traffic(model, WORKLOAD, table, rank, habits=TrafficHabits(**habits))
+        return {key: float(t.count[0]) for key, t in found.items()}
+
+    ours, own = counts(), counts(gathers_by_matrix=True)
+    more = m * layers * ((3 - 1) + (2 - 1))
+    # forward, again for the gradients of weights; the gradients of inputs
+    assert own["tensor", "all_gather"] == ours["tensor", "all_gather"] + 2 * more
+    assert own["tensor", "reduce_scatter"] == ours["tensor", "reduce_scatter"] + more
+    kept = counts(gathers_again=False)
+    assert kept["tensor", "all_gather"] == ours["tensor", "all_gather"] - m * (2 * layers + 1)
+    once = counts(reduces_once=True)
+    assert ours["data", "reduce_scatter"] == m * once["data", "reduce_scatter"]
+    for key in (("data", "all_gather"), ("tensor", "all_gather")):
+        assert once[key] == ours[key]
 
 
 def test_shares_of_uneven_tensors():

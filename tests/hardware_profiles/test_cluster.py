@@ -141,6 +141,13 @@ def test_a_full_mesh_of_amd_accelerators():
     assert float(peer) == 64e9
 
 
+def test_four_boards_without_a_switch_share_their_links_out():
+    """6 of 18 NVLinks to each neighbour: two ranks have 150 GB/s, all four 450."""
+    cluster = parse_cluster("2xJUPITER-Booster")
+    assert [float(group_link(cluster, n, 1)[0]) for n in (2, 4)] == [150e9, 450e9]
+    assert float(group_link(cluster, 2, 4)[0]) == 25e9  # one NIC each
+
+
 @given(
     sizes=st.sampled_from([[8, 64], [4, 8, 64], [6, 48], [72, 144], [8]]),
     rows=st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 4096)), min_size=1, max_size=16),

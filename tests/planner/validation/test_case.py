@@ -236,6 +236,16 @@ def test_words_may_know_the_board_better_than_its_name() -> None:
     assert board(gpus_per_node=16, notes="DGX-2H") == "V100-SXM3-32GB-H"
 
 
+def test_a_source_may_have_nodes_of_its_own() -> None:
+    four = {"gpu": "H200-SXM", "gpu_mem_gb": 141, "gpus_per_node": 4, "num_gpus": 8}
+    usual = case(**four).setting.cluster
+    own = case(**four, source="KempnerInstitute/KempnerForge").setting.cluster
+    assert usual.tiers[0].peer_bandwidth is None
+    assert own.tiers[0].peer_bandwidth is not None
+    assert own.tiers[0].peer_bandwidth.value == 150e9
+    assert own.tiers[0].bandwidth == usual.tiers[0].bandwidth
+
+
 def test_stages_of_embedding_and_head_are_priced_with_fewer() -> None:
     some = case(num_layers=30, tensor_parallel=2, pipeline_parallel=4, virtual_stages=8)
     assert some.plan.virtual_stages == 7
@@ -258,6 +268,10 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("nobody's own") == "shardplan"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="compile; sharding HSDP") == "fms-fsdp"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="no compile; sharding HSDP") == "shardplan"
+    assert profile("torchtitan (FSDP2)", notes="torch.compile") == "torchtitan"
+    assert profile("torchtitan (FSDP2)") == "shardplan"
+    assert profile("nobody's own", notes="torch.compile") == "torchtitan"
+    assert profile("nobody's own", notes="no torch.compile") == "shardplan"
     assert profile("MaxText (JAX)") == "xla"
     assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
