@@ -64,17 +64,21 @@ def _exposed(
     """Return what is exposed where ``stages`` of a rank send each at a time of its own."""
     hides = hiding.overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
-    every = np.where(each | (table.zero_stage >= 3), 1.0 * table.num_microbatches, 1.0)
+    gathers = table.zero_stage >= 3
+    every = np.where(each | gathers, 1.0 * table.num_microbatches, 1.0)
     passes = rank.compute + rank.recompute + rank.host
-    hidden_from = 1 if hiding.gathers_behind_forward else 3
-    forward = np.where(table.zero_stage >= hidden_from, passes - rank.backward, 0.0)
-    window = hides * every * (rank.backward + forward)
+    behind = (table.zero_stage >= 1) & hiding.gathers_behind_forward & ~gathers
+    forward = hides * every * (passes - rank.backward)
+    window = hides * every * rank.backward + np.where(behind, forward, 0.0)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
+    first = np.where(gathers, rank.gathered_forward, 0.0)
+    rest = whole - first - np.where(rank.replicas_apart, rank.replica_communication, 0.0)
     of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
-    beyond = whole - window * ((stages - 1.0) * of_round + 1.0) / stages
-    beyond = np.maximum(beyond, (whole - window) / stages)
+    beyond = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
+    beyond = np.maximum(beyond, (rest - window) / stages)
     exposed = np.maximum(0.0, np.maximum(last, beyond))
+    exposed = exposed + np.maximum(0.0, first - forward)
     return exposed + hiding.interference * (whole - exposed)
 
 

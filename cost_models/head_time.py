@@ -41,7 +41,7 @@ def head_seconds(
     rate: Rates,
     software: SoftwareProfile,
 ) -> PassSeconds:
-    """Output projection and cross-entropy: the matmul, and ten fp32 passes over the logits.
+    """Output projection and cross-entropy: the matmul, and what the loss moves of each logit.
 
     An odd vocabulary is slow unless it is padded: both gradients read what the projection writes. A
     head's other matrices (a masked language model's, OPT's projection) are whole on every rank.
@@ -59,13 +59,11 @@ def head_seconds(
     if projection_is_frozen(model):
         projection = replace(projection, weights=0.0 * projection.weights)
     matmuls = projection + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
-    # forward: cast (read, write), log-softmax (read twice, write), pick; backward: write, read
-    # twice, write
-    passes = 4.0 * tokens * outputs / rate.memory
+    moved = tokens * outputs / rate.memory
     zero = np.zeros_like(matmuls.forward)
     return PassSeconds(
-        matmuls.forward + 5.0 * passes,
-        matmuls.inputs + matmuls.weights + 5.0 * passes,
+        matmuls.forward + software.loss_bytes * moved,
+        matmuls.inputs + matmuls.weights + software.loss_gradient_bytes * moved,
         zero,
         zero,
     )

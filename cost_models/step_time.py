@@ -14,7 +14,7 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +53,7 @@ from cost_models.scattered_messages import scattered
 from cost_models.stages import PipelineRank
 from cost_models.tensor_time import tensor_seconds
 from cost_models.time_parts import RankSeconds, TimeParts
-from cost_models.traffic import TrafficHabits
+from cost_models.traffic import Traffic, TrafficHabits
 from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
@@ -203,13 +203,29 @@ def rank_seconds(
             table,
         ),
         data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
+        gathered_forward=_gathered_forward(traffic, by_axis, table),
         replica_communication=by_axis["replicate"],
+        replicas_apart=table.shard_ranks * table.tensor_parallel
+        <= cluster.tiers[0].domain_size,
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)
         + software.step_operators * rate.operator
         + by_axis["world"]
         + sums["tensor"]
         + sums["pipeline"],
     )
+
+
+def _gathered_forward(
+    traffic: Mapping[tuple[str, str], Traffic], by_axis: Mapping[str, Real], table: PlanTable
+) -> Real:
+    """Seconds of what ZeRO-3 gathers before forward passes: half of all it gathers."""
+    found: Real = np.zeros(len(table))
+    for axis in ("data", "expert_data"):
+        if (axis, "all_gather") in traffic:
+            gathered = traffic[axis, "all_gather"].size
+            moved = gathered + traffic[axis, "reduce_scatter"].size
+            found = found + 0.5 * by_axis[axis] * gathered / np.maximum(moved, 1.0)
+    return found
 
 
 def step_seconds(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import Flag, Real
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ class RankSeconds:
     optimizer: Real  # per step
     expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
     context_communication: Real = 0.0  # that attention does not hide
+    gathered_forward: Real = 0.0  # of data_communication: ZeRO-3, before forward passes
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
+    replicas_apart: Flag = False  # over other links than data_communication
     surplus: Real = 0.0  # of ``tensor_communication``, what backward has beyond forward
 
     @property

@@ -110,6 +110,8 @@ class SoftwareProfile:
     adapters_in_fp32: (
         bool  # beside a base in 16 bits: their inputs are cast, their outputs cast back
     )
+    loss_bytes: float  # moved per logit by the cross-entropy, forward
+    loss_gradient_bytes: float  # the same, backward
     backward_access_ratio: float  # backward accesses / forward accesses
     unpacking_share: float  # of the memory rate, what kernels that unpack 4-bit weights reach
     recomputes_whole_layers: bool  # up to their outputs, not only what the backward pass reads
