@@ -245,6 +245,7 @@ def tensor_traffic(
         encoder's output    all_reduce backward              all_gather forward, reduce_scatter
                             of each stage whose layers read it   back
         loss                all_reduce x b s and 2 x b s     the same
+                            (``gathers_logits``: all_gather c b s V instead, both)
         norms over all      all_reduce 2 x b s forward,      the same
         heads (OLMo 2)      backward, recomputed
 
@@ -297,7 +298,8 @@ def tensor_traffic(
     gathers = Traffic(gathers.count, share * gathers.size) + around
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
-    loss = Traffic(2.0 * m * last, 3.0 * max(4.0, compute) * tokens * m * last)
+    numbers = last * (not habits.gathers_logits)
+    loss = Traffic(2.0 * m * numbers, 3.0 * max(4.0, compute) * tokens * m * numbers)
     whole_norms = sum(
         1.0 * n + back + r for kind, n, back, r in runs if kind.attention.qk_norm == "all"
     )
@@ -308,10 +310,12 @@ def tensor_traffic(
         """Features of a token to bytes of a step."""
         return Traffic(features.count, features.size * compute * tokens).times(m * repeats * active)
 
+    whole = last * habits.gathers_logits * outer.count
+    logits = moved(Traffic(whole, whole * model.vocab_size), 1.0)
     reductions = loss.times(active) + moved(plain, 1.0 - along)
     return {
         ("tensor", "all_reduce"): reductions,
-        ("tensor", "all_gather"): moved(gathers, along) + moved(splits, 1.0 - along),
+        ("tensor", "all_gather"): moved(gathers, along) + moved(splits, 1.0 - along) + logits,
         ("tensor", "reduce_scatter"): moved(plain, along),
     }
 

@@ -41,10 +41,12 @@ def exposed_data_seconds(
     """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
 
     ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
-    reduces behind every one, ZeRO 3 also gathers behind every forward pass. Replicas always reduce
-    behind the last one. Links work while a GPU computes or waits for its host; a CPU's cores do
-    both jobs. A hidden second costs seconds of computation: collectives take multiprocessors and
-    memory bandwidth.
+    reduces behind every one. ZeRO 3 gathers for forward passes behind these, and again, before it
+    reduces, behind backward passes: what one of the two does not hide the other does not, because a
+    layer is gathered just before it is used. Replicas always reduce behind the last backward pass,
+    beside all else where that stays in a node. Links work while a GPU computes or waits for its
+    host; a CPU's cores do both jobs. A hidden second costs seconds of computation: collectives take
+    multiprocessors and memory bandwidth.
 
     Of v interleaved stages each has its share of the traffic W, and of the pass T that hides it. A
     rank walks through one after another with n = min(p, m) micro-batches each, so that what the
@@ -79,7 +81,8 @@ def _exposed(
     beyond = np.maximum(beyond, (rest - window) / stages)
     exposed = np.maximum(0.0, np.maximum(last, beyond))
     exposed = exposed + np.maximum(0.0, first - forward)
-    return exposed + hiding.interference * (whole - exposed)
+    found: Real = exposed + hiding.interference * (whole - exposed)
+    return found
 
 
 def at_the_end(

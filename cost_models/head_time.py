@@ -20,6 +20,9 @@ from hardware_profiles.software import SoftwareProfile
 # Background User's Guide, sec. 2.2: rows of a multiple of 16 bytes. On an A100 the 50257 columns of
 # vTrain's GPT take 2.9 times as long as others (its rows without tensor parallelism).
 ODD_COLUMNS_SLOWDOWN: Final = 3.0
+# of what a cross-entropy moves of a logit in 16 bits, forward and backward alike: cast to fp32, and
+# back; in fp32 there is nothing to cast
+CAST_BYTES: Final = 6.0
 
 
 def odd_columns(columns: Real, compute_bytes: float, rate: Rates) -> Real:
@@ -59,11 +62,13 @@ def head_seconds(
     if projection_is_frozen(model):
         projection = replace(projection, weights=0.0 * projection.weights)
     matmuls = projection + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
-    moved = tokens * outputs / rate.memory
+    columns = model.vocab_size if software.gathers_logits else outputs
+    moved = tokens * columns / rate.memory
+    casts = CAST_BYTES if compute_bytes >= 4.0 else 0.0
     zero = np.zeros_like(matmuls.forward)
     return PassSeconds(
-        matmuls.forward + software.loss_bytes * moved,
-        matmuls.inputs + matmuls.weights + software.loss_gradient_bytes * moved,
+        matmuls.forward + max(0.0, software.loss_bytes - casts) * moved,
+        matmuls.inputs + matmuls.weights + max(0.0, software.loss_gradient_bytes - casts) * moved,
         zero,
         zero,
     )

@@ -31,7 +31,7 @@ def logits_bytes_per_token(
     software: SoftwareProfile,
     tokens: Real = 1.0,
 ) -> Logits:
-    """Logits and their copies at the loss, split with the vocabulary.
+    """Logits and their copies at the loss, split with the vocabulary (t 1 where gathered whole).
 
     kept      c l V / t                              l 1, or the share of a chunk's tokens
     forward   (c (l + k - 1) + w n) V / t            k copies in compute precision, the logits one
@@ -47,7 +47,8 @@ def logits_bytes_per_token(
     wide = max(FP32, compute_bytes)
     narrow = compute_bytes < wide
     cast = compute_bytes * software.logits_gradient_copies if narrow else 0.0
-    share = vocab_size / np.multiply(1.0, tensor_parallel)
+    over = 1.0 if software.gathers_logits else np.multiply(1.0, tensor_parallel)
+    share = vocab_size / over
     if software.loss_piece_bytes:
         rows = np.maximum(1.0, software.loss_piece_bytes // (wide * share))
         piece = np.minimum(1.0, rows / np.multiply(1.0, tokens))

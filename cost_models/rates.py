@@ -17,7 +17,7 @@ ACHIEVABLE_SHARE = 0.80
 ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these were not bound by power
 # The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
 # --only nvidia-bert)
-FP32_SHARE = 0.955
+FP32_SHARE = 0.99
 # Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183
 # bf16 shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)

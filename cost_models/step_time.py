@@ -128,6 +128,7 @@ def rank_seconds(
         gather_bytes=gathered_bytes(workload, software),
         gathers_again=not software.keeps_gathered_inputs,
         gathers_by_matrix=software.gathers_by_matrix,
+        gathers_logits=software.gathers_logits,
         reduces_once=reduces_once(software, table),
     )
     traffic = pass_traffic(model, workload, table, rank, habits=habits)
@@ -205,8 +206,7 @@ def rank_seconds(
         data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
         gathered_forward=_gathered_forward(traffic, by_axis, table),
         replica_communication=by_axis["replicate"],
-        replicas_apart=table.shard_ranks * table.tensor_parallel
-        <= cluster.tiers[0].domain_size,
+        replicas_apart=table.shard_ranks * table.tensor_parallel <= cluster.tiers[0].domain_size,
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)
         + software.step_operators * rate.operator
         + by_axis["world"]

@@ -30,4 +30,5 @@ class TrafficHabits:
     gather_bytes: float | None = None  # of an element that a layer casts first (fp8); None: c
     gathers_again: bool = True  # inputs of column-cut matrices, instead of keeping them
     gathers_by_matrix: bool = False  # each matrix its input, not those that read the same
+    gathers_logits: bool = False  # of all columns, before the loss
     reduces_once: Flag = False  # gradients stay whole until the last micro-batch (no_sync)

@@ -86,6 +86,7 @@ class SoftwareProfile:
     logits_gradient_copies: float  # in compute precision, on top in the backward pass
     loss_chunk_tokens: float  # tokens whose copies exist at once; 0: all of a micro-batch
     loss_piece_bytes: float  # of logits in fp32 that exist at once; 0: all of a micro-batch
+    gathers_logits: bool  # tensor-parallel ranks gather all columns, and each computes the loss
     logits_chunked: bool  # the logits themselves exist only chunk by chunk, too
     # memory-bound work: element accesses per layer, forward
     rms_norm_accesses: float  # per norm and hidden element

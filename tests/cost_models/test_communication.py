@@ -108,6 +108,9 @@ def test_habits_of_other_trainers_by_hand():
     assert own["tensor", "reduce_scatter"] == ours["tensor", "reduce_scatter"] + more
     kept = counts(gathers_again=False)
     assert kept["tensor", "all_gather"] == ours["tensor", "all_gather"] - m * (2 * layers + 1)
+    whole = counts(gathers_logits=True)
+    assert whole["tensor", "all_gather"] == ours["tensor", "all_gather"] + m
+    assert whole["tensor", "all_reduce"] == ours["tensor", "all_reduce"] - 2 * m
     once = counts(reduces_once=True)
     assert ours["data", "reduce_scatter"] == m * once["data", "reduce_scatter"]
     for key in (("data", "all_gather"), ("tensor", "all_gather")):

@@ -27,9 +27,9 @@ def exposed(rank: RankSeconds, plan: Plan, *, overlap: float = 1.0, on_gpu: bool
         (0, 1, 2.0),  # the last backward pass
         (1, 1, 2.0),
         (2, 1, 8.0),  # every backward pass
-        (3, 1, 12.0),  # every forward and backward pass
+        (3, 1, 8.0),  # the same: what is gathered for forward passes is apart
         (1, 4, 2.0),
-        (3, 4, 12.0),
+        (3, 4, 8.0),
     ],
 )
 def test_what_hides_data_parallel_traffic(
@@ -43,6 +43,29 @@ def test_what_hides_data_parallel_traffic(
     assert exposed(rank, plan, overlap=0.5) == pytest.approx(100 - hidden_behind / 2)
     assert exposed(rank, plan, on_gpu=False) == 100
     assert exposed(rank_of(3.0, data=1.0), plan) == 0
+
+
+def test_forward_gathers_hide_behind_forward_passes_alone() -> None:
+    """Of 3 seconds of a pass 1 is forward and 2 are backward; four micro-batches."""
+    plan = Plan(data_parallel=8, zero_stage=3, num_microbatches=4)
+
+    def left(forward: float, backward: float) -> float:
+        rank = replace(rank_of(3.0, data=forward + backward), gathered_forward=forward)
+        return exposed(rank, plan)
+
+    assert left(4.0, 8.0) == 0.0
+    assert left(6.0, 0.0) == 2.0  # though backward passes hide nothing
+    assert left(0.0, 9.0) == 1.0
+    assert left(6.0, 9.0) == 3.0
+
+
+@pytest.mark.parametrize(("apart", "expected"), [(True, 1.0), (False, 2.0)])
+def test_replicas_outside_a_node_have_links_of_their_own(apart: bool, expected: float) -> None:
+    plan = Plan(data_parallel=16, dp_replicate=2, zero_stage=3)
+    rank = replace(rank_of(3.0, data=1.0), replicas_apart=apart)
+    # a backward pass takes 2: it hides 1 of the shards' traffic and the replicas' 3 but for 1
+    rank = replace(rank, replica_communication=3.0)
+    assert exposed(rank, plan) == expected
 
 
 def test_interleaved_stages_send_while_the_others_compute() -> None:
@@ -93,4 +116,4 @@ def test_links_work_while_the_host_starts_kernels() -> None:
     plan = Plan(data_parallel=8, zero_stage=3)
     rank = rank_of(3.0, data=10.0)
     waiting = replace(rank, compute=np.array([1.0]), host=np.array([2.0]))
-    assert exposed(waiting, plan) == exposed(rank, plan) == 7
+    assert exposed(waiting, plan) == exposed(rank, plan) == 8
