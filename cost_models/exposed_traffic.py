@@ -79,8 +79,10 @@ def _exposed(
     of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
     beyond = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
     beyond = np.maximum(beyond, (rest - window) / stages)
-    exposed = np.maximum(0.0, np.maximum(last, beyond))
-    exposed = exposed + np.maximum(0.0, first - forward)
+    before = np.minimum(first, rank.first_gathers)
+    at_ends = rank.last_reductions + np.where(gathers, 0.0, rank.first_gathers)
+    exposed = np.maximum(np.minimum(rest, at_ends), np.maximum(last, beyond))
+    exposed = np.maximum(0.0, exposed) + np.maximum(before, first - forward)
     found: Real = exposed + hiding.interference * (whole - exposed)
     return found
 

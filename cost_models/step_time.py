@@ -14,7 +14,7 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from cost_models.arrays import Real, pick
 from cost_models.communication import gradient_sums, pass_traffic
 from cost_models.compute import core_ratio, layer_seconds, optimizer_seconds
 from cost_models.context_parallel import core_work, exposed_seconds, is_blockwise, rank_tokens
+from cost_models.data_phases import data_phases
 from cost_models.document_masks import as_computed
 from cost_models.expert_traffic import copies_of, exposed_exchange
 from cost_models.exposed_traffic import Hiding, at_the_end
@@ -53,7 +54,7 @@ from cost_models.scattered_messages import scattered
 from cost_models.stages import PipelineRank
 from cost_models.tensor_time import tensor_seconds
 from cost_models.time_parts import RankSeconds, TimeParts
-from cost_models.traffic import Traffic, TrafficHabits
+from cost_models.traffic import TrafficHabits
 from cost_models.traffic_time import axis_seconds
 from cost_models.workload import Workload
 from hardware_profiles.schema import Cluster
@@ -162,6 +163,7 @@ def rank_seconds(
         )
         host_forward, host_backward = host_forward + down, host_backward + up
     params = table_parameters(trainable_part(model), rank, table)
+    phases = data_phases(traffic, by_axis, table, params, software)
     sharded = table.zero_stage >= 1
     shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
     shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
@@ -204,7 +206,9 @@ def rank_seconds(
             table,
         ),
         data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
-        gathered_forward=_gathered_forward(traffic, by_axis, table),
+        gathered_forward=phases.forward,
+        first_gathers=phases.first,
+        last_reductions=phases.last,
         replica_communication=by_axis["replicate"],
         replicas_apart=table.shard_ranks * table.tensor_parallel <= cluster.tiers[0].domain_size,
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)
@@ -213,19 +217,6 @@ def rank_seconds(
         + sums["tensor"]
         + sums["pipeline"],
     )
-
-
-def _gathered_forward(
-    traffic: Mapping[tuple[str, str], Traffic], by_axis: Mapping[str, Real], table: PlanTable
-) -> Real:
-    """Seconds of what ZeRO-3 gathers before forward passes: half of all it gathers."""
-    found: Real = np.zeros(len(table))
-    for axis in ("data", "expert_data"):
-        if (axis, "all_gather") in traffic:
-            gathered = traffic[axis, "all_gather"].size
-            moved = gathered + traffic[axis, "reduce_scatter"].size
-            found = found + 0.5 * by_axis[axis] * gathered / np.maximum(moved, 1.0)
-    return found
 
 
 def step_seconds(

@@ -49,6 +49,8 @@ class RankSeconds:
     expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
     context_communication: Real = 0.0  # that attention does not hide
     gathered_forward: Real = 0.0  # of data_communication: ZeRO-3, before forward passes
+    first_gathers: Real = 0.0  # of data_communication: before a first layer can run
+    last_reductions: Real = 0.0  # the same: behind the last gradient
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
     replicas_apart: Flag = False  # over other links than data_communication
     surplus: Real = 0.0  # of ``tensor_communication``, what backward has beyond forward
