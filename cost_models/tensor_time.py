@@ -16,13 +16,16 @@ def tensor_seconds(
 ) -> tuple[Real, Real]:
     """Seconds of tensor-parallel traffic in a forward and in a backward pass that nothing hides.
 
-    ``traffic``: of a micro-batch, shared out evenly by its passes; full recomputation repeats the
-    forward's. ``weights``: the gradients of weights, behind which ``hides_tensor_reduction`` sets
-    those of inputs; a split backward pass has them later.
+    ``traffic``: of a micro-batch, as much of it for forward as for backward passes; full
+    recomputation repeats the forward's, and with sequence parallelism inputs that are gathered
+    again are half as much. ``weights``: the gradients of weights, behind which
+    ``hides_tensor_reduction`` sets those of inputs (or the second gathering and their scattering:
+    Korthikanti et al., arXiv:2205.05198, sec. 4.2.2); a split backward pass has them later.
     """
     each = (1.0 - software.tensor_parallel_overlap) * traffic
     recomputes = table.recompute == FULL
-    forward = each / np.where(recomputes, 3.0, 2.0)
+    again = 0.0 if software.keeps_gathered_inputs else np.where(table.sequence_parallel, 0.5, 0.0)
+    forward = each / (np.where(recomputes, 3.0, 2.0) + again)
     backward = each - forward
     if software.chunks_tensor_traffic:
         chunks = 1.0 * table.tensor_parallel

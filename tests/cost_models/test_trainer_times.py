@@ -116,6 +116,13 @@ def test_the_reduction_of_inputs_gradients_hides_behind_the_gradients_of_weights
     full = table(tensor_parallel=4, recompute="full")
     assert full.recompute[0] == FULL
     assert tensor_seconds(every, np.array([9.0]), waits, full) == (2.0, 4.0)  # once more
+    # with sequence parallelism four collectives forward, six backward: two inputs come again
+    along = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
+    forward, backward = tensor_seconds(np.array([10.0]), np.array([9.0]), hides, along)
+    assert (float(forward[0]), float(backward[0])) == (4.0, 2.0)  # these and their scattering hide
+    keeps = replace(hides, keeps_gathered_inputs=True)
+    forward, backward = tensor_seconds(np.array([8.0]), np.array([9.0]), keeps, along)
+    assert (float(forward[0]), float(backward[0])) == (4.0, 0.0)
     assert tensor_seconds(every, np.array([9.0]), hides, full) == (2.0, 2.0)
 
 
