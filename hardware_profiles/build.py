@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hardware_profiles.catalogue import link_latency, usual_node
+from hardware_profiles.catalogue import link_latency, nodes, usual_node
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema import MAX_GPUS, Accelerator, Cluster, Figure, Level, Node, Tier
 
@@ -38,8 +38,9 @@ def build_cluster(
     )
     if gpus_per_node > max(kind.gpus_per_node, kind.domain_size):
         notes += (f"{inner.name} is taken to reach all {gpus_per_node} of a node (usually fewer)",)
-    if len(tiers) > 1 and node is None and network_bandwidth is None:
-        notes += (network_note(kind),)
+    if len(tiers) > 1 and node is None:
+        notes += () if network_bandwidth is not None else (network_note(kind),)
+        notes += _board_note(kind, gpus_per_node)
     return Cluster(
         name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.name}",
         accelerator=accelerator,
@@ -50,6 +51,24 @@ def build_cluster(
         host_memory=_share(kind.host_memory, gpus_per_node / kind.gpus_per_node),
         nvme=_share(kind.nvme, gpus_per_node / kind.gpus_per_node),
         host_links=kind.host_links,
+    )
+
+
+def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:
+    """Name the board without a switch that has so many accelerators, where there is one."""
+    boards = [
+        board.name
+        for board in nodes()
+        if board.accelerator == kind.accelerator
+        and board.gpus_per_node == gpus_per_node < kind.gpus_per_node
+        and board.peer_bandwidth is not None
+        and kind.peer_bandwidth is None
+    ]
+    if not boards:
+        return ()
+    return (
+        f"links inside a node as in {kind.name}, through a switch (a board of {gpus_per_node} "
+        f"without one is {boards[0]})",
     )
 
 

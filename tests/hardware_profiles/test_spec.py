@@ -242,3 +242,13 @@ def test_a_folder_or_a_picture_is_no_cluster(tmp_path):
     picture.write_bytes(b"\x89PNG\xff")
     with pytest.raises(InputError, match="not text"):
         parse_cluster(str(picture))
+
+
+def test_four_boards_of_several_nodes_may_have_no_switch() -> None:
+    def says(spec: str) -> bool:
+        return any("HGX-H200-4GPU" in note for note in parse_cluster(spec).notes)
+
+    assert says("2x4xH200-SXM")
+    assert not says("4xH200-SXM")  # mostly half of a server of eight
+    assert not says("2x8xH200-SXM")
+    assert not says("2xHGX-H200-4GPU")
