@@ -46,8 +46,7 @@ def data_phases(
     G, R: seconds of gathering and of reducing in a step.
     """
     sharded = table.zero_stage >= 3
-    forward: Real = np.zeros(len(table))
-    gathers, reduces = forward, forward
+    gathers, reduces = np.zeros(len(table)), np.zeros(len(table))
     for axis in ("data", "expert_data"):
         if (axis, "all_gather") in traffic:
             gathered = traffic[axis, "all_gather"].size
@@ -56,8 +55,8 @@ def data_phases(
             gathers = gathers + share * by_axis[axis]
             reduces = reduces + (1.0 - share) * by_axis[axis]
     forward = np.where(sharded, 0.5 * gathers, 0.0)
-    behind = forward if not software.gathers_behind_forward else np.where(sharded, forward, gathers)
+    waited_for = np.where(sharded | (not software.gathers_behind_forward), forward, gathers)
     every = (table.zero_stage >= 2) & np.logical_not(reduces_once(software, table))
     rounds = np.where(every, table.num_microbatches, 1)
     share = (params.embedding + params.largest_layer) / np.maximum(params.total, 1.0)
-    return DataPhases(forward, share * behind, share * reduces / rounds)
+    return DataPhases(forward, share * waited_for, share * reduces / rounds)

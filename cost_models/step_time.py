@@ -15,7 +15,6 @@ seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -73,9 +72,6 @@ def rank_seconds(
     """Price one pipeline rank; columns of the table's length."""
     if rate.host_is_device:
         table = without_offload(table)
-    if software.reduces_gradients_at_last_microbatch_under_pipeline:
-        once = (table.zero_stage == 2) & (table.pipeline_parallel > 1)
-        table = replace(table, zero_stage=np.where(once, 1, table.zero_stage))
     compute_bytes = workload.compute_bytes
     tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel

@@ -9,14 +9,14 @@ import pytest
 from samples import make_setting
 
 from cost_models.communication import pass_traffic
-from cost_models.data_phases import data_phases
+from cost_models.data_phases import DataPhases, data_phases
 from cost_models.plan import Plan, PlanTable
 from cost_models.rank_parameters import table_parameters
 from cost_models.stages import even_rank_contents
 from hardware_profiles.software import software_profile
 
 
-def _phases(plan: Plan, profile: str = "shardplan", **changes: bool) -> tuple[float, float, float]:
+def _phases(plan: Plan, profile: str = "shardplan", **changes: bool) -> DataPhases:
     """Phases where gathering and reducing an element take as long, 12 s of a step in all."""
     setting = make_setting("llama-3-8b", "2x8xH100-SXM", seq_len=4096, global_batch_size=64)
     workload = replace(setting.workload, gradient_precision="bf16")
@@ -30,7 +30,7 @@ def _phases(plan: Plan, profile: str = "shardplan", **changes: bool) -> tuple[fl
         table_parameters(setting.model, rank, table),
         replace(software_profile(profile), **changes),
     )
-    return tuple(float(np.ravel(part)[0]) for part in found)  # type: ignore[return-value]
+    return DataPhases(*(float(np.ravel(part)[0]) for part in found))
 
 
 # embedding and one of 32 layers of Llama-3-8B
