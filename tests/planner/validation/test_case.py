@@ -10,11 +10,12 @@ import pytest
 
 from cost_models.estimate import price
 from cost_models.plan import PlanTable
+from hardware_profiles.catalogue import match_node
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import denied_by, measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
-from planner.validation.words import look_up
+from planner.validation.words import look_up, words_table
 from planner.verdict import budget_bytes
 
 GPT = {
@@ -410,3 +411,8 @@ def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
     software, usual = one.setting.software, many.setting.software
     assert (software.pads_vocabulary, usual.pads_vocabulary) == (False, True)
     assert (software.hides_tensor_reduction, usual.hides_tensor_reduction) == (False, True)
+
+
+@pytest.mark.parametrize("entry", words_table()["node"], ids=lambda entry: entry["is"])
+def test_nodes_that_words_stand_for_are_in_the_catalogue(entry: dict[str, Any]) -> None:
+    assert match_node(entry["is"]) is not None  # else the usual node is taken, without a word
