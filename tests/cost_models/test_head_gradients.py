@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
+from allocations import peak_allocated
 from samples import make_setting, sample_model
 
 from cost_models.estimate import Setting
@@ -74,33 +73,21 @@ def test_sharded_gradients_and_whole_buffers_have_their_own_terms(
     assert not any(sum(at_head(found), ()))
 
 
-def peak_beside_weights(step: Callable[[], None]) -> float:
-    """Bytes at the peak of what a step allocates; a dispatch mode would make autograd copy."""
-    step()
-    with torch.profiler.profile(profile_memory=True) as profiler:
-        step()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    records = [event for event in results.events() if event.name() == "[memory]"]
-    records.sort(key=lambda event: event.start_ns())
-    return float(max(accumulate(event.nbytes() for event in records)))
-
-
-def loss_of(chunks: int) -> Callable[[], None]:
+def peak_of_loss(chunks: int) -> float:
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False)
     x = torch.randn(TOKENS, HIDDEN)
 
     def step() -> None:
-        head.weight.grad = None
         outs = [head(part) for part in x.chunk(chunks)]
         sum(out.sum() for out in outs).backward()
 
-    return step
+    return peak_allocated(step, head.weight)
 
 
 def test_torch_holds_three_of_them_in_a_loss_of_chunks() -> None:
     close = 3.0 * LOGITS / TABLE
-    assert peak_beside_weights(loss_of(1)) / TABLE == pytest.approx(1.0, abs=close)
-    assert peak_beside_weights(loss_of(8)) / TABLE == pytest.approx(3.0, abs=close)
+    assert peak_of_loss(1) / TABLE == pytest.approx(1.0, abs=close)
+    assert peak_of_loss(8) / TABLE == pytest.approx(3.0, abs=close)
 
 
 def test_torch_keeps_a_tied_gradient_until_the_embedding_has_its_own() -> None:
@@ -109,11 +96,10 @@ def test_torch_keeps_a_tied_gradient_until_the_embedding_has_its_own() -> None:
     table.register_hook(lambda _: came.append("table"))
 
     def step() -> None:
-        table.grad = None
         hidden = torch.nn.functional.embedding(torch.arange(TOKENS), table).tanh()
         hidden.register_hook(lambda _: came.append("layer"))
         (hidden @ table.T).sum().backward()
 
-    peak = peak_beside_weights(step)
+    peak = peak_allocated(step, table)
     assert came == ["layer", "table"] * 2  # once a step, when both uses have theirs
     assert peak / TABLE == pytest.approx(3.0, abs=2.0 * LOGITS / TABLE)

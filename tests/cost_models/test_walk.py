@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from allocations import peak_allocated
 from samples import LLAMA
 
 from cost_models.activations import Regions, due_bytes_per_token
@@ -109,13 +109,7 @@ def test_torch_holds_both_summands(shape: tuple[int, ...], tensors: float) -> No
         out = linear(2.0 * linear(y, first), second)
         (out + linear(y, matrix)).sum().backward()
 
-    step()
-    with torch.profiler.profile(profile_memory=True) as profiler:
-        x.grad = None
-        step()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    events.sort(key=lambda event: event.start_ns())
-    peak = max(accumulate(event.nbytes() for event in events))
+    peak = peak_allocated(step, x, first, second)
     assert seen == [1, 1]
     assert peak / (4.0 * tokens * wide) == pytest.approx(tensors, abs=0.1)
 
