@@ -32,11 +32,16 @@ SUSTAINED_SHARE = 0.965
 # Joules of a 16-bit FLOP in long runs: power over it is the rate that the power limit leaves; half
 # as much in 8 bits. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and B200 (python -m
 # benchmarks.cross_validate, in steps of 0.5 %). That matmuls of these chips are bound by power:
-# thonking.ai/p/strangely-matrix-multiplications. An A100 needs at most 300 W / 252.9 TFLOP/s (the
-# PCIe card). Volta: 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014,
-# abstract).
+# thonking.ai/p/strangely-matrix-multiplications. Published, all on boards of little power: Volta,
+# 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract); Turing, 24 on a
+# T4 of 70 W, whose power limit NVIDIA names as the cause (forums.developer.nvidia.com/t/264462);
+# Ampere, 198 to 215 on an A100-PCIe of 250 W, and Ada, 52 to 59 on an L4 of 72 W, medians over
+# fp16 and bf16 from 8192 on (zzc0721/torch-performance-test-data, issues 108 and 120).
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
+    "Turing": 2.9e-12,
+    "Ampere": 1.2e-12,
+    "Ada": 1.3e-12,
     "Hopper": 0.98e-12,
     "Blackwell": 0.81e-12,
     "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
@@ -128,7 +133,10 @@ def rates(
 
 
 def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
-    """Return FLOP/s of the best large matmul; 16-bit formats of one peak share one measurement."""
+    """Return FLOP/s of the best large matmul; 16-bit formats of one peak share one measurement.
+
+    Where nobody measured a precision it reaches the share of its peak that the 16-bit ones reach.
+    """
     peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
     if precision in measured:
         return measured[precision].value
@@ -140,6 +148,9 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
         return measured[twin].value
     if precision == "fp32":
         return FP32_SHARE * peak.value
+    known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
+    if known is not None:
+        return measured[known].value / peaks[known].value * peak.value
     older = accelerator.architecture in BEFORE_HOPPER
     return (ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE) * peak.value
 

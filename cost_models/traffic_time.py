@@ -70,9 +70,13 @@ def traffic_seconds(
 def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     """Return the cluster with the bandwidths that large collectives reach.
 
-    ``inside``: share on the innermost tier, between the accelerators of a node or rack;
+    ``inside``: share on the innermost tier, between the accelerators of a node or rack, where
+    nobody measured that of the accelerator's own link (``link_share``);
     ``between``: on the network.
     """
+    chip = cluster.accelerator
+    if chip.link_share is not None and cluster.tiers[0].name == chip.link:
+        inside = chip.link_share.value
 
     def lowered(tier: Tier, share: float) -> Tier:
         def figure(nominal: Figure) -> Figure:

@@ -267,6 +267,7 @@ def accelerator_from_table(
         achievable_flops=_rates(table, "achievable_flops", cited),
         link=table.text("link"),
         link_bandwidth=figure(table, "link_bandwidth", cited=cited),
+        link_share=_optional(table, "link_share", cited),
         usable_memory=_optional(table, "usable_memory", cited),
         host_bandwidth=_optional(table, "host_bandwidth", cited),
         power=_optional(table, "power", cited),

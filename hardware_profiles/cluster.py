@@ -301,6 +301,7 @@ def _accelerator(source: Fields) -> Accelerator:
         achievable_flops=_rates(source.sub("achievable_flops", {})),
         link=source.text("link"),
         link_bandwidth=_figure(source, "link_bandwidth"),
+        link_share=_optional(source, "link_share"),
         usable_memory=_optional(source, "usable_memory"),
         host_bandwidth=_optional(source, "host_bandwidth"),
         power=_optional(source, "power"),

@@ -27,8 +27,9 @@
 ``[link]`` and ``[network]`` may also hold a ``name``, and ``[link]`` a ``peer_bandwidth`` (bytes/s
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
-link_bandwidth and, where they are known, usable_memory, achievable_flops, host_bandwidth, power,
-price (dollars an hour), compute_units, kernel_launch.
+link_bandwidth and, where they are known, link_share (of it, what large collectives reach),
+usable_memory, achievable_flops, host_bandwidth, power, price (dollars an hour), compute_units,
+kernel_launch.
 
 A file that ``shardplan calibrate -o`` wrote holds one table [cluster] with every figure instead.
 """

@@ -44,6 +44,7 @@ class Accelerator:
     achievable_flops: Mapping[str, Figure]  # FLOP/s of the best large matmul, where measured
     link: str  # name of the link inside a node, e.g. "NVLink3"
     link_bandwidth: Figure  # bytes/s one way per accelerator, inside a node
+    link_share: Figure | None = None  # of it, what large collectives reach, where measured
     usable_memory: Figure | None = None  # bytes, of the capacity, that a process can get
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts

@@ -132,6 +132,7 @@ def one_accelerator(name: str) -> dict[str, Any]:
         "usable_memory_bytes": accelerator.usable_memory,
         "memory_bandwidth_bytes_per_second": accelerator.memory_bandwidth,
         "link_bandwidth_bytes_per_second": accelerator.link_bandwidth,
+        "link_share": accelerator.link_share,
         "host_bandwidth_bytes_per_second": accelerator.host_bandwidth,
         "power_watts": accelerator.power,
         "price_dollars_per_hour": accelerator.price,

@@ -276,6 +276,16 @@ def test_networks_and_links_inside_a_node_reach_their_own_share() -> None:
     assert mesh.peer_bandwidth.value == 32e9
 
 
+def test_a_link_whose_share_was_measured_reaches_that() -> None:
+    cards = parse_cluster("2x8xRTX-PRO-6000")
+    inside, between = achieved(cards, 0.5, 0.9).tiers
+    assert inside.bandwidth.value == pytest.approx(0.645 * 63e9)
+    assert between.bandwidth.value == pytest.approx(0.9 * cards.tiers[1].bandwidth.value)
+    # of another link in its place nothing is known
+    other = replace(cards, tiers=(replace(cards.tiers[0], name="NVLink"), cards.tiers[1]))
+    assert achieved(other, 0.5, 0.9).tiers[0].bandwidth.value == 31.5e9
+
+
 def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmuls() -> None:
     assert float(chunked_seconds(8.0, 100.0, 8.0, 0.25)) == pytest.approx(1.0 + 0.25 * 7.0)
     assert float(chunked_seconds(8.0, 2.0, 8.0, 0.0)) == pytest.approx(6.0)

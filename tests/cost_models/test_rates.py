@@ -83,6 +83,22 @@ def test_power_bounds_long_runs_of_the_boards_that_need_more_than_they_get() -> 
     assert long("8xB200", "fp8") == pytest.approx(2.0 * long("8xB200"))
     assert long("8xB200", power=None) == pytest.approx(SUSTAINED_SHARE * 1.745e15)
     assert long("8xB200", power=replace(watts, value=5000.0)) == long("8xB200", power=None)
-    # the same chip with a lower limit is slower; an A100 is not bound by its 400 W
+    # the same chip with a lower limit is slower; an A100 is not bound by its 400 W, by 250 it is
     assert long("8xH100-SXM-96GB") == pytest.approx(long("8xH100-SXM") * 500.0 / 700.0)
     assert long("8xA100-80GB") == pytest.approx(SUSTAINED_SHARE * 271.2e12)
+    assert long("8xA100-PCIe-40GB") == pytest.approx(250.0 / JOULES_A_FLOP["Ampere"])
+    # 65 TFLOP/s by the datasheet, 41.9 in a short benchmark, 24 in one of a second
+    assert long("4xT4", "fp16") == pytest.approx(24e12, rel=0.01)
+
+
+def test_a_precision_that_nobody_measured_reaches_the_share_of_the_16_bit_ones() -> None:
+    chip = parse_cluster("8xMI355X").accelerator
+    eight, sixteen = (
+        rates(chip, precision, SOFTWARE, long_run=False).matmul for precision in ("fp8", "bf16")
+    )
+    assert sixteen == chip.achievable_flops["bf16"].value
+    assert eight == pytest.approx(
+        sixteen * chip.peak_flops["fp8"].value / chip.peak_flops["bf16"].value
+    )
+    measured = parse_cluster("8xMI325X").accelerator
+    assert rates(measured, "fp8", SOFTWARE, long_run=False).matmul == 1.409e15
