@@ -205,6 +205,8 @@ def _batch(reading: Reading, least: int) -> int:
 def _sequence_parallel(reading: Reading, tensor: int) -> bool:
     if tensor == 1:
         return False
+    if look_up("software", reading.row).get("without_sequence_parallel"):
+        return bool(reading.value("sequence_parallel", False, "this trainer has none"))
     return bool(reading.value("sequence_parallel", True, "with tensor parallelism"))
 
 
