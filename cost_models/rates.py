@@ -37,8 +37,8 @@ SUSTAINED_SHARE = 0.965
 # power: Volta, 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract);
 # Turing, 24 on a T4 of 70 W, whose power limit NVIDIA names as the cause
 # (forums.developer.nvidia.com/t/264462); Ampere, 198 to 215 on an A100-PCIe of 250 W, and Ada, 52
-# to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on (zzc0721/torch-performance-test-data,
-# issues 108 and 120).
+# to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on
+# (zzc0721/torch-performance-test-data, issues 108 and 120).
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
     "Turing": 2.9e-12,
