@@ -50,8 +50,8 @@ def test_figures_are_in_si_units(accelerator):
     assert {"bf16", "fp16"} & set(accelerator.peak_flops)
     assert 10e9 < accelerator.link_bandwidth.value < 1e12
     for precision, figure in accelerator.achievable_flops.items():
-            # clocks of GeForce cards go beyond the datasheet, little power leaves a third of fp32
-            assert 0.35 < figure.value / accelerator.peak_flops[precision].value < 1.25
+        # clocks of GeForce cards go beyond the datasheet, little power leaves a third of fp32
+        assert 0.35 < figure.value / accelerator.peak_flops[precision].value < 1.25
 
 
 @pytest.mark.parametrize("accelerator", accelerators(), ids=lambda entry: entry.name)

@@ -228,6 +228,16 @@ def test_stages_are_interleaved_where_a_source_says_so_but_not_how() -> None:
     assert case(pipeline_parallel=1, virtual_stages=None, **meta).plan.virtual_stages == 1
 
 
+def test_sequence_parallelism_is_assumed_of_trainers_that_have_it() -> None:
+    core, before = (
+        case(framework=framework, tensor_parallel=2)
+        for framework in ("Megatron-Core", "Megatron-DeepSpeed (2021)")
+    )
+    assert core.plan.sequence_parallel
+    assert not before.plan.sequence_parallel
+    assert any("this trainer has none" in default for default in before.defaults)
+
+
 def test_words_may_know_the_board_better_than_its_name() -> None:
     def board(**cells: Any) -> str:
         return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).setting.cluster.accelerator.name
@@ -266,13 +276,20 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("lit-gpt 8641822", peft="qlora (bnb.nf4) r=8 q,v") == "lit-gpt-nf4"
     assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
     assert profile("torchtune", notes="compile; chunked CE") == "torchtune-chunked"
-    assert profile("nobody's own") == "shardplan"
+    assert profile("nobody's own") == "torch-trainer"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="compile; sharding HSDP") == "fms-fsdp"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="no compile; sharding HSDP") == "shardplan"
     assert profile("torchtitan (FSDP2)", notes="torch.compile") == "torchtitan"
     assert profile("torchtitan (FSDP2)") == "shardplan"
-    assert profile("nobody's own", notes="torch.compile") == "torchtitan"
-    assert profile("nobody's own", notes="no torch.compile") == "shardplan"
+    assert profile("nobody's own", notes="torch.compile") == "torch-compile"
+    assert profile("nobody's own", notes="no torch.compile") == "torch-trainer"
+    assert profile("LLaMA-Factory (HF Trainer, Liger kernels)") == "hf-trainer-liger"
+    assert profile("LLaMA-Factory", notes="with Liger") == "hf-trainer-liger"
+    assert profile("LLaMA-Factory", notes="no Liger") == "hf-trainer"
+    assert profile("Unsloth (TRL SFTTrainer)") == "hf-trainer-foak"
+    assert profile("Megatron-LM (core 0.6.0, Transformer Engine)") == "nemo"
+    assert profile("Primus (Megatron-LM, TransformerEngine)") == "nemo"
+    assert profile("llm.q (C++/CUDA)") == "torch-compile"
     assert profile("MaxText (JAX)") == "xla"
     assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")

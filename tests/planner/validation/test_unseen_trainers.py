@@ -1,0 +1,48 @@
+"""Runs of trainers and accelerators that nothing was fitted on: as near as the docs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import planner
+
+RUNS = Path(__file__).parents[3] / "benchmarks" / "unseen_trainers.csv"
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    return planner.validate(RUNS).rows.set_index("row_id")
+
+
+def test_what_is_not_priced_says_why(rows: pd.DataFrame) -> None:
+    assert len(rows) == 242
+    assert rows.time_error.notna().sum() == 205
+    whys = rows.skipped[rows.time_error.isna()]
+    assert whys.str.contains("is not in the catalogue|is not priced|needs zero_stage 3").all()
+
+
+def test_one_script_is_met_on_fifteen_kinds_of_cards(rows: pd.DataFrame) -> None:
+    """GPT-2 under torch.compile, from an L4 of 72 W to a B200 of 1000: power, not the datasheet."""
+    cards = rows[(rows.source_group == "runpod-gpt2") & rows.time_error.notna()]
+    assert cards.gpu.nunique() == 15
+    assert cards.time_error.abs().median() <= 0.06
+    assert cards.memory_error.abs().median() <= 0.06
+    small = cards[cards.gpu == "L4"]
+    assert small.time_error.abs().max() <= 0.06  # by the datasheet it is twice as fast
+
+
+def test_megatron_is_met_where_its_groups_stay_in_a_node(rows: pd.DataFrame) -> None:
+    grid = rows[rows.source_group == "dlperf-megatron-v100"]
+    inside = grid[(grid.num_gpus <= 8)]
+    assert inside.time_error.abs().median() <= 0.07
+    core = rows[rows.source_group == "flagperf"]
+    assert core.time_error.abs().median() <= 0.07
+
+
+def test_means_are_as_documented(rows: pd.DataFrame) -> None:
+    sizes = rows.time_error.dropna().abs()
+    assert sizes.median() <= 0.18
+    assert sizes.mean() <= 0.23
