@@ -252,6 +252,7 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
         optimizer=optimizer,
         attention_kernel=_attention(reading),
         master_weights=_keeps_master_weights(row, word),
+        optimizer_state_precision=look_up("states", row).get("is", "auto"),
         gradient_precision=look_up("gradients", row).get("is", "auto"),
         document_mask=documents > 0,
         document_length=documents,
