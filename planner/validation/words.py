@@ -43,12 +43,13 @@ def _holds(entry: Mapping[str, Any], row: Row) -> bool:
 
 
 def _says(column: str, words: list[str], row: Row) -> bool:
-    """Whether a text holds all words, or a number is one of them."""
+    """Whether a text holds all words ("": holds nothing), or a number is one of them."""
     if column == "gpu":  # an A1000 is no A100
         text = row.words(column)
         return all(re.search(re.escape(word) + _whole_number(word), text) for word in words)
     if COLUMNS[column].kind == "text":
-        return all(word in row.words(column) for word in words)
+        cell = row.words(column)
+        return all(word in cell if word else not cell for word in words)
     value = row.get(column)
     return value is not None and f"{value:g}" in words
 

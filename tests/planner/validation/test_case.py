@@ -219,6 +219,23 @@ def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> Non
     assert tuned.setting.workload.adapter_targets == "q,k,v"
 
 
+def test_what_a_row_says_counts_before_what_its_trainer_usually_does() -> None:
+    assert case(framework="PaxML (JAX)").plan.recompute == "full"
+    assert case(framework="PaxML (JAX)", recompute="none").plan.recompute == "none"
+    assert case(framework="MaxText", gpu="H100-SXM").plan.recompute == "full"
+    said = case(framework="MaxText", gpu="H100-SXM", recompute="selective")
+    assert said.plan.recompute == "selective"
+
+
+def test_precisions_of_moments_and_gradients_are_as_the_optimizer_is_described() -> None:
+    told = case(precision="bf16", optimizer="adam, bf16 states, bf16 main gradients")
+    assert told.setting.workload.optimizer_state_precision == "bf16"
+    assert told.setting.workload.gradient_precision == "bf16"
+    plain = case(precision="bf16", optimizer="adam")
+    less = price(told.setting, PlanTable.from_plans([told.plan])).peak[0]
+    assert less < price(plain.setting, PlanTable.from_plans([plain.plan])).peak[0]
+
+
 def test_stages_are_interleaved_where_a_source_says_so_but_not_how() -> None:
     meta = {"framework": "Meta internal", "num_layers": 24, "tensor_parallel": 2}
     some = case(pipeline_parallel=4, virtual_stages=None, **meta)

@@ -42,6 +42,12 @@ def test_megatron_is_met_where_its_groups_stay_in_a_node(rows: pd.DataFrame) -> 
     assert core.time_error.abs().median() <= 0.07
 
 
+def test_none_that_says_what_it_held_is_said_not_to_fit(rows: pd.DataFrame) -> None:
+    lived = rows[(rows.outcome == "ok") & rows.verdict.notna() & rows.tests_memory]
+    assert len(lived) == 95
+    assert (lived.verdict != "does_not_fit").all()
+
+
 def test_means_are_as_documented(rows: pd.DataFrame) -> None:
     sizes = rows.time_error.dropna().abs()
     assert sizes.median() <= 0.18
