@@ -74,8 +74,9 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     nobody measured that of the accelerator's own link (``link_share``);
     ``between``: on the network.
     """
-    chip = cluster.accelerator
-    if chip.link_share is not None and cluster.tiers[0].name == chip.link:
+    chip, link = cluster.accelerator, cluster.tiers[0]
+    own = link.name == chip.link and link.bandwidth.value == chip.link_bandwidth.value
+    if chip.link_share is not None and own:
         inside = chip.link_share.value
 
     def lowered(tier: Tier, share: float) -> Tier:

@@ -209,19 +209,23 @@ def _tables(folder: str, key: str) -> list[Fields]:
     ]
 
 
-def figure(table: Fields, key: str, *, cited: Callable[[str], str] | None = None) -> Figure:
+def figure(
+    table: Fields, key: str, *, cited: Callable[[str], str] | None = None, high: float = 1e30
+) -> Figure:
     """Read ``key = { value, kind, source, note }``."""
     entry = table.sub(key)
     entry.refuse_unknown(("value", "kind", "source", "note"))
     return Figure(
-        entry.number("value", low=1e-12),
+        entry.number("value", low=1e-12, high=high),
         entry.text("kind", choices=KINDS),
         _cited(entry, cited or _catalogue_source),
     )
 
 
-def _optional(table: Fields, key: str, cited: Callable[[str], str] | None) -> Figure | None:
-    return figure(table, key, cited=cited) if key in table else None
+def _optional(
+    table: Fields, key: str, cited: Callable[[str], str] | None, *, high: float = 1e30
+) -> Figure | None:
+    return figure(table, key, cited=cited, high=high) if key in table else None
 
 
 def _cited(entry: Fields, cited: Callable[[str], str]) -> str:
@@ -267,7 +271,7 @@ def accelerator_from_table(
         achievable_flops=_rates(table, "achievable_flops", cited),
         link=table.text("link"),
         link_bandwidth=figure(table, "link_bandwidth", cited=cited),
-        link_share=_optional(table, "link_share", cited),
+        link_share=_optional(table, "link_share", cited, high=1.0),
         usable_memory=_optional(table, "usable_memory", cited),
         host_bandwidth=_optional(table, "host_bandwidth", cited),
         power=_optional(table, "power", cited),

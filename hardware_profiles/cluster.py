@@ -301,7 +301,7 @@ def _accelerator(source: Fields) -> Accelerator:
         achievable_flops=_rates(source.sub("achievable_flops", {})),
         link=source.text("link"),
         link_bandwidth=_figure(source, "link_bandwidth"),
-        link_share=_optional(source, "link_share"),
+        link_share=_optional(source, "link_share", high=1.0),
         usable_memory=_optional(source, "usable_memory"),
         host_bandwidth=_optional(source, "host_bandwidth"),
         power=_optional(source, "power"),
@@ -326,18 +326,20 @@ def _rates(source: Fields) -> dict[str, Figure]:
     return {precision: _figure(source, precision) for precision in source.values}
 
 
-def _figure(source: Fields, key: str, *, low: float = SMALLEST) -> Figure:
+def _figure(source: Fields, key: str, *, low: float = SMALLEST, high: float = 1e30) -> Figure:
     entry = source.sub(key)
     entry.refuse_unknown(Figure.__slots__)
     return Figure(
-        value=entry.number("value", low=low),
+        value=entry.number("value", low=low, high=high),
         kind=entry.text("kind", choices=KINDS),
         source=entry.text("source"),
     )
 
 
-def _optional(source: Fields, key: str, *, low: float = SMALLEST) -> Figure | None:
-    return _figure(source, key, low=low) if key in source else None
+def _optional(
+    source: Fields, key: str, *, low: float = SMALLEST, high: float = 1e30
+) -> Figure | None:
+    return _figure(source, key, low=low, high=high) if key in source else None
 
 
 def _texts(source: Fields, key: str) -> tuple[str, ...]:

@@ -284,6 +284,9 @@ def test_a_link_whose_share_was_measured_reaches_that() -> None:
     # of another link in its place nothing is known
     other = replace(cards, tiers=(replace(cards.tiers[0], name="NVLink"), cards.tiers[1]))
     assert achieved(other, 0.5, 0.9).tiers[0].bandwidth.value == 31.5e9
+    measured = Figure(20e9, "measured", "nccl-tests")
+    said = replace(cards, tiers=(replace(cards.tiers[0], bandwidth=measured), cards.tiers[1]))
+    assert achieved(said, 0.5, 0.9).tiers[0].bandwidth.value == 10e9
 
 
 def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmuls() -> None:

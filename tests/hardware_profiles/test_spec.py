@@ -192,6 +192,15 @@ def test_file_with_an_accelerator_of_its_own(tmp_path):
     assert len(one.tiers) == 1
 
 
+def test_the_share_of_a_link_is_at_most_all_of_it(tmp_path):
+    share = 'link_share = { value = 0.6, kind = "measured", source = "nccl-tests" }\n'
+    own = OWN + share + "[network]\nbandwidth = 1e10\n"
+    figure = read(tmp_path, own).accelerator.link_share
+    assert figure == Figure(0.6, "measured", "nccl-tests")
+    with pytest.raises(InputError, match=r"link_share: value = 6(\.0)? \(must be .* to 1\)"):
+        read(tmp_path, own.replace("0.6", "6.0"))
+
+
 def test_file_with_a_domain_over_nodes(tmp_path):
     cluster = read(tmp_path, FILE + "[link]\ndomain_size = 16\n")
     assert [tier.domain_size for tier in cluster.tiers] == [16, 32]
