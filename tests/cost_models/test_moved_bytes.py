@@ -29,6 +29,7 @@ from cost_models.rates import Rates
 from cost_models.tensor_time import chunked_seconds
 from cost_models.traffic_time import achieved
 from cost_models.workload import Workload
+from hardware_profiles.schema import Figure
 from hardware_profiles.software import SoftwareProfile, software_profile
 from hardware_profiles.spec import parse_cluster
 
