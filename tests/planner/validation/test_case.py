@@ -227,6 +227,12 @@ def test_what_a_row_says_counts_before_what_its_trainer_usually_does() -> None:
     assert said.plan.recompute == "selective"
 
 
+def test_deepspeed_shares_states_in_bf16_whatever_its_stage() -> None:
+    megatron = {"framework": "Megatron-DeepSpeed (2024 fork)", "zero_stage": 0.0}
+    assert case(**megatron, precision="bf16").plan.zero_stage == 1
+    assert case(**megatron, precision="fp16").plan.zero_stage == 0
+
+
 def test_precisions_of_moments_and_gradients_are_as_the_optimizer_is_described() -> None:
     told = case(precision="bf16", optimizer="adam, bf16 states, bf16 main gradients")
     assert told.setting.workload.optimizer_state_precision == "bf16"
