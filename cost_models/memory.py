@@ -24,6 +24,7 @@ import numpy as np
 
 from cost_models.adapters import trainable_part
 from cost_models.arrays import Real, pick
+from cost_models.autocast import absent_copies
 from cost_models.block_places import BlockPlaces
 from cost_models.columns import by_value
 from cost_models.flat_parameters import flat_buffers, flat_gradients, units
@@ -193,6 +194,15 @@ def rank_places(
             model, workload, software, table, rank, params, held.logits_gradient
         )
         moments = _by_layers(buffers, gradients, held, matrix + helping, update, waiting)
+        if software.autocasts_weights and compute != master:
+            gone = absent_copies(params, rank, table, compute, tied=model.tie_embeddings)
+            moments = [
+                [
+                    Moment(_sum(place.parts, (*[np.zeros(len(table))] * 4, absent)))
+                    for place in places
+                ]
+                for places, absent in zip(moments, gone, strict=True)
+            ]
     return (weights, optimizer), passing, moments
 
 

@@ -29,6 +29,7 @@ class SoftwareProfile:
     gradients_in_master_precision: bool  # accumulated gradients: fp32 (true) or compute precision
     whole_gradient_buffer: bool  # gradients of all weights have memory from the first step on
     keeps_replica_gradients: bool  # so do those that replicas in one precision add up
+    autocasts_weights: bool  # fp32 weights whose 16-bit copies live from use to backward pass
     largest_zero_stage: float  # beyond it the trainer shards nothing more
     # the way back through a layer is priced place by place, as FSDP2 gathers and reduces blocks
     walks_by_blocks: bool
