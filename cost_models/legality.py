@@ -27,6 +27,7 @@ from cost_models.rule import (
     divisors_text,
     expert_sizes,
     ffn_sizes,
+    freezes_autocast,
     indivisible,
     key_heads,
     num_experts,
@@ -68,6 +69,7 @@ def question_of(setting: Setting) -> Question:
         setting.stage_recompute_layers,
         software.fp8_whole_matrices,
         software.short_pipelines,
+        software.autocasts_weights,
     )
 
 
@@ -317,6 +319,15 @@ RULES: tuple[Rule, ...] = (
         lambda q, p: (
             f"adapter {q.workload.adapter} beside all matrices: those of routed experts are one "
             "tensor and take none (--lora-targets must be attention)"
+        ),
+    ),
+    Rule(
+        "autocast",
+        lambda q, t: np.full(len(t), freezes_autocast(q)),
+        lambda q, p: (
+            f"{'freeze' if q.workload.freeze else 'adapter'} = "
+            f"{q.workload.freeze or q.workload.adapter}: under autocast over fp32 weights all are "
+            "trained (a frozen base is in 16 bits: --software hf-trainer)"
         ),
     ),
     *FROZEN_RULES,

@@ -27,6 +27,7 @@ class Question:
     stage_recompute_layers: tuple[int, ...] | None = None  # of each stage, instead of the plan's
     fp8_whole_matrices: bool = True  # the trainer multiplies in 8 bits only what is not cut
     short_pipelines: bool = False  # the trainer runs 1F1B with fewer micro-batches than ranks
+    autocasts_weights: bool = False  # the trainer has fp32 weights, all of which it trains
 
     @property
     def in_fp8(self) -> bool:
@@ -54,6 +55,12 @@ def adapts_experts(question: Question) -> bool:
     workload = question.workload
     experts = any(kind.feed_forward.num_experts for kind in question.model.kinds)
     return workload.adapter != "none" and experts and workload.adapter_targets == "all"
+
+
+def freezes_autocast(question: Question) -> bool:
+    """Whether weights stand still that autocast would cast anew at every use."""
+    workload = question.workload
+    return question.autocasts_weights and (workload.adapter != "none" or bool(workload.freeze))
 
 
 def too_long(question: Question) -> bool:

@@ -212,6 +212,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("mixtral"), "adapter": "lora"},
         ["adapter lora", "routed experts", "must be attention"],
     ),
+    "autocast": (
+        {},
+        {"adapter": "lora", "autocasts": True},
+        ["adapter = lora", "fp32 weights", "--software hf-trainer"],
+    ),
     "freeze": (
         {"offload": "weights", "zero_stage": 3},
         {"freeze": "norms"},
@@ -253,6 +258,7 @@ def asked(
     by_stage: Any = None,
     freeze: str = "",
     precision: Any = "bf16",
+    autocasts: bool = False,
 ) -> Question:
     rank = 0 if adapter == "none" else 4
     adapters: Any = {"adapter": adapter, "adapter_rank": rank}
@@ -265,6 +271,7 @@ def asked(
         splits_backward,
         layer_ranges,
         by_stage,
+        autocasts_weights=autocasts,
     )
 
 
