@@ -94,7 +94,7 @@ class Held:
     due_bytes: Real  # of ``saved``, the operands of these
     saved: Real  # by layers and head of all micro-batches in flight, logits of finished heads too
     saved_later: Real  # one micro-batch less
-    stage: Real  # of ``saved``, by the layers of one of the rank's stages for one micro-batch
+    stage: Real  # of ``saved``, by all layers of one of the rank's stages for one micro-batch
     working: Real  # one layer on its way backward: gradients, and what is recomputed
     last_layer: Real  # the same, and what that layer saved: all that is left at the end
     walks: tuple[Walk, ...]  # our executor's: place by place
@@ -163,7 +163,8 @@ def held_activations(
         due_bytes=due * late * tokens,
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
-        stage=layers * tokens / rank.num_stages,
+        # offloaded they are not here
+        stage=np.where(table.offloads_activations, 0.0, layers * tokens / rank.num_stages),
         working=working * tokens,
         walks=tuple(
             replace(

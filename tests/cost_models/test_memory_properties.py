@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from samples import CONFIGS, LLAMA
 
@@ -33,6 +33,14 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 A100 = find_accelerator("A100-SXM-80GB")
+# a stage that DualPipeV turns around while its activations are on the host
+OFFLOADED_V = Plan(
+    pipeline_parallel=4,
+    virtual_stages=2,
+    pipeline_schedule="dualpipev",
+    num_microbatches=8,
+    offload="activations",
+)
 GEMMA2 = LLAMA | {"model_type": "gemma2", "sliding_window": 64, "head_dim": 16}
 DEEPSEEK = {
     "model_type": "deepseek_v2",
@@ -236,6 +244,7 @@ def is_legal_alone(setting: Setting, plan: Plan) -> bool:
     st.sampled_from(["flash", "eager"]),
     plans(),
 )
+@example(0, 1, 0, "bf16", "flash", OFFLOADED_V)  # few tokens beside a stage that is not there
 def test_extreme_sizes_stay_finite_and_positive(
     length: int, width: int, micro: int, precision: Any, kernel: Any, plan: Plan
 ) -> None:
