@@ -193,16 +193,10 @@ def rank_places(
         waiting = head_gradients(
             model, workload, software, table, rank, params, held.logits_gradient
         )
-        moments = _by_layers(buffers, gradients, held, matrix + helping, update, waiting)
+        gone: Sequence[Real] = [np.zeros(len(table))] * len(MOMENTS)
         if software.autocasts_weights and compute != master:
             gone = absent_copies(params, rank, table, compute, tied=model.tie_embeddings)
-            moments = [
-                [
-                    Moment(_sum(place.parts, (*[np.zeros(len(table))] * 4, absent)))
-                    for place in places
-                ]
-                for places, absent in zip(moments, gone, strict=True)
-            ]
+        moments = _by_layers(buffers, gradients, held, matrix + helping, update, waiting, gone)
     return (weights, optimizer), passing, moments
 
 
@@ -213,26 +207,30 @@ def _by_layers(
     used: Real,
     update: Real,
     waiting: HeadGradients,
+    gone: Sequence[Real],
 ) -> list[list[Moment]]:
-    """Return each of ``MOMENTS`` as one sum: a layer on its way backward is one place."""
+    """Return each of ``MOMENTS`` as one sum: a layer on its way backward is one place.
+
+    ``gone``: bytes of weights that are not there, at each of them.
+    """
     zeros = np.zeros_like(held.saved)
     flight, backward = gradients.full_flight, buffers.backward + used + waiting.layers
     last = buffers.last_layer + used
     head: list[AtMoment] = [
-        (flight, held.saved, logits, np.maximum(buffers.head, fresh), zeros)
+        (flight, held.saved, logits, np.maximum(buffers.head, fresh), gone[2])
         for fresh, logits in waiting.head
     ]
     embedding = np.maximum(buffers.embedding, waiting.embedding)
     later = held.saved_later + held.working
     moments: list[list[AtMoment]] = [
-        [(flight, held.saved, held.logits_forward, buffers.loss_forward, zeros)],
-        [(flight, held.saved, held.logits_backward, buffers.loss_backward, zeros)],
+        [(flight, held.saved, held.logits_forward, buffers.loss_forward, gone[0])],
+        [(flight, held.saved, held.logits_backward, buffers.loss_backward, gone[1])],
         head,
-        [(flight, held.saved + held.working, zeros, backward, zeros)],
-        [(gradients.later, later, held.logits_later, backward, zeros)],
-        [(gradients.last_layer, held.last_layer, zeros, last + waiting.layers, zeros)],
-        [(gradients.embedding, zeros, zeros, embedding, zeros)],
-        [(gradients.reduced, zeros, zeros, zeros + update, zeros)],
+        [(flight, held.saved + held.working, zeros, backward, gone[3])],
+        [(gradients.later, later, held.logits_later, backward, gone[4])],
+        [(gradients.last_layer, held.last_layer, zeros, last + waiting.layers, gone[5])],
+        [(gradients.embedding, zeros, zeros, embedding, gone[6])],
+        [(gradients.reduced, zeros, zeros, zeros + update, gone[7])],
     ]
     return [[Moment(parts) for parts in places] for places in moments]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from allocations import peak_allocated
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cost_models.estimate import Setting, default_layer_ranges, pipeline_rank
@@ -16,7 +17,6 @@ from cost_models.workload import Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.software import software_profile
 from hardware_profiles.spec import parse_cluster
-from tests.allocations import peak_allocated
 
 SIZES = {
     "hidden_size": 512,
