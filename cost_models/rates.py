@@ -147,9 +147,10 @@ def _flash_share(architecture: str, since_hopper: float) -> float:
 
 
 def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
-    """Return FLOP/s of the best large matmul; 16-bit formats of one peak share one measurement.
+    """Return FLOP/s of the best large matmul.
 
-    Where nobody measured a precision it reaches the share of its peak that the 16-bit ones reach.
+    Where nobody measured a precision it reaches the share of its peak that the 16-bit ones reach,
+    so that 16-bit formats of one peak share one measurement.
     """
     peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
     if precision in measured:
@@ -157,14 +158,11 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     peak = peaks.get(precision)
     if peak is None:
         return None
-    twin = {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)
-    if twin in measured and twin in peaks and peaks[twin].value == peak.value:
-        return measured[twin].value
     if precision == "fp32":
         return FP32_SHARE * peak.value
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
     if known is not None:
-        return measured[known].value / peaks[known].value * peak.value
+        return measured[known].value * (peak.value / peaks[known].value)
     older = accelerator.architecture in BEFORE_HOPPER
     return (ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE) * peak.value
 
