@@ -1,0 +1,182 @@
+"""Compare prices before and after a change: ``python -m benchmarks.same_prices OUT.json [OLD.json]``.
+
+Prices several thousand plans: training plans under every trainer profile, the published runs of
+``validate``, serving, and traced modules. Writes every number to OUT.json; with OLD.json, prints
+the largest relative difference and exits with 1 above 1e-12.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import planner
+from cost_models.estimate import Setting, price
+from cost_models.families import model_spec
+from cost_models.legality import legality_codes, question_of
+from cost_models.presets import load_preset
+from cost_models.simulated import with_simulated_steps
+from hardware_profiles.errors import InputError
+from hardware_profiles.software import profile_names, software_profile
+from hardware_profiles.spec import parse_cluster
+from planner.question import adapting, build_question
+from planner.space import enumerate_plans
+
+TOLERANCE: Final = 1e-12
+PLANS: Final = 24  # of each question
+SIMULATED: Final = 6  # of these
+# model, cluster, tokens of a sequence, sequences of a batch, and the rest of the workload
+QUESTIONS: Final[tuple[tuple[str, str, int, int, dict[str, Any]], ...]] = (
+    ("llama-3-8b", "2x8xA100-80GB", 4096, 64, {}),
+    ("gpt2-xl", "8xV100-SXM2-32GB", 1024, 32, {"precision": "fp16"}),
+    ("mixtral-8x7b", "4x8xH100-SXM", 4096, 64, {}),
+    ("deepseek-v2-lite", "8xH800-SXM", 4096, 32, {}),
+    ("llama-2-13b", "8xRTX-4090", 2048, 16, {"optimizer": "sgd"}),
+    ("gemma-2-9b", "4xL40S", 4096, 16, {"lora": 16}),
+    ("llama-3.1-405b", "32x8xH100-SXM", 8192, 512, {}),
+    ("qwen2.5-32b", "4x8xMI300X", 32768, 64, {}),
+)
+SERVED: Final = (
+    ("llama-3-8b", "1xA100-80GB", {}),
+    ("llama-3-70b", "8xH100-SXM", {"concurrency": 64, "context_len": 8192}),
+    ("deepseek-v3", "8xH200-SXM", {"concurrency": 64, "context_len": 32768}),
+    ("mixtral-8x7b", "2xA100-80GB", {"concurrency": 16}),
+    ("gemma-2-9b", "1xL4", {"concurrency": 4, "context_len": 4096}),
+    ("qwen2.5-32b", "2xL40S", {"weight_precision": "fp8", "concurrency": 32}),
+    ("llama-3-8b", "1xT4", {"kv_precision": "fp8"}),
+)
+TRACED: Final = {
+    "mlp": ["x=int64[B,16]", "y=int64[B,16]"],
+    "lstm": ["x=int64[B,16]", "y=int64[B,16]"],
+    "vit": ["pixel_values=float32[B,3,64,64]", "labels=int64[B]"],
+}
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Yield every number of a document with its path."""
+    if isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from _numbers(value[key], f"{name}/{key}")
+    elif isinstance(value, list | tuple):
+        for place, one in enumerate(value):
+            yield from _numbers(one, f"{name}/{place}")
+    elif isinstance(value, float | int) and not isinstance(value, bool):
+        yield name, float(value)
+
+
+def _columns(record: Any, name: str) -> Iterator[tuple[str, float]]:
+    for field in fields(record):
+        column = np.asarray(getattr(record, field.name), dtype=float)
+        for row, value in enumerate(np.atleast_1d(column).tolist()):
+            yield f"{name}/{row}/{field.name}", value
+
+
+def _training() -> Iterator[tuple[str, float]]:
+    for software in profile_names():
+        for number, (model, cluster, seq_len, batch, rest) in enumerate(QUESTIONS):
+            name = f"train/{software}/{model}"
+            try:
+                setting = _setting(model, cluster, seq_len, batch, software, rest)
+            except InputError as error:
+                yield f"{name}/refused/{type(error).__name__}", 1.0
+                continue
+            fixed = {} if setting.workload.seq_len <= 8192 else {"micro_batch_size": 1}
+            table = enumerate_plans(
+                setting.model, setting.workload, setting.cluster.num_gpus, fixed
+            )
+            legal = np.flatnonzero(legality_codes(question_of(setting), table) == 0)
+            yield f"{name}/legal", float(len(legal))
+            if not len(legal):
+                continue
+            chosen = np.random.default_rng(number).choice(legal, min(PLANS, len(legal)), False)
+            few = table.rows(np.sort(chosen))
+            priced = price(setting, few)
+            for part in (priced.memory, priced.time, priced.host):
+                yield from _columns(part, f"{name}/{type(part).__name__}")
+            yield from _numbers(priced.peak.tolist(), f"{name}/peak")
+            head = few.rows(np.arange(min(SIMULATED, len(few))))
+            steps = with_simulated_steps(setting, head, price(setting, head)).step
+            yield from _numbers(steps.tolist(), f"{name}/simulated")
+
+
+def _setting(
+    model: str, cluster: str, seq_len: int, batch: int, software: str, rest: Mapping[str, Any]
+) -> Setting:
+    """Return a setting, with the workload that the command line would build."""
+    assert software_profile(software)
+    options = dict(rest)
+    lora = options.pop("lora", None)
+    return build_question(
+        model_spec(load_preset(model).config, name=model),
+        parse_cluster(cluster),
+        seq_len=seq_len,
+        global_batch_size=batch,
+        software=software,
+        adapter=adapting(lora, None, None, None),
+        **options,
+    ).setting
+
+
+def _documents() -> Iterator[tuple[str, float]]:
+    tables = [None, *sorted(Path(__file__).parent.glob("unseen_*.csv"))]
+    for table in tables:
+        for row in planner.validate(table).to_dict()["rows"]:
+            yield from _numbers(row, f"validate/{row['row_id']}")
+    for model, cluster, options in SERVED:
+        answer = planner.fit(model, cluster, inference=True, **options)
+        yield from _numbers(answer.to_dict(), f"serve/{model}/{cluster}")
+    for module, inputs in TRACED.items():
+        for micro, zero in ((1, 0), (4, 1), (2, 3)):
+            answer = planner.fit(
+                f"module:benchmarks.traced_modules:{module}",
+                "4xA100-80GB",
+                inputs=inputs,
+                micro_batch_size=micro,
+                zero_stage=zero,
+            )
+            yield from _numbers(answer.to_dict(), f"traced/{module}/{micro}/{zero}")
+    for model, cluster, seq_len, batch, rest in QUESTIONS:
+        asked = {"seq_len": seq_len, "global_batch_size": batch, **rest}
+        yield from _numbers(
+            planner.fit(model, cluster, **asked).to_dict(), f"fit/{model}/{cluster}"
+        )
+    for model, cluster, seq_len, batch, rest in QUESTIONS[:5]:
+        asked = {"seq_len": seq_len, "global_batch_size": batch, **rest}
+        found = planner.plan(model, cluster, top=5, **asked).to_dict()
+        yield from _numbers(found["plans"], f"plan/{model}/{cluster}")
+
+
+def main() -> int:
+    """Write the prices and compare them."""
+    if len(sys.argv) not in (2, 3):
+        print(__doc__, file=sys.stderr)
+        return 2
+    found = {**dict(_training()), **dict(_documents())}
+    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    rows = len({name.rsplit("/", 1)[0] for name in found if "/MemoryParts/" in name})
+    print(f"{len(found):,} numbers, {rows:,} training plans")
+    if len(sys.argv) == 2:
+        return 0
+    old = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    names = sorted(set(old) ^ set(found))
+    off = {
+        name: abs(old[name] - found[name]) / max(abs(old[name]), abs(found[name]))
+        for name in set(old) & set(found)
+        if old[name] != found[name]
+    }
+    worst = sorted(off, key=lambda name: -off[name])[:10]
+    print(f"{len(off):,} differ, by at most {max(off.values(), default=0.0):.1e}")
+    for name in worst:
+        print(f"  {name}: {old[name]!r} -> {found[name]!r}")
+    print(f"{len(names):,} in one of the two alone", *names[:10], sep="\n  ")
+    return int(bool(names) or max(off.values(), default=0.0) > TOLERANCE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
