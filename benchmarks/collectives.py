@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cost_models.algorithms import (
+from cost_models.communication.nccl_protocols import CHOICES, Group, chosen
+from cost_models.communication.other_algorithms import (
     direct_one_shot,
     direct_two_shot,
     hierarchical_all_reduce,
     in_network,
     parameter_server,
 )
-from cost_models.collectives import COLLECTIVE_START, ring_all_reduce, tree_all_reduce
-from cost_models.protocols import CHOICES, Group, chosen
-from cost_models.traffic_time import achieved
+from cost_models.communication.ring_and_tree import (
+    COLLECTIVE_START,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from cost_models.communication.seconds import achieved
 from cost_models.units import format_bytes, format_seconds
-from hardware_profiles.cluster import group_link, mean_hop_latency
-from hardware_profiles.nccl import nccl_tuning
-from hardware_profiles.software import software_profile
-from hardware_profiles.spans import domains_spanned
-from hardware_profiles.spec import parse_cluster
+from hardware_profiles.cluster.links import group_link, mean_hop_latency
+from hardware_profiles.cluster.nvlink_domains import domains_spanned
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.nccl import nccl_tuning
+from hardware_profiles.software.trainer import software_profile
 
 CLUSTERS = ("8xA100-80GB", "8xH100-SXM-80GB", "16x8xA100-80GB")
 SIZES = (2.0**14, 2.0**20, 1e9)

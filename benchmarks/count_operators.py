@@ -10,7 +10,7 @@ of parameters: models so small that the host's work is all there is, with data p
 without, more micro-batches minus fewer (those before the last communicate nothing), in units of one
 small operator of the same machine.
 
-``hardware_profiles/software/shardplan.toml`` holds the numbers of llama.
+``hardware_profiles/software/trainers/shardplan.toml`` holds the numbers of llama.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.quiet import undisturbed
 from benchmarks.small_models import CONFIGS
-from cost_models.families import model_spec
-from cost_models.plan import Plan, split_layers
+from cost_models.model.families import model_spec
+from cost_models.plan.plan import Plan, split_layers
+from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.workload import Workload
 
 PHASES = ("forward", "backward", "step")
 NARROW = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 32}
@@ -48,10 +48,10 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from executor.counters.collectives_and_flops import is_wrapped
     from executor.data.batch import Batch
-    from executor.measure import is_wrapped
-    from executor.optimizer import clipping_factor
-    from executor.train import Trainer
+    from executor.training.optimizer import clipping_factor
+    from executor.training.trainer import Trainer
 
     found: Counter[str] = Counter()
     outside = "forward"  # of the backward pass
@@ -82,7 +82,7 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
 
 def shares(family: str, recompute: str) -> dict[str, float]:
     """Operators of a layer, of a micro-batch outside the layers, and of a step."""
-    from executor.forked import run_forked
+    from executor.processes.fork import run_forked
 
     count = {}
     for layers, microbatches in itertools.product((2, 4), (1, 2)):
@@ -108,7 +108,7 @@ def host_seconds(rank: int, file: PlanFile) -> float:
     import torch
 
     from executor.data.batch import Batch
-    from executor.train import Trainer
+    from executor.training.trainer import Trainer
 
     trainer = Trainer(file, seed=0)
     tokens = torch.zeros(file.plan.global_batch_size, file.workload.seq_len, dtype=torch.int64)
@@ -118,14 +118,14 @@ def host_seconds(rank: int, file: PlanFile) -> float:
 
 def operator_seconds(rank: int) -> float:
     """Return the seconds of one small operator, as the machine's measurement does."""
-    from executor.probes import operator_rates
+    from executor.machine.probes import operator_rates
 
     return 1.0 / max(operator_rates("cpu"))
 
 
 def clocked() -> dict[str, float]:
     """A layer's pass, and FSDP2's part of it, in units of one small operator."""
-    from executor.forked import run_forked
+    from executor.processes.fork import run_forked
 
     found = {}
     for data, layers in itertools.product((1, 2), (2, 6)):
@@ -142,7 +142,7 @@ def clocked() -> dict[str, float]:
 
 
 def main() -> None:
-    import executor.train  # noqa: F401  imported once here, forked with every rank
+    import executor.training.trainer  # noqa: F401  imported once here, forked with every rank
 
     for family, recompute in itertools.product(("llama", "gpt2"), ("none", "full")):
         row = shares(family, recompute)

@@ -22,10 +22,13 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from cost_models import collectives, host, matmul, rates
-from cost_models.estimate import Setting, price
-from cost_models.plan import PlanTable
-from hardware_profiles.software import software_profile
+from cost_models.communication import ring_and_tree as collectives
+from cost_models.compute import kernel_launch as host
+from cost_models.compute import matmul, rates
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
+from hardware_profiles.software.trainer import software_profile
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_step, tests_time
 from planner.validation.pricing import why_impossible

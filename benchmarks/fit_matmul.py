@@ -1,6 +1,6 @@
-"""The constants of ``cost_models.matmul``, fitted again: ``python -m benchmarks.fit_matmul``.
+"""Fit the constants of ``cost_models.compute.matmul``: ``python -m benchmarks.fit_matmul``.
 
-Reads published matmul rates (hardware_profiles/measured/published_kernels.csv, a column
+Reads published matmul rates (hardware_profiles/cluster/measured/published_kernels.csv, a column
 names the source) and
 prints the constants that explain the bf16 shapes of the A100-PCIe best (mean absolute error of the
 logarithm), beside those in the code, and the error of both on every card of the file.
@@ -15,12 +15,12 @@ import pandas as pd
 from scipy.optimize import minimize
 
 import hardware_profiles
-from cost_models import matmul
-from cost_models.rates import Rates, rates
-from hardware_profiles.catalogue import find_accelerator
-from hardware_profiles.software import software_profile
+from cost_models.compute import matmul
+from cost_models.compute.rates import Rates, rates
+from hardware_profiles.cluster.catalogue import find_accelerator
+from hardware_profiles.software.trainer import software_profile
 
-ROWS = Path(hardware_profiles.__file__).parent / "measured" / "published_kernels.csv"
+ROWS = Path(hardware_profiles.__file__).parent / "cluster" / "measured" / "published_kernels.csv"
 CARDS = {"A100-PCIe": "A100-PCIe-80GB", "B200-SXM": "B200-SXM-180GB"}
 NAMES = ("FULL_WAVE_SHARE", "TILE_SETUP", "OPERAND_TRAFFIC")
 FITTED_ON = "A100-PCIe"

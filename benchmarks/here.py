@@ -26,15 +26,15 @@ import pandas as pd
 
 from benchmarks.quiet import QUIET, undisturbed
 from benchmarks.small_models import words
-from cost_models.estimate import Setting
-from cost_models.families import model_spec
-from cost_models.model import ModelSpec
-from cost_models.plan import Plan
+from cost_models.model.families import model_spec
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.workload import Workload
-from hardware_profiles.here import cpu_cluster
-from hardware_profiles.software import software_profile
-from planner.document import plan_file
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.local_machine import cpu_cluster
+from hardware_profiles.software.trainer import software_profile
+from planner.assessment.plan_document import plan_file
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny-llama" / "config.json"
 WIDE = {
@@ -112,7 +112,7 @@ def plans() -> Iterator[tuple[str, Plan]]:
 def timed(rank: int, file: PlanFile) -> list[dict[str, float]]:
     """Train on one rank; return the seconds of the steps after the warm-up."""
     from executor.data import MarkovCorpus
-    from executor.train import Trainer
+    from executor.training.trainer import Trainer
 
     trainer = Trainer(file, seed=0)
     corpus = MarkovCorpus(file.model.vocab_size, file.workload.seq_len, seed=0)
@@ -123,7 +123,7 @@ def timed(rank: int, file: PlanFile) -> list[dict[str, float]]:
 
 def run(setting: Setting, plan: Plan, threads: int) -> dict[str, Any]:
     """Predict and measure one plan."""
-    from executor.forked import run_forked
+    from executor.processes.fork import run_forked
 
     file = plan_file(setting, plan, "benchmarks.here")
     time = file.prediction["time"]
@@ -143,8 +143,8 @@ def run(setting: Setting, plan: Plan, threads: int) -> dict[str, Any]:
 
 def rows_of(counts: list[int], *, parts: bool) -> Iterator[dict[str, Any]]:
     """Measure the machine, then run the plans of that many processes, for each number of them."""
-    import executor.train  # noqa: F401  imported once here, forked with every rank
-    from executor.machine import measure_machine, threads_per_process
+    import executor.training.trainer  # noqa: F401  imported once here, forked with every rank
+    from executor.machine.measure import measure_machine, threads_per_process
 
     known, wanted = models(), list(plans())
     for processes in counts:

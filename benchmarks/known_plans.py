@@ -18,20 +18,21 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from cost_models.estimate import Setting, price
-from cost_models.legality import CODES, RULES, legality_codes, question_of
-from cost_models.memory_parts import MemoryParts
-from cost_models.plan import Plan, PlanTable
+from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
+from cost_models.memory.parts import MemoryParts
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
 from cost_models.uncertainty import memory_spread
 from cost_models.units import GIB
-from planner.sensitivity import Choices, priced_choices
-from planner.typed import describe_plan
+from planner.assessment.verdict import budget_bytes, verdict
+from planner.explanation.sensitivity import Choices, priced_choices
+from planner.request.command import describe_plan
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_step, tests_time
 from planner.validation.pricing import PRICED_ANYWAY
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, read_runs
-from planner.verdict import budget_bytes, verdict
 
 FEWEST_GPUS: Final = 64
 SAME: Final = 1e-9  # relative

@@ -42,11 +42,11 @@ import pandas as pd
 from scipy.stats import bootstrap
 
 from benchmarks.quiet import QUIET, undisturbed
-from cost_models.families import model_spec
-from cost_models.plan import Plan, split_layers
+from cost_models.model.families import model_spec
+from cost_models.plan.plan import Plan, split_layers
+from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.workload import Workload
-from hardware_profiles.spec import parse_cluster
+from hardware_profiles.cluster.parse import parse_cluster
 
 CONFIG = {
     "model_type": "llama",
@@ -83,10 +83,10 @@ def ours(file: PlanFile, folder: Path) -> Iterator[float]:
 
     from executor.data.corpus import MarkovCorpus
     from executor.data.prefetch import prefetched
-    from executor.loop import PLAIN, SAMPLED, Loop
-    from executor.recorder import Recorder
-    from executor.step_measurement import environment
-    from executor.train import Trainer
+    from executor.records.recorder import Recorder
+    from executor.training.loop import PLAIN, SAMPLED, Loop
+    from executor.training.step_measurement import environment
+    from executor.training.trainer import Trainer
 
     trainer = Trainer(file, learning_rate=RATE, max_grad_norm=MAX_NORM)
     corpus = MarkovCorpus(file.model.vocab_size, SEQ_LEN, 0)
@@ -109,8 +109,8 @@ def bare(file: PlanFile, folder: Path) -> Iterator[float]:
     import torch
     import torch.distributed as dist
 
-    from executor.optimizer import clipping_factor, local_square_sum
-    from executor.train import Trainer
+    from executor.training.optimizer import clipping_factor, local_square_sum
+    from executor.training.trainer import Trainer
 
     trainer = Trainer(file, learning_rate=RATE)
     batches = made_batches(file)
@@ -132,7 +132,7 @@ def by_hand(file: PlanFile, folder: Path, *, accelerated: bool = False) -> Itera
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from executor.reference import reference_model
+    from executor.verify.reference import reference_model
 
     model: Any = reference_model(file, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
@@ -173,7 +173,7 @@ def trainer_turn(file: PlanFile, folder: Path) -> Turn:
     """Return what trains so many steps with transformers.Trainer; two more are not timed."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from executor.reference import reference_model
+    from executor.verify.reference import reference_model
 
     model: Any = reference_model(file, 0)
     batches = made_batches(file)
@@ -261,8 +261,8 @@ def measured(rank: int, processes: int, rounds: int, steps: int) -> dict[str, li
 
 def table(processes: int, launches: int, rounds: int, steps: int) -> pd.DataFrame:
     """One row a loop, from an undisturbed run if there is one."""
-    import executor.evaluation  # noqa: F401  imported once here, forked with every rank
-    from executor.forked import run_forked
+    import executor.training.evaluation  # noqa: F401  imported once here, forked with every rank
+    from executor.processes.fork import run_forked
 
     def run() -> dict[str, list[float]]:
         seconds: dict[str, list[float]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from hardware_profiles.measurement import available_cores
+from hardware_profiles.cluster.measurement import available_cores
 
 T = TypeVar("T")
 STAT = Path("/proc/stat")

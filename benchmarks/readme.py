@@ -27,7 +27,7 @@ def output_of(command: str) -> str:
             position = words.index("-o") + 1
             words[position] = str(Path(folder) / words[position])
         done = subprocess.run(
-            [sys.executable, "-m", "planner.cli", *words],
+            [sys.executable, "-m", "planner.cli.app", *words],
             capture_output=True,
             text=True,
             check=False,

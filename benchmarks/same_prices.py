@@ -1,4 +1,4 @@
-"""Compare prices before and after a change: ``python -m benchmarks.same_prices OUT.json [OLD.json]``.
+"""Compare prices with earlier ones: ``python -m benchmarks.same_prices OUT.json [OLD.json]``.
 
 Prices several thousand plans: training plans under every trainer profile, the published runs of
 ``validate``, serving, and traced modules. Writes every number to OUT.json; with OLD.json, prints
@@ -17,16 +17,17 @@ from typing import Any, Final
 import numpy as np
 
 import planner
-from cost_models.estimate import Setting, price
-from cost_models.families import model_spec
-from cost_models.legality import legality_codes, question_of
-from cost_models.presets import load_preset
-from cost_models.simulated import with_simulated_steps
+from cost_models.legality.rules import legality_codes, question_of
+from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
+from cost_models.pricing.estimate import price
+from cost_models.pricing.simulated_steps import with_simulated_steps
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
-from hardware_profiles.software import profile_names, software_profile
-from hardware_profiles.spec import parse_cluster
-from planner.question import adapting, build_question
-from planner.space import enumerate_plans
+from hardware_profiles.software.trainer import profile_names, software_profile
+from planner.request.setting import adapting, build_question
+from planner.search.space import enumerate_plans
 
 TOLERANCE: Final = 1e-12
 PLANS: Final = 24  # of each question

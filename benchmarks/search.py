@@ -23,14 +23,14 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cost_models.estimate import Setting
-from cost_models.price_table import price_table
-from hardware_profiles.spec import parse_cluster
-from planner.candidates import Candidates
-from planner.model_source import resolve_model
-from planner.question import build_question
-from planner.search import search
-from planner.space import allowed_offloads
+from cost_models.pricing.table import price_table
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.parse import parse_cluster
+from planner.request.model import resolve_model
+from planner.request.setting import build_question
+from planner.search.candidates import Candidates
+from planner.search.search import search
+from planner.search.space import allowed_offloads
 
 MODEL: Final = "llama-3-405b"
 SHELL: Final = ("plan", "llama-3-8b", "8xH100-SXM", "--json")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.memory_truth.cases import file_of
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.workload import Workload
 
 WIDE = {
     "hidden_size": 256,

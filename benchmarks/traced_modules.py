@@ -2,7 +2,7 @@
 
 Small modules of several kinds (a ResNet and a ViT of transformers, an LSTM, MLPs) are priced from
 their trace on fake tensors and then trained on this machine's CPU (gloo) by
-``executor.any_module.ModuleTrainer``; the peak of live tensors on every rank is compared.
+``executor.trace.module_trainer.ModuleTrainer``; the peak of live tensors on every rank is compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 
 
 class Block(nn.Module):
@@ -118,16 +118,16 @@ def plans() -> Iterator[Plan]:
 
 def traced(name: str, precision: str) -> dict[str, Any]:
     """Trace one of the modules here, as the planner has it traced."""
-    from executor.trace_module import trace
+    from executor.trace.trace import trace
 
     return trace(f"module:{__name__}:{name}", precision=precision, typed=INPUTS[name])  # type: ignore[arg-type]
 
 
 def trained(rank: int, name: str, plan: Plan, precision: str, steps: int = 3) -> dict[str, Any]:
     """Train a few steps on one rank; return what the tracker saw in the last one."""
-    from executor.any_module import ModuleTrainer
-    from executor.memory import MemoryTracker
-    from executor.module_inputs import parse_shape
+    from executor.counters.live_tensors import MemoryTracker
+    from executor.trace.module_inputs import parse_shape
+    from executor.trace.module_trainer import ModuleTrainer
 
     trainer = ModuleTrainer(globals()[name], plan, precision=precision)  # type: ignore[arg-type]
     rows = plan.global_batch_size
@@ -148,11 +148,11 @@ def predicted(document: dict[str, Any], plan: Plan) -> tuple[float, dict[str, fl
     """Peak, parts and moment of one plan by the formulas."""
     from dataclasses import asdict
 
-    from cost_models.plan import PlanTable
-    from cost_models.traced_memory import traced_memory
-    from cost_models.traced_module import traced_module
-    from cost_models.workload import Workload
-    from hardware_profiles.software import software_profile
+    from cost_models.plan.plan import PlanTable
+    from cost_models.plan.workload import Workload
+    from cost_models.traced.memory import traced_memory
+    from cost_models.traced.module import traced_module
+    from hardware_profiles.software.trainer import software_profile
 
     module = traced_module(document)
     table = PlanTable.from_plans([plan])
@@ -169,8 +169,8 @@ def predicted(document: dict[str, Any], plan: Plan) -> tuple[float, dict[str, fl
 
 def rows_of(names: list[str], precisions: list[str]) -> Iterator[dict[str, Any]]:
     """One row a module, precision and plan: the fullest rank beside the formula."""
-    import executor.any_module  # noqa: F401  imported once here, forked with every rank
-    from executor.forked import run_forked
+    import executor.trace.module_trainer  # noqa: F401  imported once here, forked with every rank
+    from executor.processes.fork import run_forked
 
     for name, precision in itertools.product(names, precisions):
         document = traced(name, precision)

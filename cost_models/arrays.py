@@ -11,6 +11,8 @@ Count: TypeAlias = int | NDArray[np.integer[Any]]
 Real: TypeAlias = float | NDArray[np.floating[Any]]
 Flag: TypeAlias = bool | NDArray[np.bool_]
 
+FP32 = 4.0  # bytes of an element
+
 
 def pick(columns: list[Real], index: Real) -> Real:
     """Return, row by row, the value of the column that ``index`` names."""

@@ -12,18 +12,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.adapters import adapted
-from cost_models.families import model_spec
-from cost_models.model import ModelSpec
-from cost_models.plan import Plan
-from cost_models.recomputed import Recomputed, problem_of, read_by_stage, recomputed_layers
-from cost_models.workload import Workload
-from hardware_profiles.cluster import cluster_from_fields, cluster_to_dict
+from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.recomputed_layers import (
+    Recomputed,
+    problem_of,
+    read_by_stage,
+    recomputed_layers,
+)
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Workload
+from hardware_profiles.cluster.irregular_tree import read_rank_order
+from hardware_profiles.cluster.links import cluster_from_fields, cluster_to_dict
+from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
-from hardware_profiles.levels import read_rank_order
-from hardware_profiles.reading import Fields, read_json, write_text_atomically
-from hardware_profiles.schema import Cluster
-from hardware_profiles.software import profile_names, software_profile
+from hardware_profiles.fields import Fields, read_json, write_text_atomically
+from hardware_profiles.software.trainer import profile_names, software_profile
 
 SCHEMA_VERSION: Final = 1
 KEYS: Final = (
@@ -97,7 +102,7 @@ def read_plan_file(path: Path) -> PlanFile:
     """Read and check a plan.json, one that was edited by hand included.
 
     Values are checked one by one and against each other (batch, layers); whether the plan is legal
-    for the model and the cluster is asked of ``cost_models.legality``.
+    for the model and the cluster is asked of ``cost_models.legality.rules``.
     """
     return plan_file_from_fields(Fields(read_json(path, "a plan"), str(path)))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hardware_profiles.schema import Accelerator
+from hardware_profiles.cluster.schema import Accelerator
 
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, the allocator's, all
 
@@ -94,14 +94,18 @@ ALLOCATED_BY_TRAINER: Final[Mapping[str, Spread]] = {
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM lie within 0.7 %),
 # what kernels, graphs and libraries need differs between engines and versions: published activation
 # peaks lie within 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
-SERVING_EXACT: Final = Spread(0.01, 0.01, "tests/cost_models/test_published_serving.py")
-SERVING_REST: Final = Spread(0.5, 0.5, "tests/cost_models/test_published_serving.py")
+SERVING_EXACT: Final = Spread(0.01, 0.01, "tests/cost_models/serving/test_published_serving.py")
+SERVING_REST: Final = Spread(0.5, 0.5, "tests/cost_models/serving/test_published_serving.py")
 # Ends that hold 90 % of measured / predicted - 1: an output token in 30 static batches (16 bits,
 # A100); the first token of 22 prompts (A100 in 16 bits, H100 in fp8), of which those of 128 tokens
 # take up to twice as long
-SERVING_TOKEN: Final = Spread(0.05, 0.25, "tests/cost_models/test_published_serving_time.py")
+SERVING_TOKEN: Final = Spread(
+    0.05, 0.25, "tests/cost_models/serving/test_published_serving_time.py"
+)
 SERVING_PREFILL_ELSEWHERE: Final = Spread(0.5, 1.0, "wider than any compared; none was")
-SERVING_PREFILL: Final = Spread(0.17, 0.83, "tests/cost_models/test_published_serving_time.py")
+SERVING_PREFILL: Final = Spread(
+    0.17, 0.83, "tests/cost_models/serving/test_published_serving_time.py"
+)
 
 
 def time_spread(software: str, accelerator: Accelerator, *, experts: bool = False) -> Spread:

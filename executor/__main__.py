@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from executor.command_line import parser
+from executor.cli.parser import parser
 from hardware_profiles.errors import InputError, ShardplanError
 
 INTERRUPTED = 130
@@ -92,7 +92,7 @@ def _tokenize(options: argparse.Namespace) -> int:
 
 def _trace(options: argparse.Namespace) -> int:
     """Print, on one line, what a module holds, keeps and computes."""
-    from executor.trace_module import trace
+    from executor.trace.trace import trace
 
     found = trace(
         options.module,
@@ -108,8 +108,8 @@ def _measure(options: argparse.Namespace) -> int:
     """Measure this machine, keep the result in the user's cache and print it."""
     import torch
 
-    from executor.machine import measure_gpu, measure_machine
-    from hardware_profiles.measurement import MAX_PROCESSES, save
+    from executor.machine.measure import measure_gpu, measure_machine
+    from hardware_profiles.cluster.measurement import MAX_PROCESSES, save
 
     if options.processes > MAX_PROCESSES:
         raise InputError(f"--processes = {options.processes} (at most {MAX_PROCESSES})")

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from executor.announcement import About
 from executor.checkpoint.folder import is_complete_name, step_of
 from executor.checkpoint.settings import find, resume_again
 from executor.checkpoint.weights_folder import require_weights
-from executor.command_line import STOPPED_CODE, data, evaluation_data, steps, training
-from executor.failure_options import nodes, supervision
-from executor.launch import (
+from executor.cli.failure_options import nodes, supervision
+from executor.cli.parser import STOPPED_CODE, data, evaluation_data, steps, training
+from executor.cli.saving_options import saving
+from executor.launch.launch import (
     REPORT_TO,
     Emit,
     Task,
@@ -28,9 +28,7 @@ from executor.launch import (
     by_torchrun,
     is_begun_again,
 )
-from executor.many_nodes import Job, by_nodes
-from executor.nodes import Nodes
-from executor.preflight import (
+from executor.launch.preflight import (
     Prepared,
     Torchrun,
     check_machine,
@@ -39,13 +37,15 @@ from executor.preflight import (
     notes,
     prepare,
 )
-from executor.progress import Progress
-from executor.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
-from executor.report import SCHEMA_VERSION, as_text
-from executor.reporter import Reporter
+from executor.multinode.announcement import About
+from executor.multinode.coordinator import Job, by_nodes
+from executor.multinode.nodes import Nodes
+from executor.processes.reporter import Reporter
+from executor.records.progress import Progress
+from executor.records.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
+from executor.records.report import SCHEMA_VERSION, as_text
+from executor.records.tensorboard import require_tensorboard
 from executor.run_folder import claimed_folder
-from executor.saving_options import saving
-from executor.tensorboard import require_tensorboard
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
 # runs all ranks, or is one of them, in the folder of the run; returns the answer of rank 0
@@ -143,8 +143,8 @@ def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) 
     """Return what every rank does; ``folder``: of the run, where this rank knows it."""
 
     def task(tell: Reporter) -> Any:
-        from executor.session import proof, train
-        from executor.watchdog import supervised
+        from executor.launch.session import proof, train
+        from executor.launch.watchdog import supervised
 
         with supervised(tell, options.hang_timeout, prepared.file.rank_order) as ready:
             if options.verify:

@@ -1,6 +1,7 @@
 """What the executor can run; asked before anything starts, so it imports neither torch nor models.
 
-The rules that hold for every trainer are ``cost_models.legality``; these are the executor's own.
+The rules that hold for every trainer are ``cost_models.legality.rules``; these are the executor's
+own.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cost_models.legality import require_legal
+from cost_models.legality.executor_limits import untrained
+from cost_models.legality.rule import Question
+from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile
-from cost_models.rule import Question
-from cost_models.untrained import untrained
 from hardware_profiles.errors import InputError, did_you_mean
 
 FAMILIES: Final = (

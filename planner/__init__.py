@@ -10,16 +10,16 @@ planner.validate().groups
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.explain import explain as explain
-    from planner.front_door import fit as fit
-    from planner.front_door import plan as plan
+    from planner.api.fit import fit as fit
+    from planner.api.fit import plan as plan
+    from planner.explanation.explain import explain as explain
     from planner.validation.answer import validate as validate
 
 
 def __getattr__(name: str) -> Any:
     """Load the front door when it is used: the command line starts without it."""
     if name == "explain":
-        from planner.explain import explain
+        from planner.explanation.explain import explain
 
         return explain
     if name == "validate":
@@ -28,6 +28,6 @@ def __getattr__(name: str) -> Any:
         return validate
     if name not in ("fit", "plan"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from planner import front_door
+    from planner.api import fit as front_door
 
     return getattr(front_door, name)

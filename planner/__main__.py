@@ -8,10 +8,10 @@ import os
 def main() -> None:
     """Run ``shardplan``."""
     try:
-        from planner.collection import seldom_collected
+        from planner.search.gc_pause import seldom_collected
 
         with seldom_collected():
-            from planner.cli import main as run
+            from planner.cli.app import main as run
     except KeyboardInterrupt:
         os.write(2, b"shardplan: interrupted\n")
         os._exit(130)

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from cost_models.estimate import Setting
-from cost_models.families import model_spec
-from cost_models.legality import legality_codes
-from cost_models.model import ModelSpec
-from cost_models.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
-from cost_models.presets import load_preset
-from cost_models.rule import Question
-from cost_models.time_parts import RankSeconds
-from cost_models.workload import Workload
-from hardware_profiles.software import software_profile
-from hardware_profiles.spec import parse_cluster
+from cost_models.legality.rule import Question
+from cost_models.legality.rules import legality_codes
+from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
+from cost_models.plan.workload import Workload
+from cost_models.scenario import Setting
+from cost_models.step_time.parts import RankSeconds
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.trainer import software_profile
 
 LLAMA = {
     "model_type": "llama",

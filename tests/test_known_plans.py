@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from samples import make_setting
 
 from benchmarks.known_plans import (
     SAME,
@@ -20,10 +19,12 @@ from benchmarks.known_plans import (
     summary,
     table_of,
 )
-from cost_models.estimate import Setting, price
-from cost_models.plan import Plan, PlanTable
-from planner.search import search
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
+from planner.search.search import search
 from planner.validation.case import Case
+from tests.samples import make_setting
 
 # Megatron with all that it has, FSDP alone, a plan with context parallelism
 ROWS = ("korthikanti-2022-0004", "ibm-fms-fsdp-0001", "dgxc-benchmarking-0092")

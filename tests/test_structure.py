@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware_profiles.software import FOLDER, profile_names, software_profile
+from hardware_profiles.software.trainer import FOLDER, profile_names, software_profile
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hardware_profiles", "cost_models", "planner", "executor")

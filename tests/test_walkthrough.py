@@ -24,7 +24,7 @@ def commands() -> str:
 def test_the_page_runs_from_a_plan_to_a_text(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "bin").mkdir()
-    for name, module in (("shardplan", "planner.cli"), ("python", None)):
+    for name, module in (("shardplan", "planner"), ("python", None)):
         script = tmp_path / "bin" / name
         run = f"-m {module} " if module else ""
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {run}"$@"\n')

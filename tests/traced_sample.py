@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cost_models.traced_module import TracedModule, traced_module
+from cost_models.traced.module import TracedModule, traced_module
 
 BLOCK = {"tensors": [[8, 4, 1, True]]}  # 32 elements, 128 bytes
 OUTSIDE = {"tensors": [[6, 4, 1, True], [1, 4, 2, False]]}  # 24 trained ones, 8 frozen

@@ -1,9 +1,10 @@
 """Predicted memory beside traced memory: ``python -m benchmarks.memory_truth``.
 
 Every case builds the real Hugging Face module at its real width and runs two training steps of the
-executor on fake tensors, as one rank of the plan's world (``executor.rehearsal``): our sharding,
-FSDP2, schedules and optimizer, without memory and without a GPU. The peak of live tensors, what it
-is made of and when it is stand beside the formulas. No constant was fitted on these cases.
+executor on fake tensors, as one rank of the plan's world (``executor.verify.rehearsal``): our
+sharding, FSDP2, schedules and optimizer, without memory and without a GPU. The peak of live
+tensors, what it is made of and when it is stand beside the formulas. No constant was fitted on
+these cases.
 
     --part K/N     every N-th case from the K-th on
     --only TEXT    cases whose line has this text; several: any of them

@@ -6,16 +6,16 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from cost_models.adapters import adapted
-from cost_models.estimate import Setting
-from cost_models.families import model_spec
-from cost_models.plan import Plan
+from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
+from cost_models.model.presets import load_preset
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.presets import load_preset
-from cost_models.workload import Workload
-from hardware_profiles.software import software_profile
-from hardware_profiles.spec import parse_cluster
-from planner.document import plan_file
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.trainer import software_profile
+from planner.assessment.plan_document import plan_file
 
 # words with a number, and the field that it is for
 NUMBERS: Final = {

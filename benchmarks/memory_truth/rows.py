@@ -6,10 +6,10 @@ import re
 from typing import Any, Final
 
 from benchmarks.memory_truth.cases import Case
-from cost_models.observed import with_predicted_names
 from cost_models.plan_file import PlanFile
-from executor.peak import MemoryPeak
-from executor.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
+from cost_models.pricing.observed import with_predicted_names
+from executor.counters.peak import MemoryPeak
+from executor.verify.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 

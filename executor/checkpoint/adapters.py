@@ -11,7 +11,7 @@ from typing import Final
 
 from torch import Tensor
 
-from cost_models.adapters import FIRST, SECOND, adapter_names
+from cost_models.model.lora import FIRST, SECOND, adapter_names
 from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import Checkpoint
 

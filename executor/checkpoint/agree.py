@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from executor.mesh import gather_json
+from executor.parallel.mesh import gather_json
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
 CPU: Final = torch.device("cpu")

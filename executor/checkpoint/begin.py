@@ -20,9 +20,9 @@ from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.resume import choose, restore, set_newer_aside
 from executor.checkpoint.settings import Saving, find
 from executor.data import Corpus
-from executor.layout import Layout, Pieces, Start, buffer_layouts, fresh_start, layouts
-from executor.tensor_parallel import WHOLE
-from executor.train import Trainer
+from executor.model.layout import Layout, Pieces, Start, buffer_layouts, fresh_start, layouts
+from executor.parallel.tensor_parallel import WHOLE
+from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError
 
 

@@ -25,7 +25,7 @@ from executor.checkpoint.tensor_file import DTYPES, TensorFile
 from executor.checkpoint.weights_folder import INDEX, SINGLE
 from executor.compat import causal_lm
 from executor.data.vocabulary import open_vocabulary
-from executor.models import COMPUTE_DTYPE
+from executor.dtypes import COMPUTE_DTYPE
 from hardware_profiles.errors import InputError
 
 DTYPE_OF: Final = {

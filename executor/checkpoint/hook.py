@@ -10,8 +10,8 @@ from executor.checkpoint.begin import Beginning
 from executor.checkpoint.folder import SUBFOLDER
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.settings import Saving
-from executor.loop import STOPPED, Hook
-from executor.train import StepResult, Trainer
+from executor.training.loop import STOPPED, Hook
+from executor.training.trainer import StepResult, Trainer
 
 
 class SavingHook(Hook):

@@ -17,12 +17,12 @@ from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import TensorFiles, assembled
 from executor.checkpoint.stored import Stored, stored
 from executor.checkpoint.weights_folder import CONFIG, INDEX, SINGLE, no_weights
-from executor.families import FAMILIES
+from executor.model.families import FAMILIES
 from hardware_profiles.errors import InputError
-from hardware_profiles.reading import read_json
+from hardware_profiles.fields import read_json
 
 if TYPE_CHECKING:
-    from executor.layout import Layout, Pieces
+    from executor.model.layout import Layout, Pieces
 
 SHOWN: Final = 3  # names in an error
 # what is no parameter: buffers that older files hold, though they are computed, and those that are
@@ -98,7 +98,7 @@ class HuggingFaceFolder:
                 )
 
     def start(self, layout: Layout, pieces: Pieces) -> Tensor:
-        """Return the folder's values of a parameter's pieces; see ``executor.layout.Start``."""
+        """Return the folder's values of a parameter's pieces; see ``layout.Start``."""
         found = self._find(layout)
         if found is None:
             raise DamagedError(f"{self.path}: holds no tensor {layout.name}")

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.workload import Workload
 from executor.checkpoint.index import Index
 from executor.compat import hugging_face_config
 from executor.data import Corpus, require_same

@@ -17,7 +17,7 @@ from executor.checkpoint.errors import DamagedError
 from executor.checkpoint.pieces import numel, whole
 
 if TYPE_CHECKING:
-    from executor.layout import Pieces
+    from executor.model.layout import Pieces
 
 NAME: Final = "index.json"
 SCHEMA_VERSION: Final = 1

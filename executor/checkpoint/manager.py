@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.optimizer_states import RULES
+from cost_models.memory.optimizer_states import RULES
 from executor.breadcrumbs import BESIDE, TRAIL
 from executor.checkpoint.errors import CheckpointError
 from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.share import own_share
 from executor.checkpoint.snapshot import Files, Snapshot
 from executor.checkpoint.writer import Writer
-from executor.models import master_dtype
-from executor.train import Trainer
+from executor.dtypes import master_dtype
+from executor.training.trainer import Trainer
 
 BEAT_SECONDS: Final = 1.0
 

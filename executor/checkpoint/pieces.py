@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # the index is read where no torch is needed
-    from executor.layout import Pieces, Ranges
+    from executor.model.layout import Pieces, Ranges
 
 
 class Span(NamedTuple):

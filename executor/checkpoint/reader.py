@@ -18,7 +18,7 @@ from executor.checkpoint.snapshot import state_name
 from executor.checkpoint.tensor_file import DTYPES
 
 if TYPE_CHECKING:
-    from executor.layout import Layout, Pieces
+    from executor.model.layout import Layout, Pieces
 
 
 Source = Callable[[], Any]  # a tensor that reads what is sliced from it; opens its file
@@ -57,7 +57,7 @@ class Checkpoint:
         self.files = TensorFiles(folder)
 
     def start(self, layout: Layout, pieces: Pieces) -> Tensor:
-        """Return the saved values of a parameter's pieces; see ``executor.layout.Start``."""
+        """Return the saved values of a parameter's pieces; see ``executor.model.layout.Start``."""
         return self.weights(layout.name, pieces)
 
     def weights(self, name: str, pieces: Pieces) -> Tensor:

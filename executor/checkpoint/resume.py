@@ -21,7 +21,7 @@ from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.index import check_file
 from executor.checkpoint.reader import Checkpoint
 from executor.checkpoint.tensor_file import DTYPES
-from executor.train import Trainer
+from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError
 
 

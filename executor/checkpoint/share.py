@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from executor.checkpoint.pieces import numel
-from executor.optimizer import Held
+from executor.training.optimizer import Held
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from executor.checkpoint.index import STATE, WEIGHTS
-from executor.optimizer import Held
-from executor.train import Trainer
+from executor.training.optimizer import Held
+from executor.training.trainer import Trainer
 
 Files = dict[str, dict[str, Tensor]]  # file of the rank -> name in it -> tensor
 

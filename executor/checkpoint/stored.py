@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from executor.checkpoint.pieces import whole
 
 if TYPE_CHECKING:
-    from executor.layout import Pieces
+    from executor.model.layout import Pieces
 
 # name in the module -> name in the files
 _RENAMED: Final = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.reading import read_json
+from hardware_profiles.fields import read_json
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"

@@ -28,8 +28,8 @@ from executor.checkpoint.index import (
 )
 from executor.checkpoint.snapshot import Files
 from executor.checkpoint.tensor_file import DTYPE_NAMES, write_tensors
-from executor.mesh import gather_json
-from executor.optimizer import Held
+from executor.parallel.mesh import gather_json
+from executor.training.optimizer import Held
 from hardware_profiles.errors import InputError
 
 TIMEOUT: Final = datetime.timedelta(hours=1)  # of the slowest rank's disk

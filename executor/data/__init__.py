@@ -1,8 +1,8 @@
 """Training data: from files to the batches of a rank, the same on every layout of ranks."""
 
+from executor.config.data_options import SYNTHETIC, DataOptions
 from executor.data.corpus import Corpus, MarkovCorpus, require_same
 from executor.data.opening import open_corpus
-from executor.data_options import SYNTHETIC, DataOptions
 
 __all__ = [
     "SYNTHETIC",

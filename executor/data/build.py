@@ -27,8 +27,8 @@ from executor.data.token_file import (
     smallest_dtype,
 )
 from executor.data.vocabulary import Tokens, Vocabulary
+from hardware_profiles.cluster.measurement import cache_folder
 from hardware_profiles.errors import InputError
-from hardware_profiles.measurement import cache_folder
 
 MAX_BYTES: Final = 2**32  # of documents that a run tokenizes by itself
 KEPT_SECONDS: Final = 30 * 24 * 3600.0  # in the cache after their last use

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from executor.config.data_options import SYNTHETIC
 from executor.data.order import Indices, Mixture, epochs, key_of
 from executor.data.packing import IGNORED, Row, Samples
-from executor.data_options import SYNTHETIC
 from hardware_profiles.errors import InputError
 
 if TYPE_CHECKING:

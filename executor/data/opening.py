@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from executor.config.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.data.build import Reading, cached
 from executor.data.corpus import Corpus, MarkovCorpus, TokenCorpus
 from executor.data.objectives import corrupted_spans, masked_tokens, span_sizes
@@ -13,7 +14,6 @@ from executor.data.packing import Samples
 from executor.data.sources import TEXT_SUFFIXES, TOKEN_SUFFIXES, files_of
 from executor.data.token_file import TokenFile, open_token_file
 from executor.data.vocabulary import BYTE_VALUES, Vocabulary, open_vocabulary
-from executor.data_options import PACKINGS, SYNTHETIC, DataOptions
 from hardware_profiles.errors import InputError, did_you_mean
 
 

@@ -16,22 +16,22 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cost_models.estimate import rank_memories
-from cost_models.flops import hardware_flops_per_step
-from cost_models.plan import PlanTable
+from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.plan.plan import PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.prediction import setting_of
+from cost_models.pricing.estimate import rank_memories
+from cost_models.pricing.prediction import setting_of
+from executor.counters.collectives_and_flops import FlopCounter
 from executor.data.batch import IGNORED, Batch
-from executor.families import FAMILIES
-from executor.float64 import KeepFloat64
-from executor.gather import gathered
-from executor.measure import FlopCounter
-from executor.mesh import gather_json, local_device
-from executor.models import local_tensor
-from executor.reference import reference_model
-from executor.step_measurement import memory_tracker
-from executor.traffic import as_predicted, counted_traffic
-from executor.train import Trainer
+from executor.dtypes import local_tensor
+from executor.model.families import FAMILIES
+from executor.parallel.mesh import gather_json, local_device
+from executor.training.step_measurement import memory_tracker
+from executor.training.traffic import as_predicted, counted_traffic
+from executor.training.trainer import Trainer
+from executor.verify.float64 import KeepFloat64
+from executor.verify.gather import gathered
+from executor.verify.reference import reference_model
 
 HIDDEN_SHARE: Final = 0.3  # of the tokens, where hidden ones are predicted
 TOLERANCE: Final = 1e-9  # relative

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cost_models.legality import require_legal
-from cost_models.plan import SCHEDULES, Plan
+from cost_models.legality.rules import require_legal
+from cost_models.plan.plan import SCHEDULES, Plan
 from cost_models.plan_file import PlanFile
 from executor.support import SPAN_FAMILIES, question_of_file
-from executor.tiny_models import CONFIGS, tiny
+from executor.verify.tiny_models import CONFIGS, tiny
 
 MAX_RANKS: Final = 8
 MIXTURES: Final = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")

@@ -2,7 +2,8 @@
 
 For each: loss and all gradients, with gradient accumulation, and the weights after three updates;
 bytes of every collective; floating-point operations; peak memory of every rank. ``--write`` keeps
-what was proven in ``cost_models/supported.json``, which the planner and ``run`` read.
+what was proven in ``cost_models/legality/executor_proofs.json``, which the planner and ``run``
+read.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any, Final
 
 import torch
 
-from cost_models.supported import SUPPORTED_FILE
-from executor.forked import run_forked
-from executor.traffic import as_predicted
+from cost_models.legality.executor_proofs import SUPPORTED_FILE
+from executor.processes.fork import run_forked
+from executor.training.traffic import as_predicted
 from executor.verify import TOLERANCE, Verification, verify
 from executor.verify.matrix import Case, cases
 from hardware_profiles.errors import InputError, ShardplanError
-from hardware_profiles.reading import write_text_atomically
+from hardware_profiles.fields import write_text_atomically
 
 BATCHES: Final = 3
 TIMEOUT_SECONDS: Final = 300.0
@@ -151,7 +152,7 @@ class Worst:
 
 
 def supported_text(proven: Sequence[Case]) -> str:
-    """Return the contents of supported.json."""
+    """Return the contents of executor_proofs.json."""
     import transformers
 
     plans = [case.plan for case in proven]

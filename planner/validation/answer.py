@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.reading import write_text_atomically
+from hardware_profiles.fields import write_text_atomically
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import (
     denied_by,
@@ -82,7 +82,7 @@ class ValidateAnswer:
 
     def write(self, folder: Path, *, force: bool = False) -> None:
         """Write rows.csv, groups.csv and validation.json into a folder."""
-        from planner.answers import to_json
+        from planner.answer.answers import to_json
 
         refuse_existing_files(folder, force=force)
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class ValidateAnswer:
             write_text_atomically(folder / name, text, force=force)
 
     def __str__(self) -> str:
-        from planner.render.validation import validation_text
+        from planner.validation.text import validation_text
 
         return validation_text(self.summary, self.what)
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Final, get_args
 
-from cost_models.adapters import adapted
-from cost_models.estimate import Setting
-from cost_models.frozen_parts import without_adapters_below
-from cost_models.model import ModelSpec
-from cost_models.plan import OFFLOADS, RECOMPUTE, Plan
-from cost_models.workload import MIXED, Adapter, Optimizer, Precision, Workload
+from cost_models.model.freezing import without_adapters_below
+from cost_models.model.lora import adapted
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import OFFLOADS, RECOMPUTE, Plan
+from cost_models.plan.workload import MIXED, Adapter, Optimizer, Precision, Workload
+from cost_models.scenario import Setting
 from hardware_profiles.errors import InputError
-from hardware_profiles.software import software_profile
-from planner.question import default_precision
+from hardware_profiles.software.trainer import software_profile
+from planner.request.setting import default_precision
 from planner.validation.cluster_of_row import cluster_of
 from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of

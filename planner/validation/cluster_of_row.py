@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hardware_profiles.build import build_cluster
-from hardware_profiles.catalogue import find_accelerator, match_node, usual_node
+from hardware_profiles.cluster.build import build_cluster
+from hardware_profiles.cluster.catalogue import find_accelerator, match_node, usual_node
+from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.errors import InputError
-from hardware_profiles.schema import Accelerator, Cluster, Figure
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.words import look_up

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cost_models.flops import model_flops_per_step
+from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
 from planner.validation.case import Case
 from planner.validation.runs_file import Row

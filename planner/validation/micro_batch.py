@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_models.estimate import Setting, price
-from cost_models.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
+from planner.assessment.verdict import budget_bytes
 from planner.validation.reading import Reading
-from planner.verdict import budget_bytes
 
 COLUMN = "micro_batch_size"
 

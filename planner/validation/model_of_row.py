@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from cost_models.families import model_spec
-from cost_models.model import ModelSpec
-from cost_models.presets import is_preset, load_preset
+from cost_models.model.families import model_spec
+from cost_models.model.presets import is_preset, load_preset
+from cost_models.model.spec import ModelSpec
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import look_up, words_table
 

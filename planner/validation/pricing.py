@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cost_models.estimate import default_layer_ranges, price, rank_memories
-from cost_models.legality import CODES, RULES, legality_codes, question_of
-from cost_models.plan import PlanTable
-from cost_models.runtime_memory import shown_bytes
-from cost_models.simulated import with_simulated_steps
+from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
+from cost_models.memory.allocator import shown_bytes
+from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price, rank_memories
+from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.uncertainty import interval, memory_spread, time_spread
+from planner.assessment.verdict import Verdict, budget_bytes, verdict
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
-from planner.verdict import Verdict, budget_bytes, verdict
 
 # what other trainers do that torch's schedules and our executor refuse: priced all the same
 PRICED_ANYWAY: Final = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.reading import read_text
+from hardware_profiles.fields import read_text
 
 PUBLISHED: Final = Path(__file__).parent / "published_runs.csv"  # comes with shardplan
 MAX_ROWS: Final = 100_000

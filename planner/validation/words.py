@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from hardware_profiles.reading import read_toml
+from hardware_profiles.fields import read_toml
 from planner.validation.runs_file import COLUMNS, Row
 
 TABLE: Final = Path(__file__).parent / "words.toml"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from samples import GPT3, make_setting
 
 from benchmarks.cross_validate import (
     CONSTANTS,
@@ -14,10 +13,11 @@ from benchmarks.cross_validate import (
     in_its_place,
     written,
 )
-from cost_models import rates
-from cost_models.families import model_spec
-from cost_models.plan import Plan, PlanTable
-from hardware_profiles.software import profile_names
+from cost_models.compute import rates
+from cost_models.model.families import model_spec
+from cost_models.plan.plan import Plan, PlanTable
+from hardware_profiles.software.trainer import profile_names
+from tests.samples import GPT3, make_setting
 
 MOST_CONSTANTS = 15  # of the core
 

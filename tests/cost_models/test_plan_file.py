@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import legal_table, make_setting
 
-from cost_models.estimate import default_layer_ranges
-from cost_models.legality import question_of, require_legal
-from cost_models.plan import Plan
+from cost_models.legality.rules import question_of, require_legal
+from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.recomputed_layers import Recomputed
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import SCHEMA_VERSION, PlanFile, read_plan_file, write_plan_file
-from cost_models.prediction import predict, setting_of
-from cost_models.recomputed import Recomputed
+from cost_models.pricing.prediction import predict, setting_of
 from hardware_profiles.errors import InputError
+from tests.samples import legal_table, make_setting
 
 
 def contents(**changes: Any) -> PlanFile:

@@ -6,13 +6,13 @@ import inspect
 
 import pytest
 import torch
-from tiny import CONFIGS, tiny
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from executor import compat
-from executor.forked import run_forked
+from executor.processes.fork import run_forked
+from tests.executor.tiny import CONFIGS, tiny
 
 
 def test_collectives_take_what_we_give_them():

@@ -9,15 +9,16 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from tiny import tiny
 
-from cost_models.plan import Plan
-from cost_models.supported import unproven
-from cost_models.untrained import TRAINED
-from cost_models.workload import Precision
-from executor import models, support
-from executor.families import FAMILIES
+from cost_models.legality.executor_limits import TRAINED
+from cost_models.legality.executor_proofs import unproven
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Precision
+from executor import support
+from executor.model import stage as models
+from executor.model.families import FAMILIES
 from hardware_profiles.errors import InputError
+from tests.executor.tiny import tiny
 
 REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
     "vocabulary": (

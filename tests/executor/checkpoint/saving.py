@@ -12,9 +12,9 @@ from cost_models.plan_file import PlanFile
 from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.resume import Choice, choose, restore
-from executor.forked import run_forked
-from executor.mesh import local_device
-from executor.train import Trainer
+from executor.parallel.mesh import local_device
+from executor.processes.fork import run_forked
+from executor.training.trainer import Trainer
 from tests.executor.tiny import random_batch
 
 SEED, LEARNING_RATE = 3, 1e-2

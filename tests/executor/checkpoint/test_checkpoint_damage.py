@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from executor.checkpoint.index import Index
 from executor.checkpoint.pieces import local_shape, overlaps, whole
-from executor.forked import run_forked
+from executor.processes.fork import run_forked
 from hardware_profiles.errors import InputError
 from tests.executor.checkpoint.saving import train, trained
 from tests.executor.tiny import tiny

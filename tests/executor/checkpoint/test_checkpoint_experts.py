@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from executor.checkpoint.export import newest_whole, write_hugging_face
 from executor.checkpoint.hugging_face import HuggingFaceFolder
 from executor.checkpoint.manager import CheckpointManager
-from executor.forked import run_forked
-from executor.layout import Layout, Pieces, fresh_tensor
-from executor.train import Trainer
+from executor.model.layout import Layout, Pieces, fresh_tensor
+from executor.processes.fork import run_forked
+from executor.training.trainer import Trainer
 from tests.executor.checkpoint.saving import begin, trained
 from tests.executor.tiny import random_batch, tiny
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.checkpoint import tensor_file
 from executor.checkpoint.folder import CheckpointFolder
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.reader import Checkpoint
-from executor.forked import emit, run_forked
+from executor.processes.fork import emit, run_forked
 from hardware_profiles.errors import RunError
 from tests.executor.checkpoint.saving import begin, digest, step, trained
 from tests.executor.tiny import tiny

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.pieces import whole
 from executor.checkpoint.reader import Checkpoint
-from executor.forked import run_forked
+from executor.processes.fork import run_forked
 from tests.executor.checkpoint.saving import begin, trained
 from tests.executor.tiny import tiny
 

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, write_plan_file
 from executor.__main__ import main
 from executor.checkpoint.begin import Beginning
@@ -34,10 +34,10 @@ from executor.checkpoint.folder import CheckpointFolder, step_of
 from executor.checkpoint.hook import saving_hook
 from executor.checkpoint.settings import Saving, resume_again
 from executor.data import MarkovCorpus
-from executor.forked import run_forked
-from executor.loop import Hook, Loop
-from executor.train import StepResult, Trainer
-from hardware_profiles.spec import parse_cluster
+from executor.processes.fork import run_forked
+from executor.training.loop import Hook, Loop
+from executor.training.trainer import StepResult, Trainer
+from hardware_profiles.cluster.parse import parse_cluster
 from tests.executor.tiny import tiny
 
 pytestmark = pytest.mark.distributed

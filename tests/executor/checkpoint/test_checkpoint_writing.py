@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.breadcrumbs import TRAIL
 from executor.checkpoint import tensor_file, writer
 from executor.checkpoint.manager import CheckpointManager
 from executor.checkpoint.share import Copy, writers
-from executor.forked import run_forked
-from executor.train import Trainer
+from executor.processes.fork import run_forked
+from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError, RunError
 from tests.executor.checkpoint.saving import begin, step, trained
 from tests.executor.tiny import tiny

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
-from executor import encoder_decoder
 from executor.checkpoint.export import newest_whole, write_hugging_face
 from executor.checkpoint.hugging_face import HuggingFaceFolder
 from executor.checkpoint.index import WEIGHTS, FileEntry, Index, Part, TensorEntry, file_name
@@ -24,12 +23,13 @@ from executor.checkpoint.stored import stored
 from executor.checkpoint.tensor_file import write_tensors
 from executor.compat import causal_lm, hugging_face_config
 from executor.data.batch import Batch
-from executor.forked import run_forked
-from executor.layout import layouts
-from executor.reference import reference_model
+from executor.model import encoder_decoder
+from executor.model.layout import layouts
+from executor.parallel.tensor_parallel import WHOLE, TensorAxis
+from executor.processes.fork import run_forked
 from executor.support import FAMILIES
-from executor.tensor_parallel import WHOLE, TensorAxis
-from executor.train import Trainer
+from executor.training.trainer import Trainer
+from executor.verify.reference import reference_model
 from hardware_profiles.errors import InputError
 from tests.executor.checkpoint.saving import trained
 from tests.executor.tiny import random_batch, tiny

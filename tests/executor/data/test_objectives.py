@@ -9,7 +9,7 @@ import torch
 from executor.data import DataOptions, open_corpus
 from executor.data.objectives import PAD, corrupted_spans, masked_tokens, span_sizes
 from executor.data.packing import IGNORED, Row
-from executor.families import FAMILIES
+from executor.model.families import FAMILIES
 from executor.support import MASKED_FAMILIES, SPAN_FAMILIES
 from hardware_profiles.errors import InputError
 

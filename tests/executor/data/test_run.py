@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.plan import Plan
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import write_plan_file
 from executor.__main__ import main
-from hardware_profiles.spec import parse_cluster
+from hardware_profiles.cluster.parse import parse_cluster
 from tests.executor.tiny import tiny
 
 pytestmark = pytest.mark.distributed

@@ -9,7 +9,7 @@ import pytest
 
 import planner
 from hardware_profiles.errors import InputError
-from planner.cli import main
+from planner.cli.app import main
 from planner.validation.answer import FILES
 
 RUNS = """\

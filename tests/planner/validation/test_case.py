@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from cost_models.estimate import price
-from cost_models.plan import PlanTable
-from hardware_profiles.catalogue import match_node
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
+from hardware_profiles.cluster.catalogue import match_node
+from planner.assessment.verdict import budget_bytes
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import denied_by, measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
 from planner.validation.words import look_up, words_table
-from planner.verdict import budget_bytes
 
 GPT = {
     "model": "a GPT",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cost_models.estimate import price
-from cost_models.plan import PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
 from planner.validation.case import case_of
 from planner.validation.pricing import predict_cases
 from planner.validation.runs_file import PUBLISHED, read_runs

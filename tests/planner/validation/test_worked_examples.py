@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from samples import GPT3, make_setting
 
-from cost_models.estimate import price
-from cost_models.families import model_spec
-from cost_models.flops import model_flops_per_step
-from cost_models.plan import Plan, PlanTable
+from cost_models.compute.flops import model_flops_per_step
+from cost_models.model.families import model_spec
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import price
 from planner.validation.case import case_of
 from planner.validation.measurement import measured_step
 from planner.validation.pricing import predict_cases
 from planner.validation.runs_file import PUBLISHED, read_runs
+from tests.samples import GPT3, make_setting
 
 
 def test_llama_3_405b_on_8192_and_16384_h100() -> None:

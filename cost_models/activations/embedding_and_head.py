@@ -1,0 +1,188 @@
+"""Activations outside the layers: of the embedding, of the head, tables and masks of all layers.
+
+Symbols   c compute_bytes   h hidden_size   s seq_len   d head_dim   t tensor_parallel
+Units     bytes a token of one micro-batch, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations.frozen_layers import normalised_bytes
+from cost_models.activations.layer_backward import norm_working_bytes
+from cost_models.activations.logits import logits_bytes_per_token
+from cost_models.activations.saved import activation_copies, needs_window_mask, norm_bytes
+from cost_models.arrays import Real
+from cost_models.communication.context_parallel import rank_tokens
+from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
+from cost_models.model.spec import LayerKind, ModelSpec, Weight
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import FULL, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+def embedding_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """What the embedding saves on the first stage, and an encoder's end where a decoder begins.
+
+        mask h / (t if sp)    dropout: of the embedding, and of a decoder's and its encoder's output
+        norm / (t if sp)      of the embedding (BERT, BLOOM)
+        c in / (t if sp)      the input of its projection (OPT)
+
+    Where the embedding is frozen, none of that, nor what the first norm of what is trained would
+    save but for its weight.
+    Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
+    """
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
+    if embedding_is_frozen(model):
+        # nothing asks the first norm for its input's gradient; recomputed, it is not among what is
+        # saved
+        walked = [model.kinds[i] for i in model.pattern if not model.kinds[i].idle]
+        kind = walked[0] if walked else kind
+        opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
+        # a layer norm that is trained needs its input for its weight too
+        asked = kind.norm == "layer" and any(
+            w.part == "norm" and not w.frozen for w in kind.weights
+        )
+        counts = rank.first and opens and not asked and bool(walked)
+        saved = np.where(table.recompute < FULL, float(counts), 0.0)
+        return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
+    dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
+    norms = len(_norms(model.embedding)) * norm_bytes(kind, model.hidden_size, compute, software)
+    inputs = compute * sum(w.shape[-1] for w in _matrices(model.embedding))
+    between = 2.0 * dropped if rank.bridge else 0.0
+    found: Real = (float(rank.first) * (dropped + norms + inputs) + between) / along
+    return found
+
+
+def head_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> tuple[Real, Real, Real, Real]:
+    """Return what norm and projection save; logits kept, at the loss, and back.
+
+    norm + c h            of the last norm and of the output projection, as far as trained
+    c h (1 + activation)  a dense layer before the norm, and its activation (BERT)
+    c h                   a projection behind the norm (OPT)
+    mask h                dropout behind the last norm (T5)
+    """
+    zeros: Real = np.zeros(len(table))
+    if not rank.last:
+        return zeros, zeros, zeros, zeros
+    compute = workload.compute_bytes
+    kind = model.kinds[model.pattern[-1]]
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    inputs_over = 1.0 if software.keeps_gathered_inputs else along
+    matrices, norms = _matrices(model.head), _norms(model.head)
+    frozen = projection_is_frozen(model)
+    tail = norm_bytes(kind, model.hidden_size, compute, software)
+    passing = _frozen_norm_bytes(model, kind, compute, software)
+    if all(w.frozen for w in norms):
+        tail = passing
+    if kind.norm != "layer" and all(model.kinds[i].idle for i in model.pattern):
+        tail -= passing  # nothing below asks for a gradient
+    tail *= len(norms)
+    for matrix in matrices:
+        tail += compute * matrix.shape[-1]
+        if norms and model.head.index(matrix) < model.head.index(norms[0]):
+            copies = activation_copies(kind.feed_forward, software)
+            tail += compute * copies * model.hidden_size
+    if model.bridge and model.embedding_dropout:
+        tail += software.dropout_mask_bytes * model.hidden_size
+    width = matrices[-1].shape[0] if matrices else model.hidden_size
+    # what a frozen projection reads is kept by the functions of tensor parallelism alone
+    reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
+    saved = tail / along + reads * compute * width / inputs_over
+    tokens = rank_tokens(workload, table)
+    logits = logits_bytes_per_token(
+        model.vocab_size, compute, table.tensor_parallel, software, tokens
+    )
+    return zeros + saved, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
+
+
+def _frozen_norm_bytes(
+    model: ModelSpec, kind: LayerKind, compute: float, software: SoftwareProfile
+) -> float:
+    whole = norm_bytes(kind, model.hidden_size, compute, software)
+    return whole - normalised_bytes(kind, model.hidden_size, compute, software)
+
+
+def _norms(weights: tuple[Weight, ...]) -> list[Weight]:
+    return [w for w in weights if w.part == "norm" and w.name.endswith(".weight")]
+
+
+def _matrices(weights: tuple[Weight, ...]) -> list[Weight]:
+    """Return the matrices that every rank holds: not the vocabulary's."""
+    return [w for w in weights if w.role == "linear" and w.cut == "replicate"]
+
+
+def head_walk_bytes_per_token(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    """Bytes of the projection on its way backward: the gradient of its input.
+
+    With sequence parallelism also that input, gathered again.
+    """
+    whole = workload.compute_bytes * model.hidden_size * float(rank.last)
+    return whole * np.where(table.sequence_parallel, 2.0, 1.0)
+
+
+def head_norm_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """Bytes a token of the norm in front of the head, saved and on its way backward."""
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    kind = model.kinds[model.pattern[-1]]
+    compute = workload.compute_bytes
+    saved = norm_bytes(kind, model.hidden_size, compute, software)
+    turned = norm_working_bytes(kind, model.hidden_size, compute, software)
+    passing = compute * model.hidden_size  # nothing passes by the last norm
+    return float(rank.last) * (saved + turned - passing) / along
+
+
+def head_gradient_bytes_per_token(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    """Bytes a token of the gradient that norm and projection give to the layers below: c h."""
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    walked = any(not model.kinds[i].idle for i in model.pattern)
+    return workload.compute_bytes * model.hidden_size * float(rank.last and walked) / along
+
+
+def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:
+    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d a table."""
+    attentions = [kind.attention for kind in model.kinds if kind.attention.rotary]
+    if not attentions:
+        return 0.0
+    width = attentions[0].rope_head_dim or attentions[0].rotary_dim or attentions[0].head_dim
+    tables = len({attention.rotary_table for attention in attentions})
+    return 2.0 * workload.compute_bytes * workload.seq_len * width * tables
+
+
+def window_mask_bytes(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes of the masks that all layers and micro-batches share, for every window.
+
+    c s^2 of a flash kernel; s^2 of eager attention that is causal.
+    """
+    attentions = [kind.attention for kind in model.kinds]
+    if workload.document_mask or model.bridge:
+        return 0.0
+    if workload.attention_kernel == "eager":
+        hidden = {min(a.window or np.inf, workload.seq_len) for a in attentions if a.causal}
+        return float(workload.seq_len) ** 2 * len(hidden) * software.window_needs_mask
+    windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
+    return workload.compute_bytes * float(workload.seq_len) ** 2 * len(windows)

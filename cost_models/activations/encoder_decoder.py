@@ -1,0 +1,85 @@
+"""Activations beside the layers of an encoder and a decoder: the encoder's output, the positions.
+
+Symbols  c compute_bytes   h hidden_size   a num_heads   s seq_len   t tensor_parallel
+         b micro_batch_size
+Units    bytes a token of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations.saved import norm_bytes
+from cost_models.arrays import Real
+from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import NONE, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+def shared_bytes_per_token(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Real:
+    """What layers of a rank's stages share.
+
+        the norm behind the encoder, and c h / (t if sp)    where the decoder begins
+        c h                                                 with sp, a stage that reads it: gathered
+        c a s / t                                           an encoder's stack on a stage: added to
+        c a s / t / b                                       its scores; a decoder's
+
+    Without sequence parallelism a stage reads the encoder's output as it was received. The
+    decoder's positions are one table for all sequences, the encoder's one for each, since what
+    fills a sequence up is hidden. Eager attention saves neither, unless it is computed again.
+    """
+    if not model.bridge:
+        return np.zeros(len(table))
+    compute = workload.compute_bytes
+    kind = model.kinds[model.pattern[0]]
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    norm = norm_bytes(kind, model.hidden_size, compute, software) + compute * model.hidden_size
+    gathered = np.where(table.sequence_parallel, compute * model.hidden_size, 0.0)
+    keeps = (workload.attention_kernel != "eager") | (table.recompute != NONE)
+    tables = rank.stacks - rank.decoders + rank.decoders / table.micro_batch_size
+    scores = np.where(keeps, tables, 0.0) * _scores(kind, workload, table)
+    bridge = float(bool(rank.bridge)) * norm / along
+    shared: Real = bridge + rank.decoders * gathered + scores
+    return shared
+
+
+def walk_bytes_per_token(
+    kind: LayerKind, hidden_size: int, workload: Workload, table: PlanTable, walk: Real, done: float
+) -> Real:
+    """What one layer on its way backward adds, where its positions are trained.
+
+        walk + c a s / t                             the MLP, beside the gradient of the positions
+        (2 eager, 1 flash) c a s / t + that + 3 c h  the attention: gradients of weights and scores
+
+    ``walk``: of the MLP; ``done``: what the MLP had saved, gone when the attention's turn comes.
+    """
+    if not kind.trains_positions:
+        return walk
+    scores = _scores(kind, workload, table)
+    own = 2.0 if workload.attention_kernel == "eager" else 1.0
+    attention = (1.0 + own) * scores + 3.0 * workload.compute_bytes * hidden_size
+    return np.maximum(walk + scores, attention - done / table.tensor_parallel)
+
+
+def positions_gradient_bytes(kind: LayerKind, workload: Workload, table: PlanTable) -> Real:
+    """Bytes a token of the gradient of its positions, once a layer of the stack has given its own.
+
+    c a s / t: an encoder adds them for every sequence, whose places differ; a decoder once for all.
+    """
+    if not kind.trains_positions:
+        return np.zeros(len(table))
+    sequences = 1.0 if kind.cross_attention is None else 1.0 * table.micro_batch_size
+    return _scores(kind, workload, table) / sequences
+
+
+def _scores(kind: LayerKind, workload: Workload, table: PlanTable) -> Real:
+    heads = workload.compute_bytes * kind.attention.num_heads / table.tensor_parallel
+    return heads * workload.seq_len

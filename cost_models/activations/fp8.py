@@ -1,0 +1,158 @@
+"""Training with matmuls in fp8: what is kept in which precision.
+
+Symbols   h hidden_size   F ffn_hidden_size   a query heads, e value_head_dim   c compute_bytes (2)
+          k experts of a token
+Units     bytes a token, or bytes; every argument may be a column of a plan table.
+
+In fp8: the matrices inside layers (attention, MLP, experts) as they are multiplied, and the inputs
+that their weight gradients read. In 16 bits: the weights themselves and their gradients, norms and
+their inputs, queries, keys and values, the inputs of activations, the residual stream, embedding,
+head and logits. Master weights and optimizer states as elsewhere.
+
+Of the matrices' fp8 copies Transformer Engine keeps two, one read along the rows (forward) and one
+along the columns (input gradients); the bundled executor makes them anew (``executor.ops.fp8``).
+
+Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
+considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
+Leaves out: scales (one fp32 a tensor, or a byte for 32 elements), weights that are stored in fp8
+alone (``fp8_model_init``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from cost_models.activations.saved import Regions
+from cost_models.arrays import Count, Flag, Real
+from cost_models.model.parameters import shard_numel
+from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.partition.stages import PipelineRank
+from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+FP8_BYTES: Final = 1.0
+CAST: Final = 3.0  # bytes: reads 16 bits, writes 8
+COPY: Final = 2.0  # bytes: reads 8 bits, writes 8
+GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and the next one
+
+
+def fp8_regions(
+    regions: Regions, kind: LayerKind, hidden_size: int, compute_bytes: float
+) -> Regions:
+    """Saved bytes of one layer where inputs of its matrices are kept in fp8.
+
+    inputs   1 of c            of column-cut matrices
+    split    + a e             of the output matrix: the core keeps its own copy in 16 bits
+             - (c - 1) F       of the second matrix of the MLP, k times and shared experts
+    routed   - (c - 1) k h     of the first matrices of experts
+    """
+    less = compute_bytes - FP8_BYTES
+    attentions = [kind.attention, *([kind.cross_attention] if kind.cross_attention else [])]
+    copies = FP8_BYTES * sum(a.num_heads * a.value_head_dim for a in attentions)
+    mlp = kind.feed_forward
+    per_token = mlp.experts_per_token if mlp.num_experts else 1
+    width = per_token * mlp.ffn_hidden_size
+    width += mlp.shared_ffn_hidden_size if mlp.num_experts else 0
+    experts = less * mlp.experts_per_token * hidden_size if mlp.num_experts else 0.0
+    return replace(
+        regions,
+        inputs=regions.inputs * FP8_BYTES / compute_bytes,
+        split=regions.split + copies - less * width,
+        routed=regions.routed - experts,
+    )
+
+
+def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, copies: float) -> Real:
+    """Bytes of the fp8 copies of a rank's matrices, sharded where the weights are.
+
+        ZeRO 0 to 2   n P          P: elements of the rank's matrices
+        ZeRO 3        n P / d + n of GATHERED layers
+
+    ``copies``: n, those that the trainer keeps from the forward to the backward pass.
+
+    Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
+    (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
+    """
+    whole: Real = np.zeros(len(table))
+    shards: Real = np.zeros(len(table))
+    layer: Real = np.zeros(len(table))
+    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+        of_layer: Real = np.zeros(len(table))
+        for weight in kind.weights:
+            if weight.role in ("linear", "expert") and weight.part != "router":
+                numel = shard_numel(
+                    weight,
+                    table.tensor_parallel,
+                    expert_tensor=table.expert_tensor,
+                    expert_parallel=table.expert_parallel,
+                )
+                ranks = table.shard_ranks
+                if weight.role == "expert":
+                    ranks = np.where(table.experts_apart, table.expert_shard_ranks, ranks)
+                shards = shards + count * numel / np.maximum(1, ranks)
+                of_layer = of_layer + numel
+        whole = whole + count * of_layer
+        layer = np.maximum(layer, of_layer) if count else layer
+    gathered = np.minimum(whole, shards + GATHERED * layer)
+    elements = np.where(table.zero_stage >= 3, gathered, whole)
+    return copies * FP8_BYTES * elements
+
+
+def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:
+    """Bytes of an element that a layer gathers with sequence parallelism; None: of any other."""
+    return FP8_BYTES if workload.precision == "fp8" and software.fp8_gathers else None
+
+
+def gathered_cast_share(
+    tensor_parallel: Count, sequence_parallel: Flag, software: SoftwareProfile, *, copies: bool
+) -> Real:
+    """Bytes that casting a gathered element moves, over those of one that is not gathered.
+
+    Each of t ranks casts its own tokens. Where matmuls read operands along one direction only
+    (``copies``: Hopper), what is gathered is copied along the other:
+
+        (3 / t + 2) / n  with copies (reads 16 bits, writes 8; reads 8, writes 8), else 1 / t
+
+    n: ``fp8_cast_bytes``. Source: NVIDIA/TransformerEngine@0004dbd0:
+    transformer_engine/pytorch/module/linear.py (cast_to_fp8, then gather_along_first_dim); user
+    guide, Performance considerations, Handling transposes.
+    """
+    ranks = np.multiply(1.0, tensor_parallel)
+    if not software.fp8_cast_bytes:
+        return np.ones_like(ranks)
+    share = (CAST / ranks + COPY) / software.fp8_cast_bytes if copies else 1.0 / ranks
+    gathers = np.logical_and(sequence_parallel, np.greater(ranks, 1.0)) & software.fp8_gathers
+    return np.where(gathers, share, 1.0)
+
+
+def cast_elements(
+    kind: LayerKind, tensor_parallel: Count, gathered: Real = 1.0
+) -> tuple[Real, Real]:
+    """Elements a token that a layer casts: inputs of its matrices, gradients of their outputs.
+
+    Column-cut matrices of a block share their input, which is cast once. ``gathered``: what an
+    element counts that tensor-parallel ranks gather after it was cast.
+    """
+    shared: set[tuple[str, int]] = set()
+    inputs: Real = 0.0
+    outputs: Real = 0.0
+    for weight in kind.weights:
+        if weight.role not in ("linear", "expert") or weight.part == "router":
+            continue
+        rows, columns = weight.shape[-2:]
+        length, width = (rows, columns) if weight.transposed else (columns, rows)
+        times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
+        over = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        if weight.cut == "row":
+            inputs = inputs + times * length / over
+        elif (weight.part, length) not in shared:
+            shared.add((weight.part, length))
+            inputs = inputs + times * length * (gathered if weight.cut == "column" else 1.0)
+        whole = gathered if weight.role == "linear" else 1.0
+        outputs = outputs + times * width * (whole if weight.cut == "row" else 1.0 / over)
+    return inputs, outputs

@@ -1,0 +1,372 @@
+"""Places on the way back through one layer at which a rank may be fullest.
+
+Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d, e sizes of a head
+          s seq_len   t tensor_parallel   c compute_bytes
+Units     bytes a token, elements of gradients; columns of a plan table.
+
+    closing    the norm of what the MLP adds (OLMo 2), whose backward pass is wide
+    last       the MLP's last matrix: its gradient, its input's (an adapter's beside), and
+               what dropout gave it
+    mlp        gradients inside the MLP: c (3 F / t) gated, c (2 F / t) plain
+    routed     the experts' outputs, whose gradients are weighted in fp32
+    experts    they are done, and where others share them than the layer, on their way
+    columns    the MLP's first matrices: their input is whole again, and its gradient too
+    norm       the norm before the MLP, whose own backward pass is wide where h is
+    attention  gradients inside the core: of queries, keys and values, or of scores (eager), or what
+               travels between ranks (context parallelism)
+    queries    the attention's first matrices
+    end        the first norm: nothing else is left of the layer but all its weights' gradients
+    done       the gradient of its input, and the layer's gradients on their way to other ranks
+
+The gradient of the hidden state is there all the way. A norm in fp32 that is written out (Llama)
+holds five fp32 tensors while the square of its input is differentiated; what it saved in 16 bits is
+gone, the gradient that passes it by is there instead. A layer norm is one kernel, or written out
+(Cohere) holds three: its output's gradient, and that times weight and times what it normalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cost_models.activations.frozen_layers import normalised_bytes
+from cost_models.activations.saved import (
+    CAPPED_BLOCK,
+    activation_copies,
+    attention_bytes,
+    feed_forward_bytes,
+    needs_window_mask,
+    norm_bytes,
+    score_bytes,
+)
+from cost_models.arrays import FP32, Real
+from cost_models.communication.context_parallel import buffer_bytes_per_token, is_blockwise
+from cost_models.model.parameters import routed_numel
+from cost_models.model.spec import LayerKind, ModelSpec, Weight
+from cost_models.partition.rank_parameters import block_numel
+from cost_models.plan.plan import FULL, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+MLP_PARTS = ("mlp", "experts", "shared_experts", "router")
+
+
+class Place(NamedTuple):
+    """One place."""
+
+    freed: Real  # of what the layer saved, gone by then
+    working: Real  # there beside
+    gradients: Real  # elements of weight gradients that are there by then
+    # of a product with a matrix that has just been unpacked from few bits; -1: none
+    product: Real = -1.0
+    has_core: bool = False  # a dropped attention core is there again
+    done: bool = False
+    experts: str = "reduced"  # those that are apart: "gathered", "gathering", "fresh", "reducing"
+
+
+def norm_working_bytes(
+    kind: LayerKind, width: float, compute: float, software: SoftwareProfile
+) -> float:
+    """Bytes a token that the backward pass of a norm holds beside what was saved."""
+    if kind.norm == "layer" or software.rms_norm_saved_fp32_bytes == 0.0:
+        return 3.0 * compute * width
+    if kind.norm == "layer_in_fp32":
+        return (3.0 * max(FP32, compute) + compute) * width
+    return 5.0 * max(FP32, compute) * width
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What the places of one layer are made of, under every plan of a table."""
+
+    model: ModelSpec
+    kind: LayerKind
+    trained: LayerKind  # its own weights, without frozen ones
+    workload: Workload
+    software: SoftwareProfile
+    table: PlanTable
+
+    @property
+    def compute(self) -> float:
+        """Bytes of the compute precision."""
+        return self.workload.compute_bytes
+
+    @property
+    def tensor(self) -> Real:
+        """Tensor-parallel ranks."""
+        return 1.0 * self.table.tensor_parallel
+
+    @property
+    def along(self) -> Real:
+        """Ranks that split norms and dropouts along the sequence."""
+        return np.where(self.table.sequence_parallel, self.tensor, 1.0)
+
+    @property
+    def hidden(self) -> Real:
+        """Bytes of a hidden state."""
+        return self.compute * self.model.hidden_size / self.along
+
+    @property
+    def norm(self) -> Real:
+        """Bytes that a norm saves; a frozen one not what its weight would multiply."""
+        saved = norm_bytes(self.kind, self.model.hidden_size, self.compute, self.software)
+        return saved / self.along - (0.0 if self.trains_norms else self.normalised)
+
+    @property
+    def normalised(self) -> Real:
+        """Bytes of what only the weight of a norm multiplies."""
+        width = self.model.hidden_size
+        return normalised_bytes(self.kind, width, self.compute, self.software) / self.along
+
+    @property
+    def trains_norms(self) -> bool:
+        """Whether norms of the hidden state are trained."""
+        width = (self.model.hidden_size,)
+        return any(w.part == "norm" and w.shape == width for w in self.trained.weights)
+
+    @property
+    def turned(self) -> Real:
+        """Bytes while a norm is differentiated."""
+        width = self.model.hidden_size
+        return norm_working_bytes(self.kind, width, self.compute, self.software) / self.along
+
+    @property
+    def mask(self) -> Real:
+        """Bytes of a dropout mask of the hidden state."""
+        drops = float(self.model.hidden_dropout > 0)
+        return drops * self.software.dropout_mask_bytes * self.model.hidden_size / self.along
+
+    @property
+    def inside(self) -> Real:
+        """Bytes saved between the matrices of the MLP."""
+        return feed_forward_bytes(self.kind.feed_forward, self.compute, self.software) / self.tensor
+
+    @property
+    def routed(self) -> Real:
+        """Elements of routed experts."""
+        table = self.table
+        return routed_numel(self.trained, table.expert_tensor, table.expert_parallel)
+
+
+def places(
+    model: ModelSpec,
+    kind: LayerKind,
+    trained: LayerKind,
+    everything: Real,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+) -> list[Place]:
+    """Return the places of one layer, which saved ``everything``; ``trained``: its own weights."""
+    layer = _Layer(model, kind, trained, workload, software, table)
+    hidden, norm, turned, by_mlp = layer.hidden, layer.norm, layer.turned, _by_mlp(layer)
+    by_core, whole = _by_core(layer, by_mlp)
+    behind = (norm if kind.norms_after else 0.0 * norm) + layer.mask
+    opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
+    first = norm if opens else 0.0 * norm
+    product = layer.compute * model.hidden_size
+    shares_norm = kind.parallel_residual and kind.num_norms == 1
+    closes = kind.norms_after and kind.norm != "layer"  # of what the MLP adds
+    gone = layer.normalised if layer.trains_norms else 0.0 * norm
+    found = [
+        *([Place(gone, hidden + turned, 0.0 * by_mlp)] if closes else []),
+        *_mixture(layer, by_mlp, behind),
+        *_mlp(layer, by_mlp, behind),
+        # one norm may be for both: then it comes last
+        *([] if shares_norm else [Place(behind + layer.inside + hidden, turned, by_mlp)]),
+        Place(_before_core(layer), _core(layer), by_core, has_core=True),
+        Place(everything - first - hidden, hidden + _queries(layer), whole, product),
+        Place(everything - first, turned * float(opens), whole),
+        Place(everything, hidden, whole, done=True),
+    ]
+    return [place._replace(freed=np.clip(place.freed, 0.0, everything)) for place in found]
+
+
+def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
+    """Return the places inside the MLP; ``behind``: what had been saved behind it, gone."""
+    feed_forward, compute, tensor = layer.kind.feed_forward, layer.compute, layer.tensor
+    width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
+    one = compute * (width + feed_forward.shared_ffn_hidden_size) / tensor
+    last = tuple(w for w in _matrices(layer.trained) if w.cut == "row")
+    share = 1.0 / (3.0 if feed_forward.gated else 2.0)  # of an expert, its last matrix
+    by_last = block_numel(last, layer.table.tensor_parallel) + share * layer.routed
+    drops = layer.model.hidden_dropout > 0
+    # the last matrix has given back its input, unless the activation keeps that itself
+    saves = activation_copies(feed_forward, layer.software) > 0.0
+    closed = one * float(saves or feed_forward.gated)
+    if feed_forward.inner_dropout and drops:
+        closed = (compute + layer.software.dropout_mask_bytes) / compute * one
+    # the gradient of its output: from dropout, and put together from all ranks
+    copies = np.where(np.greater(layer.table.micro_batch_size, 1), 2.0, 1.0)
+    gathered = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
+    output: Real = gathered * layer.model.hidden_size + layer.hidden * float(drops)
+    matrices = 2.0 if feed_forward.gated else 1.0
+    columns = _columns(layer, matrices * one, one, alone=matrices == 1.0)
+    hidden, whole = layer.hidden, compute * layer.model.hidden_size
+    if feed_forward.num_experts:  # of every row that a token is sent as
+        copied = feed_forward.experts_per_token * compute * layer.model.hidden_size
+        rows = copied * layer.table.expert_tensor / tensor
+        behind, output = behind + rows, rows + hidden
+    # a packed matrix needs nothing that was saved: only what follows it has the layer computed
+    # again, up to the activation, beside another unpacked matrix and the layer's hidden state
+    packed = any(w.quantised and w.cut == "row" for w in layer.kind.weights)
+    later = np.where(np.equal(layer.table.recompute, FULL) & packed, matrices * one, 0.0)
+    state = np.where(later > 0.0, hidden, 0.0)
+    # the adapter beside the last matrix gives a summand of the gradient of what both read, when the
+    # gradient of what both gave is gone; of one that was packed, the unpacked matrix has gone too
+    adapted = any(w.is_adapter and w.cut == "row" for w in _matrices(layer.kind))
+    summand = one * float(adapted and not packed)
+    # a view of its matmul's result, it is added to the other one in a third tensor
+    widest = np.maximum(matrices + 1.0, 3.0 * float(adapted))
+    found = [
+        Place(behind + later, hidden + state + one + np.maximum(output, summand), by_last, one),
+        Place(behind + closed, hidden + widest * one, by_last),
+        Place(behind + layer.inside, hidden + columns, by_mlp, whole),
+    ]
+    if feed_forward.num_experts:  # their first matrices: in ``_mixture``
+        found = [place._replace(experts="fresh") for place in found[:2]]
+    if packed and adapted:  # computed again: what first matrices and adapters give, and their sums
+        sums = state + np.where(later > 0.0, (2.0 * matrices + 1.0) * one, 0.0)
+        found.append(Place(behind + layer.inside, hidden + one + sums, 0.0 * by_last))
+    return found
+
+
+def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Real:
+    """Bytes a token while matrices that share an input are walked backward.
+
+    outputs + 2 c h + c h / t   with sp: the input gathered again, its gradient, this rank's part
+    outputs + c h               tensor parallel without sp: the sum is taken in place
+    largest output + 2 c h      one rank: matrix by matrix, each gives a summand
+    """
+    whole = layer.compute * layer.model.hidden_size
+    gathered = np.where(layer.table.sequence_parallel, whole + layer.hidden, 0.0)
+    one_rank = largest + whole * (1.0 if alone else 2.0)
+    return np.where(layer.tensor > 1.0, outputs + whole + gathered, one_rank)
+
+
+def _queries(layer: _Layer) -> Real:
+    """The same of the attention's first matrices."""
+    attention, each = layer.kind.attention, layer.compute / layer.tensor
+    queries = each * attention.num_heads * attention.head_dim
+    keys = each * attention.num_kv_heads * (attention.head_dim + attention.value_head_dim)
+    return _columns(layer, queries + keys, queries, alone=False)
+
+
+def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
+    """Return the places around the experts, none in another layer."""
+    feed_forward, compute, table = layer.kind.feed_forward, layer.compute, layer.table
+    if not feed_forward.num_experts:
+        return []
+    # what each rank routes: all tokens, or its share where it holds experts whole
+    rows = feed_forward.experts_per_token * layer.model.hidden_size * table.expert_tensor
+    rows = rows / layer.tensor
+    wide = max(FP32, compute) if feed_forward.weighted_in_fp32 else compute
+    cast = compute if compute < wide else 0.0
+    # the gradient of the sum comes whole, and that of what the sum is added to
+    whole = compute * layer.model.hidden_size
+    arrived = np.where(table.sequence_parallel, whole, layer.hidden) + layer.hidden
+    weighted = (wide + cast) * rows + arrived
+    # computed again up to the last tensor that is saved: what came back is there meanwhile, the
+    # sum, what it is added to and, cut along the sequence, what the mixture was given
+    full = np.equal(table.recompute, FULL)
+    back = np.where(table.expert_parallel > 1, compute, 0.0)
+    sums = (wide + cast) * layer.model.hidden_size
+    given = layer.hidden * np.where(table.sequence_parallel, 2.0, 1.0)
+    again = (wide + back) * rows + sums + given + arrived
+    weighted = np.where(full, np.maximum(weighted, again), weighted)
+    rows = compute * rows
+    one = rows + 2.0 * layer.hidden
+    none, inside = 0.0 * by_mlp, behind + layer.inside + rows
+    width = feed_forward.ffn_hidden_size * feed_forward.experts_per_token
+    opened = compute * width * (2.0 if feed_forward.gated else 1.0) / layer.tensor
+    return [
+        Place(behind, weighted, none, experts="gathered"),
+        # (computed again they are gathered before there is anything else of the MLP)
+        Place(
+            behind + rows + np.where(full, layer.inside + rows, 0.0),
+            one,
+            none,
+            experts="gathering",
+        ),
+        Place(inside, one + opened, by_mlp, experts="fresh"),
+        Place(inside + rows, one, by_mlp, experts="reducing"),
+    ]
+
+
+def _matrices(trained: LayerKind) -> tuple[Weight, ...]:
+    return tuple(w for w in trained.weights if w.part in MLP_PARTS and not w.is_routed_expert)
+
+
+def _by_mlp(layer: _Layer) -> Real:
+    """Elements of gradients that are there once the MLP is done."""
+    return block_numel(_matrices(layer.trained), layer.table.tensor_parallel) + layer.routed
+
+
+def _by_core(layer: _Layer, by_mlp: Real) -> tuple[Real, Real]:
+    """Elements of gradients at the turn of the (first) core, and of the whole layer."""
+    weights, tensor = layer.trained.weights, layer.table.tensor_parallel
+    attention = tuple(w for w in weights if w.part == "attention" and w.role == "linear")
+    outputs = block_numel(tuple(w for w in attention if w.cut == "row"), tensor)
+    if layer.kind.cross_attention is not None:  # that one is done, of the same size
+        outputs = 0.5 * (outputs + block_numel(attention, tensor))
+    rest = tuple(w for w in weights if not w.is_routed_expert)
+    return by_mlp + outputs, block_numel(rest, tensor) + layer.routed
+
+
+def _before_core(layer: _Layer) -> Real:
+    """Bytes that were saved behind the core of self-attention."""
+    kind, compute = layer.kind, layer.compute
+    opens = not (kind.norms_after and kind.num_norms == 2)
+    norms = kind.num_norms - float(opens)
+    saved = norms * layer.norm + layer.inside + layer.hidden + 2.0 * layer.mask
+    if kind.cross_attention is None:
+        return saved
+    across = score_bytes(
+        kind.cross_attention,
+        layer.workload.seq_len,
+        layer.workload.attention_kernel,
+        layer.model.attention_dropout > 0,
+        layer.software,
+        compute,
+    )
+    across = across + attention_bytes(kind.cross_attention, compute)
+    return saved + across / layer.tensor + layer.hidden + layer.mask
+
+
+def _core(layer: _Layer) -> Real:
+    """Bytes a token of gradients inside the attention core, and of two hidden states.
+
+    flash     2 c (a + k) d / t    of its output, queries, keys and values
+    eager     whole rows of scores, a s of them, softmax in w = 4 bytes: its gradient and its
+              result, 2 w - c (the 16-bit weights, which were saved too, are gone); with dropout
+              its mask is gone too; softmax in compute precision: 2 c, c with dropout
+    capped    blocks of Q queries: three fp32 tensors of a Q s / t, and products
+    trained   c a s / t            of the positions that are added to the scores (T5)
+    exchange  what travels between ranks (context parallelism)
+    """
+    attention, compute, workload = layer.kind.attention, layer.compute, layer.workload
+    exact = max(FP32, compute)
+    if workload.attention_kernel == "eager":
+        each = 2.0 * compute
+        drops = layer.model.attention_dropout > 0
+        if attention.softmax_in_fp32 and compute < exact:
+            each = 2.0 * exact - compute - layer.software.dropout_mask_bytes * drops
+        elif drops:
+            each = compute
+        working = each * attention.num_heads * np.multiply(1.0, workload.seq_len)
+    else:
+        masked = needs_window_mask(attention, workload.seq_len, layer.software)
+        heads = np.where(masked | workload.document_mask, attention.num_heads, 0)
+        heads = attention.num_heads + np.maximum(heads, attention.num_kv_heads)
+        working = 2.0 * compute * heads * max(attention.head_dim, attention.value_head_dim)
+        if attention.capped:
+            products = compute if compute < exact else 0.0
+            working = working + (3.0 * exact + products) * attention.num_heads * CAPPED_BLOCK
+        if layer.kind.trains_positions:
+            scores = compute * attention.num_heads * np.multiply(1.0, workload.seq_len)
+            working = working + scores
+    working = np.where(is_blockwise(layer.table), 0.0, working / layer.tensor)
+    exchange = buffer_bytes_per_token(attention, compute, layer.table)[1]
+    return np.maximum(working, exchange) + 2.0 * layer.hidden

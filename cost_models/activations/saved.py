@@ -1,0 +1,363 @@
+"""Bytes that the backward pass needs: what each layer saves for one token.
+
+Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d head_dim
+          e value_head_dim
+          s seq_len   t tensor_parallel   c compute_bytes
+Units     bytes a token, unless a name says otherwise; every function broadcasts over plan columns.
+
+Three regions behave differently under tensor parallelism (Korthikanti et al.,
+arXiv:2205.05198, sec. 4): norms and dropouts are whole on every rank, or split along the sequence
+with sequence parallelism; the inputs of the column-parallel matrices are whole, split, or (DTensor)
+gathered and kept; everything between the two matrices of a block is split t ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cost_models.arrays import FP32, Count, Flag, Real
+from cost_models.model.spec import Attention, FeedForward, LayerKind
+from cost_models.plan.plan import FULL, SELECTIVE, SELECTIVE_OPS
+from hardware_profiles.software.trainer import SoftwareProfile
+
+SINK_FEATURES = 8  # that queries and keys get for their product with a sink, in our executor
+CAPPED_BLOCK = 128.0  # queries whose capped scores are alive at once: executor.ops.soft_cap.BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Saved bytes a token by region, before any division."""
+
+    # of routed experts: inputs and outputs, whole on every tensor-parallel rank that cuts them
+    routed: float
+    replicated: float  # norms, dropout masks
+    inputs: float  # inputs of column-parallel matrices
+    split: Real  # between the matrices
+    core: Real  # of ``split``, what selective recomputation drops
+    # what ``selective_ops`` keeps beside the layer's input, see ``kept_results``
+    results_split: Real = 0.0  # over the tensor-parallel ranks
+    results_along: Real = 0.0  # along the sequence, with sequence parallelism
+    results_whole: Real = 0.0  # on every rank
+
+
+def norm_bytes(
+    kind: LayerKind, width: float, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Bytes that one norm over ``width`` features saves: input, normalised copy, statistics."""
+    if kind.norm in ("rms", "rms_mixed"):
+        saved = software.rms_norm_saved * compute_bytes + software.rms_norm_saved_fp32_bytes
+        if kind.norm == "rms_mixed" and software.rms_norm_saved_fp32_bytes and compute_bytes < FP32:
+            saved += compute_bytes
+        return saved * width + software.rms_norm_statistics_bytes
+    if kind.norm == "rms_in_fp32":
+        saved = software.rms_norm_in_fp32_saved * compute_bytes
+        saved += software.rms_norm_in_fp32_saved_fp32_bytes
+        return saved * width + software.rms_norm_statistics_bytes
+    if kind.norm == "layer_in_fp32":
+        saved = software.layer_norm_in_fp32_saved * compute_bytes
+        saved += software.layer_norm_in_fp32_saved_fp32_bytes
+        return saved * width + software.layer_norm_statistics_bytes
+    return software.layer_norm_saved * compute_bytes * width + software.layer_norm_statistics_bytes
+
+
+def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
+    """Whether what a layer saves has its input as it came: not a copy in fp32."""
+    if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
+        return True
+    if kind.norm in ("layer", "rms_mixed"):
+        return True
+    return compute_bytes >= FP32 and kind.norm != "layer_in_fp32"
+
+
+def attention_bytes(attention: Attention, compute_bytes: float) -> float:
+    """Queries, keys, values and the output, saved by the attention core and the output matrix.
+
+    c (a d + k d + k e + a e)
+    """
+    query = attention.num_heads * attention.head_dim
+    key = attention.num_kv_heads * attention.head_dim
+    value = attention.num_kv_heads * attention.value_head_dim
+    output = attention.num_heads * attention.value_head_dim
+    return compute_bytes * (query + key + value + output)
+
+
+def score_bytes(
+    attention: Attention,
+    seq_len: Count,
+    kernel: str,
+    dropout: bool,
+    software: SoftwareProfile,
+    compute_bytes: float = 2.0,
+) -> Real:
+    """What the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
+
+    eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
+           c a s, with dropout (2 c + 1) a s, where softmax is in compute precision (T5)
+    flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head);
+           c (a - k) (d + e) where a window needs a mask, which a kernel with grouped queries
+           does not take: keys and values of every query head
+           2 c a (d - e) + c a e where values are narrower than keys (MLA): padded values and
+           outputs, and the output as the next matrix reads it
+           sinks: keys and values of every query head, 4 times 8 features more, and that output
+    """
+    if kernel == "flash":
+        repeated = attention.num_heads - attention.num_kv_heads
+        width = attention.head_dim + attention.value_head_dim
+        masked = needs_window_mask(attention, seq_len, software)
+        padded = attention.head_dim - attention.value_head_dim
+        more = 0.0
+        if software.window_needs_mask and (padded or attention.sinks):
+            sinks = SINK_FEATURES * attention.sinks
+            more = attention.num_heads * (2.0 * padded + 4.0 * sinks + attention.value_head_dim)
+        every = compute_bytes * repeated * width
+        kept = FP32 * attention.num_heads + compute_bytes * more
+        return kept + np.where(masked, every, 0.0)
+    # in fp32 the softmax needs no second copy
+    copies = software.eager_scores_bytes if compute_bytes < FP32 else compute_bytes
+    copies += compute_bytes if attention.capped else 0.0  # tanh keeps what it gives
+    dropped = software.attention_dropout_bytes + max(0.0, compute_bytes - 2.0)
+    per_pair = copies + (dropped if dropout else 0.0)
+    if not attention.softmax_in_fp32:  # weights; a mask and what is left of them
+        dropped = software.dropout_mask_bytes + compute_bytes
+        per_pair = compute_bytes + (dropped if dropout else 0.0)
+    return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
+
+
+def needs_window_mask(
+    attention: Attention, seq_len: Count, software: SoftwareProfile
+) -> np.ndarray:
+    """Whether a flash kernel needs a mask for the window."""
+    window = attention.window
+    needed = window is not None and software.window_needs_mask and not attention.capped
+    sinks = attention.sinks and software.window_needs_mask
+    return (needed & np.greater(seq_len, window or 0)) | sinks
+
+
+def activation_copies(feed_forward: FeedForward, software: SoftwareProfile) -> float:
+    """Return how many tensors of its own width an activation saves."""
+    saved = software.activation_saved
+    return saved.get(feed_forward.activation, saved["default"])
+
+
+def feed_forward_bytes(
+    feed_forward: FeedForward, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Between the matrices of the MLP, of all experts that a token visits.
+
+    plain   c (saved by the activation + 1) F     its output feeds the second matrix
+    gated   c (saved by the activation + 3) F     activation, up projection, product
+    experts k times that, and the shared expert's
+    """
+    copies = activation_copies(feed_forward, software) + (3.0 if feed_forward.gated else 1.0)
+    one = copies * compute_bytes * feed_forward.ffn_hidden_size
+    if not feed_forward.num_experts:
+        return one
+    shared = copies * compute_bytes * feed_forward.shared_ffn_hidden_size
+    return feed_forward.experts_per_token * one + shared
+
+
+def routed_bytes(
+    feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """Around the experts: the router's input, the k copies of the token and its k outputs.
+
+        c h (2 k + 1) + what the router saves for each of E experts
+
+    A router in fp32 (DeepSeek) keeps 4 h for c h, nothing where all is in fp32. On average over
+    ranks, also where experts lie on other ranks (balanced routing).
+    """
+    if not feed_forward.num_experts:
+        return 0.0
+    rows = 2.0 * feed_forward.experts_per_token * compute_bytes
+    return rows * hidden_size + router_bytes(feed_forward, hidden_size, compute_bytes, software)
+
+
+def router_bytes(
+    feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
+) -> float:
+    """What the router of a mixture saves: its input, and something for each expert."""
+    read = compute_bytes
+    if feed_forward.router_in_fp32 and software.router_copies_input:
+        read = FP32 if compute_bytes < FP32 else 0.0
+    return read * hidden_size + software.router_saved_bytes * feed_forward.num_experts
+
+
+def layer_regions(
+    kind: LayerKind,
+    hidden_size: int,
+    seq_len: Count,
+    *,
+    compute_bytes: float,
+    kernel: str,
+    hidden_dropout: float,
+    attention_dropout: float,
+    software: SoftwareProfile,
+    blockwise: Flag = False,
+) -> Regions:
+    """Saved bytes of one layer for one token, by region.
+
+    ``blockwise``: attention is put together from blocks of keys (context parallelism), whose scores
+    no kernel keeps.
+    """
+    attentions = [kind.attention]
+    if kind.cross_attention is not None:
+        attentions.append(kind.cross_attention)
+    if software.repeats_keys:
+        attentions = [replace(each, num_kv_heads=each.num_heads) for each in attentions]
+    shares_input = kind.parallel_residual and kind.num_norms == 1
+    mlp = kind.feed_forward
+    reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
+    blocks = 1 if shares_input else len(attentions) + int(reads)
+    masks = (1 + len(attentions)) * software.dropout_mask_bytes * (hidden_dropout > 0)
+    core = sum(
+        (
+            score_bytes(attention, seq_len, kernel, attention_dropout > 0, software, compute_bytes)
+            for attention in attentions
+        ),
+        start=np.asarray(0.0),
+    )
+    log_sums = FP32 * sum(attention.num_heads for attention in attentions)
+    core = np.where(blockwise, log_sums, core)
+    split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
+    split = split + feed_forward_bytes(kind.feed_forward, compute_bytes, software)
+    if mlp.inner_dropout and hidden_dropout > 0:
+        split = split + (software.dropout_mask_bytes + compute_bytes) * mlp.ffn_hidden_size
+    latents = [rank for rank in (kind.attention.q_lora_rank, kind.attention.kv_lora_rank) if rank]
+    if kind.attention.qk_norm:
+        heads = kind.attention.num_heads + kind.attention.num_kv_heads
+        norms = heads if kind.attention.qk_norm == "head" else 2.0
+        width = kind.attention.head_dim * heads / norms
+        split = split + norms * norm_bytes(kind, width, compute_bytes, software)
+    norms = kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
+    norms += sum(norm_bytes(kind, rank, compute_bytes, software) for rank in latents)
+    if kind.parallel_residual and kind.num_norms == 2 and kind.norm == "layer":
+        norms -= software.layer_norm_saved * compute_bytes * hidden_size  # of the same input
+    return Regions(
+        routed=routed_bytes(mlp, hidden_size, compute_bytes, software),
+        replicated=norms + masks * hidden_size,
+        inputs=compute_bytes * (blocks * hidden_size + sum(latents)),
+        split=split,
+        core=core,
+    )
+
+
+def saved_bytes_per_token(
+    regions: Regions,
+    hidden_size: int,
+    *,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    recompute: Count,
+    keeps_gathered_inputs: bool,
+    expert_tensor: Count | None = None,
+) -> Real:
+    """Bytes that one layer keeps for one token from its forward to its backward pass.
+
+        none       replicated / (t if sp) + inputs / (t if sp and re-gathered) + split / t
+                   + routed (/ t where tensor-parallel ranks hold experts whole)
+        selective  without the attention core's own tensors
+        full       the layer's input: c h / (t if sp)
+        selective_ops  that, and results of matmuls, fused attention and collectives
+
+    Source: Korthikanti et al. (arXiv:2205.05198), eq. 2, 4, 6; generalised to grouped queries,
+    gated MLPs and flash attention.
+
+    With Megatron's coefficients, 34 s b h + 5 a s^2 b (eq. 1) for GPT-3's h = 12288, a = 96:
+    see tests/cost_models/activations/test_saved.py.
+    """
+    along_sequence = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    inputs_over = 1.0 if keeps_gathered_inputs else along_sequence
+    everything = (
+        regions.replicated / along_sequence
+        + regions.inputs / inputs_over
+        + regions.split / tensor_parallel
+        + regions.routed * (1.0 if expert_tensor is None else expert_tensor / tensor_parallel)
+    )
+    selective = everything - regions.core / tensor_parallel
+    full = compute_bytes * hidden_size / along_sequence
+    kept = full + regions.results_split / tensor_parallel
+    kept = kept + regions.results_along / along_sequence + regions.results_whole
+    return np.select(
+        [np.equal(recompute, code) for code in (FULL, SELECTIVE, SELECTIVE_OPS)],
+        [full, selective, kept],
+        everything,
+    )
+
+
+def backward_working_bytes_per_token(
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    software: SoftwareProfile,
+) -> Real:
+    """Gradients of activations alive at once while one layer is walked backward.
+
+        c (3 F / t + 3 h)   gated: gradients of the product, of the activation, of the up projection
+        c (2 F / t + 3 h)   plain: gradients of the activation's output and input
+
+    The MLP is the widest place; beside it the gradients of the layer's output, of the residual
+    stream and of the block's input. Capped scores (executor/ops/soft_cap.py) are walked in blocks
+    of Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision. A loop
+    over experts walks one of them at a time.
+    """
+    feed_forward = kind.feed_forward
+    width = float(feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token))
+    if software.experts_one_by_one:
+        width /= max(1, feed_forward.num_experts)
+    width += feed_forward.shared_ffn_hidden_size
+    tensors = 3.0 if feed_forward.gated else 2.0
+    between = compute_bytes * tensors * width / np.multiply(1.0, tensor_parallel)
+    if kind.attention.capped:
+        exact = max(FP32, compute_bytes)
+        block = kind.attention.num_heads * CAPPED_BLOCK / np.multiply(1.0, tensor_parallel)
+        products = compute_bytes if compute_bytes < exact else 0.0
+        between = np.maximum(between, (3.0 * exact + products) * block)
+    return between + 3.0 * compute_bytes * hidden_size
+
+
+def due_bytes_per_token(
+    kind: LayerKind,
+    regions: Regions,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+) -> Real:
+    """Bytes that a layer keeps for one token from its input gradients to its weight gradients.
+
+        inputs / (t if sp) + c (sum of column-cut (out) / t + sum of row-cut ((in) / t + out))
+        experts: k times c (sum of (out) / t and (in) / t, h of their inputs and outputs)
+
+    Operands of the matmuls that are still to come: inputs and output gradients of every matrix. A
+    column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
+    its input's gradient needed it so. Frozen matrices have none to come; of adapters only A beside
+    a column-cut matrix waits, with its gradient of a few features.
+    """
+    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    shares, whole, inputs_due = 0.0, 0.0, regions.inputs
+    own = [w for w in kind.weights if w.role == "linear" and not w.frozen and not w.is_adapter]
+    if any(w.frozen for w in kind.weights):
+        first = [w for w in kind.weights if w.is_adapter and w.cut == "replicate"]
+        first = [w for w in first if w.shape[1] == hidden_size]  # A: (rank, in)
+        whole += float(sum(w.shape[0] for w in first))
+        parts = {w.part for w in (*first, *(w for w in own if w.cut == "column"))}
+        inputs_due = compute_bytes * hidden_size * len(parts)
+    for weight in own:
+        if weight.cut in ("column", "row"):
+            outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
+            shares += outputs if weight.cut == "column" else inputs
+            whole += 0.0 if weight.cut == "column" else outputs
+    experts = kind.feed_forward
+    if experts.num_experts and not all(w.frozen for w in kind.weights if w.is_routed_expert):
+        inner = 3.0 if experts.gated else 2.0
+        shares += experts.experts_per_token * inner * experts.ffn_hidden_size
+        whole += 2.0 * experts.experts_per_token * hidden_size
+    return (
+        inputs_due / along
+        + compute_bytes * shares / np.multiply(1.0, tensor_parallel)
+        + compute_bytes * whole
+    )

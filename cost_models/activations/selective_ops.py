@@ -1,0 +1,109 @@
+"""What ``selective_ops`` keeps of a layer: results of its matmuls, attention and collectives.
+
+Symbols   h hidden_size   a, k query and key/value heads   d head_dim   e value_head_dim
+          t tensor_parallel   n context_parallel   c compute_bytes   r adapter rank
+Units     bytes a token; columns of a plan table where they differ by plan.
+
+Norms, activations, rotary embeddings, residual sums and the scores of eager attention are computed
+again. Source: what torch's selective checkpointing calls a save list (torch.utils.checkpoint,
+create_selective_checkpoint_contexts); which collectives are in it is the executor's own choice
+(executor/ops/selective_recompute.py): all of them, so that none is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cost_models.activations.saved import SINK_FEATURES
+from cost_models.arrays import FP32, Real
+from cost_models.communication.context_parallel import ULYSSES, is_blockwise, sent_key_heads
+from cost_models.model.spec import Attention, LayerKind, ModelSpec
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import Workload
+
+
+class Results(NamedTuple):
+    """Bytes a token, before any division."""
+
+    split: Real  # over the tensor-parallel ranks
+    along: Real  # along the sequence, with sequence parallelism
+    whole: Real  # on every rank
+
+
+def kept_results(
+    model: ModelSpec, workload: Workload, table: PlanTable, kind: LayerKind
+) -> Results:
+    """Return the results of one layer that stay until its backward pass.
+
+    column-cut matrices   c (out) / t                   their adapters: c r more
+    attention, fused      c a e / t + 4 a / t           nothing of an eager core
+    row-cut matrices      c h (/ t if sp), the sum      read again where a norm follows, or the
+                          over the ranks                MLP does
+    ulysses               c (a d + k' (d + e)) / t + c a e / t   what travelled
+    experts               c E router, k c (2 F / t + h), 2 k c h more where rows travel
+    """
+    compute, hidden = workload.compute_bytes, float(model.hidden_size)
+    tensor = 1.0 * table.tensor_parallel
+    split: Real = np.zeros(len(table))
+    along: Real = np.zeros(len(table))
+    whole: Real = np.zeros(len(table))
+    attention_read = kind.norms_after or not kind.parallel_residual
+    for weight in (w for w in kind.weights if w.role == "linear"):
+        outputs = float((weight.shape[::-1] if weight.transposed else weight.shape)[0])
+        if weight.cut == "column":
+            split = split + compute * outputs
+        elif weight.cut == "row" and not weight.is_adapter:
+            mixed = bool(kind.feed_forward.num_experts)
+            read = attention_read if weight.part == "attention" else kind.norms_after or mixed
+            along = along + compute * outputs * read
+        elif weight.is_adapter and outputs == hidden and weight.cut == "replicate":
+            read = attention_read if weight.part == "attention" else kind.norms_after
+            along = along + np.where(tensor > 1.0, 0.0, compute * outputs * read)
+        elif weight.is_adapter:
+            whole = whole + compute * outputs
+        elif weight.part != "router":
+            along = along + compute * outputs
+    for attention in (kind.attention, kind.cross_attention):
+        if attention is not None:
+            split = split + _attention_results(attention, workload, table)
+    if kind.attention.qk_norm == "all":  # sums of squares, of queries and of keys
+        whole = whole + np.where(tensor > 1.0, 2.0 * max(FP32, compute), 0.0)
+    gathers = table.sequence_parallel & (tensor > 1.0)
+    whole = whole + np.where(gathers, compute * kind.attention.rope_head_dim, 0.0)
+    mixture = _mixture_results(kind, hidden, compute, table)
+    return Results(split + mixture.split, along + mixture.along, whole + mixture.whole)
+
+
+def _attention_results(attention: Attention, workload: Workload, table: PlanTable) -> Real:
+    compute = workload.compute_bytes
+    # values are padded to the width of keys, and output as wide
+    width = max(attention.head_dim, attention.value_head_dim) + SINK_FEATURES * attention.sinks
+    output = attention.num_heads * attention.value_head_dim
+    eager = workload.attention_kernel == "eager"
+    fused = 0.0 if eager else attention.num_heads * (compute * width + FP32)
+    blocks = compute * output + FP32 * attention.num_heads
+    keys = sent_key_heads(attention, table) * table.tensor_parallel
+    both = attention.head_dim + attention.value_head_dim
+    travelled = attention.num_heads * attention.head_dim + keys * both + output
+    ulysses = (table.context_parallel > 1) & (table.context_parallel_method == ULYSSES)
+    more = np.where(ulysses, compute * travelled, 0.0)
+    return np.where(is_blockwise(table), blocks, fused) + more
+
+
+def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: PlanTable) -> Results:
+    """Of routed experts: router, both projections, and the rows on their way."""
+    experts, zero = kind.feed_forward, np.zeros(len(table))
+    if not experts.num_experts:
+        return Results(zero, zero, zero)
+    tensor, cut = 1.0 * table.tensor_parallel, table.expert_tensor_parallel
+    inner = (2.0 if experts.gated else 1.0) * experts.ffn_hidden_size
+    share = table.expert_tensor / tensor  # of the tokens that a rank routes
+    rows = np.where(table.expert_parallel > 1, 3.0, 1.0) * experts.experts_per_token * hidden
+    whole = compute * share * (rows + experts.num_experts)
+    parallel = tensor > 1.0
+    gathered = parallel & np.where(cut, table.sequence_parallel, ~table.sequence_parallel)
+    whole = whole + np.where(gathered, compute * hidden, 0.0)
+    along = np.where(parallel & cut, compute * hidden, 0.0)
+    return Results(zero + compute * experts.experts_per_token * inner, along, whole)

@@ -1,0 +1,48 @@
+"""Bytes of the messages between pipeline stages that a rank holds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations.saved import saves_input
+from cost_models.arrays import Real
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.stages import (
+    PipelineRank,
+)
+from cost_models.plan.plan import FULL, GPIPE, ONE_F_ONE_B, SELECTIVE_OPS, PlanTable
+from cost_models.plan.workload import Workload
+
+
+def messages(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank, in_flight: Real
+) -> Real:
+    """Bytes a token of messages between stages: c h (/ t with sequence parallelism) each.
+
+    A received input lives until its backward pass; where the first layer saves its input itself
+    (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
+    the message that it came in. Beside them the last message that was sent is there until the next
+    one goes, and what the next pass needs comes: an input, or on the first stage a gradient, where
+    another backward pass follows while it is fullest. The gradient that a stage received is kept
+    until its backward pass is over: a tensor of its own where the last layer ends with a norm.
+    """
+    compute = workload.compute_bytes
+    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    one = compute * model.hidden_size / along
+    saves_itself = saves_input(model.kinds[model.pattern[0]], compute)
+    inputs = rank.num_stages - float(rank.first)
+    keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
+    alone = np.where(keeps_input, 1.0 * rank.recomputed_starts, 0.0)
+    alone = np.where(saves_itself, inputs, alone)
+    # offloaded: the layer's copy leaves, the received tensor stays
+    apart = inputs - np.where(table.offloads_activations, 0.0, alone)
+    received = (apart + rank.states_received - inputs) * in_flight
+    under_way: Real = 2.0
+    if rank.first and rank.num_stages == 1:
+        follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
+        under_way = np.where(follows, 2.0, 1.0)
+    last_kind = model.kinds[model.pattern[-1]]
+    if not rank.last and last_kind.norms_after and last_kind.norm == "layer":
+        under_way = under_way + 1.0
+    found = (received + under_way * rank.states_at_once) * one
+    return np.where(table.pipeline_parallel > 1, found, 0.0)

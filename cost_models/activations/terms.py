@@ -1,0 +1,99 @@
+"""What one layer saves for one token, tensor by tensor: the textbook's 34 h, for any layer.
+
+Symbols   h hidden size   F ffn_hidden_size   a, k query and key/value heads
+          d head_dim   e value_head_dim   s tokens of a sequence   c bytes of the compute precision
+Units     bytes a token on one tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.activations.saved import (
+    attention_bytes,
+    feed_forward_bytes,
+    layer_regions,
+    routed_bytes,
+    router_bytes,
+    score_bytes,
+)
+from cost_models.model.spec import FeedForward, LayerKind
+from cost_models.plan.plan import Plan
+from cost_models.scenario import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTerm:
+    """One kind of tensors of a layer."""
+
+    name: str
+    formula: str
+    size: float  # bytes a token, on one rank
+
+
+def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm]:
+    """Return what a layer of a kind saves where nothing is recomputed; largest first.
+
+    Source: ``activations.layer_regions`` (Korthikanti et al., arXiv:2205.05198, eq. 1 and 4).
+    """
+    workload, software, model = setting.workload, setting.software, setting.model
+    compute, kernel = workload.compute_bytes, workload.attention_kernel
+    dropout = model.attention_dropout > 0
+    regions = layer_regions(
+        kind,
+        model.hidden_size,
+        workload.seq_len,
+        compute_bytes=compute,
+        kernel=kernel,
+        hidden_dropout=model.hidden_dropout,
+        attention_dropout=model.attention_dropout,
+        software=software,
+    )
+    tensor = float(plan.tensor_parallel)
+    along = tensor if plan.sequence_parallel else 1.0
+    inputs_over = 1.0 if software.keeps_gathered_inputs else along
+    attentions = [kind.attention]
+    if kind.cross_attention is not None:
+        attentions.append(kind.cross_attention)
+    heads = sum(attention_bytes(attention, compute) for attention in attentions)
+    scores = sum(
+        float(score_bytes(each, workload.seq_len, kernel, dropout, software, compute))
+        for each in attentions
+    )
+    mlp = feed_forward_bytes(kind.feed_forward, compute, software)
+    split = float(np.asarray(regions.split))
+    routed = routed_bytes(kind.feed_forward, model.hidden_size, compute, software)
+    router = 0.0
+    if kind.feed_forward.num_experts:
+        router = router_bytes(kind.feed_forward, model.hidden_size, compute, software)
+    core = "5·a·s with dropout" if dropout else "bytes of softmax · a·s"
+    if kernel == "flash":
+        bare = 4.0 * sum(each.num_heads for each in attentions)
+        core = "4·a" if scores <= bare else "4·a, and what is copied for the kernel"
+    over = 1.0 if plan.expert_tensor_parallel else 1.0 / tensor
+    terms = [
+        LayerTerm("norms, dropout masks", "∝ h", regions.replicated / along),
+        LayerTerm("inputs of matrices", "c·h each", regions.inputs / inputs_over),
+        LayerTerm("queries, keys, values, output", "c·(a·d + k·d + k·e + a·e)", heads / tensor),
+        LayerTerm("attention core", core, scores / tensor),
+        LayerTerm("MLP", _mlp_formula(kind.feed_forward, setting), mlp / tensor),
+        LayerTerm("norms of queries and keys", "∝ a·d", (split - heads - scores - mlp) / tensor),
+        LayerTerm("copies for experts", "2·experts a token·c·h", (routed - router) * over),
+        LayerTerm("router", "its input, ∝ experts", router * over),
+    ]
+    return sorted((t for t in terms if t.size > 0.5), key=lambda term: -term.size)
+
+
+def _mlp_formula(mlp: FeedForward, setting: Setting) -> str:
+    """Return c (saved + 3) F with its numbers: 8 F for a gated MLP in 16 bits."""
+    saved = setting.software.activation_saved.get(
+        mlp.activation, setting.software.activation_saved["default"]
+    )
+    copies = setting.workload.compute_bytes * (saved + (3.0 if mlp.gated else 1.0))
+    one = f"{copies:g}·F"
+    if not mlp.num_experts:
+        return one
+    shared = " + shared" if mlp.shared_ffn_hidden_size else ""
+    return f"{mlp.experts_per_token}·{one}{shared}"

@@ -1,0 +1,1 @@
+"""Columns of plan tables: distinct values are computed once."""

@@ -1,0 +1,93 @@
+"""What routed experts add to the traffic of a rank: tokens on their way to experts and back.
+
+Symbols   n tokens that a rank routes   k experts_per_token   E num_experts   h hidden_size
+          c compute_bytes   m num_microbatches   ep expert_parallel   t tensor_parallel
+Units     bytes; columns of a plan table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.columnar.columns import on_distinct_rows
+from cost_models.communication.context_parallel import rank_tokens
+from cost_models.communication.traffic import Traffic
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import RECOMPUTE, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.cluster.nvlink_domains import domains_spanned
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.software.trainer import SoftwareProfile
+
+COUNT_BYTES = 8.0  # an int64
+
+
+def expert_traffic(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> dict[tuple[str, str], Traffic]:
+    """Return all_to_all over the ranks that share a layer's experts; per layer and micro-batch:
+
+        counts    8 E        forward (again with full recomputation)
+        rows      c n k h    forward twice (again too), there and back; backward twice
+
+    Layers below all that is trained have the forward part alone.
+    What a rank is given or gives back depends on the routing, so bytes are the mean over the ranks
+    of a group, whose sum does not; the fullest rank moves more where routing is not balanced.
+
+    Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
+    """  # noqa: D400
+    compute = workload.compute_bytes
+    again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
+    tokens = routed_tokens(workload, table)
+    total = Traffic(np.zeros(len(table)), np.zeros(len(table)))
+    for layers, recomputed, kind in zip(
+        rank.kind_counts, rank.recomputed, model.kinds, strict=True
+    ):
+        experts = kind.feed_forward
+        if not layers or not experts.num_experts:
+            continue
+        repeated = 0.0 if kind.idle else recomputed * again
+        times = layers + repeated
+        total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
+        times = layers * (2.0 if kind.idle else 4.0) + 2.0 * repeated
+        rows = compute * model.hidden_size * experts.experts_per_token * tokens
+        total += Traffic(times, times * rows)
+    active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)
+    return {("expert", "all_to_all"): total.times(active)}
+
+
+def routed_tokens(workload: Workload, table: PlanTable) -> Real:
+    """Tokens of a micro-batch that a rank routes: b s, or b s / t where experts stay whole.
+
+    With context parallelism s are the rank's own tokens.
+
+    Tensor-parallel ranks that cut each expert all route the same tokens; where they hold experts
+    whole, each routes its share.
+    """
+    tokens = rank_tokens(workload, table)
+    return tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
+
+
+def copies_of(model: ModelSpec) -> int:
+    """Experts that a token goes to; 0 where there are none."""
+    return max(kind.feed_forward.experts_per_token for kind in model.kinds)
+
+
+def exposed_exchange(
+    traffic: Real, passes: Real, cluster: Cluster, software: SoftwareProfile, table: PlanTable
+) -> Real:
+    """Seconds of a micro-batch's exchange that nothing hides.
+
+    ``hides_exchange_between_nodes``, ``hides_exchange_inside_nodes``: where experts lie in several
+    NVLink domains, and in one, another micro-batch's ``passes`` run meanwhile; a hidden second
+    costs computation ``data_parallel_interference`` seconds.
+    """
+    between, inside = software.hides_exchange_between_nodes, software.hides_exchange_inside_nodes
+    if not (between or inside):
+        return traffic
+    stride = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
+    spans = on_distinct_rows(domains_spanned)(cluster, table.expert_parallel, stride) > 1.0
+    hidden = np.where(np.where(spans, between, inside), np.minimum(traffic, passes), 0.0)
+    return traffic - (1.0 - software.data_parallel_interference) * hidden

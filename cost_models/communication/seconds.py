@@ -1,0 +1,180 @@
+"""Seconds of collectives: all of one kind on one axis, and of a rank's whole traffic by axis.
+
+Units: bytes, bytes/s, seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.columnar.columns import on_distinct_rows
+from cost_models.communication.ring_and_tree import (
+    COLLECTIVE_START,
+    all_reduce,
+    pairwise_all_to_all,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    send,
+)
+from cost_models.communication.traffic import Traffic
+from cost_models.communication.volumes import AXES, KINDS
+from cost_models.plan.plan import PlanTable
+from hardware_profiles.cluster.link_tree import accelerators_below, with_bandwidths
+from hardware_profiles.cluster.links import group_link, mean_hop_latency, point_to_point_link
+from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
+from hardware_profiles.cluster.schema import Cluster, Figure, Tier
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+def traffic_seconds(
+    kind: str,
+    traffic: Traffic,
+    ranks: Count,
+    bandwidth: Real,
+    latency: Real,
+    *,
+    hop: Real | None = None,
+    gloo: bool = False,
+) -> Real:
+    """Seconds of all collectives of one kind on one axis: bytes once, latency for each.
+
+    ``hop``: the mean latency of a ring's hops, the slowest by default.
+    gloo always takes a ring, and reduces everything everywhere to scatter it (torch:
+    ProcessGroupGloo.cpp, reduce_scatter).
+    """
+    cost = {
+        "all_reduce": ring_all_reduce,
+        "all_gather": ring_all_gather,
+        "reduce_scatter": ring_all_reduce if gloo else ring_reduce_scatter,
+        "all_to_all": pairwise_all_to_all,
+    }
+    count = np.maximum(traffic.count, 1)
+    mean = traffic.size / count
+    hop = latency if hop is None else hop
+    if kind == "send":
+        one = send(mean, bandwidth, latency)
+    elif kind == "all_reduce" and not gloo:
+        one = all_reduce(mean, ranks, bandwidth, latency, hop)
+    else:
+        one = cost[kind](mean, ranks, bandwidth, latency if kind == "all_to_all" else hop)
+    one = one + (0.0 if gloo else COLLECTIVE_START)
+    happens = np.greater(traffic.count, 0) & np.greater(ranks, 1)
+    return np.where(happens, count * one, 0.0)
+
+
+def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
+    """Return the cluster with the bandwidths that large collectives reach.
+
+    ``inside``: share on the innermost tier, between the accelerators of a node or rack, where
+    nobody measured that of the accelerator's own link (``link_share``);
+    ``between``: on the network.
+    """
+    chip, link = cluster.accelerator, cluster.tiers[0]
+    own = link.name == chip.link and link.bandwidth.value == chip.link_bandwidth.value
+    if chip.link_share is not None and own:
+        inside = chip.link_share.value
+
+    def lowered(tier: Tier, share: float) -> Tier:
+        def figure(nominal: Figure) -> Figure:
+            return replace(nominal, value=share * nominal.value)
+
+        peer = tier.peer_bandwidth
+        return replace(
+            tier,
+            bandwidth=figure(tier.bandwidth),
+            peer_bandwidth=None if peer is None else figure(peer),
+        )
+
+    innermost = cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
+    alone = innermost == 1  # one accelerator a node: all is network
+    shares = [between if alone else inside, *(between for _ in cluster.tiers[1:])]
+    tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
+    if not cluster.levels:
+        return replace(cluster, tiers=tiers)
+    levels = []
+    below = accelerators_below(cluster.levels, cluster.num_gpus)
+    for number, level in enumerate(cluster.levels):
+        widest = np.bincount(level.above, weights=below[number]).max()
+        in_nodes = bool(widest <= cluster.gpus_per_node) or number == 0
+        levels.append(with_bandwidths(level, inside if in_nodes and not alone else between))
+    return replace(cluster, tiers=tiers, levels=tuple(levels))
+
+
+def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
+    """Return how many ranks a group of each axis has, and how far apart they lie.
+
+    The grid is (pipeline, replicate, shard, context, tensor), tensor fastest: a tensor group is
+    contiguous, the ranks that share a model's shards (shard and context) stride over it, replicas
+    over those, and pipeline neighbours are all of them apart. A layer's experts are shared by
+    neighbours among the data (and, where these hold experts whole, tensor) ranks.
+    """
+    tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
+    ones = np.ones_like(tensor)
+    between = np.where(table.expert_tensor_parallel, tensor, 1)
+    stage = tensor * table.data_parallel * table.context_parallel  # replicas or not
+    return {
+        "tensor": (tensor, ones),
+        "data": (data, tensor),
+        "replicate": (replicas, tensor * data),
+        "secondary": (table.secondary_ranks, tensor),
+        "expert": (table.expert_parallel, between),
+        "expert_data": (np.maximum(1, table.expert_shard_ranks), between * table.expert_parallel),
+        "context": (table.context_parallel, tensor),
+        "pipeline": (table.pipeline_parallel, stage),
+        "world": (table.world_size, ones),
+    }
+
+
+def axis_seconds(
+    traffic: Mapping[tuple[str, str], Traffic],
+    cluster: Cluster,
+    software: SoftwareProfile,
+    table: PlanTable,
+    *,
+    copies: int = 0,
+) -> dict[str, Real]:
+    """Seconds of all traffic of a rank in one step, by axis.
+
+    ``copies``: experts a token goes to, where it goes to a node once (``exchange_bandwidth``).
+    """
+    measured = cluster.accelerator.device == "cpu"
+    if not measured:
+        cluster = achieved(cluster, software.bus_efficiency, software.network_efficiency)
+    layout = axis_groups(table)
+    seconds: dict[str, Real] = {}
+    for axis in AXES:
+        total: Real = np.zeros(len(table))
+        ranks, stride = layout[axis]
+        hop = None
+        if axis == "pipeline":
+            bandwidth, latency = on_distinct_rows(point_to_point_link)(
+                cluster, stride, group_size=ranks
+            )
+            ranks = 2 * np.ones_like(stride)  # of a message
+        else:
+            bandwidth, latency = on_distinct_rows(group_link)(cluster, ranks, stride)
+            hop = on_distinct_rows(mean_hop_latency)(cluster, ranks, stride)
+        for kind in KINDS:
+            if (axis, kind) in traffic:
+                reached = bandwidth
+                if kind == "all_to_all":
+                    once = copies if axis == "expert" else 0
+                    reached = on_distinct_rows(exchange_bandwidth)(
+                        cluster, ranks, stride, copies=once
+                    )
+                total = total + traffic_seconds(
+                    kind,
+                    traffic[axis, kind],
+                    ranks,
+                    reached,
+                    latency,
+                    hop=hop,
+                    gloo=measured,
+                )
+        seconds[axis] = total
+    return seconds

@@ -1,0 +1,1 @@
+"""FLOP and seconds of computation on one accelerator."""

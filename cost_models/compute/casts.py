@@ -1,0 +1,33 @@
+"""What matrices in 16 bits move where the hidden states around them are in fp32.
+
+Symbols   c compute_bytes   in, out elements a token of a matrix's input and output
+Units     bytes a token.
+
+``prepare_model_for_kbit_training`` of peft turns all weights that are not quantised into fp32
+(norms, embedding), and with them all that flows between the matrices, while bitsandbytes multiplies
+in 16 bits: each matrix casts its input down and its output back up (bitsandbytes nn/modules.py,
+Linear4bit.forward). fms-acceleration's own loader warns of it (framework_plugin_bnb.py: "extraneous
+dtype casting").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.model.spec import LayerKind
+from cost_models.partition.tensor_sharding import cut_dim
+
+FP32_BYTES = 4.0
+
+
+def cast_bytes_per_token(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
+    """Bytes of a pass: (c + 4) (in + out) of every matrix; an expert's k times."""
+    elements: Real = 0.0
+    for weight in kind.weights:
+        if weight.role not in ("linear", "expert") or weight.is_adapter or len(weight.shape) < 2:
+            continue
+        times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
+        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        elements = elements + times * sum(weight.shape[-2:]) / over
+    return (compute_bytes + FP32_BYTES) * elements

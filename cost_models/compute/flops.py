@@ -1,0 +1,320 @@
+"""Floating-point operations, by matrix.
+
+Symbols   s seq_len   a num_heads   d head_dim   e value_head_dim   h hidden_size   N parameters
+          D tokens
+Units     FLOP (a multiply and an add are two); every function broadcasts.
+
+Conventions. *Model FLOP* counts attention scores in full (every query against every key), as
+Megatron and
+torch's counters do; ``causal=True`` in the name of a result would say otherwise. *Hardware FLOP*
+adds what is computed twice (recomputation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
+from cost_models.model.parameters import active_parameters
+from cost_models.model.spec import Attention, LayerKind, ModelSpec, Weight
+from cost_models.partition.recomputed_layers import Recomputed
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.plan.plan import RECOMPUTE, PlanTable, split_layers
+from cost_models.plan.workload import Workload
+
+
+def six_n_d(num_parameters: Real, tokens: Real) -> Real:
+    """Training FLOP by the rule of thumb 6 N D: 2 forward, 4 backward for each parameter and token.
+
+    Source: Kaplan et al., Scaling Laws (arXiv:2001.08361), sec. 2.1; leaves out attention scores.
+
+    >>> six_n_d(175e9, 300e9)
+    3.15e+23
+    """
+    return 6.0 * num_parameters * tokens
+
+
+def linear_flops_per_token(kind: LayerKind) -> float:
+    """Forward FLOP of a layer's matrices for one token: 2 (in) out each.
+
+    An expert's matrices meet experts_per_token of num_experts of the tokens.
+    """
+    experts = kind.feed_forward
+    share = experts.experts_per_token / max(1, experts.num_experts)
+    dense = sum(2.0 * w.numel for w in kind.weights if w.role == "linear")
+    return dense + share * sum(2.0 * w.numel for w in kind.weights if w.role == "expert")
+
+
+def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
+    """Forward FLOP of the attention core for one query token.
+
+        2 a (d) k   scores  +  2 a (k) e   values        k keys
+
+    Source: Narayanan et al. (arXiv:2104.04473), appendix: 4 B s^2 h a layer.
+    """
+    return (
+        2.0
+        * attention.num_heads
+        * (attention.head_dim + attention.value_head_dim)
+        * np.asarray(num_keys, dtype=float)
+    )
+
+
+def mean_keys(first: Real, last: Real, window: int | None) -> Real:
+    """Mean of min(s, w) while a sequence grows from ``first`` to ``last`` tokens.
+
+        (a + b) / 2          b <= w
+        w                    w <= a
+        in between           (w (a + w) / 2 ... ) : the part that grows, then w
+
+    >>> float(mean_keys(0.0, 100.0, None)), float(mean_keys(0.0, 100.0, 50))
+    (50.0, 37.5)
+    """
+    a, b = np.multiply(1.0, first), np.maximum(np.multiply(1.0, last), first)
+    if window is None:
+        return 0.5 * (a + b)
+    low, high = np.minimum(a, window), np.minimum(b, window)
+    grows = 0.5 * (low + high) * (high - low)
+    flat = window * ((b - a) - (high - low))
+    length = np.where(b > a, b - a, 1.0)
+    return np.where(b > a, (grows + flat) / length, low)
+
+
+def core_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
+    """Forward FLOP of all attention cores of a layer for one token, scores in full."""
+    total = attention_flops_per_token(kind.attention, np.multiply(1.0, seq_len))
+    if kind.cross_attention is not None:
+        total = total + attention_flops_per_token(kind.cross_attention, np.multiply(1.0, seq_len))
+    return total
+
+
+def layer_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
+    """Forward FLOP of one layer for one token."""
+    return linear_flops_per_token(kind) + core_flops_per_token(kind, seq_len)
+
+
+def head_flops_per_token(model: ModelSpec) -> float:
+    """Forward FLOP of the output projection (and a masked-LM head's matrices) for one token."""
+    dense = sum(2.0 * w.numel for w in model.head if w.role == "linear")
+    listed = any(w.role == "linear" and w.cut == "vocab" for w in model.head)
+    return dense if listed else dense + 2.0 * model.head_multiply
+
+
+def embedding_flops_per_token(model: ModelSpec) -> float:
+    """Forward FLOP of the embedding block for one token: a look-up is none, a projection is."""
+    return sum(2.0 * w.numel for w in model.embedding if w.role == "linear")
+
+
+def forward_flops_per_token(model: ModelSpec, seq_len: Count) -> Real:
+    """Forward FLOP of the whole model for one token."""
+    layers = sum(layer_flops_per_token(model.kinds[kind], seq_len) for kind in model.pattern)
+    return layers + head_flops_per_token(model) + embedding_flops_per_token(model)
+
+
+def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Count) -> Real:
+    """Model FLOP of one training step: forward once, backward two matmuls for each one.
+
+    One, where a matrix is frozen.
+    """
+    tokens = np.multiply(1.0, seq_len) * global_batch_size
+    forward = forward_flops_per_token(model, seq_len)
+    idle = idle_flops_per_token(model, seq_len, 2.0)
+    return (3.0 * forward - frozen_flops_per_token(model) - idle) * tokens
+
+
+def frozen_flops_per_token(model: ModelSpec) -> float:
+    """Backward FLOP for one token that frozen matrices save: no gradient of their own."""
+    outer = head_flops_per_token(model) + embedding_flops_per_token(model)
+    saved = outer - trained_outer_flops_per_token(model)
+    for kind in (model.kinds[index] for index in model.pattern):
+        experts = kind.feed_forward
+        share = experts.experts_per_token / max(1, experts.num_experts)
+        saved += sum(2.0 * w.numel for w in kind.weights if w.role == "linear" and w.frozen)
+        saved += share * sum(2.0 * w.numel for w in kind.weights if w.role == "expert" and w.frozen)
+    return saved
+
+
+def idle_flops_per_token(model: ModelSpec, seq_len: Count, core_backward: float) -> Real:
+    """Backward FLOP for one token of layers that no backward pass reaches: inputs and cores.
+
+    ``core_backward``: of a core, over its forward FLOP. Frozen matrices' own gradients are left out
+    already.
+    """
+    idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.idle]
+    total: Real = np.zeros_like(np.multiply(1.0, seq_len))
+    for kind in idle:
+        core = core_backward * core_flops_per_token(kind, seq_len)
+        total = total + linear_flops_per_token(kind) + core
+    return total
+
+
+def hardware_flops_per_step(
+    model: ModelSpec,
+    workload: Workload,
+    table: PlanTable,
+    layer_ranges: Sequence[tuple[int, int]] | None = None,
+    stage_recompute_layers: tuple[int, ...] | None = None,
+) -> Real:
+    """FLOP of matmuls and attention that all ranks together do in one step, as a counter sees them.
+
+    Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
+    computes the scores again. Full recomputation repeats a layer up to the last tensor that is
+    needed (its last matrix only where a norm or a dropout follows), selective the attention core,
+    selective_ops nothing but an eager core.
+    ``layer_ranges``: the stages of a single plan, else even ones; where recomputation is for some
+    layers of a stage, these matter. ``stage_recompute_layers``: of each stage, of a single plan.
+    Dense models without context parallelism (which skips blocks that a causal mask hides).
+
+    Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
+    """
+    tokens = 1.0 * workload.seq_len * workload.global_batch_size
+    core_backward = 2.0 if workload.attention_kernel == "eager" else 2.5
+    layers = [model.kinds[kind] for kind in model.pattern]
+    linear = sum(linear_flops_per_token(kind) for kind in layers)
+    core = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
+    outer = head_flops_per_token(model) + embedding_flops_per_token(model)
+    trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
+    trained += trained_outer_flops_per_token(model)
+    once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
+    idle = float(idle_flops_per_token(model, workload.seq_len, core_backward))
+    once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
+    # ranks that cut the projection compute the gradient of its input anyway
+    unasked = np.where(table.tensor_parallel > 1, 0.0, _unasked_head(model))
+    full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
+    selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
+    ops = np.where(table.recompute == RECOMPUTE.index("selective_ops"), 1.0, 0.0)
+    repeats = _recomputed_layers(model, table, layer_ranges, stage_recompute_layers)
+    adapters = _adapter_extras(model, table, [n * full for n in repeats])
+    # an eager core ends with its second matmul, whose result the backward pass does not need
+    eager = 1.0 if workload.attention_kernel == "eager" else 0.0
+    again: Real = np.zeros(len(table))
+    for number, kind in zip(repeats, model.kinds, strict=True):
+        if kind.idle:
+            continue
+        whole = layer_flops_per_token(kind, workload.seq_len) - _last_matrix(model, kind)
+        of_core = core_flops_per_token(kind, workload.seq_len)
+        of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
+        again = again + number * (full * whole + selective * of_core)
+        again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
+    return tokens * (once - unasked + again + adapters)
+
+
+def _recomputed_layers(
+    model: ModelSpec,
+    table: PlanTable,
+    layer_ranges: Sequence[tuple[int, int]] | None,
+    by_stage: tuple[int, ...] | None,
+) -> list[Real]:
+    """Return how many layers of each kind are recomputed, if the plan recomputes; columns."""
+    found: list[Real] = [np.zeros(len(table)) for _ in model.kinds]
+    num_stages = table.pipeline_parallel * table.virtual_stages
+    keys = np.stack([num_stages, table.recompute_layers, table.recompute_every])
+    for key in np.unique(keys, axis=1).T.tolist():
+        recomputed = Recomputed(key[1], key[2], by_stage)
+        ranges = layer_ranges or split_layers(model.num_layers, key[0])
+        layers = [i for stage, r in enumerate(ranges) for i in recomputed.of_stage(stage, r)]
+        kinds = [model.pattern[i] for i in layers]
+        rows = np.all(np.equal(keys.T, key), axis=1)
+        for number, column in enumerate(found):
+            column[rows] = kinds.count(number)  # type: ignore[index]
+    return found
+
+
+def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) -> Real:
+    """FLOP for one token that adapters add to what each matrix does once, and what is left out.
+
+    A small matrix that is whole on every tensor-parallel rank is multiplied on each. What reads the
+    frozen embedding gives no gradient of its input, unless a function of ours computes it anyway.
+    """
+    kinds = [model.kinds[kind] for kind in model.pattern]
+    whole: Real = np.zeros(len(table))
+    left_out: Real = np.zeros(len(table))
+    for number, kind in enumerate(model.kinds):
+        each = [w.numel for w in kind.weights if w.is_adapter and w.cut == "replicate"]
+        times = 3.0 * model.pattern.count(number) + repeats[number]
+        whole = whole + 2.0 * sum(each) * times
+        unneeded = repeats[number] * _last_adapter(model, kind)
+        left_out = left_out + table.tensor_parallel * unneeded
+    first = next((kind for kind in kinds if not kind.idle), None)
+    if first is None or not _input_needs_none(model, first):
+        return (table.tensor_parallel - 1.0) * whole - left_out
+    parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
+    reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
+    reads = [w for w in reads if w.cut == "column" or (w.is_adapter and w.cut == "replicate")]
+    reads = [w for w in reads if not (w.is_adapter and w.name.endswith(SECOND))]
+    idle = sum(2.0 * w.numel for w in reads)
+    idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
+    plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
+    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - left_out
+
+
+def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
+    """Forward FLOP of the second matmul of a layer's attention cores for one token."""
+    cores = [kind.attention] + ([kind.cross_attention] if kind.cross_attention else [])
+    return float(
+        sum(2.0 * a.num_heads * a.value_head_dim * np.multiply(1.0, seq_len) for a in cores)
+    )
+
+
+def trained_flops_per_token(weights: Iterable[Weight]) -> float:
+    """Backward FLOP for one token that gives the gradients of weights; frozen ones have none."""
+    return sum(2.0 * w.numel for w in weights if w.role == "linear" and not w.frozen)
+
+
+def trained_outer_flops_per_token(model: ModelSpec) -> float:
+    """The same for the embedding block and the head."""
+    listed = any(w.role == "linear" and w.cut == "vocab" for w in model.head)
+    tied = 0.0 if listed or embedding_is_frozen(model) else 2.0 * model.head_multiply
+    return tied + trained_flops_per_token((*model.embedding, *model.head))
+
+
+def _unasked_head(model: ModelSpec) -> float:
+    """Backward FLOP for one token of a gradient of the head's input that nothing asks for."""
+    idle = all(model.kinds[kind].idle for kind in model.pattern)
+    needed = not idle or any(w.part == "norm" and not w.frozen for w in model.head)
+    return 0.0 if needed else head_flops_per_token(model)
+
+
+def _input_needs_none(model: ModelSpec, kind: LayerKind) -> bool:
+    """Whether the first matrices that a backward pass reaches need no gradient of their input.
+
+    Nothing below them is trained, nor is a norm in front of them.
+    """
+    norms = [w for w in kind.weights if w.part == "norm" and w.shape == (model.hidden_size,)]
+    behind = kind.norms_after or all(w.frozen for w in norms)
+    return embedding_is_frozen(model) and behind
+
+
+def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
+    """Forward FLOP of the last matrix of a layer, where recomputation stops in front of it."""
+    if kind.norms_after or model.hidden_dropout > 0:
+        return 0.0
+    rows = _rows(kind)
+    return 2.0 * rows[-1].numel if rows else 0.0
+
+
+def _last_adapter(model: ModelSpec, kind: LayerKind) -> float:
+    """The same of the matrix B beside it: nothing is kept of a base in 4 bits, which comes last."""
+    rows = _rows(kind)
+    if not _last_matrix(model, kind) or not rows[-1].quantised:
+        return 0.0
+    (second,) = (w for w in kind.weights if w.name == adapter_names(rows[-1].name)[1])
+    return 2.0 * second.numel
+
+
+def _rows(kind: LayerKind) -> list[Weight]:
+    """The row-cut matrices of a dense feed-forward."""
+    return [
+        w
+        for w in kind.weights
+        if w.role == "linear" and w.cut == "row" and w.part == "mlp" and not w.is_adapter
+    ]
+
+
+def rule_of_thumb_ratio(model: ModelSpec, seq_len: Count) -> Real:
+    """Exact model FLOP over 6 N D, N the active parameters."""
+    exact = 3.0 * forward_flops_per_token(model, seq_len)
+    return exact / six_n_d(float(active_parameters(model)), 1.0)

@@ -1,0 +1,391 @@
+"""Seconds of computation on one accelerator: matrices (``matmul``), the rest by bytes.
+
+Symbols   R FLOP/s of the best large matmul   beta memory bandwidth [bytes/s]   c compute_bytes
+          t tensor_parallel   s seq_len
+Units     seconds; every function broadcasts over plan columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cost_models.activations.fp8 import cast_elements, gathered_cast_share
+from cost_models.arrays import Count, Flag, Real
+from cost_models.compute.adapters import adapter_bytes_per_token
+from cost_models.compute.casts import FP32_BYTES, cast_bytes_per_token
+from cost_models.compute.expert_loops import loop_bytes
+from cost_models.compute.flops import attention_flops_per_token, mean_keys
+from cost_models.compute.matmul import matmul_seconds
+from cost_models.compute.rates import Rates
+from cost_models.model.spec import Attention, LayerKind, Weight
+from cost_models.partition.recomputed_layers import last_matrix
+from cost_models.partition.tensor_sharding import cut_dim
+from hardware_profiles.software.kernels import ForwardKernels
+from hardware_profiles.software.trainer import SoftwareProfile
+
+CPU_FLASH_KEYS = 512.0
+# backward over forward FLOP of the attention core (see ``layer_seconds``)
+CORE_FLOPS = {"flash": 2.5, "eager": 2.0}
+# FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
+# 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
+# al., arXiv:2407.08608, fig. 5 and 6), at most 63 of 73 % of an A100's peak (arXiv:2307.08691)
+FLASH_BACKWARD_RATE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Matmuls:
+    """Seconds of matrices: forward, gradients of inputs, gradients of weights."""
+
+    forward: Real
+    inputs: Real
+    weights: Real
+
+    def __add__(self, other: Matmuls) -> Matmuls:
+        return Matmuls(
+            self.forward + other.forward, self.inputs + other.inputs, self.weights + other.weights
+        )
+
+    def times(self, factor: Real) -> Matmuls:
+        """Return all three, so many times as long."""
+        return Matmuls(factor * self.forward, factor * self.inputs, factor * self.weights)
+
+
+def linear_seconds(
+    tokens: Real,
+    inputs: Real,
+    outputs: Real,
+    compute_bytes: float,
+    rate: Rates,
+    *,
+    batch: Real = 1.0,
+) -> Matmuls:
+    """One matrix: y = x W, dx = dy W', dW = x' dy. Each sums over another dimension.
+
+    ``batch``: equal matrices in one kernel (experts).
+    """
+    return Matmuls(
+        matmul_seconds(tokens, inputs, outputs, compute_bytes, rate, batch=batch),
+        matmul_seconds(tokens, outputs, inputs, compute_bytes, rate, batch=batch),
+        matmul_seconds(inputs, tokens, outputs, compute_bytes, rate, batch=batch),
+    )
+
+
+def _weight_seconds(
+    weight: Weight,
+    tokens: Real,
+    tensor_parallel: Count,
+    compute_bytes: float,
+    rate: Rates,
+    *,
+    batch: Real = 1.0,
+) -> Matmuls:
+    first, second = (np.multiply(1.0, length) for length in weight.shape[-2:])
+    cut = cut_dim(weight)
+    if cut == len(weight.shape) - 2:
+        first = first / tensor_parallel
+    elif cut == len(weight.shape) - 1:
+        second = second / tensor_parallel
+    inputs, outputs = (first, second) if weight.transposed else (second, first)
+    seconds = linear_seconds(tokens, inputs, outputs, compute_bytes, rate, batch=batch)
+    return replace(seconds, weights=0.0 * seconds.weights) if weight.frozen else seconds
+
+
+def matrices_seconds(
+    weights: tuple[Weight, ...],
+    tokens: Real,
+    tensor_parallel: Count,
+    compute_bytes: float,
+    rate: Rates,
+    *,
+    experts_per_token: int = 0,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+    fp32_adapters: bool = False,
+) -> Matmuls:
+    """All matrices of a block; an expert meets m k / E tokens (balanced routing).
+
+    Of E experts a rank holds E / ep, to which ep ranks send theirs; where tensor-parallel ranks
+    hold experts whole (``expert_tensor`` 1), each sends its share of the tokens. Frozen weights get
+    no gradients of their own.
+    """
+    cut = tensor_parallel if expert_tensor is None else expert_tensor
+    zero = np.zeros_like(np.multiply(1.0, tokens))
+    total = Matmuls(zero, zero, zero)
+    for weight in weights:
+        if weight.is_adapter and fp32_adapters:
+            total += _weight_seconds(weight, tokens, tensor_parallel, FP32_BYTES, rate.of_single)
+        elif weight.role == "linear":
+            total += _weight_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
+        elif weight.role == "expert":
+            experts = weight.shape[0] / np.multiply(1.0, expert_parallel)
+            routed = tokens * np.multiply(1.0, cut) / tensor_parallel
+            share = routed * experts_per_token / experts
+            total += _weight_seconds(weight, share, cut, compute_bytes, rate, batch=experts)
+    return total
+
+
+def core_ratio(kernel: str, rate: Rates) -> float:
+    """Seconds of the attention core backward over forward.
+
+    >>> core_ratio("eager", Rates(1e12, 1e12, 0.0, False))
+    2.0
+    """
+    slower = kernel == "flash" and not rate.host_is_device
+    return CORE_FLOPS[kernel] / (FLASH_BACKWARD_RATE if slower else 1.0)
+
+
+def attention_core_seconds(
+    attention: Attention,
+    tokens: Real,
+    seq_len: Count | Real,
+    tensor_parallel: Count,
+    kernel: str,
+    compute_bytes: float,
+    rate: Rates,
+    software: ForwardKernels,
+    *,
+    dropout: bool = False,
+) -> Real:
+    """Scores, softmax and values, forward.
+
+    flash  FLOPs really done / (efficiency R): those of the keys that a token sees
+           on a CPU  FLOPs / R and a time per score; a causal mask leaves out whole blocks of
+           CPU_FLASH_KEYS keys, a window nothing (torch: FlashAttentionKernel.cpp, kvSplitSize)
+    eager  two batched matmuls of all keys, and the score matrix moved through memory
+    """
+    rate = rate.of_core
+    if kernel == "flash" and rate.host_is_device:
+        visited = np.multiply(1.0, seq_len)
+        if attention.causal:
+            visited = 0.5 * (visited + np.minimum(visited, CPU_FLASH_KEYS))
+        flops = attention_flops_per_token(attention, visited) * tokens / tensor_parallel
+        scores = attention.num_heads * visited * tokens / tensor_parallel
+        return flops / rate.matmul + scores * rate.score
+    if kernel == "flash":
+        if attention.causal:
+            keys = mean_keys(0.0, np.multiply(1.0, seq_len), attention.window)
+        else:
+            keys = np.minimum(seq_len, np.inf if attention.window is None else attention.window)
+        flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
+        return flops / (software.flash_efficiency * rate.flash * rate.matmul)
+    whole = np.multiply(1.0, seq_len)
+    heads = attention.num_heads * tokens / whole / tensor_parallel
+    products = matmul_seconds(
+        whole, attention.head_dim, whole, compute_bytes, rate, batch=heads
+    ) + matmul_seconds(whole, whole, attention.value_head_dim, compute_bytes, rate, batch=heads)
+    pairs = attention.num_heads * whole * tokens / tensor_parallel
+    accesses = software.eager_scores_accesses + dropout * software.dropout_accesses
+    moved = accesses * compute_bytes * pairs
+    return products + moved / rate.memory
+
+
+def elementwise_bytes_per_token(
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    software: ForwardKernels,
+    *,
+    hidden_dropout: bool = False,
+    expert_parallel: Count = 1,
+) -> Real:
+    """Bytes a token that norms, residuals, activation and rotary embeddings move, forward.
+
+    Tokens are put in the order of their k experts (one read, k written) and added up again (k read,
+    one written, as the result of weighing them, which reads k more: 3 k + 1 with what the matmuls
+    read). Where ranks share experts they are put in the order of ranks before the exchange and of
+    experts after it, and both once more on the way back: 4 k more.
+    """
+    norm = {
+        "layer": software.layer_norm_accesses,
+        "layer_in_fp32": software.layer_norm_in_fp32_accesses,
+    }.get(kind.norm, software.rms_norm_accesses + software.rms_norm_fp32_bytes / compute_bytes)
+    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    blocks = 2.0 + (kind.cross_attention is not None)
+    residual = software.residual_accesses + hidden_dropout * software.dropout_accesses
+    whole: Real = hidden_size * (kind.num_norms * norm + blocks * residual)
+    feed_forward = kind.feed_forward
+    if feed_forward.num_experts:
+        copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
+        whole = whole + hidden_size * (copies * feed_forward.experts_per_token + 1.0)
+    width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
+    activation = software.activation_accesses if kind.feed_forward.gated else 2.0  # read, write
+    split = activation * (width + feed_forward.shared_ffn_hidden_size)
+    attention = kind.attention
+    query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    split += software.rotary_accesses * query_key * attention.rotary
+    return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
+
+
+def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
+    """Elements a token of the outputs of a layer's matrices that have a bias."""
+    matrices = {w.name.rpartition(".")[0] for w in kind.weights if w.role == "linear"}
+    total: Real = 0.0
+    for weight in kind.weights:
+        stem, _, last = weight.name.rpartition(".")
+        if last == "bias" and stem in matrices:
+            over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+            total = total + weight.numel / over
+    return total
+
+
+def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
+    """Bytes that a pass moves to turn a layer's 4-bit weights into what is multiplied."""
+    total: Real = 0.0
+    for weight in kind.weights:
+        if weight.quantised:
+            over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+            total = total + (0.5 + compute_bytes) * weight.numel / over
+    return total
+
+
+def trained_elements(
+    kind: LayerKind,
+    tensor_parallel: Count,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+) -> Real:
+    """Elements of a layer's matrices on one rank that get gradients."""
+    cut = tensor_parallel if expert_tensor is None else expert_tensor
+    total: Real = 0.0
+    for weight in kind.weights:
+        if weight.frozen or weight.role not in ("linear", "expert"):
+            continue
+        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        if weight.role == "expert":
+            over = np.multiply(1.0, cut) * expert_parallel
+        total = total + float(np.prod(np.multiply(1.0, weight.shape))) / over
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Device seconds of one micro-batch through some layers."""
+
+    forward: Real
+    backward: Real
+    recompute: Real
+    weights: Real = 0.0  # of ``backward``, gradients of matrices
+    core: Real = 0.0  # of ``forward``, the attention cores
+
+
+def layer_seconds(
+    kind: LayerKind,
+    hidden_size: int,
+    seq_len: Count,
+    tokens: Real,
+    *,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+    recompute_full: Flag,
+    recompute_core: Flag,
+    recompute_around: Flag = False,
+    kernel: str,
+    compute_bytes: float,
+    rate: Rates,
+    software: SoftwareProfile,
+    core_work: Real = 1.0,
+    hidden_dropout: bool = False,
+    attention_dropout: bool = False,
+) -> PassSeconds:
+    """Device seconds of one layer: forward, backward, and what is computed twice.
+
+    ``tokens``: queries on this rank; each meets ``seq_len`` keys. ``core_work``: the share of
+    them that it does meet, where the core skips some. ``recompute_around``: what is neither a
+    matmul nor attention is computed again.
+
+    Backward: two matmuls for each one; the flash core 2.5 times its forward's FLOPs (five matmuls
+    for two, Dao, arXiv:2307.08691, sec. 3.1.2) at a lower rate, the eager core twice. One of the
+    two matmuls gives the gradient of the weight.
+    """
+    matrices = matrices_seconds(
+        kind.weights,
+        tokens,
+        tensor_parallel,
+        compute_bytes,
+        rate,
+        experts_per_token=kind.feed_forward.experts_per_token,
+        expert_tensor=expert_tensor,
+        expert_parallel=expert_parallel,
+        fp32_adapters=software.adapters_in_fp32 and compute_bytes < FP32_BYTES,
+    )
+    core: Real = np.zeros_like(matrices.forward)
+    for attention in (kind.attention, kind.cross_attention):
+        if attention is not None:
+            core = core + core_work * attention_core_seconds(
+                attention,
+                tokens,
+                seq_len,
+                tensor_parallel,
+                kernel,
+                compute_bytes,
+                rate,
+                software,
+                dropout=attention_dropout,
+            )
+    each = tokens / rate.memory
+    upcast = software.hidden_states_in_fp32 and compute_bytes < FP32_BYTES
+    element = FP32_BYTES if upcast else compute_bytes
+    moved = each * elementwise_bytes_per_token(
+        kind,
+        hidden_size,
+        element,
+        tensor_parallel,
+        sequence_parallel,
+        software,
+        hidden_dropout=hidden_dropout,
+        expert_parallel=expert_parallel,
+    )
+    moved_back = software.backward_access_ratio * moved
+    to_adapters, from_adapters = adapter_bytes_per_token(kind, element, tensor_parallel, software)
+    moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
+    if upcast:
+        casts = each * cast_bytes_per_token(kind, compute_bytes, tensor_parallel)
+        moved, moved_back = moved + casts, moved_back + casts
+    biased = compute_bytes * tokens / rate.memory * bias_elements(kind, tensor_parallel)
+    unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / (
+        software.unpacking_share * rate.memory
+    )
+    params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
+    added = software.gradient_accumulation_bytes * params / rate.memory
+    loop_forward, loop_backward = loop_bytes(kind, hidden_size, element, software)
+    forward = matrices.forward + core + moved + unpacked + software.bias_accesses * biased
+    forward = forward + loop_forward * tokens / rate.memory
+    back = matrices.inputs + unpacked + software.bias_gradient_accesses * biased
+    if rate.core is not None:  # fp8
+        cast = software.fp8_cast_bytes / rate.memory
+        gathered = gathered_cast_share(
+            tensor_parallel, sequence_parallel, software, copies=rate.copies_fp8
+        )
+        to_inputs, to_outputs = cast_elements(kind, tensor_parallel, gathered)
+        of_weights = software.fp8_weight_casts * cast * params
+        forward = forward + cast * tokens * to_inputs + of_weights
+        back = back + cast * tokens * to_outputs + of_weights
+    backward = (
+        back
+        + matrices.weights
+        + core_ratio(kernel, rate) * core
+        + moved_back
+        + loop_backward * tokens / rate.memory
+        + added
+    )
+    again = np.where(recompute_core, core, 0.0) + np.where(recompute_around, moved, 0.0)
+    unread = matrices_seconds(
+        last_matrix(kind, hidden_dropout=hidden_dropout, software=software),
+        tokens,
+        tensor_parallel,
+        compute_bytes,
+        rate,
+    )
+    again = np.where(recompute_full, forward - unread.forward, again)
+    return PassSeconds(forward, backward, again, matrices.weights, core)
+
+
+def optimizer_seconds(parameters: Real, rate: Rates, accesses: float) -> Real:
+    """Optimizer step and clipping of the parameters that a rank updates: bytes / bandwidth."""
+    return accesses * np.multiply(1.0, parameters) / rate.memory

@@ -1,0 +1,89 @@
+"""Seconds of one matmul (m, k) x (k, n): tiles in waves over the multiprocessors, or a roofline.
+
+Symbols   m rows   k summed dimension   n columns   B matmuls of this shape in one kernel
+          R FLOP/s of the best large matmul   U multiprocessors   beta memory bandwidth [bytes/s]
+          c bytes of an element   (u, w) rows and columns of a tile   p parts of a split k
+Units     seconds; every function broadcasts over plan columns.
+
+A GPU cuts the result into tiles, one for a multiprocessor at a time; a wave is one tile on each of
+them. What is left over in the last tile of a row, and in the last wave, is time all the same
+(NVIDIA, Matrix Multiplication Background User's Guide, sec. 2.3 and 3).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.columnar.columns import on_distinct_rows
+from cost_models.compute.rates import Rates
+
+# (rows, columns) of the usual tiles of 16-bit matmuls (the guide's table in sec. 2.3)
+TILES: Final = (
+    (256.0, 128.0),
+    (128.0, 256.0),
+    (128.0, 128.0),
+    (128.0, 64.0),
+    (64.0, 128.0),
+    (64.0, 64.0),
+)
+FEW_ROWS: Final = 512  # for which all tiles are tried at once
+SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, added up afterwards
+# Fitted together on 183 bf16 matmuls of an A100-PCIe (MooreThreads/SimuMax@4dcaae5:
+# configs/system/a100_pcie.json): ``python -m benchmarks.fit_matmul``.
+FULL_WAVE_SHARE = 0.963  # of R, that a full wave of the largest tiles and a long k reach
+TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of k in 16 bits
+OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements
+
+
+@on_distinct_rows
+def matmul_seconds(
+    rows: Real,
+    summed: Real,
+    columns: Real,
+    compute_bytes: float,
+    rate: Rates,
+    *,
+    batch: Real = 1.0,
+) -> Real:
+    """Time of one matmul, or of a batch of equal ones in one kernel.
+
+        tiles     min over tiles and splits of  waves · 2 u w (k/p + setup) / (R/U e) + partial sums
+                  waves = ceil(B ceil(m/u) ceil(n/w) p / U)
+                  setup in elements of k, more in faster precisions: it takes the same time
+                  e = share / (1 + o (1/u + 1/w)), 1 at the largest tile before the share;
+                  operands take the same time to read too, so that o grows with the rate
+        memory    c B (m k + k n + m n) / beta
+
+    and the longer of the two (Williams, Waterman, Patterson, Roofline, CACM 52, 2009). Where the
+    number of multiprocessors is unknown, and on a CPU, 2 B m k n / R stands for the tiles.
+
+    >>> float(matmul_seconds(1024.0, 1024.0, 1024.0, 2.0, Rates(1e12, 1e12, 0.0, False)))
+    0.002147483648
+    """
+    m, k, n = (np.multiply(1.0, size) for size in (rows, summed, columns))
+    moved: Real = compute_bytes * batch * (m * k + k * n + m * n) / rate.memory
+    if not rate.units:
+        roofline: Real = np.maximum(2.0 * batch * m * k * n / rate.matmul, moved)
+        return roofline
+    traffic = OPERAND_TRAFFIC * rate.setup
+    largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
+    sizes = np.broadcast(m, k, n, batch)
+    few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
+    parts = np.reshape(SPLITS, (-1, *shape))
+    # in fp32, where there are several: written, read
+    partial_sums = np.where(parts > 1.0, 8.0, 0.0) * parts * batch * m * n / rate.memory
+    fastest: Real = np.asarray(np.inf)
+    for some in (TILES,) if few else tuple((tile,) for tile in TILES):
+        # one axis for tiles, one for splits, then those of the sizes
+        high, wide = (np.reshape([tile[side] for tile in some], (-1, 1, *shape)) for side in (0, 1))
+        efficiency = FULL_WAVE_SHARE * largest / (1.0 + traffic * (1.0 / high + 1.0 / wide))
+        per_element = 2.0 * high * wide * rate.units / (efficiency * rate.matmul)
+        tiles = batch * np.ceil(m / high) * np.ceil(n / wide)
+        waves = np.ceil(tiles * parts / rate.units)
+        seconds = waves * (k / parts + TILE_SETUP * rate.setup) * per_element + partial_sums
+        fastest = np.minimum(fastest, np.min(seconds, axis=(0, 1)))
+    longer: Real = np.where(m * k * n > 0.0, np.maximum(fastest, moved), 0.0)
+    return longer

@@ -1,0 +1,191 @@
+"""What an accelerator achieves: FLOP/s of matmuls, bytes/s of memory, host seconds an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from hardware_profiles.cluster.schema import Accelerator
+from hardware_profiles.errors import InputError
+from hardware_profiles.software.kernels import ForwardKernels
+
+# Share of the peak that the best large matmul reaches where nobody measured it: the median of the
+# NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
+# H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
+ACHIEVABLE_SHARE = 0.80
+ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these were not bound by power
+# The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
+# --only nvidia-bert)
+FP32_SHARE = 0.99
+# Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183
+# bf16 shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
+# configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
+TYPICAL_SHARE = 0.886
+# Share of the datasheet's bandwidth that a copy kernel reaches; STREAM-like tests on A100 and H100
+# read 0.87 to 0.93 (stas00/ml-engineering: compute/accelerator, memory bandwidth)
+MEMORY_SHARE = 0.88
+# A long run on a GPU keeps this share of the best matmul, which is the best of many short ones on a
+# cool card. Fitted: median over the runs of eight sources on A100 (python -m
+# benchmarks.cross_validate)
+SUSTAINED_SHARE = 0.965
+# Joules of a 16-bit FLOP in long runs: power over it is the rate that the power limit leaves; half
+# as much in 8 bits. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and B200 (python -m
+# benchmarks.cross_validate, in steps of 0.5 %). That matmuls of these chips are bound by power:
+# thonking.ai/p/strangely-matrix-multiplications; a GB300 held at 500 W makes 617 TFLOP/s, 0.81 pJ
+# (facebookexperimental/triton, pull request 2023, not fitted). Published, all on boards of little
+# power: Volta, 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract);
+# Turing, 24 on a T4 of 70 W, whose power limit NVIDIA names as the cause
+# (forums.developer.nvidia.com/t/264462); Ampere, 198 to 215 on an A100-PCIe of 250 W, and Ada, 52
+# to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on
+# (zzc0721/torch-performance-test-data, issues 108 and 120).
+JOULES_A_FLOP: Final[Mapping[str, float]] = {
+    "Volta": 3.0e-12,
+    "Turing": 2.9e-12,
+    "Ampere": 1.2e-12,
+    "Ada": 1.3e-12,
+    "Hopper": 0.98e-12,
+    "Blackwell": 0.81e-12,
+    "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
+}
+BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
+# with asynchronous matmuls of their own, which kernels written for Ampere do not use; Ada and the
+# RTX cards of Blackwell have Ampere's
+SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
+# What such a kernel reaches on Blackwell of what it reaches on Hopper, each as a share of its rate:
+# FlashAttention-2 makes 374 of 1481 TFLOP/s on a GB200 and 329 of 714 on an H200
+# (Azure/AI-benchmarking-guide: Azure_Results/ND_GB200_v6_results.md, ND_H200_v5_results.md)
+AMPERE_KERNELS_ON_BLACKWELL = 0.55
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the formulas need of an accelerator."""
+
+    matmul: float  # FLOP/s
+    memory: float  # bytes/s
+    operator: float  # host seconds to start one operator
+    host_is_device: bool  # a CPU: starting an operator and running it add up
+    score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
+    units: float = 0.0  # multiprocessors of a GPU; 0: unknown, or a CPU
+    core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
+    flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
+    setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
+    copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
+    single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
+
+    @property
+    def of_core(self) -> Rates:
+        """The rates of attention cores and head."""
+        if self.core is None:
+            return self
+        return replace(self, matmul=self.core, core=None, setup=1.0)
+
+    @property
+    def of_single(self) -> Rates:
+        """The rates of matrices in fp32; those of this precision where nobody knows."""
+        if self.single is None:
+            return self
+        setup = self.setup * self.single / self.matmul
+        return replace(self, matmul=self.single, core=None, setup=setup)
+
+    @property
+    def of_unknown_shapes(self) -> Rates:
+        """The rates of a typical large matmul; a CPU's are measured over such."""
+        return self if self.host_is_device else replace(self, matmul=TYPICAL_SHARE * self.matmul)
+
+
+def rates(
+    accelerator: Accelerator,
+    precision: str,
+    software: ForwardKernels,
+    *,
+    long_run: bool = True,
+) -> Rates:
+    """Return the rates of an accelerator in a precision; unknown is an error, not a guess.
+
+    On a CPU both rates are those measured with all processes at work. On a GPU the rate is that of
+    the best large matmul, ACHIEVABLE_SHARE of the peak where nobody measured it, and of that what a
+    long run keeps; ``long_run`` false: of a matmul alone on a cool card.
+    """
+    best = best_matmul(accelerator, precision)
+    if best is None:
+        have = ", ".join(sorted(accelerator.peak_flops)) or "none"
+        raise InputError(
+            f"{accelerator.name}: no rate is known for {precision} (known: {have}); choose one "
+            "with --precision"
+        )
+    measured = accelerator.device == "cpu"
+    sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
+    eight = best_matmul(accelerator, "bf16") if precision == "fp8" else None
+    setup = best / sixteen
+    if long_run and not measured:
+        best = sustained(accelerator, precision, best)
+        eight = None if eight is None else sustained(accelerator, "bf16", eight)
+    launch, units = accelerator.kernel_launch, accelerator.compute_units
+    return Rates(
+        matmul=best,
+        memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
+        operator=launch.value if launch is not None else software.operator_seconds,
+        host_is_device=measured,
+        score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
+        core=eight,
+        setup=setup,
+        copies_fp8=accelerator.architecture == "Hopper",
+        single=None if measured else best_matmul(accelerator, "fp32"),
+        flash=_flash_share(accelerator.architecture, software.flash_share_since_hopper),
+        units=0.0 if measured or units is None else units.value,
+    )
+
+
+def _flash_share(architecture: str, since_hopper: float) -> float:
+    """Return what a flash kernel reaches of its efficiency on an architecture."""
+    if architecture not in SINCE_HOPPER:
+        return 1.0
+    own = since_hopper >= 1.0 or architecture == "Hopper"
+    return since_hopper * (1.0 if own else AMPERE_KERNELS_ON_BLACKWELL)
+
+
+def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
+    """Return FLOP/s of the best large matmul.
+
+    Where nobody measured a precision it reaches the share of its peak that the 16-bit ones reach,
+    so that 16-bit formats of one peak share one measurement.
+    """
+    peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
+    if precision in measured:
+        return measured[precision].value
+    peak = peaks.get(precision)
+    if peak is None:
+        return None
+    if precision == "fp32":
+        return FP32_SHARE * peak.value
+    known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
+    if known is not None:
+        return measured[known].value * (peak.value / peaks[known].value)
+    older = accelerator.architecture in BEFORE_HOPPER
+    return (ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE) * peak.value
+
+
+def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
+    """Return the FLOP/s of large matmuls that a long run keeps: the best ones', the power's.
+
+        min(share · best, P / e)    P watts of the board, e joules a FLOP
+
+    Leaves out: power that memory and links take, which is in e.
+    """
+    share = best if precision == "fp32" else SUSTAINED_SHARE * best
+    limit = power_limit(accelerator, precision)
+    return share if limit is None else min(share, limit)
+
+
+def power_limit(accelerator: Accelerator, precision: str) -> float | None:
+    """Return the FLOP/s that an accelerator's power allows in long runs; None: not known.
+
+    fp32 without tensor cores is far from it: its share is that of runs.
+    """
+    joules = JOULES_A_FLOP.get(accelerator.architecture)
+    if precision == "fp32" or joules is None or accelerator.power is None:
+        return None
+    bits = {"fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
+    return accelerator.power.value / (joules * bits)

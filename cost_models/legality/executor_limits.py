@@ -1,0 +1,101 @@
+"""What of a model and a workload the bundled executor does not train, whatever the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.workload import Workload
+
+# what of a workload the executor trains; other values are priced only
+TRAINED: Final[dict[str, tuple[Any, ...]]] = {
+    "precision": ("bf16", "fp16", "fp32", "fp64", "fp8"),
+    "optimizer": ("adamw", "sgd", "sgd_momentum", "adam", "lion"),
+    "optimizer_state_precision": ("auto",),
+    "gradient_precision": ("auto",),
+    "quantisation": ("nf4",),
+}
+_OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layerdrop": 0.0}
+
+
+def untrained(model: ModelSpec, workload: Workload) -> Iterator[str]:
+    """Yield the reasons, in words: each names an option or a key of the config, and its value."""
+    if value := _value(workload):
+        yield value
+    if eight := untrained_in_fp8(model, workload):
+        yield eight
+    yield from _of_config(model, workload)
+
+
+def _value(workload: Workload) -> str | None:
+    """Return what of a workload the executor does not train, in words.
+
+    Factors of a matrix (Adafactor) and products of whole ones (Muon) are other numbers on shards;
+    8-bit and paged states are bitsandbytes'.
+    """
+    for name, known in TRAINED.items():
+        value = getattr(workload, name)
+        if value not in known:
+            return (
+                f"{name} = {str(value).lower()} (only {', '.join(str(k).lower() for k in known)})"
+            )
+    if not workload.master_weights and workload.precision != "bf16":
+        return f"master_weights = false with precision {workload.precision} (only with bf16)"
+    return None
+
+
+def untrained_in_fp8(model: ModelSpec, workload: Workload) -> str | None:
+    """Return what of a model is not trained in 8 bits, in words; ``fp8_rules`` say which plans."""
+    if workload.precision != "fp8":
+        return None
+    if experts := max(kind.feed_forward.num_experts for kind in model.kinds):
+        return f"num_experts = {experts} with precision fp8 (only 0)"
+    if workload.adapter != "none":
+        return f"adapter = {workload.adapter} with precision fp8 (only none)"
+    if model.bridge:
+        return f"model_type {model.family} with precision fp8 (no encoder-decoder)"
+    return None
+
+
+def _of_config(model: ModelSpec, workload: Workload) -> Iterator[str]:
+    """Yield what a config asks for that this forward pass does not compute."""
+    if model.config.get("clip_qkv") is not None:
+        yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
+    if model.config.get("router_jitter_noise"):
+        yield f"router_jitter_noise = {model.config['router_jitter_noise']} (only 0)"
+    if model.config.get("output_router_logits"):
+        yield (
+            "output_router_logits = true asks for the routers' auxiliary loss, which needs the "
+            "routing of the whole batch at once (only false, Hugging Face's default)"
+        )
+    if model.family == "bert" and not model.tie_embeddings:
+        yield "tie_word_embeddings = false for bert (only true)"
+    if model.family == "t5":
+        yield from _of_t5(model, workload)
+    if model.family == "opt":
+        for key, allowed in _OPT.items():
+            if model.config.get(key, allowed) != allowed:
+                yield f"{key} = {model.config[key]} for opt (only {allowed})"
+        width = model.config.get("word_embed_proj_dim") or model.hidden_size
+        if width != model.hidden_size:
+            yield f"word_embed_proj_dim = {width} for opt (only hidden_size)"
+    for kind in model.kinds:
+        attention = kind.attention
+        if not attention.causal and model.config.get("use_bidirectional_attention"):
+            yield "use_bidirectional_attention = true (only false)"
+        if attention.capped and model.attention_dropout and workload.attention_kernel != "eager":
+            yield (
+                f"attention_dropout = {model.attention_dropout:g} with capped scores "
+                "(attn_logit_softcapping) needs attention_kernel eager"
+            )
+    if model.config.get("reorder_and_upcast_attn"):
+        yield "reorder_and_upcast_attn = true (only false)"
+
+
+def _of_t5(model: ModelSpec, workload: Workload) -> Iterator[str]:
+    if workload.precision == "fp16":
+        yield "precision fp16: t5 overflows in it (bf16, fp32, fp64)"
+    for key in ("pad_token_id", "decoder_start_token_id"):
+        if model.config.get(key):
+            yield f"{key} = {model.config[key]} for t5 (only 0)"

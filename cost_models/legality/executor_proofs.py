@@ -1,0 +1,64 @@
+"""What the bundled executor is proven to run: the file that its matrix of proofs writes.
+
+Families and options that are not in it may be priced; the executor refuses them by name.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from cost_models.legality.executor_limits import untrained
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import AdapterTargets, Workload
+
+SUPPORTED_FILE: Final = Path(__file__).parent / "executor_proofs.json"
+OF_FAMILY: Final = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+AXES: Final = (*OF_FAMILY, "dp_replicate", "context_parallel")
+
+
+@cache
+def supported() -> dict[str, Any]:
+    """Return the contents of executor_proofs.json."""
+    found: dict[str, Any] = json.loads(SUPPORTED_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
+    """Return what of a model and a plan no proof covers, in words; None where all is covered.
+
+    Replicas, context parallelism and schedules do not depend on the family; the other axes do.
+    """
+    proven = supported()
+    families = proven["families"]
+    for reason in untrained(model, workload):
+        return reason
+    targets = workload.adapter_targets
+    if workload.adapter != "none" and targets not in get_args(AdapterTargets):
+        return f"adapter_targets = {targets} (only {', '.join(get_args(AdapterTargets))})"
+    if model.family not in families:
+        return f"model_type {model.family} (it trains {', '.join(families)})"
+    everywhere = {axis for axes in families.values() for axis in axes}
+    for axis in AXES:
+        known = families[model.family] if axis in OF_FAMILY else everywhere
+        if getattr(plan, axis) > 1 and axis not in known:
+            return f"{axis} = {getattr(plan, axis)} with model_type {model.family} (only 1)"
+    words: dict[str, str] = {
+        "recompute": plan.recompute,
+        "offload": plan.offload,
+        "offload_device": plan.offload_device,
+        "adapter": workload.adapter,
+    }
+    if plan.pipeline_parallel > 1:
+        words["pipeline_schedule"] = plan.pipeline_schedule
+    if plan.context_parallel > 1:
+        words["context_parallel_method"] = plan.context_parallel_method
+    if plan.is_zero_plus_plus:
+        return "secondary_ranks, quantised_weights, quantised_gradients (ZeRO++ is priced only)"
+    for name, value in words.items():
+        if value not in proven[name]:
+            return f"{name} = {value} (only {', '.join(proven[name])})"
+    return None

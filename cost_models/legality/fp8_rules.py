@@ -1,0 +1,59 @@
+"""Rules of matmuls in fp8: what a trainer that keeps no scales of cut matrices cannot do."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.legality.rule import Question, Rule
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.plan.plan import Plan, PlanTable
+
+MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micro-batch
+
+
+def _tokens(question: Question, plans: Plan | PlanTable) -> Any:
+    return plans.micro_batch_size * question.workload.seq_len // plans.context_parallel
+
+
+def _odd_length(question: Question) -> int | None:
+    """Return a length of a layer's matrix that the kernels do not take."""
+    lengths = {
+        length
+        for kind in question.model.kinds
+        for weight in kind.weights
+        if weight.role == "linear" and weight.part != "router" and not weight.is_adapter
+        for length in weight.shape
+    }
+    return min((length for length in lengths if length % MULTIPLE), default=None)
+
+
+def _words(question: Question, plan: Plan) -> str:
+    return (
+        f"precision fp8: tensor_parallel {plan.tensor_parallel}, pipeline_schedule "
+        f"{plan.pipeline_schedule}; this trainer multiplies whole matrices in 8 bits, forward and "
+        "backward at once (tensor_parallel must be 1, and no zero-bubble schedule; --software "
+        "megatron prices Transformer Engine, which does both)"
+    )
+
+
+FP8_RULES: tuple[Rule, ...] = (
+    Rule(
+        "fp8",
+        # "and": columns are looked at only where matmuls are in 8 bits
+        lambda q, t: (
+            q.in_fp8 and ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
+        ),
+        _words,
+    ),
+    Rule(
+        "fp8_lengths",
+        lambda q, t: q.in_fp8 and ((_tokens(q, t) % MULTIPLE != 0) | (_odd_length(q) is not None)),
+        lambda q, p: (
+            f"precision fp8: {_tokens(q, p)} tokens of a micro-batch"
+            + ("" if _odd_length(q) is None else f" and a matrix with a length of {_odd_length(q)}")
+            + f" (kernels for 8 bits take multiples of {MULTIPLE})"
+        ),
+    ),
+)

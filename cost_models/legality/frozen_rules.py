@@ -1,0 +1,78 @@
+"""Rules of frozen parts: every stage of a pipeline has something to train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cost_models.arrays import Count
+from cost_models.columnar.columns import on_distinct_rows
+from cost_models.legality.rule import Question, Rule
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import Plan, split_layers
+
+Ranges = Sequence[tuple[int, int]]
+
+
+def _ranges(question: Question, num_stages: int) -> Ranges | None:
+    """Return the layers of each stage; None where there are fewer layers than stages."""
+    if question.layer_ranges is not None:
+        return question.layer_ranges
+    if num_stages > question.model.num_layers:
+        return None  # another rule's
+    return split_layers(question.model.num_layers, num_stages)
+
+
+def untrained_stage(model: ModelSpec, ranges: Ranges) -> int | None:
+    """Return the first stage that has nothing to train, None where each has something."""
+    for stage, (first, stop) in enumerate(ranges):
+        weights = [w for kind in set(model.pattern[first:stop]) for w in model.kinds[kind].weights]
+        weights += model.embedding if stage == 0 else ()
+        if stage == len(ranges) - 1:
+            weights += (*model.head, *(model.embedding if model.tie_embeddings else ()))
+        if all(weight.frozen for weight in weights):
+            return stage
+    return None
+
+
+@on_distinct_rows
+def _has_untrained_stage(question: Question, stages: Count) -> Any:
+    broken = np.zeros(np.shape(stages), dtype=bool)
+    for number in np.unique(stages):
+        ranges = _ranges(question, int(number)) if number > 1 else None
+        if ranges is not None and untrained_stage(question.model, ranges) is not None:
+            broken |= np.equal(stages, number)
+    return broken
+
+
+def _untrained_text(question: Question, plan: Plan) -> str:
+    ranges = _ranges(question, plan.num_stages) or ()
+    stage = untrained_stage(question.model, ranges) or 0
+    first, stop = ranges[stage]
+    return (
+        f"freeze = {question.workload.freeze}: stage {stage} of {len(ranges)} (layers {first} to "
+        f"{stop - 1}) has nothing to train; choose fewer stages (pipeline_parallel "
+        f"{plan.pipeline_parallel} x virtual_stages {plan.virtual_stages}) or other parts"
+    )
+
+
+FROZEN_RULES: tuple[Rule, ...] = (
+    Rule(
+        "freeze",
+        lambda q, t: bool(q.workload.freeze) & t.offloads_weights,
+        lambda q, p: (
+            f"freeze = {q.workload.freeze}: frozen parts stay on the device (offload {p.offload} "
+            "must not be weights)"
+        ),
+    ),
+    Rule(
+        "freeze_stages",
+        lambda q, t: (
+            q.workload.freeze != ""
+            and _has_untrained_stage(q, t.pipeline_parallel * t.virtual_stages)
+        ),
+        _untrained_text,
+    ),
+)

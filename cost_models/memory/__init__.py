@@ -1,0 +1,1 @@
+"""Bytes of weights, gradients, optimizer states and buffers, and the peak."""

@@ -1,0 +1,120 @@
+"""What torch FSDP1 and its kin hold beside shards: gathered weights and gradients on their way.
+
+A unit is a layer, or the root: embedding, last norm and head together. The root is gathered once
+and stays so through the step; layers are gathered one or two at a time (prefetch). A unit's
+gradient is whole until it is reduced.
+
+Units: bytes. Source: Zhao et al. (arXiv:2304.11277), sec. 4.2 and 4.3; torch 2.4
+distributed/fsdp/_runtime_utils.py (the root is not resharded after its forward pass).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.arrays import Flag, Real
+from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Bytes of whole weights, and elements of whole gradients, of the root and of a layer."""
+
+    root: Real
+    layer: Real
+    root_gradient: Real
+    layer_gradient: Real
+    all_gradients: Real
+
+
+def units(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> Units:
+    """Return the sizes of a rank's units: trained, frozen and quantised weights together."""
+    compute = workload.compute_bytes
+    parts = [(trainable_part(model), compute, True)]
+    if has_frozen(model):
+        among = software.frozen_in_gradients
+        parts.append((frozen_part(model, quantised=False), compute, among))
+        small = quantised_bytes(workload.quantisation)
+        parts.append((frozen_part(model, quantised=True), small, False))
+    beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
+    zeros = np.zeros(len(table))
+    root, layer, root_gradient, layer_gradient, whole = zeros, zeros, zeros, zeros, zeros
+    for part, each, has_gradient in parts:
+        params = table_parameters(part, rank, table)
+        outer = params.embedding + params.head
+        root, own = root + each * outer, each * params.largest_layer
+        # adapters lie in the layers of their base; else a layer is trained or frozen
+        layer = layer + own if beside else np.maximum(layer, own)
+        if has_gradient:
+            root_gradient = root_gradient + compute * outer
+            layer_gradient = layer_gradient + compute * params.largest_layer
+            whole = whole + compute * params.total
+    return Units(root, layer, root_gradient, layer_gradient, whole)
+
+
+def is_sharded(table: PlanTable) -> Flag:
+    """Whether a plan gathers at all."""
+    return (table.zero_stage >= 3) & (table.shard_ranks > 1)
+
+
+def flat_buffers(
+    software: SoftwareProfile, table: PlanTable, whole: Units, others: object
+) -> dict[str, Real]:
+    """What is held beside shards at each of ``memory.Buffers``' moments, where a plan shards.
+
+        loss      root gathered: the layers' forward passes are over; on the way back g - 1 layers
+        head      the same and the root's gradient
+        backward  root + g layers, the gradients of the root and of a layer
+
+    The root's own hook gathers the last layer ahead (BACKWARD_PRE: _pre_backward_hook).
+    Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no buffers.
+    """
+    sharded = is_sharded(table)
+    kept = software.accumulates_whole_gradients & (table.num_microbatches > 1)
+    root, layer = (np.where(kept, 0.0, g) for g in (whole.root_gradient, whole.layer_gradient))
+    gathered = whole.root + software.gathered_layers * whole.layer
+    ahead = gathered - whole.layer
+    at = {
+        "loss_forward": whole.root,
+        "loss_backward": ahead,
+        "head": ahead + root,
+        "backward": gathered + root + layer,
+        "last_layer": gathered + root + layer,
+        "embedding": whole.root + root,
+    }
+    return {name: np.where(sharded, value, getattr(others, name)) for name, value in at.items()}
+
+
+def flat_gradients(
+    software: SoftwareProfile, table: PlanTable, whole: Units, others: object
+) -> dict[str, Real]:
+    """Whole gradients of all units, where they are added up before they are reduced (no_sync).
+
+    Where the longest sequences come first, nothing has been added up beside their activations.
+    """
+    if not software.accumulates_whole_gradients:
+        return {}
+    kept = is_sharded(table) & (table.num_microbatches > 1)
+    beside = 0.0 if software.longest_first else whole.all_gradients
+    at = {
+        "full_flight": beside,
+        "later": beside,
+        "last_layer": whole.all_gradients,
+        "embedding": whole.all_gradients,
+        "reduced": whole.all_gradients,
+    }
+    return {name: np.where(kept, size, getattr(others, name)) for name, size in at.items()}

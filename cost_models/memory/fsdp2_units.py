@@ -1,0 +1,356 @@
+"""Weights and gradients on their way while a backward pass goes from block to block (FSDP2).
+
+A block is what is gathered and reduced together: a layer, the embedding, or norm and head; a tied
+table is one block with both ends. Symbols, for a block of P elements:
+
+    c, g   bytes of the compute precision, and of the reduction        d ranks that share a shard
+    gathered   c P under ZeRO-3; the block that comes next is gathered meanwhile, c P more
+    fresh      c P of weight gradients, as far as the block's backward pass has come
+    reducing   max(c + g, g + g / d) P: the fresh gradient and its copy for the reduction, then that
+               copy and what comes out (and one more where every rank gets all of it), c more of the
+               block's last parameter where it is scattered; g P where a whole gradient had been
+               accumulated
+    left over  g P of the block that was reduced last, until the next reduction (torch 2.13,
+               FSDPCommContext.reduce_scatter_state): a gradient that an earlier micro-batch left
+
+Below ZeRO-3 a block's gathered weights go when its last gradient of a step is reduced. Whether the
+last micro-batch of a step or one before it is fuller depends on the plan: both are priced.
+
+Units: bytes, columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from cost_models.activations.live import Walk
+from cost_models.arrays import Flag, Real
+from cost_models.columnar.columns import by_value
+from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
+from cost_models.memory.gradients import rearranged_bytes
+from cost_models.memory.moments import walked_layers
+from cost_models.model.lora import embedding_is_frozen
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.layer_neighbours import NONE, Passed
+from cost_models.partition.rank_parameters import RankParameters, block_numel, last_share
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.partition.shared_tensors import tied_weights
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import SCHEDULES, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+DUALPIPEV: Final = SCHEDULES.index("dualpipev")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlock:
+    """A layer that is walked, and the blocks beside it; elements."""
+
+    own: Real  # what is gathered and reduced with it: all but experts that are apart
+    experts: Real  # these, where others than the layer's ranks share them
+    before: Real  # of the block that was reduced before
+    ahead: Real  # of the block that is gathered meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The first or the last of layers with the same neighbours."""
+
+    done: Real  # elements of all blocks that were walked before
+    # layers that were walked before: how many, or of each kind how many, and how many recomputed
+    passed: Real | tuple[Passed, Passed]
+    there: Flag = True
+
+    def freed(self, walk: Walk, kept: Sequence[tuple[Real, Real]]) -> Real:
+        """Bytes that these layers had saved; ``kept``: one of each kind, and a recomputed one."""
+        if not isinstance(self.passed, tuple):
+            return self.passed * walk.kept
+        found: Real = 0.0
+        for count, again, (every, left) in zip(*self.passed, kept, strict=True):
+            found = found + (count - again) * every + again * left
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Layers with the same neighbours, on the way back."""
+
+    block: LayerBlock
+    ends: tuple[End, ...]
+    kind: int | None = None  # of the model's kinds; None: any, they are of one size
+    again: bool = False  # recomputed ones, if the plan recomputes
+    follows: bool = False  # a layer of its stack
+
+    def has(self, walk: Walk) -> bool:
+        """Whether a way back is one of these layers."""
+        return self.kind is None or (self.kind, self.again) == (walk.kind, walk.again)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of one rank, and how they are gathered and reduced."""
+
+    compute: float
+    reduction: float
+    gathered: Real  # bytes of an element that is gathered: with the int8 values it is made of (qwZ)
+    copied: Real  # of a gradient's copy for its reduction; int4 sent and received (qgZ)
+    mixed: bool
+    managed: Flag  # by FSDP2, or as good as that: gradients are copied for their reduction
+    sharded: Flag
+    frees: Flag  # gathered weights go with the last reduction
+    zero_3: Flag
+    every: Flag  # every micro-batch is reduced
+    alone: Flag  # one micro-batch is in flight: the last one may be fullest
+    several: Flag  # there are micro-batches before the last
+    added: Flag  # gradients have memory already: what is fresh is added to it, or copied there
+    two: Flag  # one before the last, which begins without gradients
+    shards: Real
+    replicas: Flag  # nothing is scattered, but added up over others: in a copy more (torch 2.13)
+    head: Real  # elements
+    layer: Real  # the largest
+    spots: tuple[Spot, ...]  # of layers, from the loss on
+    first_layer: Spot  # that is walked last, when nothing else is left
+    lowest: Real  # elements of that layer
+    highest: Real  # of the one that is walked first, without experts that are apart
+    embedding: Real
+    total: Real
+    ends: tuple[float, float]  # share of the head's and the embedding's last parameter in its block
+    pair: Real  # two largest matrices of a layer
+    expert_shards: Real
+    inside: Real  # bytes an element: experts cut inside are rearranged matrix by matrix
+    tied: Real  # elements of a block that is both ends
+    table: Real  # of these, of the table that is both
+    behind: Real  # of the block that a backward pass reduced last
+    split: Flag  # weight gradients come after those of inputs
+    turns_once: Flag  # DualPipeV of 2 p micro-batches: fullest before its first stage is due
+    later_share: Real  # of gradients: those of the rank's last stage
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        workload: Workload,
+        software: SoftwareProfile,
+        table: PlanTable,
+        rank: PipelineRank,
+        params: RankParameters,
+        in_flight: Real,
+    ) -> Self:
+        """Take the blocks of one rank under every plan."""
+        mixed = workload.compute_bytes != workload.master_bytes
+        ranks = table.data_parallel * table.context_parallel
+        sharded = table.zero_stage >= 1
+        # replicas in one precision add gradients up where they lie
+        managed = np.logical_or(mixed, (ranks > 1) & sharded)
+        zeros = np.zeros(len(table))
+        alone = rank.first and rank.last and model.tie_embeddings
+        trains_first = rank.first and not embedding_is_frozen(model)
+        keeps = software.keeps_replica_gradients and not mixed
+        several = by_value(table.num_microbatches > 1)
+        lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
+        head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
+        layers = _Layers.of(params, lonely, zeros)
+        behind = params.embedding + zeros if trains_first else layers.lowest(rank)
+        # what was reduced before the last layer
+        before = np.where(tied > 0.0, 0.0, head)
+        before = np.where(head > 0.0, before, np.where(several, behind, 0.0))
+        spots = layers.spots(model, rank, head, before)
+        return cls(
+            compute=workload.compute_bytes,
+            reduction=workload.reduction_bytes,
+            gathered=workload.compute_bytes + gathering_buffer(table),
+            copied=reducing_buffer(workload.reduction_bytes, table),
+            mixed=mixed,
+            managed=managed,
+            sharded=sharded,
+            frees=managed
+            & (table.zero_stage < 3)
+            & (not software.whole_gradient_buffer)
+            & np.logical_not(table.offloads_weights),
+            zero_3=table.zero_stage >= 3,
+            every=table.zero_stage >= 2,
+            alone=by_value(in_flight <= 1.0),
+            several=several,
+            added=several | by_value((ranks > 1) & ~sharded & keeps),
+            two=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
+            shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
+            replicas=managed & (ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
+            head=head,
+            layer=layers.largest,
+            spots=spots,
+            first_layer=layers.first(model, rank, head, spots),
+            lowest=layers.sizes[rank.neighbours[-1].kind + 1 if rank.neighbours else 0],
+            highest=layers.own(rank.neighbours[0].kind if rank.neighbours else None),
+            embedding=params.embedding + zeros,
+            total=params.total + zeros,
+            ends=(last_share(model.head), 0.0 if alone else last_share(model.embedding)),
+            pair=params.largest_pair + zeros,
+            inside=rearranged_bytes(model, workload, table),
+            expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
+            tied=tied,
+            table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
+            if alone
+            else zeros,
+            behind=behind,
+            turns_once=by_value(
+                (table.pipeline_schedule == DUALPIPEV)
+                & (table.num_microbatches == 2 * table.pipeline_parallel)
+                & (table.pipeline_parallel > 1)
+                & bool(rank.first and rank.last)
+            ),
+            later_share=(0.5 * (params.total - params.embedding) + 0.5 * params.head)
+            / params.total,
+            split=by_value(
+                np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+            ),
+        )
+
+    def _fresh(self, elements: Real, at_once: Real | None = None) -> Real:
+        """Gradients of a block before they are added up: elsewhere only what comes ``at_once``.
+
+        Of a layer that is a pair of matrices.
+        """
+        at_once = self.pair if at_once is None else at_once
+        added = np.where(self.added, np.minimum(elements, at_once), elements)
+        return self.compute * np.where(self.managed, elements, added)
+
+    def _tied_gradient(self) -> Real:
+        """The gradient that a tied table has from the head, until the embedding adds its own."""
+        return self.compute * self.table
+
+    def _reduced(
+        self, elements: Real, last: bool, shards: Real | None = None, end: float = 0.0
+    ) -> Real:
+        """A block's gradients while they are reduced, or only added up.
+
+        ``end``: the share of the last parameter, whose fresh gradient stays all the while where it
+        is scattered (a name in torch's foreach_reduce goes on to mean it).
+        """
+        shards = self.shards if shards is None else shards
+        g, c = self.reduction, self.compute
+        stays = c * end * np.greater(shards, 1.0)
+        both = self.copied + g / shards + g * self.replicas + stays
+        both = np.maximum(c + self.copied, both)
+        copied = np.where(self.several & ~self.every, g, both)
+        reduces = self.managed & (last | self.every)
+        return np.where(reduces, copied * elements, self._fresh(elements))
+
+    def _gone(self, elements: Real, last: bool) -> Real:
+        """Gathered weights of blocks that are done for this step."""
+        return self.compute * np.where(self.frees & last, elements, 0.0)
+
+    def _accumulated(self, gradients: Real, coming: Real, last: bool) -> Real:
+        """Whole gradients go block by block when the last micro-batch reduces them."""
+        whole = self.managed & self.several & ~self.every & last
+        shard = self.reduction / self.shards
+        mine = self.reduction * coming + shard * (self.total - coming)
+        return np.where(whole, np.minimum(gradients, mine), gradients)
+
+    def _single(self, done: Real) -> Real:
+        """The only micro-batch has left reduced gradients of the blocks behind it."""
+        return np.where(self.added, 0.0, self.reduction / self.shards * done)
+
+    def _before(self, gradients: Real, done: Real, last: bool) -> Real:
+        """The first of two micro-batches has left gradients of the blocks behind it only."""
+        each = self.reduction / np.where(self.every, self.shards, 1.0)
+        return np.where(self.two & (not last), np.minimum(gradients, each * done), gradients)
+
+    def _prefetched(self) -> Real:
+        """The last layer, which comes while the head runs; a tied table is the first block."""
+        return np.where(self.tied > 0.0, 0.0, self.highest)
+
+    def _left_over(self) -> Real:
+        return (self.every & self.several & self.managed) * self.reduction * self.behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Elements of a rank's layers: of the largest, then of each kind."""
+
+    sizes: tuple[Real, ...]
+    experts: tuple[Real, ...]
+    apart: tuple[Real, ...]
+
+    @classmethod
+    def of(cls, params: RankParameters, lonely: Flag, zeros: Real) -> Self:
+        apart = (params.apart_layer, *params.apart_layers)
+        return cls(
+            tuple(size + zeros for size in (params.largest_layer, *params.layers)),
+            tuple(np.where(lonely, 0.0, each) + zeros for each in apart),
+            tuple(each + zeros for each in apart),
+        )
+
+    @property
+    def largest(self) -> Real:
+        """The largest layer, whole."""
+        return self.sizes[0]
+
+    def own(self, kind: int | None) -> Real:
+        """What is gathered with a layer of a kind; None: they are of one size."""
+        number = 0 if kind is None else kind + 1
+        return self.sizes[number] - self.apart[number]
+
+    def lowest(self, rank: PipelineRank) -> Real:
+        """The same of the rank's first layer."""
+        return self.own(rank.neighbours[-1].kind if rank.neighbours else None)
+
+    def beside(self, kind: int | None, before: Real, ahead: Real) -> LayerBlock:
+        """A layer of a kind between other blocks."""
+        number = 0 if kind is None else kind + 1
+        return LayerBlock(self.own(kind), self.experts[number], before, ahead)
+
+    def passed(self, passed: Passed) -> Real:
+        """Elements of layers by kind."""
+        return sum(n * size for n, size in zip(passed, self.sizes[1:], strict=True))
+
+    def spots(
+        self, model: ModelSpec, rank: PipelineRank, head: Real, before: Real
+    ) -> tuple[Spot, ...]:
+        """All but the last layer that is walked, which is the first one of the rank.
+
+        Of layers of one size: the first on the way back, the second, and the last but one. Of
+        others also the last one, which may be the only one of its size.
+        """
+        if not rank.neighbours:
+            own, whole, layers = self.own(None), self.largest, walked_layers(model, rank)
+            more = layers > 2
+            ends = [End(head + whole, 1, more)] if np.any(more) else []
+            if np.any(layers > 3):  # of three the one behind the first is the last but one
+                ends.append(End(head + (layers - 2.0) * whole, layers - 2.0, more))
+            first = Spot(self.beside(None, before, own), (End(head, 0),))
+            others = Spot(self.beside(None, own, own), tuple(ends), follows=True)
+            return (first, others) if ends else (first,)
+        found = []
+        for near in rank.neighbours:
+            behind = before if near.behind == NONE else self.own(near.behind)
+            ahead = 0.0 if near.ahead == NONE else self.own(near.ahead)
+            counts = [near.first] if near.first is near.last else [near.first, near.last]
+            found.append(
+                Spot(
+                    block=self.beside(near.kind, behind, ahead),
+                    ends=tuple(End(head + self.passed(each[0]), each) for each in counts),
+                    kind=near.kind,
+                    again=near.again,
+                    follows=_same_stack(model, near.kind, near.behind),
+                )
+            )
+        return tuple(found)
+
+    def first(
+        self, model: ModelSpec, rank: PipelineRank, head: Real, spots: tuple[Spot, ...]
+    ) -> Spot:
+        """The rank's first layer, which is walked last: nothing is gathered meanwhile."""
+        if rank.neighbours:
+            return spots[-1]
+        several = bool(walked_layers(model, rank) > 1)
+        before = self.own(None) if several else head
+        return Spot(self.beside(None, before, 0.0), (), follows=several)
+
+
+def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:
+    return other != NONE and model.kinds[kind].stack == model.kinds[other].stack

@@ -1,0 +1,72 @@
+"""Gradients of the output projection on their way, in trainers whose weights lie whole on a rank.
+
+The projection is walked back first of all. A tied table's gradient from it waits until the
+embedding has added its own; a loss in chunks makes the projection's gradient once for every chunk.
+Units: bytes. Every argument may be a column of a plan table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.rank_parameters import RankParameters
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGradients:
+    """Bytes at the moments of ``MOMENTS``, beside what accumulated gradients take."""
+
+    head: list[tuple[Real, Real]]  # and what is left of the logits, at each of its places
+    layers: Real  # while layers are walked back
+    embedding: Real
+
+
+def head_gradients(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+    params: RankParameters,
+    logits: Real,
+) -> HeadGradients:
+    """Return them; nothing where gradients are sharded or have a buffer of their own.
+
+        head       n = 1: c H, beside the gradient L of the logits
+                   n chunks: the fullest of c H + L, 2 c H + L (1 - 1/n), 3 c H + L (1 - 2/n)
+        layers     c E of a tied table
+        embedding  3 c E of it, 2 c E after a loss in chunks
+
+    H elements of the projection, E of a table that is both ends, L ``logits`` in compute precision.
+    Where the projection's own are sharded, a loss in chunks still leaves L beside them. The first
+    two gradients of a leaf are added up in a third tensor, further ones in place. Source:
+    torch's autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
+    (tests/cost_models/memory/test_head_gradients.py). All chunks' losses are walked back first.
+    """
+    alone = rank.first and rank.last and model.tie_embeddings
+    whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
+    apart = whole & (not software.whole_gradient_buffer)
+    each = np.where(apart, workload.compute_bytes, 0.0)
+    tied = each * (params.embedding if alone else 0.0)
+    head = tied + each * params.head
+    beside = np.where(head > 0.0, logits, 0.0)
+    places: list[tuple[Real, Real]] = [(head, beside)]
+    if not software.loss_chunk_tokens or software.logits_chunked:
+        return HeadGradients(places, tied, 3.0 * tied)
+    places = [(head, logits)]
+    tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
+    chunks = np.maximum(1.0, tokens / software.loss_chunk_tokens)
+    several = chunks > 1.0
+    for more in (1.0, 2.0):
+        gradients = head + np.where(several, more * head, 0.0)
+        left = beside * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
+        places.append((gradients, left))
+    return HeadGradients(places, tied, np.where(several, 2.0, 3.0) * tied)

@@ -1,0 +1,73 @@
+"""Bytes that offloaded tensors take of a node: host memory, and NVMe drives.
+
+Symbols   P parameters that a rank updates   c compute_bytes, w master_bytes, g gradient bytes
+          k s bytes of all states of a parameter
+Units     bytes; columns of a plan table. A node is taken to hold ranks that are all as full as the
+          fullest pipeline rank: never too little.
+
+What offload names goes to the host, and with ``offload_device`` nvme on to the drives: states and
+the copy of the weights that is updated. Gradients wait in host memory. ZeRO-Infinity keeps 16-bit
+weights beside the fp32 ones (18 bytes a parameter, not 16); FSDP2 has the fp32 ones only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.plan.plan import NVME, PlanTable
+from cost_models.plan.workload import Workload
+
+# DeepSpeed's defaults (docs/_pages/config-json.md): offload_optimizer buffer_count 4 of a
+# sub_group_size of 1e9 elements; offload_param buffer_count 5 of buffer_size 1e8 elements
+STATE_BUFFERS: Final = 4.0
+STATE_BUFFER_ELEMENTS: Final = 1e9
+WEIGHT_BUFFERS: Final = 5.0
+WEIGHT_BUFFER_ELEMENTS: Final = 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class HostBytes:
+    """Bytes of one rank that are off its accelerator."""
+
+    memory: Real
+    nvme: Real
+
+    def of_node(self, table: PlanTable, gpus_per_node: int) -> HostBytes:
+        """Bytes of all ranks of a node."""
+        ranks = np.minimum(table.world_size, gpus_per_node)
+        return HostBytes(ranks * self.memory, ranks * self.nvme)
+
+
+def offloaded_bytes(
+    workload: Workload,
+    table: PlanTable,
+    updated: Real,
+    states: Real,
+    paged: Real,
+    activations: Real,
+) -> HostBytes:
+    """Bytes of one rank off its accelerator.
+
+        optimizer   w P + k s P, and g P of gradients     16 P with AdamW in fp32
+        activations what layers saved, but for two layers
+        paged       as much as the driver may move
+        nvme        w P + k s P on the drives; in host memory g P and pinned buffers:
+                    4 w min(P, 1e9), with the weights 5 c min(P, 1e8) more
+
+    Source: ZeRO-Offload (arXiv:2101.06840), sec. 3; ZeRO-Infinity (arXiv:2104.07857), sec. 5 and 6;
+    DeepSpeed's estimate_zero3_model_states_mem_needs (16 and 18 bytes a parameter).
+    ``updated``: parameters; ``states``, ``paged``, ``activations``: bytes.
+    """
+    moves = np.where(table.offloads_optimizer, 1.0, 0.0)
+    kept = moves * (workload.master_bytes * updated + states)
+    gradients = moves * workload.reduction_bytes * updated
+    on_drives = np.where(table.offload_device == NVME, 1.0, 0.0)
+    buffers = STATE_BUFFERS * workload.master_bytes * np.minimum(updated, STATE_BUFFER_ELEMENTS)
+    swapped = WEIGHT_BUFFERS * workload.compute_bytes * np.minimum(updated, WEIGHT_BUFFER_ELEMENTS)
+    buffers = moves * (buffers + np.where(table.offloads_weights, swapped, 0.0))
+    memory = gradients + (1.0 - on_drives) * kept + on_drives * buffers + activations
+    return HostBytes(memory + np.where(moves > 0, 0.0, paged), on_drives * kept)

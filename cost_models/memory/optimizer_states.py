@@ -1,0 +1,275 @@
+"""Bytes that an optimizer remembers of the weights, and that its update takes beside them.
+
+Symbols   n elements of a tensor on a rank   r, c its last two dimensions, l all others together
+          s state_bytes, w master_bytes [bytes of an element]
+Units     bytes; every argument is one number or one column of a plan table.
+
+Shares are those of tensors that divide evenly, as in ``model_states``. ZeRO shards the first
+dimension (FSDP2), tensor parallelism the one of its cut, and a state lies where its weights lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.communication.volumes import blocks
+from cost_models.memory.model_states import optimizer_shards
+from cost_models.model.lora import trainable_part
+from cost_models.model.spec import ModelSpec, Weight
+from cost_models.partition.stages import PipelineRank
+from cost_models.partition.tensor_sharding import cut_dim, shards_inside
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import Optimizer, Workload
+from hardware_profiles.software.trainer import SoftwareProfile
+
+# bitsandbytes 0.44 and later, optim/optimizer.py (its pull request 1365; 2048 before): a byte an
+# element and one fp32 scale for each block; tensors below 4096 elements keep fp32 states, those
+# below 100 000 are never paged, and neither are scales
+BLOCK: Final = 256
+MIN_8BIT_ELEMENTS: Final = 4096
+MIN_PAGED_ELEMENTS: Final = 1e5
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an optimizer keeps of a tensor."""
+
+    states: float  # as large as the tensor, of matrices inside layers
+    other_states: float  # the same, of all other tensors
+    factored: bool = False  # beside these, a row and a column of every matrix (vectors: whole)
+    eight_bit: bool = False
+    paged: bool = False  # states live in memory that moves to the host where the device is full
+    foreach_copies: float = 0.0  # shard-size copies that an update over lists of tensors makes
+    whole_matrices: bool = False  # an update reads whole matrices: gathered, one after the other
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every parameter has as many bytes, whatever tensor it is in."""
+        return self.states == self.other_states and not (self.factored or self.eight_bit)
+
+
+RULES: Final[dict[Optimizer, Rule]] = {
+    "sgd": Rule(0.0, 0.0),
+    "sgd_momentum": Rule(1.0, 1.0),
+    # Loshchilov, Hutter (arXiv:1711.05101), alg. 2; torch 2.13 optim/adam.py: the square root of
+    # the second moments
+    "adamw": Rule(2.0, 2.0, foreach_copies=1.0),
+    # the same, and gradients with the decay added
+    "adam": Rule(2.0, 2.0, foreach_copies=2.0),
+    # You et al. (arXiv:1904.00962), alg. 2
+    "lamb": Rule(2.0, 2.0, foreach_copies=1.0),
+    # Chen et al. (arXiv:2302.06675), alg. 2: the sign of an interpolation is a copy
+    "lion": Rule(1.0, 1.0, foreach_copies=1.0),
+    # Shazeer, Stern (arXiv:1804.04235), alg. 4; torch 2.13 optim/_adafactor.py: the estimate of
+    # the second moments is written out
+    "adafactor": Rule(0.0, 0.0, factored=True, foreach_copies=1.0),
+    "adafactor_momentum": Rule(1.0, 1.0, factored=True, foreach_copies=1.0),
+    # Liu et al. (arXiv:2502.16982), sec. 2.2: momentum of matrices inside layers; embedding, head,
+    # norms and biases are AdamW's
+    "muon": Rule(1.0, 2.0, whole_matrices=True),
+    # Dettmers et al. (arXiv:2110.02861), sec. 2
+    "adamw_8bit": Rule(2.0, 2.0, eight_bit=True),
+    "paged_adamw": Rule(2.0, 2.0, paged=True),
+    "paged_adamw_8bit": Rule(2.0, 2.0, eight_bit=True, paged=True),
+}
+ITERATIONS: Final = 5.0  # of Newton and Schulz, torch's default
+# torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
+FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes of states on a rank: those that stay on the device, and those that can leave it."""
+
+    resident: Real
+    paged: Real
+
+
+def eight_bit_bytes(numel: Real, states: float) -> tuple[Real, Real]:
+    """Bytes and scales of block-wise 8-bit states: k n, and 4 k ceil(n / 256); fp32 where small.
+
+    Source: Dettmers et al. (arXiv:2110.02861), sec. 2.1; bitsandbytes optim/optimizer.py.
+
+    >>> [float(x) for x in eight_bit_bytes(1 << 20, 2.0)]
+    [2097152.0, 32768.0]
+    >>> [float(x) for x in eight_bit_bytes(4095, 2.0)]
+    [32760.0, 0.0]
+    """
+    small = np.less(numel, MIN_8BIT_ELEMENTS)
+    elements = np.where(small, 4.0, 1.0) * states * numel
+    return elements, np.where(small, 0.0, 4.0 * states * np.ceil(np.divide(numel, BLOCK)))
+
+
+def factored_numel(shape: tuple[Real, Real, Real]) -> Real:
+    """Elements of the row and column factors of l matrices of (r, c): l (r + c).
+
+    Source: Shazeer, Stern, Adafactor (arXiv:1804.04235), sec. 3.
+
+    >>> float(factored_numel((1.0, 4096.0, 11008.0)))
+    15104.0
+    """
+    lead, rows, columns = shape
+    return lead * (rows + columns)
+
+
+def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Real, Real, Real]:
+    """Leading dimensions together, rows and columns of a rank's part; a vector is one row.
+
+    The cut dimension over t (experts: over their own ranks, and their number over ep), then the
+    first over d from ZeRO-1 on; experts fewer than ranks are sharded inside (``shards_inside``).
+    """
+    one = np.ones(len(table))
+    dims: list[Real] = [float(length) * one for length in weight.shape]
+    cut, expert = cut_dim(weight), weight.is_routed_expert
+    if cut is not None:
+        dims[cut] = dims[cut] / (table.expert_tensor if expert else table.tensor_parallel)
+    ranks = table.shard_ranks
+    if expert:
+        dims[0] = dims[0] / table.expert_parallel
+        ranks = np.maximum(1, table.expert_shard_ranks)
+    shards = optimizer_shards(ranks, zero_stage)
+    inside = np.zeros(len(table), dtype=bool)
+    if weight.role == "expert":
+        inside = np.asarray(shards_inside(dims[0], dims[1], shards))
+        dims[1] = np.where(inside, dims[1] / shards, dims[1])
+    dims[0] = np.where(inside, dims[0], dims[0] / shards)
+    if len(dims) == 1:
+        return one, one, dims[0]
+    lead = one
+    for length in dims[:-2]:
+        lead = lead * length
+    return lead, dims[-2], dims[-1]
+
+
+def is_layer_matrix(weight: Weight) -> bool:
+    """Whether Muon updates it: a matrix that is multiplied, neither embedding nor head."""
+    return weight.role in ("linear", "expert") and weight.part not in ("embedding", "head")
+
+
+def tensor_states(
+    rule: Rule, weight: Weight, shape: tuple[Real, Real, Real], state_bytes: float
+) -> StateBytes:
+    """States of one tensor: s k n; factored s (k n + l (r + c)); or in 8 bits."""
+    lead, rows, columns = shape
+    numel = lead * rows * columns
+    states = rule.states if is_layer_matrix(weight) else rule.other_states
+    if rule.eight_bit:
+        elements, scales = eight_bit_bytes(numel, states)
+    else:
+        elements = state_bytes * states * numel
+        scales = np.zeros_like(elements)
+        if rule.factored:
+            whole = len(weight.shape) < 2
+            scales = state_bytes * (numel if whole else factored_numel(shape))
+    leaves = np.greater_equal(numel, MIN_PAGED_ELEMENTS) if rule.paged else False
+    return StateBytes(scales + np.where(leaves, 0.0, elements), np.where(leaves, elements, 0.0))
+
+
+def rank_states(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> StateBytes:
+    """States of all that a pipeline rank trains, by tensor."""
+    rule = RULES[workload.optimizer]
+    resident, paged = np.zeros(len(table)), np.zeros(len(table))
+    for block in blocks(trainable_part(model), rank):
+        for weight in block.weights:
+            shape = local_shape(weight, table, table.zero_stage)
+            found = tensor_states(rule, weight, shape, workload.state_bytes)
+            resident = resident + block.repeats * found.resident
+            paged = paged + block.repeats * found.paged
+    return StateBytes(resident, paged)
+
+
+def update_bytes(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    rank: PipelineRank,
+    updated: Real,
+) -> Real:
+    """Bytes that the update takes beside weights, gradients and states.
+
+        fused kernel       0
+        over lists         s copies n of all n that the rank updates
+        whole matrices     w n + 4 n + 4 min(r, c)^2 of the largest one: the update, two bf16
+                           iterates and their two products with themselves
+
+    Source: torch 2.13, optim/adam.py, _adafactor.py, _muon.py (Newton-Schulz).
+    ``updated``: elements that the rank updates.
+    """
+    rule = RULES[workload.optimizer]
+    if rule.whole_matrices:
+        return _whole_matrix_bytes(model, workload, table, rank)
+    fused = software.fused_optimizer and workload.optimizer in FUSED
+    return workload.state_bytes * (0.0 if fused else rule.foreach_copies) * updated
+
+
+def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes that clipping and update move for each parameter: the trainer's for fp32 AdamW, and
+
+        + 2 (w - 4) + n (g - 4) + 2 (k s - 8)
+
+    since the weight is read and written, and every state. n, accesses to the gradient: read by
+    norm, clipping and update, written by clipping; one less where the update clips as it goes.
+    AdamW over lists of tensors takes one step after another (torch 2.4, optim/adamw.py,
+    _multi_tensor_adamw: decay, lerp, mul, addcmul, sqrt, div, add, addcdiv): it reads and writes
+    the weight twice, reads the gradient twice, and reads or writes states, and the root that is as
+    large as one, 14 times in all; clipping and its norm 3 gradients more:
+
+        4 w + 5 g + 7 k s
+
+    Leaves out factors and scales; Muon's products: ``update_flops``.
+
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))
+    20.0
+    """  # noqa: D400
+    rule = RULES[workload.optimizer]
+    state_bytes = rule.states * (1.0 if rule.eight_bit else workload.state_bytes)
+    if workload.optimizer == "adamw" and not software.fused_optimizer:
+        clipping = software.gradient_accesses - 1.0  # what the fused update does not read
+        gradients = (2.0 + clipping) * workload.reduction_bytes
+        return 4.0 * workload.master_bytes + gradients + 7.0 * state_bytes
+    weights = 2.0 * (workload.master_bytes - 4.0)
+    gradients = software.gradient_accesses * (workload.reduction_bytes - 4.0)
+    return software.optimizer_accesses_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
+
+
+def update_flops(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    """FLOP in 16 bits of the update on one rank: Muon's Newton-Schulz iterations.
+
+        5 (4 r^2 c + 2 r^3)    of every matrix of r rows and c >= r columns, over d from ZeRO-1 on
+
+    Source: torch 2.13, optim/_muon.py: five times X X^T, its square, and their product with X. Liu
+    et al. (arXiv:2502.16982), sec. 2.3: a rank works on the whole matrices of which it has a shard.
+    """
+    flops: Real = np.zeros(len(table))
+    if not RULES[workload.optimizer].whole_matrices:
+        return flops
+    for block in blocks(trainable_part(model), rank):
+        for weight in filter(is_layer_matrix, block.weights):
+            least, most = sorted(float(length) for length in weight.shape[-2:])
+            count = float(weight.numel) / (least * most) * block.repeats
+            each = 4.0 * least**2 * most + 2.0 * least**3
+            flops = flops + ITERATIONS * each * count
+    return flops / optimizer_shards(table.shard_ranks, table.zero_stage)
+
+
+def _whole_matrix_bytes(
+    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
+) -> Real:
+    largest = np.zeros(len(table))
+    for block in blocks(trainable_part(model), rank):
+        for weight in filter(is_layer_matrix, block.weights):
+            rows, columns = (float(length) for length in weight.shape[-2:])
+            numel = rows * columns
+            beside = workload.master_bytes * numel + 4.0 * numel
+            largest = np.maximum(largest, beside + 4.0 * min(rows, columns) ** 2)
+    return largest

@@ -1,0 +1,281 @@
+"""What the parts of a peak are made of: formulas in symbols, with the numbers put in.
+
+Symbols   P parameters on a rank   d ranks that ZeRO shards over   t tensor parallel
+          n micro-batches in flight   L layers of a rank   b micro-batch size
+          s tokens of a sequence   c bytes of the compute precision   V vocabulary   h hidden size
+Units     bytes. Every term is computed by the formulas that price a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cost_models.activations.live import Held, held_activations, layer_bytes
+from cost_models.arrays import Real
+from cost_models.communication.context_parallel import rank_tokens
+from cost_models.communication.host_link import without_offload
+from cost_models.memory.parts import MemoryParts
+from cost_models.memory.peak import MOMENTS
+from cost_models.model.lora import has_frozen, trainable_part
+from cost_models.partition.rank_parameters import RankParameters, frozen_bytes, table_parameters
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Setting
+from cost_models.units import format_bytes, format_count
+
+SMALL: Final = 0.005  # of the peak: what is less is not listed apart
+BEFORE_LATER: Final = MOMENTS.index("later_backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of one part."""
+
+    part: str
+    name: str
+    formula: str  # in symbols
+    numbers: str  # the same, with the numbers put in
+    size: float  # bytes
+
+
+def memory_terms(
+    setting: Setting, plan: Plan, rank: PipelineRank, parts: MemoryParts, moment: int
+) -> list[Term]:
+    """Return the terms of the parts of a rank at one of ``MOMENTS``, largest first.
+
+    The terms of a part add up to it; a term below ``SMALL`` of the peak joins the part's largest.
+    """
+    table = PlanTable.from_plans([plan])
+    if not setting.on_gpu:
+        table = without_offload(table)
+    params = table_parameters(trainable_part(setting.model), rank, table)
+    held = held_activations(setting.model, setting.workload, setting.software, table, rank)
+    found = [
+        *_states(setting, plan, table, rank, params, parts),
+        *_gradients(plan, params, parts, moment),
+        *_activations(setting, plan, table, rank, held, parts, moment),
+        *_logits(setting, plan, table, parts),
+        *_buffers(plan, params, held, parts, moment),
+        *_runtime(setting, parts),
+    ]
+    listed = [term for term in found if term.size >= SMALL * float(parts.peak)]
+    return sorted(listed, key=lambda term: -term.size)
+
+
+def first(value: Real) -> float:
+    """Return the number of a table with one row."""
+    return float(np.ravel(np.asarray(value))[0])
+
+
+def _sharded(plan: Plan, params: RankParameters, least_stage: int) -> tuple[float, str, str]:
+    """Return elements that a rank keeps from a ZeRO stage on, in symbols and in numbers."""
+    total, apart = first(params.total), first(params.apart)
+    count = format_count(total)
+    if plan.zero_stage < least_stage or (plan.shard_ranks == 1 and not apart):
+        return total, "P", f"{count} parameters"
+    ranks, experts = plan.shard_ranks, max(1, plan.expert_shard_ranks)
+    if not apart:
+        return total / ranks, "P/d", f"{count} parameters ÷ {ranks} ranks"
+    rest = f"({format_count(total - apart)} ÷ {ranks} + {format_count(apart)} of experts ÷ "
+    elements = (total - apart) / ranks + apart / experts
+    return elements, "(P − E)/d + E/d'", f"{rest}{experts}) parameters"
+
+
+def _states(
+    setting: Setting,
+    plan: Plan,
+    table: PlanTable,
+    rank: PipelineRank,
+    params: RankParameters,
+    parts: MemoryParts,
+) -> list[Term]:
+    """Weights and optimizer: bytes a parameter times parameters."""
+    model = setting.model
+    frozen = 0.0
+    if has_frozen(model):
+        frozen = first(frozen_bytes(model, rank, table, setting.workload, setting.software))
+    terms = []
+    if frozen:
+        shared = setting.software.shards_frozen_weights and plan.zero_stage == 3
+        numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
+        terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
+    for part, least, size in (
+        ("weights", 3, first(parts.weights) - frozen),
+        ("optimizer", 1, first(parts.optimizer)),
+    ):
+        elements, symbols, numbers = _sharded(plan, params, least)
+        if not elements or size <= 0.0:
+            continue
+        if part == "weights" and plan.offloads_weights:
+            terms.append(_fetched(plan, size))
+            continue
+        each = size / elements
+        what = _what_states(setting, plan)[part]
+        terms.append(Term(part, what, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
+    return terms
+
+
+def _fetched(plan: Plan, size: float) -> Term:
+    """Of weights that lie elsewhere: the shards that are on their way."""
+    where = "the drives" if plan.offload_device == "nvme" else "the host"
+    layers = "of the layer that runs and of the next one"
+    return Term("weights", f"shards on their way from {where}", layers, "", size)
+
+
+def _what_states(setting: Setting, plan: Plan) -> dict[str, str]:
+    """Say what weights and optimizer are, under the plan's ZeRO stage."""
+    workload = setting.workload
+    precision, states = workload.precision, f"states of {workload.optimizer}"
+    mixed = workload.master_bytes != workload.compute_bytes
+    if plan.zero_stage >= 3:
+        master = "fp32 master weights, shared out" if mixed else f"{precision}, shared out"
+        return {"weights": master, "optimizer": states}
+    kept = f"fp32 master weights and {states}" if mixed else states
+    return {"weights": precision, "optimizer": kept}
+
+
+def _gradients(plan: Plan, params: RankParameters, parts: MemoryParts, moment: int) -> list[Term]:
+    size, total = first(parts.gradients), first(params.total)
+    if size <= 0.0:
+        return []
+    sharded, symbols, numbers = _sharded(plan, params, 1)
+    for elements, in_symbols, in_numbers in (
+        (sharded, symbols, numbers),
+        (total, "P", f"{format_count(total)} parameters, whole until they are reduced"),
+    ):
+        each = size / elements
+        if abs(each - round(each)) < 1e-9 * each and round(each) in (2, 4, 8):
+            done = "of micro-batches that are done" if moment <= BEFORE_LATER else "of all weights"
+            return [
+                Term(
+                    "gradients",
+                    done,
+                    f"bytes · {in_symbols}",
+                    f"{each:.0f} bytes × {in_numbers}",
+                    size,
+                )
+            ]
+    return [
+        Term(
+            "gradients",
+            "of the layers that are done",
+            f"bytes · ({symbols} − the blocks still to come)",
+            "",
+            size,
+        )
+    ]
+
+
+def _activations(
+    setting: Setting,
+    plan: Plan,
+    table: PlanTable,
+    rank: PipelineRank,
+    held: Held,
+    parts: MemoryParts,
+    moment: int,
+) -> list[Term]:
+    size = first(parts.activations)
+    if size <= 0.0:
+        return []
+    name = MOMENTS[moment]
+    if name == "last_layer":
+        tokens = first(rank_tokens(setting.workload, table))
+        numbers = f"{size / tokens:,.0f} bytes × {tokens:,.0f} tokens"
+        what = "one layer on its way backward, the last one left"
+        return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
+    flying = first(held.in_flight)
+    if name == "later_backward":
+        flying = max(0.0, flying - 1.0)
+    one = first(layer_bytes(setting.model, setting.workload, setting.software, table, rank))
+    terms, rest = [], size
+    if 0.0 < flying * one <= size and not plan.offloads_activations:
+        tokens, layers = first(rank_tokens(setting.workload, table)), sum(rank.kind_counts)
+        each = one / tokens / layers
+        numbers = (
+            f"{flying:g} in flight × {layers} layers × {tokens:,.0f} tokens × {each:,.0f} bytes"
+        )
+        what = f"saved by layers (recompute {plan.recompute})"
+        formula = "n · L · b·s · bytes a token"
+        terms.append(Term("activations", what, formula, numbers, flying * one))
+        rest -= flying * one
+    late = first(held.due_bytes)
+    if late > 0.0 and not plan.offloads_activations:
+        due = first(held.due)
+        what, formula = "operands of weight gradients that come later", "n · bytes of a micro-batch"
+        numbers = f"{due:.3g} due × {format_bytes(late / due)}"
+        terms.append(Term("activations", what, formula, numbers, late))
+        rest -= late
+    others = ["the head's inputs, rotary tables, token ids"]
+    if name in ("backward", "later_backward"):
+        others.insert(0, "a layer on its way backward")
+    if plan.offloads_activations:
+        others.insert(0, "two layers on their way to the host")
+    terms.append(Term("activations", "beside them", ", ".join(others), "", rest))
+    return terms
+
+
+def _logits(setting: Setting, plan: Plan, table: PlanTable, parts: MemoryParts) -> list[Term]:
+    size = first(parts.logits)
+    if size <= 0.0:
+        return []
+    tokens, vocab = first(rank_tokens(setting.workload, table)), setting.model.vocab_size
+    share = vocab / plan.tensor_parallel
+    over = f" ÷ {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
+    return [
+        Term(
+            "logits",
+            "logits, their gradient, copies in fp32",
+            "bytes · V/t · b·s" if over else "bytes · V · b·s",
+            f"{size / share / tokens:.3g} bytes × {vocab:,}{over} words × {tokens:,.0f} tokens",
+            size,
+        )
+    ]
+
+
+def _buffers(
+    plan: Plan, params: RankParameters, held: Held, parts: MemoryParts, moment: int
+) -> list[Term]:
+    messages = first(held.messages)
+    size = first(parts.buffers) - messages
+    block = {
+        "loss_forward": params.head,
+        "loss_backward": params.head + params.largest_layer,
+        "head": params.head,
+        "embedding": params.embedding,
+    }
+    elements = first(block.get(MOMENTS[moment], params.largest_layer))
+    each = f"{size / elements:.3g} bytes × " if elements else ""
+    sharding = "gathered weights, and gradients" if plan.zero_stage >= 3 else "gradients"
+    terms = [
+        Term(
+            "buffers",
+            f"{sharding} on their way",
+            "bytes · P of a block",
+            f"{each}{format_count(elements)} parameters",
+            size,
+        )
+    ]
+    if messages > 0.0:
+        formula = "received inputs · b·s · c·h"
+        terms.append(Term("buffers", "messages between stages", formula, "", messages))
+    return terms
+
+
+def _runtime(setting: Setting, parts: MemoryParts) -> list[Term]:
+    if not setting.on_gpu:
+        return []
+    software, allocated = setting.software, float(parts.allocated)
+    return [
+        Term(
+            "runtime",
+            "context, libraries, what the allocator cannot use",
+            "context + slack · allocated",
+            f"{format_bytes(software.context_bytes)} + {100 * software.allocator_slack:.3g} % × "
+            f"{format_bytes(allocated)}",
+            first(parts.runtime),
+        )
+    ]

@@ -1,0 +1,45 @@
+"""The timeline of one step's memory: the parts on every pipeline rank at every moment of a step.
+
+Units: bytes. The peak that ``estimate.price`` finds is the largest of these moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from cost_models.memory.parts import MemoryParts
+from cost_models.memory.peak import rank_timeline
+from cost_models.partition.of_plan import pipeline_rank
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Setting
+
+
+def timelines(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+) -> list[tuple[MemoryParts, ...]]:
+    """Return, for every pipeline rank of one plan, the parts at each of ``memory.MOMENTS``."""
+    table = PlanTable.from_plans([plan])
+    return [
+        tuple(
+            _plain(parts)
+            for parts in rank_timeline(
+                setting.model,
+                setting.workload,
+                setting.software,
+                table,
+                pipeline_rank(setting, plan, layer_ranges, rank),
+                on_gpu=setting.on_gpu,
+            )
+        )
+        for rank in range(plan.pipeline_parallel)
+    ]
+
+
+def _plain(parts: MemoryParts) -> MemoryParts:
+    """Return the first row as plain numbers."""
+    return MemoryParts(
+        **{f.name: float(np.ravel(getattr(parts, f.name))[0]) for f in fields(MemoryParts)}
+    )

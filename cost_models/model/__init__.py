@@ -1,0 +1,1 @@
+"""Models: every tensor of a transformer, LoRA, freezing, presets."""

@@ -1,0 +1,147 @@
+"""The families of transformers: from the keys of a config.json to a :class:`ModelSpec`.
+
+A family is a ``model_type`` of transformers. Its spec lists the parameters of the module that
+transformers builds for training it (ForCausalLM, ForMaskedLM or ForConditionalGeneration).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from cost_models.model.families import (
+    cohere,
+    encoder,
+    falcon,
+    gemma,
+    glm4,
+    gpt_like,
+    llama_like,
+    mla,
+    moe,
+    opt,
+    phi,
+    phi3,
+    qwen_moe,
+    starcoder2,
+    t5,
+)
+from cost_models.model.families.reader import Config, Defaults
+from cost_models.model.spec import ModelSpec
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.fields import Fields
+
+Builder = Callable[[Config], ModelSpec]
+
+# model_type: (builder, defaults of its config class)
+_FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
+    "bert": (encoder.bert, encoder.BERT),
+    "bloom": (gpt_like.bloom, gpt_like.BLOOM),
+    "cohere": (cohere.cohere, cohere.COHERE),
+    "deepseek_v2": (mla.deepseek_v2, mla.DEEPSEEK_V2),
+    "deepseek_v3": (mla.deepseek_v3, mla.DEEPSEEK_V3),
+    "falcon": (falcon.falcon, falcon.FALCON),
+    "gemma": (gemma.gemma, gemma.GEMMA),
+    "gemma2": (gemma.gemma2, gemma.GEMMA2),
+    "gemma3": (gemma.gemma3, gemma.GEMMA3),
+    "gemma3_text": (gemma.gemma3_text, gemma.GEMMA3),
+    "glm4": (glm4.glm4, glm4.GLM4),
+    "gpt2": (gpt_like.gpt2, gpt_like.GPT2),
+    "gpt_neox": (gpt_like.gpt_neox, gpt_like.GPT_NEOX),
+    "gpt_oss": (moe.gpt_oss, moe.GPT_OSS),
+    "granite": (llama_like.granite, llama_like.GRANITE),
+    "llama": (llama_like.llama, llama_like.LLAMA),
+    "mistral": (llama_like.mistral, llama_like.MISTRAL),
+    "mixtral": (moe.mixtral, moe.MIXTRAL),
+    "olmo2": (llama_like.olmo2, llama_like.OLMO2),
+    "olmoe": (moe.olmoe, moe.OLMOE),
+    "opt": (opt.opt, opt.OPT),
+    "phi": (phi.phi, phi.PHI),
+    "phi3": (phi3.phi3, phi3.PHI3),
+    "qwen2": (llama_like.qwen2, llama_like.QWEN2),
+    "qwen2_moe": (qwen_moe.qwen2_moe, qwen_moe.QWEN2_MOE),
+    "qwen3": (llama_like.qwen3, llama_like.QWEN3),
+    "qwen3_moe": (qwen_moe.qwen3_moe, qwen_moe.QWEN3_MOE),
+    "roberta": (encoder.roberta, encoder.ROBERTA),
+    "smollm3": (llama_like.smollm3, llama_like.SMOLLM3),
+    "starcoder2": (starcoder2.starcoder2, starcoder2.STARCODER2),
+    "t5": (t5.t5, t5.T5),
+}
+FAMILIES: Final = tuple(sorted(_FAMILIES))
+# in the names of classes that end in something else than a projection on the vocabulary
+_OTHER_HEADS: Final = (
+    "Classification",
+    "QuestionAnswering",
+    "Embedding",
+    "Reward",
+    "MultipleChoice",
+)
+
+
+def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.json") -> ModelSpec:
+    """Build the spec of the model that ``config`` (the contents of a config.json) describes.
+
+    Raises :class:`InputError`: one line with ``where``, the key, its value and what is allowed.
+
+    >>> model_spec({"model_type": "llama"}, name="llama").num_parameters
+    6738415616
+    """
+    fields = Fields(config, where)
+    family = _family(fields)
+    build, defaults = _FAMILIES[family]
+    reader = Config(fields, family, defaults)
+    spec = build(reader)
+    return replace(
+        spec,
+        name=name,
+        config=dict(spec.config),
+        assumptions=(*_assumptions(reader), *spec.assumptions),
+    )
+
+
+def _family(fields: Fields) -> str:
+    """Return the model type, or raise an error that says which are known."""
+    if "model_type" not in fields:
+        raise InputError(f"{fields.where}: model_type is missing{_guess(fields)}")
+    family = fields.text("model_type")
+    if family in _FAMILIES:
+        return str(family)
+    custom = " (its custom code is never run)" if "auto_map" in fields else ""
+    hint = did_you_mean(family, FAMILIES)
+    raise InputError(
+        f"{fields.where}: model_type = {family[:60]!r} is not known{custom}. "
+        + (f"{hint} " if hint else "")
+        + f"Known: {', '.join(FAMILIES)}"
+    )
+
+
+def _guess(fields: Fields) -> str:
+    """Return which model_type the class in ``architectures`` belongs to, in words."""
+    classes = fields.values.get("architectures")
+    first = classes[0] if isinstance(classes, (list, tuple)) and classes else ""
+    wanted = str(first).lower()
+    for family in FAMILIES:
+        stem = family.replace("_", "")
+        if wanted.startswith((f"{stem}for", f"{stem}lmhead")):
+            return f'; architectures names {str(first)[:60]}: add "model_type": "{family}"'
+    return f" (one of {', '.join(FAMILIES)})"
+
+
+def _assumptions(config: Config) -> tuple[str, ...]:
+    """Return in words what the file does not say and what of it is not used."""
+    lines = []
+    if config.defaulted:
+        taken = ", ".join(f"{key} = {value}" for key, value in config.defaulted.items())
+        lines.append(f"not in the config, taken from the defaults of {config.family}: {taken}")
+    if "auto_map" in config.fields:
+        lines.append("the config names custom code (auto_map): custom code is not executed")
+    classes = config.fields.values.get("architectures")
+    first = str(classes[0])[:60] if isinstance(classes, (list, tuple)) and classes else ""
+    if any(task in first for task in _OTHER_HEADS):
+        lines.append(f"priced with a head over the vocabulary, though architectures names {first}")
+    if "quantization_config" in config.fields:
+        lines.append(
+            "the config names a quantization: weights are counted in the precision of the training"
+        )
+    return tuple(lines)

@@ -1,0 +1,245 @@
+"""The pieces of which the families are built: linears, norms, stacks of layers, whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from cost_models.model.families.reader import (
+    MAX_FFN,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    Config,
+)
+from cost_models.model.spec import Attention, Cut, LayerKind, ModelSpec, Part, Weight
+from hardware_profiles.fields import Fields
+
+Key = TypeVar("Key", bound=Hashable)
+Weights = tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that every transformer has."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+
+def read_sizes(
+    config: Config,
+    *,
+    hidden: str = "hidden_size",
+    layers: str = "num_hidden_layers",
+    heads: str = "num_attention_heads",
+    kv_heads: str | None = "num_key_value_heads",
+    head_dim: str | None = "head_dim",
+) -> Sizes:
+    """Read the sizes; head_dim and the key-value heads default as in transformers."""
+    hidden_size = config.size(hidden)
+    num_heads = config.size(heads, MAX_HEADS)
+    num_kv_heads = config.optional_size(kv_heads, MAX_HEADS) if kv_heads else None
+    if kv_heads and num_kv_heads is not None:
+        config.must_divide(kv_heads, num_kv_heads, heads, num_heads)
+    width = config.optional_size(head_dim) if head_dim else None
+    if width is None:
+        config.must_divide(heads, num_heads, hidden, hidden_size)
+        width = hidden_size // num_heads
+    return Sizes(
+        hidden_size=hidden_size,
+        vocab_size=config.size("vocab_size", MAX_VOCAB),
+        num_layers=config.size(layers, MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        head_dim=width,
+    )
+
+
+def rotary_fraction(config: Config, *keys: str, default: float = 1.0) -> float:
+    """Return the share of each head that rotary positions turn, from wherever the file says it."""
+    rope = config.fields.values.get("rope_parameters")
+    if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
+        return float(
+            Fields(rope, f"{config.fields.where}: rope_parameters").number(
+                "partial_rotary_factor", high=1.0
+            )
+        )
+    present = [key for key in keys if config.has(key)]
+    return config.fraction(present[0]) if present else default
+
+
+def check_rotary(config: Config, head_dim: int, fraction: float = 1.0) -> None:
+    """Raise unless the rotated part of a head has an even width (it is rotated in pairs)."""
+    rotated = int(head_dim * fraction)
+    if rotated % 2:
+        raise config.wrong(
+            "head_dim", head_dim, f"such that the {rotated} rotated elements of a head are even"
+        )
+
+
+def max_positions(config: Config, key: str = "max_position_embeddings") -> int:
+    """Return the longest sequence that the config says."""
+    return config.size(key, MAX_POSITIONS)
+
+
+def ffn_size(config: Config, key: str = "intermediate_size") -> int:
+    """Return the width of the MLP."""
+    return config.size(key, MAX_FFN)
+
+
+def ordinary_attention(
+    sizes: Sizes,
+    *,
+    window: int | None = None,
+    rotary: bool = True,
+    causal: bool = True,
+    qk_norm: str = "",
+    capped: bool = False,
+    sinks: bool = False,
+    rotary_dim: int = 0,
+    rotary_table: str = "",
+    softmax_in_fp32: bool = True,
+) -> Attention:
+    """Multi-head, grouped-query or multi-query attention."""
+    return Attention(
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        value_head_dim=sizes.head_dim,
+        causal=causal,
+        window=window,
+        rotary=rotary,
+        rotary_dim=rotary_dim,
+        rotary_table=rotary_table,
+        sinks=sinks,
+        qk_norm=qk_norm,
+        capped=capped,
+        softmax_in_fp32=softmax_in_fp32,
+    )
+
+
+def linear(
+    name: str,
+    in_features: int,
+    out_features: int,
+    cut: Cut,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+    parts: tuple[int, ...] = (),
+) -> Weights:
+    """Return a linear layer: weight (out, in), GPT-2's Conv1D ``transposed`` (in, out), and bias.
+
+    A bias is cut with the outputs (column, vocabulary) and whole where the inputs are cut (row).
+    ``parts``: of the outputs of several matrices in one.
+    """
+    shape = (in_features, out_features) if transposed else (out_features, in_features)
+    matrix = Weight(f"{name}.weight", shape, "linear", cut, transposed=transposed, parts=parts)
+    if not bias:
+        return (matrix,)
+    bias_cut: Cut = cut if cut in ("column", "vocab") else "replicate"
+    return (matrix, Weight(f"{name}.bias", (out_features,), "vector", bias_cut, parts=parts))
+
+
+def norm(
+    name: str, *shape: int, bias: bool = False, cut: Literal["replicate", "heads"] = "replicate"
+) -> Weights:
+    """Return an RMS norm, or a layer norm with ``bias``."""
+    weights: Weights = (Weight(f"{name}.weight", shape, "vector", cut, "norm"),)
+    if bias:
+        weights += (Weight(f"{name}.bias", shape, "vector", cut, "norm"),)
+    return weights
+
+
+def embedding(name: str, vocab_size: int, width: int) -> Weights:
+    """Return a table of token embeddings, cut along the vocabulary."""
+    return (Weight(f"{name}.weight", (vocab_size, width), "lookup", "vocab", "embedding"),)
+
+
+def positions(name: str, length: int, width: int) -> Weights:
+    """Return a table of learned positions (or token types): every rank holds it."""
+    return (Weight(f"{name}.weight", (length, width), "lookup", "replicate", "embedding"),)
+
+
+def part(name: Part, *weights: Weight) -> Weights:
+    """Mark the tensors that have no part yet."""
+    return tuple(w if w.part != "other" else replace(w, part=name) for w in weights)
+
+
+def output_projection(name: str, width: int, vocab_size: int, *, tied: bool) -> Weights:
+    """Return the output projection; none where it is the embedding's own tensor."""
+    return () if tied else part("head", *linear(name, width, vocab_size, "vocab"))
+
+
+def stack(
+    keys: Sequence[Key], build: Callable[[Key], LayerKind]
+) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """Build one kind per distinct key; return the kinds and the kind of each layer."""
+    distinct = list(dict.fromkeys(keys))
+    index = {key: position for position, key in enumerate(distinct)}
+    return tuple(build(key) for key in distinct), tuple(index[key] for key in keys)
+
+
+def assemble(
+    config: Config,
+    sizes: Sizes,
+    *,
+    embedding: Weights,
+    kinds: tuple[LayerKind, ...],
+    pattern: tuple[int, ...],
+    prefixes: Sequence[str],
+    head: Weights,
+    tied: bool,
+    max_seq_len: int | None,
+    max_seq_len_is_hard: bool = False,
+    head_multiply: int = 0,
+    bridge: Weights = (),
+    hidden_dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    embedding_dropout: float = 0.0,
+    assumptions: tuple[str, ...] = (),
+) -> ModelSpec:
+    """Put the blocks together; ``head_multiply`` defaults to hidden size times vocabulary."""
+    return ModelSpec(
+        name="",
+        family=config.family,
+        hidden_size=sizes.hidden_size,
+        vocab_size=sizes.vocab_size,
+        max_seq_len=max_seq_len,
+        max_seq_len_is_hard=max_seq_len_is_hard,
+        tie_embeddings=tied,
+        hidden_dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
+        embedding_dropout=embedding_dropout,
+        embedding=embedding,
+        kinds=kinds,
+        pattern=pattern,
+        layer_prefixes=tuple(prefixes),
+        bridge=bridge,
+        head=head,
+        head_multiply=head_multiply or sizes.hidden_size * sizes.vocab_size,
+        config=config.fields.values,
+        assumptions=assumptions,
+    )
+
+
+def numbered(prefix: str, count: int) -> list[str]:
+    """Return ``prefix.0`` to ``prefix.(count - 1)``."""
+    return [f"{prefix}.{i}" for i in range(count)]

@@ -1,0 +1,116 @@
+"""Falcon: attention beside the MLP, one key-value head (7B) or groups of them (40B, 180B)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cost_models.model.families.blocks import (
+    Sizes,
+    Weights,
+    assemble,
+    check_rotary,
+    embedding,
+    max_positions,
+    norm,
+    numbered,
+    ordinary_attention,
+    output_projection,
+    read_sizes,
+)
+from cost_models.model.families.gpt_like import four_linears
+from cost_models.model.families.reader import MAX_FFN, MAX_HEADS, Config, Defaults
+from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
+
+FALCON = Defaults(
+    {
+        "vocab_size": 65024,
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "num_ln_in_parallel_attn": None,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "num_kv_heads": None,
+        "alibi": False,
+        "new_decoder_architecture": False,
+        "multi_query": True,
+        "parallel_attn": True,
+        "bias": False,
+        "max_position_embeddings": 2048,
+        "ffn_hidden_size": None,
+        "activation": "gelu",
+        "tie_word_embeddings": True,
+    },
+    synonyms={"hidden_size": ("n_embed",)},
+)
+
+
+def falcon(config: Config) -> ModelSpec:
+    """Falcon (Almazrouei et al., arXiv:2311.16867)."""
+    sizes = _sizes(config)
+    if not config.flag("alibi"):
+        check_rotary(config, sizes.head_dim)
+    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
+    tied = config.flag("tie_word_embeddings")
+    return assemble(
+        config,
+        sizes,
+        embedding=embedding("transformer.word_embeddings", vocab_size, hidden_size),
+        kinds=(_layer(config, sizes),),
+        pattern=(0,) * sizes.num_layers,
+        prefixes=numbered("transformer.h", sizes.num_layers),
+        head=(
+            *norm("transformer.ln_f", hidden_size, bias=True),
+            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
+        ),
+        tied=tied,
+        max_seq_len=max_positions(config),
+        hidden_dropout=config.dropout("hidden_dropout"),
+        attention_dropout=config.dropout("attention_dropout"),
+    )
+
+
+def _sizes(config: Config) -> Sizes:
+    """Read the sizes; ``num_kv_heads`` counts in the newer architecture only."""
+    sizes = read_sizes(config, kv_heads=None, head_dim=None)
+    if config.flag("new_decoder_architecture"):
+        groups = config.optional_size("num_kv_heads", MAX_HEADS) or sizes.num_heads
+        config.must_divide("num_kv_heads", groups, "num_attention_heads", sizes.num_heads)
+        return replace(sizes, num_kv_heads=groups)
+    return replace(sizes, num_kv_heads=1 if config.flag("multi_query") else sizes.num_heads)
+
+
+def _layer(config: Config, sizes: Sizes) -> LayerKind:
+    hidden_size = sizes.hidden_size
+    ffn_hidden_size = config.optional_size("ffn_hidden_size", MAX_FFN) or 4 * hidden_size
+    norms = _norm_names(config)
+    bias = config.flag("bias")
+    weights: Weights = tuple(w for name in norms for w in norm(name, hidden_size, bias=True))
+    return LayerKind(
+        name="layer",
+        attention=ordinary_attention(sizes, rotary=not config.flag("alibi"), softmax_in_fp32=False),
+        feed_forward=FeedForward(
+            ffn_hidden_size, gated=False, activation=config.activation("activation")
+        ),
+        norm="layer",
+        num_norms=len(norms),
+        weights=weights
+        + four_linears(
+            hidden_size,
+            ffn_hidden_size,
+            attention="self_attention",
+            qkv_size=sizes.query_size + 2 * sizes.kv_size,
+            attention_bias=bias,
+            mlp_bias=bias,
+        ),
+        parallel_residual=config.flag("parallel_attn") or config.flag("new_decoder_architecture"),
+    )
+
+
+def _norm_names(config: Config) -> tuple[str, ...]:
+    if not config.flag("parallel_attn"):
+        return ("input_layernorm", "post_attention_layernorm")
+    count = config.optional_size("num_ln_in_parallel_attn", 2)
+    if count is None:
+        count = 2 if config.flag("new_decoder_architecture") else 1
+    return ("ln_attn", "ln_mlp") if count == 2 else ("input_layernorm",)

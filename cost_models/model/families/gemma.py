@@ -1,0 +1,143 @@
+"""Gemma 1 to 3: wide heads, tied embeddings, from Gemma 2 on four norms and alternating windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from cost_models.model.families.blocks import read_sizes
+from cost_models.model.families.llama_like import (
+    FULL,
+    PRE_NORMS,
+    SLIDING,
+    Style,
+    decoder,
+    windows_by_type,
+)
+from cost_models.model.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults
+from cost_models.model.spec import ModelSpec
+from hardware_profiles.fields import Fields
+
+FOUR_NORMS: Final = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+GEMMA = Defaults(
+    {
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_bidirectional_attention": None,
+    }
+)
+GEMMA2 = Defaults(
+    {
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "use_bidirectional_attention": None,
+    }
+)
+GEMMA3 = Defaults(
+    {
+        **GEMMA2.values,
+        "attn_logit_softcapping": None,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "use_bidirectional_attention": False,
+    }
+)
+
+
+def _style(
+    config: Config,
+    norms: tuple[str, ...],
+    activation: str,
+    qk_norm: str = "",
+    *,
+    rotary_by_window: bool = False,
+    capped: bool = False,
+) -> Style:
+    bias = config.flag("attention_bias")
+    return Style(
+        bias=bias,
+        output_bias=bias,
+        qk_norm=qk_norm,
+        norms=norms,
+        norms_after=norms == FOUR_NORMS,
+        capped=capped,
+        rotary_by_window=rotary_by_window,
+        norm="rms_in_fp32",
+        causal=not config.flag("use_bidirectional_attention"),
+        activation=activation,
+    )
+
+
+def _is_capped(config: Config) -> bool:
+    """Whether attention scores are capped; null switches that off."""
+    if config.is_null("attn_logit_softcapping"):
+        return False
+    cap = config.fields.number(
+        "attn_logit_softcapping", config.default("attn_logit_softcapping"), low=1e-3, high=1e6
+    )
+    return bool(cap is not None)
+
+
+def gemma(config: Config) -> ModelSpec:
+    """Gemma (arXiv:2403.08295)."""
+    return decoder(config, read_sizes(config), _style(config, PRE_NORMS, "hidden_act"))
+
+
+def gemma2(config: Config) -> ModelSpec:
+    """Gemma 2 (arXiv:2408.00118): every other layer has a window."""
+    sizes = read_sizes(config)
+    types = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
+    window = config.optional_size("sliding_window", MAX_POSITIONS)
+    style = _style(config, FOUR_NORMS, "hidden_activation", capped=_is_capped(config))
+    return decoder(config, sizes, style, windows_by_type(config, types, window=window))
+
+
+def gemma3_text(config: Config) -> ModelSpec:
+    """Gemma 3 (arXiv:2503.19786): five layers with a window to one without; norms of q and k."""
+    sizes = read_sizes(config)
+    every = config.fields.integer("sliding_window_pattern", 6, low=1, high=MAX_LAYERS)
+    types = [SLIDING if (i + 1) % every else FULL for i in range(sizes.num_layers)]
+    window = config.optional_size("sliding_window", MAX_POSITIONS)
+    style = _style(
+        config,
+        FOUR_NORMS,
+        "hidden_activation",
+        "head",
+        rotary_by_window=True,
+        capped=_is_capped(config),
+    )
+    return decoder(config, sizes, style, windows_by_type(config, types, window=window))
+
+
+def gemma3(config: Config) -> ModelSpec:
+    """Gemma 3 with vision: the text model alone, as ``gemma3_text``."""
+    inner = config.fields.sub("text_config")
+    values: Mapping[str, object] = {**inner.values, "model_type": "gemma3_text"}
+    text = Config(Fields(values, inner.where), "gemma3_text", GEMMA3)
+    spec = gemma3_text(text)
+    config.defaulted.update(text.defaulted)
+    return replace(spec, assumptions=("vision_config is left out: only the text model is counted",))

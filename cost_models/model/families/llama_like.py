@@ -1,0 +1,370 @@
+"""Decoders with rotary positions, separate q, k, v projections, a gated MLP: llama and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cost_models.model.families.blocks import (
+    Sizes,
+    Weights,
+    assemble,
+    check_rotary,
+    embedding,
+    ffn_size,
+    linear,
+    max_positions,
+    norm,
+    numbered,
+    ordinary_attention,
+    output_projection,
+    part,
+    read_sizes,
+    stack,
+)
+from cost_models.model.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults
+from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
+
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+PRE_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+POST_NORMS: Final = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+LLAMA = Defaults(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+    }
+)
+MISTRAL = Defaults(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "attention_dropout": 0.0,
+    }
+)
+QWEN2 = Defaults(
+    {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "attention_dropout": 0.0,
+    }
+)
+QWEN3 = Defaults({**QWEN2.values, "head_dim": 128, "attention_bias": False})
+OLMO2 = Defaults(
+    {
+        "vocab_size": 50304,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+    }
+)
+
+GRANITE = Defaults(
+    {
+        **{key: value for key, value in LLAMA.values.items() if key != "head_dim"},
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    }
+)
+SMOLLM3 = Defaults(
+    {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "no_rope_layer_interval": 4,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """In what the tensors of one llama-like family differ from those of another."""
+
+    bias: bool = False  # of q, k and v
+    output_bias: bool = False  # of o
+    mlp_bias: bool = False
+    qk_norm: str = ""  # norms of q and k over each "head" or over "all" heads together; "": none
+    norms: tuple[str, ...] = PRE_NORMS
+    norms_after: bool = False
+    capped: bool = False  # scores
+    rotary_by_window: bool = False  # layers with a window have rotary tables of their own
+    norm: Literal["rms", "rms_in_fp32"] = "rms"
+    causal: bool = True
+    activation: str = "hidden_act"  # key of the activation
+
+
+def qk_norms(attention: Attention, width: str) -> Weights:
+    """Return the norms of queries and keys over each ``head``, or over ``all`` of them."""
+    if width == "head":
+        size = attention.head_dim
+        return (*norm("self_attn.q_norm", size), *norm("self_attn.k_norm", size))
+    return (
+        *norm("self_attn.q_norm", attention.num_heads * attention.head_dim, cut="heads"),
+        *norm("self_attn.k_norm", attention.num_kv_heads * attention.head_dim, cut="heads"),
+    )
+
+
+def attention_weights(
+    hidden_size: int, attention: Attention, *, bias: bool = False, output_bias: bool = False
+) -> Weights:
+    """Return q, k, v and o projections."""
+    query = attention.num_heads * attention.head_dim
+    key_value = attention.num_kv_heads * attention.head_dim
+    return part(
+        "attention",
+        *linear("self_attn.q_proj", hidden_size, query, "column", bias=bias),
+        *linear("self_attn.k_proj", hidden_size, key_value, "column", bias=bias),
+        *linear("self_attn.v_proj", hidden_size, key_value, "column", bias=bias),
+        *linear("self_attn.o_proj", query, hidden_size, "row", bias=output_bias),
+    )
+
+
+def gated_mlp(
+    hidden_size: int, ffn_hidden_size: int, *, name: str = "mlp", bias: bool = False
+) -> Weights:
+    """Return gate, up and down projections (Shazeer, arXiv:2002.05202)."""
+    return part(
+        "mlp",
+        *linear(f"{name}.gate_proj", hidden_size, ffn_hidden_size, "column", bias=bias),
+        *linear(f"{name}.up_proj", hidden_size, ffn_hidden_size, "column", bias=bias),
+        *linear(f"{name}.down_proj", ffn_hidden_size, hidden_size, "row", bias=bias),
+    )
+
+
+def rms_norms(hidden_size: int, *names: str) -> Weights:
+    """Return RMS norms of the hidden size."""
+    return tuple(weight for name in names for weight in norm(name, hidden_size))
+
+
+def dense_layer(
+    sizes: Sizes, feed_forward: FeedForward, style: Style, window: int | None, rotary: bool = True
+) -> LayerKind:
+    """Build one layer."""
+    name = FULL if window is None else SLIDING
+    attention = ordinary_attention(
+        sizes,
+        window=window,
+        rotary=rotary,
+        rotary_table=name if style.rotary_by_window else "",
+        causal=style.causal,
+        capped=style.capped,
+        qk_norm=style.qk_norm,
+    )
+    hidden_size, ffn_hidden_size = sizes.hidden_size, feed_forward.ffn_hidden_size
+    return LayerKind(
+        name=name,
+        attention=attention,
+        feed_forward=feed_forward,
+        norm=style.norm,
+        num_norms=len(style.norms),
+        norms_after=style.norms_after,
+        weights=(
+            *attention_weights(
+                hidden_size, attention, bias=style.bias, output_bias=style.output_bias
+            ),
+            *(qk_norms(attention, style.qk_norm) if style.qk_norm else ()),
+            *gated_mlp(hidden_size, ffn_hidden_size, bias=style.mlp_bias),
+            *rms_norms(hidden_size, *style.norms),
+        ),
+    )
+
+
+def decoder(
+    config: Config, sizes: Sizes, style: Style, windows: Sequence[int | None] = ()
+) -> ModelSpec:
+    """Build a decoder whose layers may differ in their attention window."""
+    check_rotary(config, sizes.head_dim)
+    feed_forward = FeedForward(
+        ffn_size(config), gated=True, activation=config.activation(style.activation)
+    )
+    kinds, pattern = stack(
+        windows or [None] * sizes.num_layers,
+        lambda window: dense_layer(sizes, feed_forward, style, window),
+    )
+    return causal_lm(config, sizes, kinds, pattern)
+
+
+def causal_lm(
+    config: Config,
+    sizes: Sizes,
+    kinds: tuple[LayerKind, ...],
+    pattern: tuple[int, ...],
+    *,
+    norm_bias: bool = False,
+    hidden_dropout: float = 0.0,
+    embedding_dropout: float = 0.0,
+    assumptions: tuple[str, ...] = (),
+) -> ModelSpec:
+    """Put embedding, layers, final norm and output projection together under llama's names."""
+    tied = config.flag("tie_word_embeddings")
+    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
+    return assemble(
+        config,
+        sizes,
+        embedding=embedding("model.embed_tokens", vocab_size, hidden_size),
+        kinds=kinds,
+        pattern=pattern,
+        prefixes=numbered("model.layers", sizes.num_layers),
+        head=(
+            *norm("model.norm", hidden_size, bias=norm_bias),
+            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
+        ),
+        tied=tied,
+        max_seq_len=max_positions(config),
+        hidden_dropout=hidden_dropout,
+        attention_dropout=config.dropout("attention_dropout"),
+        embedding_dropout=embedding_dropout,
+        assumptions=assumptions,
+    )
+
+
+def llama(config: Config) -> ModelSpec:
+    """Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and models converted to its names."""
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    return decoder(config, read_sizes(config), style)
+
+
+def mistral(config: Config) -> ModelSpec:
+    """Mistral (Jiang et al., arXiv:2310.06825): grouped queries, a window in every layer."""
+    sizes = read_sizes(config)
+    window = config.optional_size("sliding_window", MAX_POSITIONS)
+    return decoder(config, sizes, Style(), [window] * sizes.num_layers)
+
+
+def qwen2(config: Config) -> ModelSpec:
+    """Qwen2 and Qwen2.5 (arXiv:2407.10671): biases on q, k and v."""
+    sizes = read_sizes(config)
+    return decoder(config, sizes, Style(bias=True), late_windows(config, sizes.num_layers))
+
+
+def qwen3(config: Config) -> ModelSpec:
+    """Qwen3 (arXiv:2505.09388): norms of q and k per head, head_dim apart from the hidden size."""
+    sizes = read_sizes(config)
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, qk_norm="head")
+    return decoder(config, sizes, style, late_windows(config, sizes.num_layers))
+
+
+def olmo2(config: Config) -> ModelSpec:
+    """OLMo 2 (arXiv:2501.00656): norms after attention and MLP, norms of q and k over all heads."""
+    bias = config.flag("attention_bias")
+    style = Style(
+        bias=bias,
+        output_bias=bias,
+        qk_norm="all",
+        norms=POST_NORMS,
+        norms_after=True,
+        norm="rms_in_fp32",
+    )
+    return decoder(config, read_sizes(config), style)
+
+
+def granite(config: Config) -> ModelSpec:
+    """Granite 3 (IBM, 2024): llama with four multipliers (Yang et al., arXiv:2203.03466)."""
+    return llama(config)
+
+
+def smollm3(config: Config) -> ModelSpec:
+    """SmolLM3: llama, every fourth layer without positions (Yang et al., arXiv:2501.18795)."""
+    sizes = read_sizes(config)
+    bias = config.flag("attention_bias")
+    style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    check_rotary(config, sizes.head_dim)
+    feed_forward = FeedForward(
+        ffn_size(config), gated=True, activation=config.activation("hidden_act")
+    )
+    turned = _layers_with_positions(config, sizes.num_layers)
+    window = switched_window(config)
+    types = [SLIDING if window is not None and not turns else FULL for turns in turned]
+    windows = windows_by_type(config, types, window=window)
+    kinds, pattern = stack(
+        list(zip(windows, turned, strict=True)),
+        lambda key: dense_layer(sizes, feed_forward, style, key[0], rotary=key[1]),
+    )
+    return causal_lm(config, sizes, kinds, pattern)
+
+
+def _layers_with_positions(config: Config, num_layers: int) -> list[bool]:
+    """Return whether each layer turns queries and keys."""
+    said = config.whole_numbers("no_rope_layers", 1) if config.has("no_rope_layers") else None
+    if said is not None:
+        if len(said) != num_layers:
+            raise config.wrong("no_rope_layers", said, f"{num_layers:,} of 0 and 1, one a layer")
+        return [bool(turns) for turns in said]
+    every = config.size("no_rope_layer_interval", MAX_LAYERS)
+    return [(i + 1) % every != 0 for i in range(num_layers)]
+
+
+def windows_by_type(
+    config: Config, types: Sequence[str], *, window: int | None
+) -> list[int | None]:
+    """Return the window of each layer; ``layer_types`` in the file wins over ``types``."""
+    said = config.choices_per_layer("layer_types", len(types), (FULL, SLIDING))
+    return [window if kind == SLIDING else None for kind in said or types]
+
+
+def late_windows(config: Config, num_layers: int) -> list[int | None]:
+    """Return the window of each layer: if switched on, from layer ``max_window_layers`` on."""
+    first = config.index("max_window_layers", MAX_LAYERS)
+    types = [SLIDING if i >= first else FULL for i in range(num_layers)]
+    return windows_by_type(config, types, window=switched_window(config))
+
+
+def switched_window(config: Config) -> int | None:
+    """Return the window of Qwen's models, which a second key switches on."""
+    if not config.flag("use_sliding_window"):
+        return None
+    return config.optional_size("sliding_window", MAX_POSITIONS)

@@ -1,0 +1,201 @@
+"""Multi-head latent attention and shared experts: DeepSeek-V2 and V3."""
+
+from __future__ import annotations
+
+from cost_models.model.families.blocks import (
+    Weights,
+    ffn_size,
+    linear,
+    norm,
+    part,
+    read_sizes,
+    stack,
+)
+from cost_models.model.families.llama_like import PRE_NORMS, causal_lm, gated_mlp, rms_norms
+from cost_models.model.families.moe import read_experts, routed_experts, router, shared_expert
+from cost_models.model.families.reader import MAX_EXPERTS, MAX_FFN, MAX_LAYERS, Config, Defaults
+from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
+
+DEEPSEEK_V2 = Defaults(
+    {
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "first_k_dense_replace": 0,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "moe_intermediate_size": 1407,
+    },
+    synonyms={"n_routed_experts": ("num_experts",)},
+)
+DEEPSEEK_V3 = Defaults(
+    {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "n_shared_experts": 1,
+        "n_routed_experts": 256,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "qk_nope_head_dim": 128,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+    },
+    synonyms={"n_routed_experts": ("num_local_experts",)},
+)
+
+
+def deepseek_v2(config: Config) -> ModelSpec:
+    """DeepSeek-V2 and V2-Lite (arXiv:2405.04434)."""
+    return _deepseek(config, mlp_bias=config.flag("mlp_bias"))
+
+
+def deepseek_v3(config: Config) -> ModelSpec:
+    """DeepSeek-V3 and R1 (arXiv:2412.19437), without the multi-token prediction layer."""
+    left_out: tuple[str, ...] = ()
+    if config.fields.integer("num_nextn_predict_layers", 0, high=MAX_LAYERS):
+        left_out = ("multi-token prediction layers are left out, as in transformers",)
+    return _deepseek(config, mlp_bias=False, assumptions=left_out)
+
+
+def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = ()) -> ModelSpec:
+    sizes = read_sizes(config, head_dim="qk_rope_head_dim")
+    attention = _latent_attention(config, sizes.num_heads)
+    experts = config.size("moe_intermediate_size", MAX_FFN)
+    shared = experts * config.size("n_shared_experts", MAX_EXPERTS)
+    sparse = read_experts(
+        config,
+        "n_routed_experts",
+        experts,
+        shared_ffn_hidden_size=shared,
+        weighted_in_fp32=True,
+        router_in_fp32=True,
+    )
+    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
+    _only_every_layer(config)
+    first_sparse = config.index("first_k_dense_replace", MAX_LAYERS)
+
+    def build(is_sparse: bool) -> LayerKind:
+        hidden_size = sizes.hidden_size
+        mlp = (
+            _mixture(hidden_size, sparse, mlp_bias=mlp_bias)
+            if is_sparse
+            else gated_mlp(hidden_size, dense.ffn_hidden_size, bias=mlp_bias)
+        )
+        return LayerKind(
+            name="moe" if is_sparse else "dense",
+            attention=attention,
+            feed_forward=sparse if is_sparse else dense,
+            norm="rms",
+            num_norms=2,
+            weights=(
+                *_attention_weights(hidden_size, attention, bias=config.flag("attention_bias")),
+                *mlp,
+                *rms_norms(hidden_size, *PRE_NORMS),
+            ),
+        )
+
+    keys = [i >= first_sparse for i in range(sizes.num_layers)]
+    return causal_lm(config, sizes, *stack(keys, build), assumptions=assumptions)
+
+
+def _mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool) -> Weights:
+    return (
+        *routed_experts(hidden_size, feed_forward),
+        *router("mlp.gate", hidden_size, feed_forward.num_experts),
+        *shared_expert(
+            hidden_size,
+            feed_forward.shared_ffn_hidden_size,
+            "mlp.shared_experts",
+            bias=mlp_bias,
+        ),
+    )
+
+
+def _only_every_layer(config: Config) -> None:
+    """Raise for the sparser patterns of the original code, which transformers does not build."""
+    step = config.fields.integer("moe_layer_freq", 1, high=MAX_LAYERS)
+    if step != 1:
+        raise config.wrong("moe_layer_freq", step, "1, as transformers builds the model")
+
+
+def _latent_attention(config: Config, num_heads: int) -> Attention:
+    """Read the sizes of DeepSeek-V2's attention (arXiv:2405.04434, sec. 2.1)."""
+    rope = config.size("qk_rope_head_dim")
+    if rope % 2:
+        raise config.wrong("qk_rope_head_dim", rope, "even: rotary positions turn pairs")
+    return Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=config.size("qk_nope_head_dim") + rope,
+        value_head_dim=config.size("v_head_dim"),
+        q_lora_rank=config.optional_size("q_lora_rank") or 0,
+        kv_lora_rank=config.size("kv_lora_rank"),
+        rope_head_dim=rope,
+    )
+
+
+def _attention_weights(hidden_size: int, attention: Attention, *, bias: bool) -> Weights:
+    """Return down-projections to the latents (whole on every rank), their norms, up-projections."""
+    heads, latent = attention.num_heads, attention.kv_lora_rank
+    no_rope = attention.head_dim - attention.rope_head_dim
+    return (
+        *_query_weights(hidden_size, attention, bias=bias),
+        *part(
+            "attention",
+            *linear(
+                "self_attn.kv_a_proj_with_mqa",
+                hidden_size,
+                latent + attention.rope_head_dim,
+                "replicate",
+                bias=bias,
+            ),
+            *norm("self_attn.kv_a_layernorm", latent),
+            *linear(
+                "self_attn.kv_b_proj",
+                latent,
+                heads * (no_rope + attention.value_head_dim),
+                "column",
+            ),
+            *linear(
+                "self_attn.o_proj", heads * attention.value_head_dim, hidden_size, "row", bias=bias
+            ),
+        ),
+    )
+
+
+def _query_weights(hidden_size: int, attention: Attention, *, bias: bool) -> Weights:
+    query, rank = attention.num_heads * attention.head_dim, attention.q_lora_rank
+    if not rank:
+        return part("attention", *linear("self_attn.q_proj", hidden_size, query, "column"))
+    return part(
+        "attention",
+        *linear("self_attn.q_a_proj", hidden_size, rank, "replicate", bias=bias),
+        *norm("self_attn.q_a_layernorm", rank),
+        *linear("self_attn.q_b_proj", rank, query, "column"),
+    )

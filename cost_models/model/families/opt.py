@@ -1,0 +1,130 @@
+"""OPT: learned positions, layer norms before (or after) each part, a plain MLP."""
+
+from __future__ import annotations
+
+from cost_models.model.families.blocks import (
+    Sizes,
+    Weights,
+    assemble,
+    embedding,
+    ffn_size,
+    linear,
+    max_positions,
+    norm,
+    numbered,
+    ordinary_attention,
+    output_projection,
+    part,
+    positions,
+    read_sizes,
+)
+from cost_models.model.families.reader import Config, Defaults
+from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
+
+OPT = Defaults(
+    {
+        "vocab_size": 50272,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "ffn_dim": 3072,
+        "max_position_embeddings": 2048,
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": False,
+        "word_embed_proj_dim": None,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "num_attention_heads": 12,
+        "activation_function": "relu",
+        "enable_bias": True,
+        "layer_norm_elementwise_affine": True,
+        "tie_word_embeddings": True,
+    }
+)
+# OPT's table of positions starts with two rows that no token uses
+POSITION_OFFSET = 2
+
+
+def opt(config: Config) -> ModelSpec:
+    """OPT (Zhang et al., arXiv:2205.01068); 350m has an embedding narrower than its layers."""
+    sizes = read_sizes(config, kv_heads=None, head_dim=None)
+    width = config.optional_size("word_embed_proj_dim") or sizes.hidden_size
+    max_seq_len = max_positions(config)
+    return assemble(
+        config,
+        sizes,
+        embedding=_embedding(sizes, width, max_seq_len),
+        kinds=(_layer(config, sizes),),
+        pattern=(0,) * sizes.num_layers,
+        prefixes=numbered("model.decoder.layers", sizes.num_layers),
+        head=_head(config, sizes, width),
+        tied=config.flag("tie_word_embeddings"),
+        max_seq_len=max_seq_len,
+        max_seq_len_is_hard=True,
+        head_multiply=width * sizes.vocab_size,
+        hidden_dropout=config.dropout("dropout"),
+        attention_dropout=config.dropout("attention_dropout"),
+    )
+
+
+def _embedding(sizes: Sizes, width: int, max_seq_len: int) -> Weights:
+    hidden_size = sizes.hidden_size
+    project_in: Weights = ()
+    if width != hidden_size:
+        project_in = linear("model.decoder.project_in", width, hidden_size, "replicate")
+    return (
+        *embedding("model.decoder.embed_tokens", sizes.vocab_size, width),
+        *positions("model.decoder.embed_positions", max_seq_len + POSITION_OFFSET, hidden_size),
+        *part("embedding", *project_in),
+    )
+
+
+def _head(config: Config, sizes: Sizes, width: int) -> Weights:
+    """Return final norm (where norms come first), projection to ``width``, output projection."""
+    hidden_size = sizes.hidden_size
+    head: Weights = ()
+    norms_first = config.flag("do_layer_norm_before")
+    if norms_first and not config.flag("_remove_final_layer_norm") and _affine(config):
+        head += norm("model.decoder.final_layer_norm", hidden_size, bias=True)
+    if width != hidden_size:
+        project_out = linear("model.decoder.project_out", hidden_size, width, "replicate")
+        head += part("head", *project_out)
+    tied = config.flag("tie_word_embeddings")
+    return head + output_projection("lm_head", width, sizes.vocab_size, tied=tied)
+
+
+def _affine(config: Config) -> bool:
+    """Whether norms have a scale and a shift."""
+    return config.flag("layer_norm_elementwise_affine")
+
+
+def _layer(config: Config, sizes: Sizes) -> LayerKind:
+    hidden_size, inner = sizes.hidden_size, ffn_size(config, "ffn_dim")
+    bias = config.flag("enable_bias")
+    norms = (
+        *norm("self_attn_layer_norm", hidden_size, bias=True),
+        *norm("final_layer_norm", hidden_size, bias=True),
+    )
+    return LayerKind(
+        name="layer",
+        attention=ordinary_attention(sizes, rotary=False),
+        feed_forward=FeedForward(
+            inner, gated=False, activation=config.activation("activation_function")
+        ),
+        norm="layer",
+        num_norms=2,
+        weights=(
+            *part(
+                "attention",
+                *linear("self_attn.k_proj", hidden_size, hidden_size, "column", bias=bias),
+                *linear("self_attn.v_proj", hidden_size, hidden_size, "column", bias=bias),
+                *linear("self_attn.q_proj", hidden_size, hidden_size, "column", bias=bias),
+                *linear("self_attn.out_proj", hidden_size, hidden_size, "row", bias=bias),
+            ),
+            *part(
+                "mlp",
+                *linear("fc1", hidden_size, inner, "column", bias=bias),
+                *linear("fc2", inner, hidden_size, "row", bias=bias),
+            ),
+            *(norms if _affine(config) else ()),
+        ),
+    )

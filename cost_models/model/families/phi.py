@@ -1,0 +1,114 @@
+"""Phi 1 to 2: attention beside the MLP under one layer norm, biases everywhere."""
+
+from __future__ import annotations
+
+from cost_models.model.families.blocks import (
+    Sizes,
+    Weights,
+    assemble,
+    check_rotary,
+    embedding,
+    ffn_size,
+    linear,
+    max_positions,
+    norm,
+    numbered,
+    ordinary_attention,
+    part,
+    read_sizes,
+    rotary_fraction,
+)
+from cost_models.model.families.reader import Config, Defaults
+from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Weight
+
+PHI = Defaults(
+    {
+        "vocab_size": 51200,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attention_dropout": 0.0,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "qk_layernorm": False,
+    }
+)
+
+
+def phi(config: Config) -> ModelSpec:
+    """Phi-1, 1.5 and 2 (arXiv:2306.11644, arXiv:2309.05463)."""
+    sizes = read_sizes(config)
+    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
+    tied = config.flag("tie_word_embeddings")
+    head = () if tied else linear("lm_head", hidden_size, vocab_size, "vocab")
+    bias = Weight("lm_head.bias", (vocab_size,), "vector", "vocab")
+    return assemble(
+        config,
+        sizes,
+        embedding=embedding("model.embed_tokens", vocab_size, hidden_size),
+        kinds=(_layer(config, sizes),),
+        pattern=(0,) * sizes.num_layers,
+        prefixes=numbered("model.layers", sizes.num_layers),
+        head=(
+            *norm("model.final_layernorm", hidden_size, bias=True),
+            *part("head", *head, bias),
+        ),
+        tied=tied,
+        max_seq_len=max_positions(config),
+        hidden_dropout=config.dropout("resid_pdrop"),
+        attention_dropout=config.dropout("attention_dropout"),
+        embedding_dropout=config.dropout("embd_pdrop"),
+    )
+
+
+def _layer(config: Config, sizes: Sizes) -> LayerKind:
+    fraction = rotary_fraction(config, "partial_rotary_factor", default=0.5)
+    check_rotary(config, sizes.head_dim, fraction)
+    hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
+    qk_norm = config.flag("qk_layernorm")
+    if qk_norm:  # the module's norms are of that width, whatever head_dim says
+        width = hidden_size // sizes.num_heads
+        if width != sizes.head_dim:
+            raise config.wrong("head_dim", sizes.head_dim, f"{width} where qk_layernorm = true")
+    return LayerKind(
+        name="layer",
+        attention=ordinary_attention(
+            sizes,
+            rotary_dim=int(sizes.head_dim * fraction),
+            qk_norm="head" if qk_norm else "",
+        ),
+        feed_forward=FeedForward(
+            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
+        ),
+        norm="layer",
+        num_norms=1,
+        weights=(
+            *part(
+                "attention",
+                *linear("self_attn.q_proj", hidden_size, sizes.query_size, "column", bias=True),
+                *linear("self_attn.k_proj", hidden_size, sizes.kv_size, "column", bias=True),
+                *linear("self_attn.v_proj", hidden_size, sizes.kv_size, "column", bias=True),
+                *linear("self_attn.dense", sizes.query_size, hidden_size, "row", bias=True),
+            ),
+            *(_head_norms(sizes.head_dim) if qk_norm else ()),
+            *part(
+                "mlp",
+                *linear("mlp.fc1", hidden_size, ffn_hidden_size, "column", bias=True),
+                *linear("mlp.fc2", ffn_hidden_size, hidden_size, "row", bias=True),
+            ),
+            *norm("input_layernorm", hidden_size, bias=True),
+        ),
+        parallel_residual=True,
+    )
+
+
+def _head_norms(head_dim: int) -> Weights:
+    return (
+        *norm("self_attn.q_layernorm", head_dim, bias=True),
+        *norm("self_attn.k_layernorm", head_dim, bias=True),
+    )

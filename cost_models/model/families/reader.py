@@ -1,0 +1,159 @@
+"""A config.json read with the defaults of its family, as transformers reads it.
+
+A key that is missing takes the family's default (the default of transformers' config class); a key
+that is ``null`` means *none* where the family allows that, and is refused where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import REQUIRED, Fields
+
+MAX_LAYERS: Final = 10_000
+MAX_WIDTH: Final = 1_000_000  # hidden size, head_dim, low ranks
+MAX_FFN: Final = 10_000_000
+MAX_HEADS: Final = 10_000
+MAX_EXPERTS: Final = 10_000
+MAX_VOCAB: Final = 10_000_000
+MAX_POSITIONS: Final = 1_000_000_000
+# what transformers knows by name (transformers/activations.py), but for those with parameters of
+# their own (prelu, xielu)
+ACTIVATIONS: Final = (
+    "gelu",
+    "gelu_10",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+    "hardswish",
+    "laplace",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "swish",
+    "tanh",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a family's config class has: default values, and second names of keys."""
+
+    values: Mapping[str, Any]
+    synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Config:
+    """Typed access to the keys of a config.json."""
+
+    def __init__(self, fields: Fields, family: str, defaults: Defaults) -> None:
+        self.fields = fields
+        self.family = family
+        self.defaults = defaults
+        self.defaulted: dict[str, Any] = {}  # sizes that the file does not say
+
+    def _key(self, key: str) -> str:
+        """Return the name under which the file has ``key``."""
+        names = (key, *self.defaults.synonyms.get(key, ()))
+        return next((name for name in names if name in self.fields.values), key)
+
+    def has(self, key: str) -> bool:
+        """Whether the file says ``key`` and does not say null."""
+        return self._key(key) in self.fields
+
+    def is_null(self, key: str) -> bool:
+        """Whether the file says null."""
+        found = self._key(key)
+        return found in self.fields.values and self.fields.values[found] is None
+
+    def default(self, key: str) -> Any:
+        """Return the family's default, REQUIRED if it has none."""
+        return self.defaults.values.get(key, REQUIRED)
+
+    def size(self, key: str, high: int = MAX_WIDTH, *, low: int = 1) -> int:
+        """Return a whole number from ``low`` to ``high``."""
+        if self.is_null(key):
+            raise self.wrong(key, None, f"a whole number from {low:,} to {high:,}")
+        if not self.has(key) and self.default(key) is not REQUIRED:
+            self.defaulted[key] = self.default(key)
+        value: int = self.fields.integer(self._key(key), self.default(key), low=low, high=high)
+        return value
+
+    def index(self, key: str, high: int) -> int:
+        """Return a whole number from 0 to ``high``, no size: not listed where it is defaulted."""
+        return int(self.fields.integer(self._key(key), self.default(key), high=high))
+
+    def optional_size(self, key: str, high: int = MAX_WIDTH, *, low: int = 1) -> int | None:
+        """Return a whole number, or None where the file says null or the default is None."""
+        if self.is_null(key):
+            return None
+        default = self.defaults.values.get(key)
+        if default is not None and not self.has(key):
+            self.defaulted[key] = default
+        value: int | None = self.fields.integer(self._key(key), default, low=low, high=high)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return true or false; null counts as false."""
+        if self.is_null(key):
+            return False
+        return bool(self.fields.flag(self._key(key), self.default(key)))
+
+    def dropout(self, key: str) -> float:
+        """Return a probability; null counts as 0."""
+        if self.is_null(key):
+            return 0.0
+        return float(self.fields.number(self._key(key), self.default(key), low=0.0, high=1.0))
+
+    def fraction(self, key: str) -> float:
+        """Return a number from 0 to 1."""
+        return float(self.fields.number(self._key(key), self.default(key), low=0.0, high=1.0))
+
+    def text(self, key: str, choices: Iterable[str] | None = None) -> str:
+        """Return a string."""
+        return str(self.fields.text(self._key(key), self.default(key), choices=choices))
+
+    def activation(self, key: str) -> str:
+        """Return the name of an activation that transformers knows."""
+        return self.text(key, choices=ACTIVATIONS)
+
+    def choices_per_layer(
+        self, key: str, num_layers: int, choices: Iterable[str]
+    ) -> list[str] | None:
+        """Return one of ``choices`` for each layer, or None where the file does not say."""
+        if not self.has(key):
+            return None
+        values = self.fields.items(self._key(key))
+        known = list(choices)
+        if len(values) != num_layers or not all(value in known for value in values):
+            allowed = f"{num_layers:,} of {', '.join(known)}, one a layer"
+            raise self.wrong(key, values, allowed)
+        return list(values)
+
+    def whole_numbers(self, key: str, high: int) -> list[int]:
+        """Return a list of whole numbers from 0 to ``high``; null counts as an empty list."""
+        values = self.fields.items(self._key(key), ())
+        if not all(type(value) is int and 0 <= value <= high for value in values):
+            raise self.wrong(key, values, f"a list of whole numbers from 0 to {high:,}")
+        return list(values)
+
+    def wrong(self, key: str, value: object, allowed: str) -> InputError:
+        """Return the error for a value that is not allowed."""
+        return self.fields.wrong(self._key(key), value, allowed)
+
+    def must_divide(self, divisor: str, number: int, key: str, value: int) -> None:
+        """Raise unless the value of ``divisor`` divides the value of ``key``."""
+        if value % number:
+            raise self.wrong(divisor, number, f"a divisor of {self._key(key)} = {value:,}")

@@ -1,0 +1,202 @@
+"""Low-rank adapters over a frozen model (LoRA: Hu et al., arXiv:2106.09685).
+
+A matrix W of a layer gets two small ones, A (r, in) and B (out, r): y = x W + (alpha / r) x A B.
+Only these are trained. QLoRA (Dettmers et al., arXiv:2305.14314) keeps the matrices W in 4 bits.
+
+Cuts: where W is cut along its outputs, so is B; where W is cut along its inputs, so is A. The other
+one is whole on every tensor-parallel rank, and each rank's gradient of it is a summand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from cost_models.model.freezing import with_frozen_parts
+from cost_models.model.spec import LayerKind, ModelSpec, Weight
+from cost_models.plan.workload import Quantisation, Workload
+from hardware_profiles.errors import InputError
+
+ADAPTED_PARTS: Final = {
+    "all": ("attention", "mlp", "shared_experts"),
+    "attention": ("attention",),
+}
+# QLoRA, sec. 3: 4 bits an element, one fp32 scale for each block of 64; double quantisation keeps
+# scales in 8 bits, with one fp32 number for 256 of them
+BLOCK: Final = 64
+BLOCK_OF_SCALES: Final = 256
+QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
+# Bytes of an element, and of a row (output) of its matrix. int8: one fp32 scale a row (Dettmers et
+# al., LLM.int8, arXiv:2208.07339, sec. 2.1; bitsandbytes Int8Params.SCB). int4: groups of 128 with
+# an fp16 scale and a 4-bit zero point (GPTQ, Frantar et al., arXiv:2210.17323)
+GROUP: Final = 128
+STORED_BYTES: Final[dict[Quantisation, tuple[float, float]]] = {
+    "nf4": (QUANTISED_BYTES, 0.0),
+    "nf4_double": (0.5 + 1.0 / BLOCK + 4.0 / (BLOCK * BLOCK_OF_SCALES), 0.0),
+    "int8": (1.0, 4.0),
+    "int4": (0.5 + (2.0 + 0.5) / GROUP, 0.0),
+}
+# the matrices that a target names, by a part of their own name; fused ones belong to all of theirs
+TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "q": ("q_proj", "c_attn", "qkv", "query_key_value", "q_a_proj", "q_b_proj", ".query"),
+    "k": ("k_proj", "c_attn", "qkv", "query_key_value", ".key"),
+    "v": ("v_proj", "c_attn", "qkv", "query_key_value", ".value"),
+    "o": ("o_proj", "self_attn.dense", "attention.dense", "attn.c_proj", "self_attention.dense"),
+    "gate": ("gate_proj", "gate_up_proj"),
+    "up": ("up_proj", "fc1", "c_fc", "dense_h_to_4h"),
+    "down": ("down_proj", "fc2", "mlp.c_proj", "dense_4h_to_h"),
+}
+# elements, a multiple of the block: what is unpacked at once with the indices that this takes
+UNPACKED_AT_ONCE: Final = 1 << 22
+
+
+FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # behind the name of the matrix
+
+
+def quantised_bytes(kind: Quantisation) -> float:
+    """Bytes of a quantised element, its share of the scales included."""
+    return STORED_BYTES[kind][0]
+
+
+def is_adapted(weight: Weight, targets: str) -> bool:
+    """Return whether a matrix gets adapters: targets "all", "attention", or names such as "q,v"."""
+    if weight.role != "linear" or len(weight.shape) != 2:
+        return False
+    if targets in ADAPTED_PARTS:
+        return weight.part in ADAPTED_PARTS[targets]
+    if weight.part not in ADAPTED_PARTS["all"]:
+        return False
+    return any(part in weight.name for target in targets.split(",") for part in TARGETS[target])
+
+
+def adapter_names(name: str) -> tuple[str, str]:
+    """Return the names of A and B of a matrix.
+
+    >>> adapter_names("self_attn.q_proj.weight")
+    ('self_attn.q_proj.lora_A.weight', 'self_attn.q_proj.lora_B.weight')
+    """
+    stem = name.removesuffix(".weight")
+    return stem + FIRST, stem + SECOND
+
+
+def adapted(
+    model: ModelSpec, workload: Workload, *, quantises_every_matrix: bool = False
+) -> ModelSpec:
+    """Return the model with what the workload trains of it; itself where that is all.
+
+    QLoRA quantises what is adapted, or every matrix of every layer, experts included.
+    """
+    if workload.adapter == "none":
+        return with_frozen_parts(model, workload.freeze)
+    kinds = tuple(_adapted_kind(kind, workload, quantises_every_matrix) for kind in model.kinds)
+    if not any(w.is_adapter for kind in kinds for w in kind.weights):
+        raise InputError(f"adapter = {workload.adapter}: {model.name} has no matrix to adapt")
+    return replace(
+        model,
+        kinds=kinds,
+        embedding=_frozen(model.embedding),
+        bridge=_frozen(model.bridge),
+        head=_frozen(model.head),
+    )
+
+
+def without_adapters(model: ModelSpec) -> ModelSpec:
+    """Return a model that ``adapted`` has changed as it was before."""
+
+    def before(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        base = (weight for weight in weights if not weight.is_adapter)
+        return tuple(replace(weight, frozen=False, quantised=False) for weight in base)
+
+    return _with_weights(model, before)
+
+
+def trainable_part(model: ModelSpec) -> ModelSpec:
+    """Return the model with only the tensors that are trained; itself where all are."""
+    return _part(model, frozen=False) if has_frozen(model) else model
+
+
+def frozen_part(model: ModelSpec, *, quantised: bool) -> ModelSpec:
+    """Return the model with only its frozen tensors, in 4 bits or not."""
+    return _part(model, frozen=True, quantised=quantised)
+
+
+def has_frozen(model: ModelSpec) -> bool:
+    """Return whether a part of the model is not trained."""
+    layers = (w for kind in model.kinds for w in kind.weights)
+    return any(w.frozen for w in (*model.outer, *layers))
+
+
+def projection_is_frozen(model: ModelSpec) -> bool:
+    """Return whether the output projection is not trained; a tied one is the embedding."""
+    own = [w for w in model.head if w.role == "linear" and w.cut == "vocab"]
+    return all(w.frozen for w in own) if own else embedding_is_frozen(model)
+
+
+def embedding_is_frozen(model: ModelSpec) -> bool:
+    """Return whether what comes out of the embedding needs no gradient."""
+    return all(w.frozen for w in model.embedding)
+
+
+def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSpec:
+    def kept(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        return tuple(w for w in weights if w.frozen == frozen and w.quantised == quantised)
+
+    part = _with_weights(model, kept)
+    tied = model.tie_embeddings and any(w.cut == "vocab" for w in part.embedding)
+    return replace(part, tie_embeddings=tied)
+
+
+def _with_weights(
+    model: ModelSpec, change: Callable[[tuple[Weight, ...]], tuple[Weight, ...]]
+) -> ModelSpec:
+    """Return the model with other weights in every block."""
+    return replace(
+        model,
+        kinds=tuple(replace(kind, weights=change(kind.weights)) for kind in model.kinds),
+        embedding=change(model.embedding),
+        bridge=change(model.bridge),
+        head=change(model.head),
+    )
+
+
+def _adapted_kind(kind: LayerKind, workload: Workload, every: bool) -> LayerKind:
+    found = []
+    for weight in kind.weights:
+        chosen = is_adapted(weight, workload.adapter_targets)
+        matrix = every and weight.role in ("linear", "expert") and len(weight.shape) >= 2
+        quantised = workload.adapter == "qlora" and (chosen or matrix)
+        found.append(replace(weight, frozen=True, quantised=quantised))
+        if chosen:
+            found += _pair(weight, workload.adapter_rank)
+    return replace(kind, weights=tuple(found))
+
+
+def _pair(weight: Weight, rank: int) -> list[Weight]:
+    inputs, outputs = weight.shape if weight.transposed else weight.shape[::-1]
+    first, second = adapter_names(weight.name)
+    along_outputs = weight.cut == "column"
+    return [
+        Weight(
+            first,
+            (rank, inputs),
+            "linear",
+            "row" if weight.cut == "row" else "replicate",
+            weight.part,
+            is_adapter=True,
+            parts=weight.parts if weight.cut == "row" else (),
+        ),
+        Weight(
+            second,
+            (outputs, rank),
+            "linear",
+            "column" if along_outputs else "replicate",
+            weight.part,
+            is_adapter=True,
+            parts=weight.parts if along_outputs else (),
+        ),
+    ]
+
+
+def _frozen(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    return tuple(replace(weight, frozen=True) for weight in weights)

@@ -1,0 +1,142 @@
+"""Counts of parameters: whole, active, by part, and on one tensor-parallel rank.
+
+Symbols   N elements of a tensor   t tensor_parallel   E num_experts   K experts_per_token
+Units     parameters (elements); ``tensor_parallel`` is one number or one column of a plan table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from cost_models.arrays import Count, Real
+from cost_models.model.spec import LayerKind, ModelSpec, Part, Weight
+
+PARTS: Final[tuple[Part, ...]] = (
+    "embedding",
+    "attention",
+    "mlp",
+    "experts",
+    "shared_experts",
+    "router",
+    "norm",
+    "head",
+    "other",
+)
+
+
+def weights_of(model: ModelSpec) -> Iterator[tuple[str, Weight, LayerKind | None]]:
+    """Yield every tensor with its full name, and its layer's kind (None outside the layers)."""
+    for weight in model.embedding:
+        yield weight.name, weight, None
+    for prefix, index in zip(model.layer_prefixes, model.pattern, strict=True):
+        for weight in model.kinds[index].weights:
+            yield f"{prefix}.{weight.name}", weight, model.kinds[index]
+    for weight in (*model.bridge, *model.head):
+        yield weight.name, weight, None
+
+
+def active_kind_parameters(kind: LayerKind) -> float:
+    """Parameters of one layer that one token meets.
+
+        N (not routed) + N (routed experts) K / E
+
+    Source: "active parameters" of Jiang et al., Mixtral of Experts (arXiv:2401.04088), sec. 2.
+    Leaves out: nothing; shared experts and the router meet every token.
+    """
+    experts = sum(w.numel for w in kind.weights if w.is_routed_expert)
+    others = sum(w.numel for w in kind.weights) - experts
+    if not experts:
+        return float(others)
+    feed_forward = kind.feed_forward
+    return others + experts * (feed_forward.experts_per_token / feed_forward.num_experts)
+
+
+def active_parameters(model: ModelSpec) -> float:
+    """Parameters that one token meets, embedding and head included.
+
+    Source: as :func:`active_kind_parameters`; equal to all parameters where there are no experts.
+    Leaves out: that a look-up reads one row only (the embedding is counted whole, as published).
+    """
+    outside = sum(w.numel for w in model.outer)
+    per_kind = [active_kind_parameters(kind) for kind in model.kinds]
+    return float(outside + sum(per_kind[index] for index in model.pattern))
+
+
+def parameters_by_part(model: ModelSpec) -> dict[str, int]:
+    """Parameters of each part that the model has; they add up to ``model.num_parameters``."""
+    counts = dict.fromkeys(PARTS, 0)
+    for weight in model.outer:
+        counts[weight.part] += weight.numel
+    for index, kind in enumerate(model.kinds):
+        layers = model.pattern.count(index)
+        for weight in kind.weights:
+            counts[weight.part] += layers * weight.numel
+    return {part: count for part, count in counts.items() if count}
+
+
+def shard_numel(
+    weight: Weight,
+    tensor_parallel: Count,
+    *,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+) -> Real:
+    """Elements of a tensor on one tensor-parallel rank.
+
+        N / t  where it is cut (column, row, vocab)        N  where it is replicated
+        routed experts: N / (te ep), N / ep                te expert_tensor (t, if nothing is said)
+
+    Source: Shoeybi et al., Megatron-LM (arXiv:1909.08053), sec. 3.
+    Leaves out: padding of what t does not divide (such plans are not legal).
+
+    >>> float(shard_numel(Weight("q_proj.weight", (4096, 4096), "linear", "column"), 8))
+    2097152.0
+    """
+    ranks = np.multiply(1.0, tensor_parallel)
+    if weight.is_routed_expert and expert_tensor is not None:
+        ranks = np.multiply(1.0, expert_tensor)
+    divisor = ranks if weight.cut != "replicate" else np.ones_like(ranks)
+    return float(weight.numel) / (divisor * (expert_parallel if weight.is_routed_expert else 1))
+
+
+def kind_numel(
+    kind: LayerKind,
+    tensor_parallel: Count,
+    *,
+    expert_tensor: Count | None = None,
+    expert_parallel: Count = 1,
+) -> Real:
+    """Elements of one layer on one tensor-parallel rank: the sum of its shards."""
+    others = tuple(w for w in kind.weights if not w.is_routed_expert)
+    experts = routed_numel(
+        kind,
+        tensor_parallel if expert_tensor is None else expert_tensor,
+        expert_parallel,
+    )
+    return _sum_of_shards(others, tensor_parallel) + experts
+
+
+def routed_numel(kind: LayerKind, expert_tensor: Count, expert_parallel: Count) -> Real:
+    """Elements of a layer's routed experts on one rank."""
+    experts = tuple(w for w in kind.weights if w.is_routed_expert)
+    return _sum_of_shards(experts, expert_tensor) / expert_parallel
+
+
+def embedding_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
+    """Elements of the embedding block on one tensor-parallel rank."""
+    return _sum_of_shards(model.embedding, tensor_parallel)
+
+
+def head_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
+    """Elements of the head block on one tensor-parallel rank; a tied projection is not in it."""
+    return _sum_of_shards(model.head, tensor_parallel)
+
+
+def _sum_of_shards(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
+    ranks = np.multiply(1.0, tensor_parallel)
+    whole = float(sum(w.numel for w in weights if w.cut == "replicate"))
+    cut = float(sum(w.numel for w in weights if w.cut != "replicate"))
+    return whole + cut / ranks

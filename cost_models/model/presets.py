@@ -1,0 +1,101 @@
+"""Well-known architectures by name, as TOML files in ``presets/``.
+
+Every preset has the keys of the published config.json, where they are from, and the published
+number of parameters, which a test compares with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.fields import Fields, read_text, read_toml
+
+FOLDER: Final = Path(__file__).parent / "preset_data"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One well-known architecture."""
+
+    name: str
+    aliases: tuple[str, ...]
+    source: str
+    published_parameters: int
+    config: Mapping[str, Any]
+    stored: str = ""  # format of the published weights where it is not one of 16 or 32 bits
+
+
+@cache
+def _files() -> dict[Path, str]:
+    """Return the text of every preset file in lower case, in the order of their names."""
+    return {path: read_text(path, "presets").lower() for path in sorted(FOLDER.glob("*.toml"))}
+
+
+@cache
+def _of_file(path: Path) -> tuple[Preset, ...]:
+    """Read one preset file."""
+    found = []
+    for name, values in read_toml(path, "presets").items():
+        fields = Fields(values, f"{path}: {name}")
+        found.append(
+            Preset(
+                name=name,
+                aliases=tuple(fields.items("aliases", ())),
+                source=fields.text("source"),
+                published_parameters=fields.integer("parameters", low=1, high=10**14),
+                config=_config(fields),
+                stored=fields.text("stored", ""),
+            )
+        )
+    return tuple(found)
+
+
+def _config(fields: Fields) -> Mapping[str, Any]:
+    """Return the keys of config.json; TOML has no null, so those that are null stand in a list."""
+    nulls = {str(key): None for key in fields.items("null", ())}
+    return {**fields.sub("config").values, **nulls}
+
+
+@cache
+def _find(name: str) -> Preset | None:
+    """Return the preset of a name or alias in lower case; files that do not have it stay unread."""
+    for path, text in _files().items():
+        if name not in text:
+            continue
+        for preset in _of_file(path):
+            if name in (preset.name.lower(), *map(str.lower, preset.aliases)):
+                return preset
+    return None
+
+
+def preset_names() -> tuple[str, ...]:
+    """Return the names of all presets, without their aliases."""
+    return tuple(preset.name for path in _files() for preset in _of_file(path))
+
+
+def is_preset(name: str) -> bool:
+    """Whether ``name`` is a preset or an alias of one; case does not matter."""
+    return _find(name.lower()) is not None
+
+
+def similar_presets(name: str) -> str:
+    """Return a hint such as ``Did you mean llama-3-8b?``, or an empty string."""
+    return did_you_mean(name, preset_names())
+
+
+def load_preset(name: str) -> Preset:
+    """Return a preset by its name or an alias; case does not matter.
+
+    >>> load_preset("Meta-Llama-3-8B").name
+    'llama-3-8b'
+    """
+    found = _find(name.lower())
+    if found is None:
+        hint = similar_presets(name) or f"Known: {', '.join(preset_names())}"
+        raise InputError(f"no preset is named {name!r}. {hint}")
+    return found

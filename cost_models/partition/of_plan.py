@@ -1,0 +1,81 @@
+"""The stages of a plan: which layers every pipeline rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.columnar.codes import of_values
+from cost_models.columnar.levels import Index, distinct_rows
+from cost_models.partition.recomputed_layers import Recomputed, recomputed_layers
+from cost_models.partition.schedules import V_CODES, ranks_of_stages
+from cost_models.partition.stages import (
+    PipelineRank,
+    contents_of,
+    even_rank_contents,
+    rank_contents,
+)
+from cost_models.plan.plan import Plan, PlanTable, split_layers
+from cost_models.scenario import Setting
+
+# what the stages of a pipeline, and the layers that are recomputed in them, follow from
+STAGES_BY: Final = (
+    "pipeline_parallel",
+    "virtual_stages",
+    "pipeline_schedule",
+    "recompute_layers",
+    "recompute_every",
+)
+
+
+def stages_of(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> tuple[Index, list[Sequence[PipelineRank]]]:
+    """Return which of the contents the pipeline ranks of each plan have, and these."""
+    v_shaped = of_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
+    group, first = distinct_rows(
+        table.pipeline_parallel,
+        table.virtual_stages,
+        v_shaped,
+        # which layers are recomputed: mostly the same everywhere
+        table.recompute_layers,
+        table.recompute_every,
+    )
+    contents: list[Sequence[PipelineRank]] = []
+    for row in first.tolist():
+        pipeline, virtual = int(table.pipeline_parallel[row]), int(table.virtual_stages[row])
+        options: dict[str, Any] = {
+            "v_shaped": bool(v_shaped[row]),
+            "recomputed": Recomputed(
+                int(table.recompute_layers[row]),
+                int(table.recompute_every[row]),
+                setting.stage_recompute_layers,
+            ),
+        }
+        stages = layer_ranges or setting.pinned_stages(pipeline * virtual)
+        if stages is not None:
+            contents.append(rank_contents(setting.model, stages, pipeline, **options))
+        else:
+            contents.append(even_rank_contents(setting.model, pipeline, virtual, **options))
+    return group, contents
+
+
+def pipeline_rank(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]], rank: int
+) -> PipelineRank:
+    """Return what one pipeline rank of a plan holds."""
+    return contents_of(
+        setting.model,
+        layer_ranges,
+        ranks_of_stages(plan),
+        rank,
+        recomputed=recomputed_layers(plan, setting.stage_recompute_layers),
+    )
+
+
+def default_layer_ranges(setting: Setting, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return the stages that the search prices: those of the setting, else even ones."""
+    pinned = setting.pinned_stages(plan.num_stages)
+    return pinned or split_layers(setting.model.num_layers, plan.num_stages)

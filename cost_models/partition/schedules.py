@@ -1,0 +1,309 @@
+"""Pipeline schedules: which stages a rank owns, and what it does in a step, in order.
+
+One list of actions a rank, from which the executor runs and the estimates follow. Orders are those
+of torch.distributed.pipelining.
+
+Symbols   p pipeline_parallel   v virtual_stages (stages on a rank)   m num_microbatches   r rank
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, get_args
+
+from cost_models.plan.plan import SCHEDULES, Plan
+
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+
+# two stages a rank, down the ranks and up again: the first and the last stage share a rank
+V_SHAPED: Final = ("zbv", "dualpipev")
+# the backward pass in two: input gradients, which the stage before waits for, and weight gradients
+SPLIT: Final = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
+LOOPED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")  # two or more stages a rank
+V_CODES: Final = tuple(SCHEDULES.index(name) for name in V_SHAPED)
+SPLIT_CODES: Final = tuple(SCHEDULES.index(name) for name in SPLIT)
+LOOPED_CODES: Final = tuple(SCHEDULES.index(name) for name in LOOPED)
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one stage."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+
+def default_virtual_stages(schedule: str | None) -> int:
+    """Return how many stages a rank has where nobody says it."""
+    return 2 if schedule in (*LOOPED, *V_SHAPED) else 1
+
+
+def owned_stages(
+    rank: int, pipeline_parallel: int, virtual_stages: int, *, v_shaped: bool
+) -> range:
+    """Return the stages that a pipeline rank owns, in the order of the model.
+
+    loop   r, r + p, r + 2 p, ...
+    V      r and 2 p - 1 - r
+
+    >>> list(owned_stages(1, 4, 2, v_shaped=False)), list(owned_stages(1, 4, 2, v_shaped=True))
+    ([1, 5], [1, 6])
+    """
+    stages = pipeline_parallel * virtual_stages
+    if v_shaped:
+        return range(rank, stages - rank, 2 * (pipeline_parallel - rank) - 1)
+    return range(rank, stages, pipeline_parallel)
+
+
+def stages_of_rank(plan: Plan, rank: int) -> range:
+    """Return the stages that a pipeline rank of a plan owns."""
+    v_shaped = plan.pipeline_schedule in V_SHAPED
+    return owned_stages(rank, plan.pipeline_parallel, plan.virtual_stages, v_shaped=v_shaped)
+
+
+def rank_of_stage(plan: Plan, stage: int) -> int:
+    """Return the pipeline rank that owns a stage.
+
+    >>> [rank_of_stage(Plan(1, 1, 3, 2, "zbv"), stage) for stage in range(6)]
+    [0, 1, 2, 2, 1, 0]
+    """
+    if plan.pipeline_schedule in V_SHAPED:
+        return min(stage, plan.num_stages - 1 - stage)
+    return stage % plan.pipeline_parallel
+
+
+def ranks_of_stages(plan: Plan) -> list[int]:
+    """Return the pipeline rank that owns each stage of a plan."""
+    return [rank_of_stage(plan, stage) for stage in range(plan.num_stages)]
+
+
+def actions(plan: Plan, rank: int) -> list[Action]:
+    """Return what one pipeline rank does in a step, in order.
+
+    gpipe             all forward passes, then all backward passes (Huang et al., arXiv:1811.06965)
+    1f1b              p - r - 1 forward passes, then one of each in turn (Narayanan et al.,
+                      arXiv:2104.04473, sec. 2.2.1)
+    interleaved_1f1b  the same over v stages a rank (sec. 2.2.2), micro-batches in rounds
+    zero_bubble       ZB-H1 (Qi et al., arXiv:2401.10241, sec. 2.2 and 3.1): 1f1b whose weight
+                      gradients come r micro-batches late, into the bubble at the end; no rank
+                      keeps more than the first one of 1f1b
+    interleaved_zero_bubble  the same over v stages a rank (ZB1P; torch's
+                      ScheduleInterleavedZeroBubble)
+    zbv               ZB-V (Qi et al., sec. 6; arXiv:2405.15362): two stages a rank in a V
+    dualpipev         the V of DeepSeek's DualPipe (arXiv:2412.19437, sec. 3.2.1): forward and
+                      backward passes of two micro-batches in turn
+
+    Without a pipeline each micro-batch goes forward and backward at once, whatever the schedule.
+    """
+    p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
+    if p == 1:
+        order = _one_after_another(1, v, m, 0, warm_up=0)
+    elif plan.pipeline_schedule == "gpipe":
+        order = _one_after_another(p, v, m, rank, warm_up=v * m)
+    elif plan.pipeline_schedule == "zbv":
+        order = _zbv(p, m, rank)
+    elif plan.pipeline_schedule == "dualpipev":
+        order = _dualpipev(p, m, rank)
+    else:
+        late = rank if plan.pipeline_schedule in SPLIT else None
+        warm_up = _warm_up(plan, rank)
+        order = _one_after_another(p, v, m, rank, warm_up=warm_up, weights_late=late)
+    return [action for action in order.actions if action.microbatch < m]
+
+
+class Body(NamedTuple):
+    """The part of a rank's order that repeats."""
+
+    before: int  # actions
+    actions: int  # of one repetition
+    times: int
+    microbatches: int  # of every stage, in one repetition
+
+
+def repeats(plan: Plan, rank: int = 0) -> Body | None:
+    """Return the body of one rank's order, rank 0's being the shortest; None: there is none.
+
+    Bodies begin where the passes of a repetition wait for those of the same one, or of the one
+    before it.
+    """
+    p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
+    schedule = plan.pipeline_schedule
+    if p == 1 or schedule == "gpipe":
+        return None
+    if schedule in V_SHAPED:
+        if m < 2 * p:
+            return None
+        times = m - 2 * p + 1 + rank
+        if schedule == "zbv":
+            return Body(2 * p - 1 + 3 * (p - rank), 6, times, 1)
+        return Body(2 * p + 3 * (p - rank - 1), 4, times, 1)
+    split = schedule in SPLIT
+    warm_up = _warm_up(plan, rank)
+    round_of = per_round(m, p) if v > 1 else 1
+    times = (v * m - warm_up - rank) // (v * round_of)
+    if times < 1:
+        return None
+    return Body(warm_up + 2 * rank, v * round_of * (3 if split else 2), times, round_of)
+
+
+def _warm_up(plan: Plan, rank: int) -> int:
+    """Return the forward passes before they take turns with backward passes."""
+    p, v = plan.pipeline_parallel, plan.virtual_stages
+    hops = 1 if v == 1 or plan.pipeline_schedule in SPLIT else 2  # ahead of the next rank
+    return (v - 1) * per_round(plan.num_microbatches, p) + hops * (p - 1 - rank)
+
+
+def per_round(num_microbatches: int, pipeline_parallel: int) -> int:
+    """Return the micro-batches that a stage takes before the rank's next stage has its turn."""
+    return num_microbatches // max(1, num_microbatches // pipeline_parallel)
+
+
+class _Order:
+    """Actions in order; every stage takes its micro-batches one after the other."""
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+        self.done: dict[Kind, dict[int, int]] = {kind: defaultdict(int) for kind in get_args(Kind)}
+
+    def add(self, kind: Kind, stage: int) -> None:
+        """Add the stage's next action of a kind; "backward" is both halves at once."""
+        counted = self.done[kind]
+        if kind == "backward":
+            self.done["backward_weight"][stage] += 1
+            counted = self.done["backward_input"]
+        microbatch = counted[stage]
+        # (as Action(...), in a third of the time: orders are most of a simulation)
+        self.actions.append(tuple.__new__(Action, (kind, stage, microbatch)))
+        counted[stage] = microbatch + 1
+
+    def pending(self, kind: Kind, stage: int) -> int:
+        """Return how many micro-batches have been forward and not through ``kind``."""
+        return self.done["forward"][stage] - self.done[kind][stage]
+
+
+def _one_after_another(
+    p: int, v: int, m: int, rank: int, *, warm_up: int, weights_late: int | None = None
+) -> _Order:
+    """Forward passes to warm up, then one forward and one backward pass in turn.
+
+    ``weights_late``: by how many backward passes weight gradients are behind input gradients.
+    """
+    order, total = _Order(), v * m
+    warm_up = min(warm_up, total)
+    in_turn = per_round(m, p) if v > 1 else m
+    stages = [(step // in_turn) % v * p + rank for step in range(total)]
+    back = [(v - 1) * p + 2 * rank - stage for stage in stages]
+
+    for step in range(warm_up):
+        order.add("forward", stages[step])
+    for step in range(total):
+        if warm_up + step < total:
+            order.add("forward", stages[warm_up + step])
+        if weights_late is None:
+            order.add("backward", back[step])
+            continue
+        order.add("backward_input", back[step])
+        if step >= weights_late:
+            order.add("backward_weight", back[step - weights_late])
+    if weights_late is not None:
+        for step in range(max(0, total - weights_late), total):
+            order.add("backward_weight", back[step])
+    return order
+
+
+def _zbv(p: int, m: int, rank: int) -> _Order:
+    """ZB-V: the order for at least 2 p - 1 micro-batches; the caller drops what is too many."""
+    order, total = _Order(), max(2 * p - 1, m)
+    down, up = rank, 2 * p - 1 - rank
+
+    def backward(stage: int) -> None:
+        order.add("backward_input", stage)
+        order.add("backward_weight", stage)
+
+    for _ in range(2 * (p - rank) - 1):
+        order.add("forward", down)
+    for _ in range(rank):
+        order.add("forward", up)
+        order.add("forward", down)
+    for _ in range(p - rank):
+        order.add("forward", up)
+        backward(up)
+    while order.done["forward"][up] < total:
+        if order.done["forward"][down] < total:
+            order.add("forward", down)
+        backward(down)
+        order.add("forward", up)
+        backward(up)
+    for _ in range(rank):
+        order.add("backward_input", down)
+        order.add("backward_input", up)
+    for _ in range(p - rank):
+        backward(down)
+    for stage in (up, down):
+        while order.pending("backward_weight", stage):
+            order.add("backward_weight", stage)
+    return order
+
+
+def _dualpipev(p: int, m: int, rank: int) -> _Order:
+    """DualPipeV: its overlapped pairs are one forward pass and then one backward pass."""
+    order = _Order()
+    down, up = rank, 2 * p - 1 - rank
+    late: list[int] = []  # stages whose weight gradients are due
+
+    def weights() -> None:
+        if late:
+            order.add("backward_weight", late.pop(0))
+
+    def backward(stage: int, *, split: bool) -> None:
+        order.add("backward_input" if split else "backward", stage)
+        if split:
+            late.append(stage)
+
+    for _ in range(2 * (p - rank - 1)):
+        order.add("forward", down)
+    for _ in range(rank + 1):
+        order.add("forward", down)
+        order.add("forward", up)
+    for _ in range(p - rank - 1):
+        backward(up, split=True)
+        weights()
+        order.add("forward", up)
+    for _ in range(m - 2 * p + rank + 1):
+        order.add("forward", down)
+        backward(up, split=False)
+        order.add("forward", up)
+        backward(down, split=False)
+    for _ in range(p - rank - 1):
+        backward(up, split=False)
+        order.add("forward", up)
+        backward(down, split=False)
+    for step in range(2 * (rank + 1)):  # up and down in turn; the later half splits
+        backward(down if step % 2 else up, split=step > rank)
+    for _ in range(p - rank - 1):
+        weights()
+        backward(down, split=True)
+    for _ in range(rank + 1):
+        weights()
+    return order
+
+
+def most_held(order: Sequence[Action]) -> set[tuple[int, int]]:
+    """Return the fullest moments: (stage inputs in flight, weight gradients due), none smaller.
+
+    A stage input is in flight from its forward pass to the end of its (input) backward pass.
+    """
+    flying = due = 0
+    seen = set()
+    for action in order:
+        flying += action.kind == "forward"
+        seen.add((flying, due))  # while an action runs, its inputs are still there
+        flying -= action.kind in ("backward", "backward_input")
+        due += (action.kind == "backward_input") - (action.kind == "backward_weight")
+        seen.add((flying, due))
+
+    def smaller(one: tuple[int, int]) -> bool:
+        return any(o != one and o[0] >= one[0] and o[1] >= one[1] for o in seen)
+
+    return {one for one in seen if not smaller(one)}

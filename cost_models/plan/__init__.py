@@ -1,0 +1,1 @@
+"""Plans and workloads: the decisions and the job."""

@@ -1,0 +1,57 @@
+"""Tables of which each column is computed once for equal rows, and such columns side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import reduce
+from operator import or_
+from typing import Final
+
+from cost_models.columnar.columns import Column
+from cost_models.columnar.levels import Frame, distinct
+from cost_models.plan.plan import PlanTable
+
+# columns that much does not depend on: distinct rows of all others are found first, and from them
+# those of fewer columns
+_SHARDING: Final = (
+    "zero_stage",
+    "dp_replicate",
+    "secondary_ranks",
+    "quantised_weights",
+    "quantised_gradients",
+)
+_PASSES: Final = ("recompute", "sequence_parallel", "context_parallel_method")
+_LAYERS: Final = ("recompute_layers", "recompute_every", "virtual_stages")
+APART: Final = (
+    ("pipeline_schedule", "context_parallel_method"),
+    _SHARDING,
+    _PASSES,
+    (*_PASSES, *_LAYERS, "pipeline_schedule"),
+    (*_SHARDING, "pipeline_schedule", "num_microbatches", "data_parallel", "pipeline_parallel"),
+    (*_SHARDING, *_PASSES, *_LAYERS, "pipeline_schedule"),
+)
+
+
+def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
+    """Return the same plans, each column by its distinct values; and what they are columns of."""
+    frame, columns = Frame(len(table)), {}
+    for f in fields(PlanTable):
+        values, codes = distinct(getattr(table, f.name))
+        columns[f.name] = values
+        if len(values) > 1:
+            columns[f.name] = Column(frame.add(codes, len(values)), values)  # type: ignore[assignment]
+    return PlanTable(**columns), frame
+
+
+def find_levels(table: PlanTable, frame: Frame, apart: Sequence[Sequence[str]] = APART) -> None:
+    """Find the levels of all columns but some, from which those of fewer ones are found."""
+    every = (1 << len(frame.codes)) - 1
+    for names in apart:
+        frame.level(every & ~mask_of(table, names))
+
+
+def mask_of(table: PlanTable, names: Sequence[str]) -> int:
+    """Return which columns of a frame some columns of a factored table are."""
+    columns = [getattr(table, name) for name in names]
+    return reduce(or_, [c.level.mask for c in columns if type(c) is Column], 0)

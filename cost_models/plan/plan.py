@@ -1,0 +1,354 @@
+"""How a job is laid out on the accelerators: one plan, or a table of plans (one array a field).
+
+The ranks form a grid (pipeline_parallel, dp_replicate, dp_shard, context_parallel,
+tensor_parallel), the last axis fastest: tensor-parallel neighbours are the nearest, pipeline stages
+the farthest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.codes import Coded, plain
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import Fields
+
+Recompute = Literal["none", "selective", "full", "selective_ops"]
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "zero_bubble",
+    "interleaved_zero_bubble",
+    "zbv",
+    "dualpipev",
+]
+ContextMethod = Literal["ring", "ulysses", "allgather"]
+# weights: gradients and the optimizer go with them
+Offload = Literal[
+    "none",
+    "optimizer",
+    "activations",
+    "optimizer+activations",
+    "weights",
+    "weights+activations",
+]
+OffloadDevice = Literal["cpu", "nvme"]
+RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
+# codes of the column ``recompute``
+NONE, SELECTIVE, FULL, SELECTIVE_OPS = range(len(RECOMPUTE))
+SEARCHED_RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
+GPIPE, ONE_F_ONE_B = (SCHEDULES.index(name) for name in ("gpipe", "1f1b"))
+CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
+OFFLOADS: Final[tuple[str, ...]] = get_args(Offload)
+OFFLOAD_DEVICES: Final[tuple[str, ...]] = get_args(OffloadDevice)
+NVME: Final = OFFLOAD_DEVICES.index("nvme")  # code of the column ``offload_device``
+# fields whose values are words: a table holds their positions in these lists
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "pipeline_schedule": SCHEDULES,
+    "recompute": RECOMPUTE,
+    "context_parallel_method": CONTEXT_METHODS,
+    "offload": OFFLOADS,
+    "offload_device": OFFLOAD_DEVICES,
+}
+FLAGS: Final = (
+    "sequence_parallel",
+    "expert_tensor_parallel",
+    "quantised_weights",
+    "quantised_gradients",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to lay out a job."""
+
+    data_parallel: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    virtual_stages: int = 1  # stages on each pipeline rank
+    pipeline_schedule: Schedule = "1f1b"
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    micro_batch_size: int = 1  # sequences
+    num_microbatches: int = 1
+    dp_replicate: int = 1  # HSDP: groups of data ranks with a whole model's shards each
+    context_parallel: int = 1  # ranks that share the tokens of a sequence
+    context_parallel_method: ContextMethod = "ring"
+    expert_parallel: int = 1  # ranks that share the experts of a layer
+    expert_tensor_parallel: bool = True  # experts are cut over the tensor-parallel ranks too
+    offload: Offload = "none"
+    offload_device: OffloadDevice = "cpu"  # where optimizer and weights go; activations: cpu
+    recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
+    secondary_ranks: int = 1  # ZeRO++: neighbours that share a second copy of the weights (hpZ)
+    quantised_weights: bool = False  # ZeRO++: gathered in int8 (qwZ)
+    quantised_gradients: bool = False  # ZeRO++: exchanged in int4 (qgZ)
+    recompute_every: int = 0  # the first ones of every so many layers of a stage; 0: of them all
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's states are off the accelerator."""
+        return "optimizer" in self.offload or self.offloads_weights
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether the shards of weights and gradients are off the accelerator."""
+        return "weights" in self.offload
+
+    @property
+    def is_zero_plus_plus(self) -> bool:
+        """Whether it has a part of ZeRO++."""
+        return self.secondary_ranks > 1 or self.quantised_weights or self.quantised_gradients
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what layers save for the backward pass lives in host memory."""
+        return "activations" in self.offload
+
+    @property
+    def dp_shard(self) -> int:
+        """Data ranks over which ZeRO shards; data_parallel = dp_replicate x dp_shard."""
+        return self.data_parallel // self.dp_replicate
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
+        return self.dp_shard * self.context_parallel
+
+    @property
+    def experts_apart(self) -> bool:
+        """Whether experts are shared out in another way than all other weights."""
+        whole_on_tensor_ranks = not self.expert_tensor_parallel and self.tensor_parallel > 1
+        return self.expert_parallel > 1 or whole_on_tensor_ranks
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a copy of the model's stage among which whole experts can be shared out."""
+        return self.shard_ranks * (1 if self.expert_tensor_parallel else self.tensor_parallel)
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks that hold the same experts, over which ZeRO shards these."""
+        return self.expert_ranks // self.expert_parallel
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the plan uses."""
+        ranks = self.data_parallel * self.context_parallel * self.tensor_parallel
+        return ranks * self.pipeline_parallel
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step."""
+        return self.micro_batch_size * self.num_microbatches * self.data_parallel
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, virtual ones counted."""
+        return self.pipeline_parallel * self.virtual_stages
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, source: Fields) -> Plan:
+        """Read and check single values; what cannot go together is legality's subject."""
+        source.refuse_unknown(cls.__slots__)
+        count = {"low": 1, "high": 10**6}
+        return cls(
+            data_parallel=source.integer("data_parallel", 1, **count),
+            tensor_parallel=source.integer("tensor_parallel", 1, **count),
+            pipeline_parallel=source.integer("pipeline_parallel", 1, **count),
+            virtual_stages=source.integer("virtual_stages", 1, **count),
+            pipeline_schedule=source.text("pipeline_schedule", "1f1b", choices=SCHEDULES),
+            zero_stage=source.integer("zero_stage", 0, low=0, high=3),
+            sequence_parallel=source.flag("sequence_parallel", False),
+            recompute=source.text("recompute", "none", choices=RECOMPUTE),
+            micro_batch_size=source.integer("micro_batch_size", 1, **count),
+            num_microbatches=source.integer("num_microbatches", 1, **count),
+            dp_replicate=source.integer("dp_replicate", 1, **count),
+            context_parallel=source.integer("context_parallel", 1, **count),
+            context_parallel_method=source.text(
+                "context_parallel_method", "ring", choices=CONTEXT_METHODS
+            ),
+            expert_parallel=source.integer("expert_parallel", 1, **count),
+            expert_tensor_parallel=source.flag("expert_tensor_parallel", True),
+            offload=source.text("offload", "none", choices=OFFLOADS),
+            offload_device=source.text("offload_device", "cpu", choices=OFFLOAD_DEVICES),
+            recompute_layers=source.integer("recompute_layers", 0, low=0, high=10**6),
+            secondary_ranks=source.integer("secondary_ranks", 1, **count),
+            quantised_weights=source.flag("quantised_weights", False),
+            quantised_gradients=source.flag("quantised_gradients", False),
+            recompute_every=source.integer("recompute_every", 0, low=0, high=10**6),
+        )
+
+
+def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:
+    """Return the layers [first, last) of each stage, as even as possible.
+
+    Where layers are left over, the middle stages take one more each: the first stage already holds
+    the embedding and the most micro-batches, the last one the output projection.
+
+    >>> split_layers(10, 4)
+    ((0, 2), (2, 5), (5, 8), (8, 10))
+    """
+    if not 1 <= num_stages <= num_layers:
+        raise InputError(f"{num_stages} stages for {num_layers} layers (must be 1 to {num_layers})")
+    each, left = divmod(num_layers, num_stages)
+    start = 1 if left <= num_stages - 2 else 0
+    sizes = [each + (start <= stage < start + left) for stage in range(num_stages)]
+    ends = np.cumsum(sizes).tolist()
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+Column = NDArray[Any]
+
+
+def _offloads(offload: Column, what: str) -> Column:
+    """Return whether the words of a column name something."""
+    return np.isin(offload, [code for code, name in enumerate(OFFLOADS) if what in name])
+
+
+def _picked(column: Column, index: Any) -> Column:
+    """Return some rows; of one value for all (``np.broadcast_to``), that value again."""
+    if isinstance(column, Coded):
+        return column.rows(index)  # type: ignore[return-value]
+    if column.strides == (0,) and len(column) and isinstance(index, np.ndarray):
+        return np.broadcast_to(column[:1].reshape(()), len(index))
+    rows: Column = column[index]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Many plans: the fields of Plan as columns.
+
+    Fields whose values are words hold indices into the lists of ``WORDS``. Columns of very many
+    plans are by their values (``coded``): formulas want them ``plain``, or factored.
+    """
+
+    data_parallel: Column
+    tensor_parallel: Column
+    pipeline_parallel: Column
+    virtual_stages: Column
+    pipeline_schedule: Column
+    zero_stage: Column
+    sequence_parallel: Column
+    recompute: Column
+    micro_batch_size: Column
+    num_microbatches: Column
+    dp_replicate: Column
+    context_parallel: Column
+    context_parallel_method: Column
+    expert_parallel: Column
+    expert_tensor_parallel: Column
+    offload: Column
+    offload_device: Column
+    recompute_layers: Column
+    secondary_ranks: Column
+    quantised_weights: Column
+    quantised_gradients: Column
+    recompute_every: Column
+
+    @property
+    def offloads_optimizer(self) -> Column:
+        """Whether the optimizer's states are off the accelerator."""
+        return _offloads(self.offload, "optimizer") | self.offloads_weights
+
+    @property
+    def offloads_weights(self) -> Column:
+        """Whether the shards of weights and gradients are off the accelerator."""
+        return _offloads(self.offload, "weights")
+
+    @property
+    def offloads_activations(self) -> Column:
+        """Whether saved activations live in host memory."""
+        return _offloads(self.offload, "activations")
+
+    @property
+    def dp_shard(self) -> Column:
+        """Data ranks over which ZeRO shards."""
+        shards: Column = self.data_parallel // self.dp_replicate
+        return shards
+
+    @property
+    def shard_ranks(self) -> Column:
+        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
+        ranks: Column = self.dp_shard * self.context_parallel
+        return ranks
+
+    @property
+    def experts_apart(self) -> Column:
+        """Whether experts are shared out in another way than all other weights."""
+        whole = np.logical_not(self.expert_tensor_parallel) & (self.tensor_parallel > 1)
+        apart: Column = (self.expert_parallel > 1) | whole
+        return apart
+
+    @property
+    def expert_tensor(self) -> Column:
+        """Ranks over which each expert's matrices are cut."""
+        ranks: Column = np.where(self.expert_tensor_parallel, self.tensor_parallel, 1)
+        return ranks
+
+    @property
+    def expert_ranks(self) -> Column:
+        """Ranks of a copy of the model's stage among which whole experts can be shared out."""
+        tensor = np.where(self.expert_tensor_parallel, 1, self.tensor_parallel)
+        ranks: Column = self.shard_ranks * tensor
+        return ranks
+
+    @property
+    def expert_shard_ranks(self) -> Column:
+        """Ranks that hold the same experts, over which ZeRO shards these."""
+        ranks: Column = self.expert_ranks // self.expert_parallel
+        return ranks
+
+    @property
+    def world_size(self) -> Column:
+        """Ranks that each plan uses."""
+        ranks: Column = self.data_parallel * self.context_parallel * self.tensor_parallel
+        return ranks * self.pipeline_parallel
+
+    def __len__(self) -> int:
+        return len(self.data_parallel)
+
+    @classmethod
+    def from_plans(cls, plans: list[Plan]) -> PlanTable:
+        """Turn plans into columns."""
+
+        def code(name: str, value: Any) -> Any:
+            return WORDS[name].index(value) if name in WORDS else value
+
+        return cls(
+            **{
+                f.name: np.array([code(f.name, getattr(p, f.name)) for p in plans])
+                for f in fields(cls)
+            }
+        )
+
+    def rows(self, index: Any) -> PlanTable:
+        """Return the rows that a mask, slice or index array names."""
+        if isinstance(index, np.ndarray) and index.dtype == bool:
+            index = np.flatnonzero(index)
+        return PlanTable(**{f.name: _picked(getattr(self, f.name), index) for f in fields(self)})
+
+    def plain(self) -> PlanTable:
+        """Return the same with a value in each row of every column."""
+        return PlanTable(**{f.name: plain(getattr(self, f.name)) for f in fields(self)})
+
+    def plan(self, row: int) -> Plan:
+        """Return one row as a Plan."""
+        values = {f.name: getattr(self, f.name)[row].item() for f in fields(self)}
+        values |= {name: words[values[name]] for name, words in WORDS.items()}
+        return Plan(**values)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self.plan(row) for row in range(len(self)))

@@ -1,0 +1,238 @@
+"""What is to be trained: sequence length, global batch, precision, optimizer.
+
+``auto`` for a precision means: as the parts it belongs to have it (optimizer states: as the weights
+that are updated; gradients: as the trainer keeps them, see ``gradients_in_master_precision``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import Fields
+
+NAMED: Final = ("embedding", "head", "norms", "all-but-head")
+MOST_LAYERS: Final = 10_000
+_LAYERS: Final = re.compile(r"layers:(\d{1,5})-(\d{1,5})")
+_ALLOWED: Final = (
+    f"must be {', '.join(NAMED)} or layers:FIRST-LAST, counted from 0; several with commas"
+)
+
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "tf32", "fp8"]
+Optimizer = Literal[
+    "adamw",
+    "sgd",
+    "sgd_momentum",
+    "adam",
+    "lamb",
+    "lion",
+    "adafactor",
+    "adafactor_momentum",
+    "muon",
+    "adamw_8bit",
+    "paged_adamw",
+    "paged_adamw_8bit",
+]
+KeptPrecision = Literal["auto", "fp32", "bf16"]
+AttentionKernel = Literal["flash", "eager"]
+Adapter = Literal["none", "lora", "qlora"]
+AdapterTargets = Literal["all", "attention"]  # or TARGET_NAMES with commas: "q,v"
+TARGET_NAMES: Final = ("q", "k", "v", "o", "gate", "up", "down")
+Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
+MAX_ADAPTER_RANK: Final = 4096
+
+# bytes of one element of the weights that are multiplied, and of the activations. tf32 is fp32 in
+# memory (NVIDIA A100 whitepaper, "TensorFloat-32": inputs and outputs are IEEE fp32)
+COMPUTE_BYTES: Final = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp32": 4.0,
+    "fp64": 8.0,
+    "tf32": 4.0,
+    "fp8": 2.0,  # beside fp8 copies, see ``fp8``
+}
+# bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
+# optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740,
+# sec. 3.1)
+MASTER_BYTES: Final = {
+    "bf16": 4.0,
+    "fp16": 4.0,
+    "fp32": 4.0,
+    "fp64": 8.0,
+    "tf32": 4.0,
+    "fp8": 4.0,
+}
+KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
+MIXED: Final = ("bf16", "fp16", "fp8")  # precisions with fp32 master weights, unless told otherwise
+# states of 8-bit optimizers are bytes and fp32 scales, whatever else is asked
+EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
+# bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision
+PAGED_32_BIT: Final = ("paged_adamw",)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training step's work."""
+
+    seq_len: int
+    global_batch_size: int  # sequences
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adamw"
+    attention_kernel: AttentionKernel = "flash"
+    adapter: Adapter = "none"
+    adapter_rank: int = 0
+    adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
+    adapter_targets: str = "all"  # linear layers of attention and MLP: AdapterTargets
+    quantisation: Quantisation = "nf4"  # of qlora's frozen matrices
+    freeze: str = ""  # parts that are not trained (``frozen_parts``)
+    document_mask: bool = False  # documents of one sequence do not see each other
+    document_length: int = 0  # tokens of such a document; 0: not known, as long as the sequence
+    master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
+    optimizer_state_precision: KeptPrecision = "auto"
+    gradient_precision: KeptPrecision = "auto"  # of gradients that are kept and reduced
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of an element of the weights that are multiplied, and of the activations."""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def master_bytes(self) -> float:
+        """Bytes of an element of the weights that the optimizer updates."""
+        return MASTER_BYTES[self.precision] if self.master_weights else self.compute_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of an element of an optimizer state; bitsandbytes' 32-bit ones are so always."""
+        if self.optimizer in PAGED_32_BIT and self.optimizer_state_precision == "auto":
+            return 4.0
+        return KEPT_BYTES.get(self.optimizer_state_precision, self.master_bytes)
+
+    @property
+    def reduction_bytes(self) -> float:
+        """Bytes of an element of a gradient that is reduced over data ranks."""
+        return KEPT_BYTES.get(self.gradient_precision, self.master_bytes)
+
+    def gradient_bytes(self, *, in_master_precision: bool) -> float:
+        """Bytes of an element of a kept gradient, as the trainer keeps them."""
+        auto = self.master_bytes if in_master_precision else self.compute_bytes
+        return KEPT_BYTES.get(self.gradient_precision, auto)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees."""
+        return self.seq_len * self.global_batch_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Workload:
+        """Read and check."""
+        fields.refuse_unknown(cls.__slots__)
+        found = cls(
+            seq_len=fields.integer("seq_len", low=1, high=10**8),
+            global_batch_size=fields.integer("global_batch_size", low=1, high=10**7),
+            precision=fields.text("precision", "bf16", choices=get_args(Precision)),
+            optimizer=fields.text("optimizer", "adamw", choices=get_args(Optimizer)),
+            attention_kernel=fields.text(
+                "attention_kernel", "flash", choices=get_args(AttentionKernel)
+            ),
+            document_mask=fields.flag("document_mask", False),
+            document_length=fields.integer("document_length", 0, low=0, high=10**8),
+            master_weights=fields.flag("master_weights", True),
+            optimizer_state_precision=fields.text(
+                "optimizer_state_precision", "auto", choices=get_args(KeptPrecision)
+            ),
+            gradient_precision=fields.text(
+                "gradient_precision", "auto", choices=get_args(KeptPrecision)
+            ),
+            freeze=check_freeze(fields.text("freeze", ""), f"{fields.where}: freeze"),
+            **_adapter(fields),
+        )
+        require_consistent(found, f"{fields.where}: ")
+        return found
+
+
+def require_consistent(workload: Workload, where: str = "") -> None:
+    """Raise an InputError where two of its values contradict each other."""
+    if workload.quantisation != "nf4" and workload.adapter != "qlora":
+        raise InputError(
+            f"{where}quantisation = {workload.quantisation} is of qlora's frozen matrices (adapter "
+            f"is {workload.adapter})"
+        )
+    if workload.freeze and workload.adapter != "none":
+        raise InputError(
+            f"{where}freeze = {workload.freeze}: {workload.adapter} freezes all but its adapters "
+            "(choose one of them)"
+        )
+    if not workload.master_weights and workload.precision not in MIXED:
+        raise InputError(
+            f"{where}master_weights = false: precision {workload.precision} updates the weights "
+            f"that it multiplies (must be true; false needs {', '.join(MIXED)})"
+        )
+    if workload.optimizer in EIGHT_BIT and workload.optimizer_state_precision != "auto":
+        raise InputError(
+            f"{where}optimizer_state_precision = {workload.optimizer_state_precision}: the states "
+            f"of {workload.optimizer} are 8-bit (must be auto)"
+        )
+    if workload.precision == "fp64":
+        for name in ("optimizer_state_precision", "gradient_precision"):
+            if getattr(workload, name) != "auto":
+                raise InputError(
+                    f"{where}{name} = {getattr(workload, name)}: precision fp64 keeps everything "
+                    "in fp64 (must be auto)"
+                )
+
+
+def check_targets(text: str, where: str) -> str:
+    """Return what gets adapters: all, attention, or names of matrices such as "q,v".
+
+    >>> check_targets("q, v", "lora_targets")
+    'q,v'
+    """
+    if text in get_args(AdapterTargets):
+        return text
+    names = [name.strip() for name in text.split(",")]
+    if len(set(names)) < len(names) or not set(names) <= set(TARGET_NAMES):
+        raise InputError(
+            f"{where} = {text[:60]!r} (must be {', '.join(get_args(AdapterTargets))}, or some of "
+            f"{', '.join(TARGET_NAMES)} with commas between them)"
+        )
+    return ",".join(names)
+
+
+def _adapter(fields: Fields) -> dict[str, Any]:
+    """Read the adapter; its rank and alpha belong to it alone."""
+    kind = fields.text("adapter", "none", choices=get_args(Adapter))
+    low = 0 if kind == "none" else 1
+    high = 0 if kind == "none" else MAX_ADAPTER_RANK
+    rank = fields.integer("adapter_rank", low, low=low, high=high)
+    return {
+        "adapter": kind,
+        "adapter_rank": rank,
+        "adapter_alpha": fields.number("adapter_alpha", 2.0 * rank, low=0.0, high=1e6),
+        "adapter_targets": check_targets(
+            fields.text("adapter_targets", "all"), f"{fields.where}: adapter_targets"
+        ),
+        "quantisation": fields.text("quantisation", "nf4", choices=get_args(Quantisation)),
+    }
+
+
+def check_freeze(text: str, where: str) -> str:
+    """Return what is frozen as it is kept: names in order, each once; "" for nothing.
+
+    >>> check_freeze("layers:0-3, embedding", "freeze")
+    'embedding,layers:0-3'
+    """
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    for word in words:
+        found = _LAYERS.fullmatch(word)
+        if word not in NAMED and (found is None or int(found[1]) > int(found[2])):
+            raise InputError(f"{where} = {word[:60]!r} ({_ALLOWED})")
+    if len(set(words)) < len(words):
+        raise InputError(f"{where} = {text[:60]!r} names a part twice")
+    return ",".join(sorted(words, key=lambda w: (w not in NAMED, w)))

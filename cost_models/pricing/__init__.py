@@ -1,0 +1,1 @@
+"""All formulas applied to one plan or to a table of plans."""

@@ -1,0 +1,248 @@
+"""Memory and time of a table of plans: the one place where all formulas meet.
+
+``price`` is what ``fit`` prints for one plan and what the search ranks a million by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.arrays import Real
+from cost_models.communication.host_link import host_link
+from cost_models.communication.paged_states import paged_seconds, usable_bytes
+from cost_models.communication.traffic import Traffic
+from cost_models.communication.volumes import rank_traffic
+from cost_models.compute.flops import model_flops_per_step
+from cost_models.compute.rates import rates
+from cost_models.memory.host import HostBytes
+from cost_models.memory.optimizer_states import RULES, rank_states
+from cost_models.memory.parts import MemoryParts, stack_ranks
+from cost_models.memory.peak import rank_host_bytes, rank_memory
+from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank, stages_of
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.partition.stages import (
+    PipelineRank,
+)
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Setting
+from cost_models.step_time.overlap import Hiding
+from cost_models.step_time.parts import RankSeconds, TimeParts
+from cost_models.step_time.step import rank_seconds, step_seconds
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Columns of memory and time, one row a plan."""
+
+    memory: MemoryParts
+    limiting_rank: NDArray[np.int64]  # first pipeline rank with the largest peak
+    moment: NDArray[np.int64]  # index into memory.MOMENTS
+    time: TimeParts
+    slowest_rank: NDArray[np.int64]
+    host: HostBytes  # of a node
+
+    @property
+    def peak(self) -> Floats:
+        """Bytes in use at the peak, on the fullest rank."""
+        return np.asarray(self.memory.peak, dtype=float)
+
+    @property
+    def step(self) -> Floats:
+        """Seconds of a step."""
+        return np.asarray(self.time.step, dtype=float)
+
+    def row(self, number: int) -> Priced:
+        """Return the prices of one plan."""
+        here = slice(number, number + 1)
+
+        def of(parts: Any) -> Any:
+            return replace(parts, **{f.name: getattr(parts, f.name)[here] for f in fields(parts)})
+
+        ranks = self.limiting_rank[here], self.moment[here], of(self.time), self.slowest_rank[here]
+        return Priced(of(self.memory), *ranks, of(self.host))
+
+
+def price(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> Priced:
+    """Price legal plans; stages: ``layer_ranges``, else those of the setting, else even ones."""
+    blocks = []
+    order = []
+    group, contents = stages_of(setting, table, layer_ranges)
+    for position, ranks in enumerate(contents):
+        rows = np.flatnonzero(group == position)
+        blocks.append(_price_block(setting, table.rows(rows), ranks))
+        order.append(rows)
+    back = np.argsort(np.concatenate(order), kind="stable")
+
+    def join(columns: list[Any]) -> NDArray[Any]:
+        joined: NDArray[Any] = np.concatenate([np.asarray(column) for column in columns])[back]
+        return joined
+
+    return Priced(
+        memory=MemoryParts(
+            **{
+                f.name: join([getattr(b.memory, f.name) for b in blocks])
+                for f in fields(MemoryParts)
+            }
+        ),
+        limiting_rank=join([b.limiting_rank for b in blocks]).astype(np.int64),
+        moment=join([b.moment for b in blocks]).astype(np.int64),
+        time=TimeParts(
+            **{f.name: join([getattr(b.time, f.name) for b in blocks]) for f in fields(TimeParts)}
+        ),
+        slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),
+        host=HostBytes(join([b.host.memory for b in blocks]), join([b.host.nvme for b in blocks])),
+    )
+
+
+def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
+    """Price plans of the same stages: their number, places and layers that are recomputed."""
+    model, workload, software = setting.model, setting.workload, setting.software
+    on_gpu = setting.on_gpu
+    fullest = list(ranks)
+    if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
+        # of ranks with the same contents the last one has the most weight gradients due
+        fullest += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
+    memories = [
+        rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in fullest
+    ]
+    memory, limiting, moment = stack_ranks(memories)
+    time, slowest = block_time(setting, table, ranks, block_seconds(setting, table, ranks))
+    index = np.array([rank.index for rank in ranks])
+    limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
+    hosts = [
+        rank_host_bytes(model, workload, software, table, rank, on_gpu=on_gpu).of_node(
+            table, setting.cluster.gpus_per_node
+        )
+        for rank in fullest
+    ]
+    host = HostBytes(
+        np.max(np.stack([h.memory for h in hosts]), axis=0),
+        np.max(np.stack([h.nvme for h in hosts]), axis=0),
+    )
+    slowest_index = index[np.asarray(slowest)]
+    return Priced(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
+
+
+def block_seconds(
+    setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]
+) -> list[RankSeconds]:
+    """Return the seconds of every rank under plans of the same stages."""
+    model, workload, software = setting.model, setting.workload, setting.software
+    rate = rates(setting.cluster.accelerator, workload.precision, software)
+    seconds = [
+        rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
+        for rank in ranks
+    ]
+    if not (setting.on_gpu and RULES[workload.optimizer].paged):
+        return seconds
+    return [
+        replace(one, optimizer=one.optimizer + _paged_seconds(setting, table, rank))
+        for one, rank in zip(seconds, ranks, strict=True)
+    ]
+
+
+def _paged_seconds(setting: Setting, table: PlanTable, rank: PipelineRank) -> Real:
+    """Return the seconds in which states that do not fit come and go."""
+    model, workload, software = setting.model, setting.workload, setting.software
+    paged = np.where(table.offloads_optimizer, 0.0, rank_states(model, workload, table, rank).paged)
+    memory, _ = rank_memory(model, workload, software, table, rank, on_gpu=True)
+    chip = setting.cluster.accelerator
+    link = host_link(setting.cluster, table, software)
+    return paged_seconds(paged, memory.peak, usable_bytes(chip), link)
+
+
+def block_time(
+    setting: Setting,
+    table: PlanTable,
+    ranks: Sequence[PipelineRank],
+    seconds: Sequence[RankSeconds],
+    bound: Real | None = None,
+) -> tuple[TimeParts, Real]:
+    """Return the parts of a step of such plans, and which rank is the slowest.
+
+    ``bound``: seconds of the pipeline; None: their lower bound in closed form.
+    """
+    return step_seconds(
+        seconds,
+        [rank.positions for rank in ranks],
+        table,
+        Hiding.of(setting.software),
+        on_gpu=setting.on_gpu,
+        core_share=setting.core_share,
+        bound=bound,
+    )
+
+
+RankMemory = tuple[MemoryParts, int]  # and the moment of its peak
+
+
+def rank_memories(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+) -> list[RankMemory]:
+    """Return the memory of every pipeline rank of one plan."""
+    (found,) = memories_by_rank(setting, PlanTable.from_plans([plan]), layer_ranges)
+    return found
+
+
+def memories_by_rank(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> list[list[RankMemory]]:
+    """Return the memory of every pipeline rank of every plan; stages: as of ``price``."""
+    answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
+    group, contents = stages_of(setting, table, layer_ranges)
+    for number in range(len(contents)):
+        rows = np.flatnonzero(group == number)
+        few, plan = table.rows(rows), table.plan(int(rows[0]))
+        ranges = layer_ranges or default_layer_ranges(setting, plan)
+        for rank in range(plan.pipeline_parallel):
+            parts, moment = rank_memory(
+                setting.model,
+                setting.workload,
+                setting.software,
+                few,
+                pipeline_rank(setting, plan, ranges, rank),
+                on_gpu=setting.on_gpu,
+            )
+            columns = (*(getattr(parts, f.name) for f in fields(MemoryParts)), moment)
+            by_plan = zip(*(np.broadcast_to(c, len(rows)).tolist() for c in columns), strict=True)
+            for row, (*terms, at) in zip(rows.tolist(), by_plan, strict=True):
+                answers[row].append((MemoryParts(*terms), at))
+    return answers
+
+
+def rank_communication(
+    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+) -> list[dict[tuple[str, str], Traffic]]:
+    """Return the traffic of every pipeline rank of one plan in one step, by axis and kind."""
+    table = PlanTable.from_plans([plan])
+    return [
+        rank_traffic(
+            setting.model,
+            setting.workload,
+            table,
+            pipeline_rank(setting, plan, layer_ranges, rank),
+        )
+        for rank in range(plan.pipeline_parallel)
+    ]
+
+
+def throughput(setting: Setting, plan: Plan, step: float) -> dict[str, float | None]:
+    """Return tokens/s per accelerator and the model FLOP utilisation (of the datasheet's peak)."""
+    tokens = setting.workload.tokens_per_step / plan.world_size / step
+    peak = setting.cluster.accelerator.peak_flops.get(setting.workload.precision)
+    flops = float(
+        model_flops_per_step(
+            setting.model, setting.workload.seq_len, setting.workload.global_batch_size
+        )
+    )
+    mfu = None if peak is None else flops / (step * plan.world_size * peak.value)
+    return {"tokens_per_second_per_gpu": tokens, "mfu": mfu}

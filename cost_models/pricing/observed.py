@@ -1,0 +1,104 @@
+"""What the ranks of a run counted in one step, brought to the shape of a prediction.
+
+A rank is the plain JSON values of run.json: its pipeline stage, its memory, its collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.memory.gradients import shares
+from cost_models.model.lora import trainable_part
+from cost_models.partition.rank_parameters import frozen_bytes, table_parameters
+from cost_models.partition.schedules import ranks_of_stages
+from cost_models.partition.stages import contents_of
+from cost_models.plan.plan import PlanTable
+from cost_models.plan_file import PlanFile
+from hardware_profiles.software.trainer import software_profile
+
+KEPT: Final = ("weights", "optimizer")  # there at every moment of a step, whatever its peak is
+# what comes and goes: how much of it is what depends on the very moment of the peak
+PASSING: Final = ("gradients", "activations", "logits", "buffers")
+Key = tuple[str, str]  # axis and kind
+
+
+def peak_bytes(rank: Mapping[str, Any]) -> int:
+    """Return the bytes of live tensors; on a GPU those that the allocator counted."""
+    memory = rank["memory"]
+    allocated = memory.get("allocated_bytes")
+    return int(memory["peak_bytes"] if allocated is None else allocated)
+
+
+def with_predicted_names(rank: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
+    """Return a rank with the parts of its peak named as predictions do.
+
+    Below ZeRO-3 the gathered weights are the weights, and the shards that the optimizer updates are
+    its master weights; so is a copy in the precision of the matmuls beside whole weights.
+    """
+    memory = rank["memory"]
+    gathered = memory.get("gathered_bytes") or 0
+    if not gathered or file.plan.zero_stage == 3:
+        return dict(rank)
+    parts = {"weights": 0, "optimizer": 0, **memory["parts"]}
+    single = min(round(_held_once(file, rank["stage"])), parts["weights"])
+    parts["optimizer"] += parts["weights"] - single
+    parts["weights"] = single + gathered
+    parts["buffers"] -= gathered
+    return {**rank, "memory": {**memory, "parts": parts}}
+
+
+def _held_once(file: PlanFile, stage: int) -> float:
+    """Return the bytes of weights of a pipeline rank that are not gathered from shards.
+
+    They are frozen, or of experts that no other rank holds, and computed with as they are.
+    """
+    workload = file.workload
+    rank = contents_of(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
+    table = PlanTable.from_plans([file.plan])
+    found = frozen_bytes(file.model, rank, table, workload, software_profile("shardplan"))
+    if workload.compute_bytes == workload.master_bytes:
+        params = table_parameters(trainable_part(file.model), rank, table)
+        for numel, ranks in shares(params, table):
+            found = found + workload.master_bytes * numel * np.equal(ranks, 1)
+    return float(np.sum(found))
+
+
+def collective_bytes(records: Iterable[Mapping[str, Any]]) -> dict[Key, int]:
+    """Add up the bytes of records ``{axis, kind, bytes}`` by axis and kind."""
+    total: dict[Key, int] = {}
+    for record in records:
+        key = (record["axis"], record["kind"])
+        total[key] = total.get(key, 0) + record["bytes"]
+    return total
+
+
+def measured_collective_bytes(ranks: Iterable[Mapping[str, Any]]) -> dict[Key, int]:
+    """Return the bytes of the busiest rank of every pipeline rank, added up over the pipeline."""
+    by_stage: dict[tuple[int, str, str], int] = {}
+    for rank in ranks:
+        for (axis, kind), size in collective_bytes(rank["communication"]).items():
+            key = (rank["stage"], axis, kind)
+            by_stage[key] = max(by_stage.get(key, 0), size)
+    return collective_bytes(
+        {"axis": axis, "kind": kind, "bytes": size} for (_, axis, kind), size in by_stage.items()
+    )
+
+
+def collectives_side_by_side(
+    predicted: Iterable[Mapping[str, Any]], ranks: list[Any]
+) -> list[tuple[Key, int, int]]:
+    """Return (axis, kind), predicted and counted bytes of a step, sorted.
+
+    Where one axis spans all ranks, its group may be the world's, and counts as that axis.
+    """
+    world = ranks[0].get("world_axis", "world")
+    expected = collective_bytes(
+        {**record, "axis": world if record["axis"] == "world" else record["axis"]}
+        for record in predicted
+    )
+    counted = measured_collective_bytes(ranks)
+    keys = sorted({*expected, *counted})
+    return [(key, expected.get(key, 0), counted.get(key, 0)) for key in keys]

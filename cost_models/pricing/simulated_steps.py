@@ -1,0 +1,99 @@
+"""Seconds of steps whose pipelines are simulated action by action.
+
+All else is as in the closed form (``estimate.price``), of which the bubble is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.partition.of_plan import stages_of
+from cost_models.partition.schedules import stages_of_rank
+from cost_models.plan.plan import Plan, PlanTable, Schedule
+from cost_models.pricing.estimate import Priced, block_seconds, block_time
+from cost_models.scenario import Setting
+from cost_models.step_time.pipeline_bound import owners
+from cost_models.step_time.pipeline_simulation import makespan
+
+Floats = NDArray[np.float64]
+PASSES = ("forward_pass", "backward_pass", "weights")
+ROUNDING: Final = 1e-12  # within which a simulated step is its bound
+
+
+def with_simulated_steps(
+    setting: Setting,
+    table: PlanTable,
+    priced: Priced,
+    layer_ranges: Sequence[tuple[int, int]] | None = None,
+) -> Priced:
+    """Return prices whose bubbles are what the simulation finds, not its lower bound."""
+    piped = np.flatnonzero(table.pipeline_parallel > 1)
+    if len(piped) == 0:
+        return priced
+    least = priced.step[piped]
+    found = above(least, simulated_steps(setting, table.rows(piped), layer_ranges))
+    bubble = np.array(priced.time.bubble, dtype=float)
+    bubble[piped] += found - least
+    return replace(priced, time=replace(priced.time, bubble=bubble))
+
+
+def above(least: Floats, found: Floats) -> Floats:
+    """Return simulated steps; where they are their lower bounds but for rounding, these."""
+    steps: Floats = np.where(found <= (1.0 + ROUNDING) * least, least, found)
+    return steps
+
+
+def simulated_steps(
+    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> Floats:
+    """Return the seconds of a step of every plan; stages of one rank are equal shares of its time.
+
+    ``layer_ranges``: stages, as of ``estimate.price``.
+    """
+    steps = np.empty(len(table))
+    group, contents = stages_of(setting, table, layer_ranges)
+    for number, ranks in enumerate(contents):
+        rows = np.flatnonzero(group == number)
+        few = table.rows(rows)
+        seconds = block_seconds(setting, few, ranks)
+        passes = np.stack(
+            [
+                [np.broadcast_to(getattr(each, name), len(rows)) for each in seconds]
+                for name in PASSES
+            ]
+        )
+        owner = owners([rank.positions for rank in ranks])
+        bound = np.array([_pipeline(few.plan(i), passes[:, owner, i]) for i in range(len(rows))])
+        time, _ = block_time(setting, few, ranks, seconds, bound)
+        steps[rows] = time.step
+    return steps
+
+
+def _pipeline(plan: Plan, passes: Floats) -> float:
+    """Return the seconds of a pipeline; ``passes``: (kinds, ranks)."""
+    shape = plan.pipeline_schedule, plan.pipeline_parallel, plan.virtual_stages
+    return _simulated(*shape, plan.num_microbatches, passes.tobytes())
+
+
+@lru_cache(maxsize=8192)  # plans that differ in nothing that a pipeline sees
+def _simulated(
+    schedule: Schedule, pipeline: int, virtual: int, microbatches: int, passes: bytes
+) -> float:
+    plan = Plan(
+        pipeline_parallel=pipeline,
+        virtual_stages=virtual,
+        pipeline_schedule=schedule,
+        num_microbatches=microbatches,
+    )
+    by_rank = np.frombuffer(passes).reshape(len(PASSES), pipeline)
+    by_stage = np.zeros((len(PASSES), plan.num_stages))
+    for rank in range(pipeline):
+        for stage in stages_of_rank(plan, rank):
+            by_stage[:, stage] = by_rank[:, rank] / virtual
+    return makespan(plan, *by_stage.tolist())

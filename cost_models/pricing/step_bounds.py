@@ -1,0 +1,34 @@
+"""Step times of a table of plans without their memory: what a changed rate or link asks for.
+
+The formulas are those of ``estimate.price``; a test holds both to the same seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.partition.of_plan import stages_of
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import Floats, block_seconds, block_time
+from cost_models.scenario import Setting
+
+
+def step_times(setting: Setting, table: PlanTable) -> tuple[Floats, Floats]:
+    """Return seconds of a step of every legal plan, and what they are at least on faster machines.
+
+    Stages: those of the setting, else even ones. A faster machine shortens what every plan
+    computes, waits for and sends. It may lengthen the bubble of a schedule that splits the backward
+    pass, where weight gradients become shorter than what they fill: their bubble is not counted in
+    the second column, which therefore never grows as a rate does.
+    """
+    seconds, least = np.empty(len(table)), np.empty(len(table))
+    group, contents = stages_of(setting, table)
+    for position, ranks in enumerate(contents):
+        rows = np.flatnonzero(group == position)
+        few = table.rows(rows)
+        parts, _ = block_time(setting, few, ranks, block_seconds(setting, few, ranks))
+        splits = np.isin(few.pipeline_schedule, SPLIT_CODES)
+        seconds[rows] = parts.step
+        least[rows] = np.where(splits, parts.step - parts.bubble, parts.step)
+    return seconds, least

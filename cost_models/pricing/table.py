@@ -1,0 +1,297 @@
+"""Step, peak and host bytes of very many plans: the formulas of ``estimate``, equal rows once.
+
+Plans are put into groups whose pipeline ranks hold the same kinds of things; how many layers each
+of them has is a column as any other. The formulas of one rank see columns of distinct rows
+(``columns``). What comes of them is what ``estimate.price`` gives, bit for bit but for the order in
+which the parts of the peak are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.alignment import at_one_level, whole
+from cost_models.columnar.columns import Column
+from cost_models.columnar.largest_sums import MISSING, largest_sums
+from cost_models.columnar.levels import Frame, Index, distinct
+from cost_models.memory.host import HostBytes
+from cost_models.memory.peak import rank_host_bytes, rank_places
+from cost_models.partition.of_plan import STAGES_BY, stages_of
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.factored import factored, find_levels, mask_of
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import block_seconds, block_time, price
+from cost_models.pricing.step_bounds import step_times
+from cost_models.scenario import Setting
+from cost_models.step_time.parts import RankSeconds
+from cost_models.step_time.pipeline_bound import owners, pipeline_bound
+
+Floats = NDArray[np.float64]
+AT_ONCE: Final = 1_000_000  # plans of one group
+FEW: Final = 1_000  # plans for which distinct rows are not worth finding
+COUNTS: Final = (
+    "index",
+    "recomputed_starts",
+    "num_stages",
+    "states_sent",
+    "states_received",
+    "states_at_once",
+    "decoders",
+    "stacks",
+)
+COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "kept_behind")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What plans are chosen by, one row a plan."""
+
+    step: Floats
+    peak: Floats
+    host: HostBytes
+
+
+def price_table(setting: Setting, table: PlanTable) -> Figures:
+    """Price legal plans."""
+    if _few(setting, table):
+        priced = price(setting, table.plain())
+        return Figures(priced.step, priced.peak, priced.host)
+    step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
+    for rows, group in _groups(setting, table):
+        step[rows], peak[rows] = _steps(setting, group), _peaks(setting, group)
+        memory[rows], nvme[rows] = _hosts(setting, group)
+        group.frame.forget()
+    return Figures(step, peak, HostBytes(memory, nvme))
+
+
+def table_memory(
+    setting: Setting, table: PlanTable, enough: float = np.inf
+) -> tuple[Floats, HostBytes]:
+    """Return the peaks of legal plans, and what they have on hosts.
+
+    ``enough``: of a plan that has more than that at one place, this may stand for its peak.
+    """
+    if len(table) == 0:
+        return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
+    if _few(setting, table):
+        priced = price(setting, table.plain())
+        return priced.peak, priced.host
+    peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
+    for rows, group in _groups(setting, table):
+        peak[rows] = _peaks(setting, group, enough)
+        memory[rows], nvme[rows] = _hosts(setting, group)
+        group.frame.forget()
+    return peak, HostBytes(memory, nvme)
+
+
+def table_steps(setting: Setting, table: PlanTable) -> Floats:
+    """Return the steps of legal plans."""
+    if len(table) == 0:
+        return np.zeros(0)
+    if _few(setting, table):
+        return step_times(setting, table.plain())[0]
+    step = np.empty(len(table))
+    for rows, group in _groups(setting, table):
+        step[rows] = _steps(setting, group)
+        group.frame.forget()
+    return step
+
+
+def _few(setting: Setting, table: PlanTable) -> bool:
+    """Whether plans are priced by their stages: few plans, with few different ones."""
+    return not setting.on_gpu or (len(table) < FEW and not np.any(table.recompute_layers))
+
+
+def _groups(setting: Setting, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
+    """Yield plans that are priced together, and which rows of the table they are."""
+    block, contents = stages_of(setting, table)
+    groups: dict[Any, list[int]] = {}
+    for number, ranks in enumerate(contents):
+        kinds = tuple(dict.fromkeys(_kind(rank) for rank in ranks))
+        groups.setdefault(kinds, []).append(number)
+    for kinds, blocks in groups.items():
+        mine = np.zeros(len(contents), dtype=bool)
+        mine[blocks] = True
+        rows = np.flatnonzero(mine[block])
+        for part in np.array_split(rows, -(-len(rows) // AT_ONCE)):
+            there, position = distinct(block[part])
+            of_blocks = [contents[b] for b in there]
+            yield part, _Group.of(table.rows(part), position, of_blocks, kinds)
+
+
+def _kind(rank: PipelineRank) -> tuple[Any, ...]:
+    """Return all that formulas decide by; what is left are numbers."""
+    layers = zip(rank.kind_counts, rank.recomputed, strict=True)
+    return (
+        rank.first,
+        rank.last,
+        rank.adjoining,
+        rank.bridge,
+        rank.sums,
+        min(rank.num_stages, 2),
+        min(sum(rank.kind_counts), 2),
+        tuple((count > 0, again > 0, again < count) for count, again in layers),
+        tuple(near.order for near in rank.neighbours),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Plans whose ranks are of the same kinds, and these ranks with columns of numbers."""
+
+    plain: PlanTable
+    table: PlanTable
+    frame: Frame
+    block: Any  # column: which of ``contents``
+    contents: list[Sequence[PipelineRank]]
+    slots: list[list[int]]  # of each rank below, which of the contents it is, by block
+    ranks: list[PipelineRank]
+    fullest: list[PipelineRank]
+
+    @classmethod
+    def of(
+        cls,
+        plain: PlanTable,
+        block: Index,
+        contents: list[Sequence[PipelineRank]],
+        kinds: tuple[Any, ...],
+    ) -> _Group:
+        """Put the ranks of all blocks side by side; where one has fewer, its last one again."""
+        slots: list[list[int]] = []
+        for kind in kinds:
+            alike = [[i for i, r in enumerate(ranks) if _kind(r) == kind] for ranks in contents]
+            for place in range(max(map(len, alike))):
+                slots.append([found[min(place, len(found) - 1)] for found in alike])
+        table, frame = factored(plain)
+        number = np.zeros(1, dtype=np.intp)
+        if len(contents) > 1:
+            level = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
+            number = Column(level, np.arange(len(contents)))  # type: ignore[assignment]
+        find_levels(table, frame)
+        columns = [
+            _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
+            for slot in slots
+        ]
+        fullest = list(columns)
+        if np.any(np.isin(table.pipeline_schedule, SPLIT_CODES)):
+            # of ranks with the same contents the last one has the most weight gradients due
+            for slot in slots:
+                those = [ranks[i] for ranks, i in zip(contents, slot, strict=True)]
+                if any(rank.last_index > rank.index for rank in those):
+                    late = [replace(rank, index=rank.last_index) for rank in those]
+                    fullest.append(_columns(late, number))
+        return cls(plain, table, frame, number, contents, slots, columns, fullest)
+
+
+def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
+    """Return one rank whose numbers are columns, where they differ between the blocks."""
+
+    def column(values: list[int]) -> Any:
+        if len(set(values)) == 1:
+            return values[0]
+        return Column(number.level, np.array(values)[number.values])
+
+    def by_kind(counts: list[tuple[int, ...]]) -> tuple[Any, ...]:
+        return tuple(column(list(values)) for values in zip(*counts, strict=True))
+
+    found: dict[str, Any] = {
+        name: column([getattr(rank, name) for rank in ranks]) for name in COUNTS
+    }
+    for name in COUNTS_BY_KIND:
+        found[name] = by_kind([getattr(rank, name) for rank in ranks])
+    neighbours = []
+    for alike in zip(*(rank.neighbours for rank in ranks), strict=True):
+        first = tuple(by_kind([near.first[part] for near in alike]) for part in range(2))
+        last = tuple(by_kind([near.last[part] for near in alike]) for part in range(2))
+        same = all(near.first is near.last for near in alike)
+        neighbours.append(replace(alike[0], first=first, last=first if same else last))
+    return replace(ranks[0], **found, neighbours=tuple(neighbours))
+
+
+def _steps(setting: Setting, group: _Group) -> Floats:
+    seconds = block_seconds(setting, group.table, group.ranks)
+    time, _ = block_time(setting, group.table, group.ranks, seconds, _bound(group, seconds))
+    return whole(time.step, len(group.plain))
+
+
+def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
+    """Return ``pipeline_bound`` of every distinct row of what it depends on."""
+    names = ("forward_pass", "backward_pass", "weights")
+    passes = [getattr(rank, name) for name in names for rank in seconds]
+    table = group.table
+    level, values = at_one_level(
+        group.frame, [*passes, table.pipeline_schedule, table.num_microbatches, group.block]
+    )
+    block, passes = values[-1], values[: len(passes)]
+    found = np.empty(level.size)
+    for number, ranks in enumerate(group.contents):
+        rows = np.flatnonzero(block == number)
+        if len(rows) == 0:
+            continue
+        slot_of = {
+            slot[number]: position for position, slot in reversed(list(enumerate(group.slots)))
+        }
+        owner = [slot_of[i] for i in owners([rank.positions for rank in ranks])]
+        each = [
+            np.stack([passes[kind * len(seconds) + slot][rows] for slot in range(len(seconds))])
+            for kind in range(len(names))
+        ]
+        few = group.plain.rows(level.rows[rows]).plain()
+        found[rows] = pipeline_bound(few, *(one[owner] for one in each))
+    return Column(level, found)
+
+
+def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
+    """Return the bytes of the fullest place of the fullest rank, or of one above ``enough``."""
+    states: dict[tuple[int, int], Any] = {}  # of two ranks many are the same
+    held: dict[int, Any] = {}
+    for rank in group.fullest:
+        (weights, optimizer), passing, moments = rank_places(
+            setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
+        )
+        stays, known = weights + optimizer, {}
+        for moment in (m for of_moment in moments for m in of_moment):
+            if not np.any(moment.there):
+                continue
+            gradients, activations, logits, buffers, gone = moment.parts
+            # (what few places share is added first: most places then take two long columns)
+            there = stays + gradients
+            if moment.there is not True:
+                there = np.where(moment.there, there, MISSING)
+            total = there + (buffers - gone)
+            key = id(activations), id(logits)
+            if key not in known:
+                known[key] = activations + (logits + passing)
+            beside = known[key]
+            held[id(beside)] = beside
+            states[id(total), id(beside)] = total
+    position = {name: place for place, name in enumerate(held)}
+    partners = [position[beside] for _, beside in states]
+    allocated = largest_sums(
+        group.frame, list(states.values()), list(held.values()), partners, enough
+    )
+    software = setting.software
+    return allocated + (software.context_bytes + software.allocator_slack * allocated)
+
+
+def _hosts(setting: Setting, group: _Group) -> tuple[Floats, Floats]:
+    """Return what a node of each plan has in host memory and on drives."""
+    hosts = [
+        rank_host_bytes(
+            setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
+        ).of_node(group.table, setting.cluster.gpus_per_node)
+        for rank in group.fullest
+    ]
+    size = len(group.plain)
+
+    def largest(name: str) -> Floats:
+        parts = np.stack([getattr(host, name) for host in hosts])
+        return whole(np.max(parts, axis=0), size)
+
+    return largest("memory"), largest("nvme")

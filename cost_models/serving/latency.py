@@ -1,0 +1,168 @@
+"""Time to first token, time of an output token and tokens a second of a static batch.
+
+Symbols   N sequences of a replica   P, A tokens of a prompt and of an answer   p stages
+          C passes of a prefill   S_i seconds of stage i in one pass, its send included
+Units     seconds; everything broadcasts over the columns of a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.compute.rates import rates
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.stages import PipelineRank
+from cost_models.serving.communication import ReplicaLinks
+from cost_models.serving.forward_pass import Machine, PassTime, Rows, stage_pass
+from cost_models.serving.kv_cache import has_cache
+from cost_models.serving.memory import ServingPoint, ServingWorkload
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.software.serving_engine import ServingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTimes:
+    """Seconds of a static batch; ``*_parts`` are of all stages that a token passes."""
+
+    prefill: Real  # until every sequence of the batch has its first token
+    alone: Real  # until one prompt on an idle replica has
+    token: Real  # of an output token of every sequence, mean over the answer
+    prefill_parts: PassTime
+    token_parts: PassTime
+    stage_wait: Real  # of ``token``: that the stages wait for the slowest of them
+    answer_len: Real
+
+    @property
+    def batch(self) -> Real:
+        """From the prompts to the last token of the answers: prefill + (A - 1) token."""
+        return self.prefill + np.maximum(0.0, self.answer_len - 1.0) * self.token
+
+
+def machine_of(cluster: Cluster, workload: ServingWorkload, engine: ServingEngine) -> Machine:
+    """Return rates and links; raises where no rate is known for the precision.
+
+    fp8 and int8 weights are multiplied in their own precision where the accelerator has it, other
+    formats are unpacked on the way.
+    """
+    accelerator = cluster.accelerator
+    rest = rates(accelerator, workload.precision, engine)
+    matrices = rest
+    known = {**accelerator.peak_flops, **accelerator.achievable_flops}
+    if workload.weight_precision in ("fp8", "int8") and workload.weight_precision in known:
+        matrices = rates(accelerator, workload.weight_precision, engine)
+    return Machine(matrices, rest, ReplicaLinks(cluster, engine), engine)
+
+
+def _summed(passes: Sequence[tuple[int, PassTime]], times: Real = 1.0) -> PassTime:
+    """Return the parts of all stages together."""
+    return PassTime(
+        **{
+            f.name: sum((n * getattr(one, f.name) * times for n, one in passes), start=0.0)
+            for f in fields(PassTime)
+        }
+    )
+
+
+def _slowest(passes: Sequence[tuple[int, PassTime]]) -> Real:
+    longest: Real = np.max(np.stack([one.total for _, one in passes]), axis=0)
+    return longest
+
+
+def prefill_seconds(
+    model: ModelSpec,
+    workload: ServingWorkload,
+    machine: Machine,
+    ranks: Sequence[PipelineRank],
+    point: ServingPoint,
+    sequences: Real,
+    prompt_len: Real,
+) -> tuple[Real, PassTime]:
+    """Seconds to read the prompts of some sequences, and the parts of it.
+
+    C passes of equally many tokens, at most a chunk (an encoder: at least a sequence)
+    sum(S_i) + (C - 1) max(S_i)      stages work on different passes at a time
+    """
+    prompts = np.multiply(1.0, sequences) * prompt_len
+    chunk = np.multiply(1.0, point.prefill_chunk)
+    if any(not kind.attention.causal for kind in model.kinds):
+        chunk = np.maximum(chunk, prompt_len)
+    count = np.maximum(1.0, np.ceil(prompts / chunk))
+    decoder = any(kind.cross_attention for kind in model.kinds)  # behind an encoder: one token each
+    rows = Rows(
+        tokens=(sequences if decoder else prompts) / count,
+        sequences=sequences / count,
+        keys=prompt_len,
+        decode=False,
+        encoder_tokens=prompts / count if decoder else 0.0,
+    )
+    passes = [
+        (len(rank.positions), stage_pass(model, workload, machine, rank, point, rows))
+        for rank in ranks
+    ]
+    through = sum((n * one.total for n, one in passes), start=np.asarray(0.0))
+    return through + (count - 1.0) * _slowest(passes), _summed(passes, count)
+
+
+def token_seconds(
+    model: ModelSpec,
+    workload: ServingWorkload,
+    machine: Machine,
+    ranks: Sequence[PipelineRank],
+    point: ServingPoint,
+    cached: tuple[Real, Real],
+) -> tuple[Real, PassTime, Real]:
+    """Mean seconds of an output token, its parts, and what of it stages wait for each other.
+
+        max(sum(S_i), g max(S_i))        g = min(p, N) groups of N/g sequences are on their way
+
+    ``cached``: tokens of a sequence at the beginning and at the end.
+    """
+    groups = np.minimum(np.multiply(1.0, point.pipeline_parallel), point.sequences)
+    rows = Rows(
+        tokens=point.sequences / groups,
+        sequences=point.sequences / groups,
+        keys=cached[1],
+        keys_before=cached[0],
+        decode=True,
+    )
+    passes = [
+        (len(rank.positions), stage_pass(model, workload, machine, rank, point, rows))
+        for rank in ranks
+    ]
+    through = sum((n * one.total for n, one in passes), start=np.asarray(0.0))
+    token = np.maximum(through, groups * _slowest(passes))
+    return token, _summed(passes), token - through
+
+
+def serving_times(
+    model: ModelSpec,
+    workload: ServingWorkload,
+    cluster: Cluster,
+    engine: ServingEngine,
+    ranks: Sequence[PipelineRank],
+    point: ServingPoint,
+    prompt_len: Real,
+) -> ServingTimes:
+    """Price a static batch: all prompts are read, then every sequence gets its answer.
+
+    ``ranks``: the contents of the pipeline ranks, which all rows of ``point`` share. An encoder
+    alone is one prefill; behind an encoder the answer is as long as the prompt may be.
+    """
+    machine = machine_of(cluster, workload, engine)
+    replica = (model, workload, machine, ranks, point)
+    prefill, prefill_parts = prefill_seconds(
+        *replica, np.multiply(1.0, point.sequences), prompt_len
+    )
+    alone, _ = prefill_seconds(*replica, np.asarray(1.0), prompt_len)
+    behind = any(kind.cross_attention for kind in model.kinds)
+    answer = np.multiply(1.0, point.context_len) - (0.0 if behind else prompt_len)
+    if not has_cache(model):
+        answer = 0.0 * answer
+    first: Real = 1.0 if behind else prompt_len
+    last: Real = answer if behind else np.multiply(1.0, point.context_len)
+    token, token_parts, wait = token_seconds(*replica, (first, last))
+    return ServingTimes(prefill, alone, token, prefill_parts, token_parts, wait, answer)

@@ -1,0 +1,1 @@
+"""Seconds of a training step: pipeline, overlap and all parts together."""

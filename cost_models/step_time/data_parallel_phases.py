@@ -1,0 +1,62 @@
+"""When data-parallel traffic runs: before forward passes, and where no pass can hide it.
+
+Units: seconds, columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.communication.traffic import Traffic
+from cost_models.memory.gradients import reduces_once
+from cost_models.partition.rank_parameters import RankParameters
+from cost_models.plan.plan import PlanTable
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+class DataPhases(NamedTuple):
+    """Seconds of a step, parts of all data-parallel traffic."""
+
+    forward: Real  # ZeRO-3: gathered for forward passes
+    first: Real  # gathered before the first layer of each forward pass can run
+    last: Real  # reduced behind the first layer's last gradient
+
+
+def data_phases(
+    traffic: Mapping[tuple[str, str], Traffic],
+    by_axis: Mapping[str, Real],
+    table: PlanTable,
+    params: RankParameters,
+    software: SoftwareProfile,
+) -> DataPhases:
+    """Return them for a rank.
+
+    Half of what ZeRO-3 gathers is for forward passes, m of them. Embedding and first layer, f of a
+    rank's weights, are used before anything can hide their gathering, and their gradients come when
+    nothing is left to do:
+
+        first   f G / 2 under ZeRO-3, f G where new weights of ZeRO-1 and 2 arrive behind the first
+                forward pass, else 0
+        last    f R / r        r = m where every backward pass reduces, else 1
+
+    G, R: seconds of gathering and of reducing in a step.
+    """
+    sharded = table.zero_stage >= 3
+    gathers, reduces = np.zeros(len(table)), np.zeros(len(table))
+    for axis in ("data", "expert_data"):
+        if (axis, "all_gather") in traffic:
+            gathered = traffic[axis, "all_gather"].size
+            moved = gathered + traffic[axis, "reduce_scatter"].size
+            share = gathered / np.maximum(moved, 1.0)
+            gathers = gathers + share * by_axis[axis]
+            reduces = reduces + (1.0 - share) * by_axis[axis]
+    forward = np.where(sharded, 0.5 * gathers, 0.0)
+    waited_for = np.where(sharded | (not software.gathers_behind_forward), forward, gathers)
+    every = (table.zero_stage >= 2) & np.logical_not(reduces_once(software, table))
+    rounds = np.where(every, table.num_microbatches, 1)
+    share = (params.embedding + params.largest_layer) / np.maximum(params.total, 1.0)
+    return DataPhases(forward, share * waited_for, share * reduces / rounds)

@@ -1,0 +1,117 @@
+"""Data-parallel traffic that no computation hides.
+
+Units: seconds, columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cost_models.arrays import Flag, Real, pick
+from cost_models.plan.plan import SCHEDULES, PlanTable
+from cost_models.step_time.parts import RankSeconds
+from hardware_profiles.software.trainer import SoftwareProfile
+
+INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
+
+
+class Hiding(NamedTuple):
+    """How a trainer hides data-parallel communication (software profiles)."""
+
+    overlap: float  # share of the backward pass that can hide it
+    interference: float = 0.0  # seconds of computation that a hidden second costs
+    gathers_behind_forward: bool = False  # ZeRO-1 and 2: new weights, behind the first forward pass
+
+    @classmethod
+    def of(cls, software: SoftwareProfile) -> Hiding:
+        """Take a trainer's figures."""
+        return cls(
+            software.data_parallel_overlap,
+            software.data_parallel_interference,
+            software.gathers_behind_forward,
+        )
+
+
+def exposed_data_seconds(
+    rank: RankSeconds, table: PlanTable, hiding: Hiding, *, on_gpu: bool
+) -> Real:
+    """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
+
+    ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
+    reduces behind every one. ZeRO 3 gathers for forward passes behind these, and again, before it
+    reduces, behind backward passes: what one of the two does not hide the other does not, because a
+    layer is gathered just before it is used. Replicas always reduce behind the last backward pass,
+    beside all else where that stays in a node. Links work while a GPU computes or waits for its
+    host; a CPU's cores do both jobs. A hidden second costs seconds of computation: collectives take
+    multiprocessors and memory bandwidth.
+
+    Of v interleaved stages each has its share of the traffic W, and of the pass T that hides it. A
+    rank walks through one after another with n = min(p, m) micro-batches each, so that what the
+    others send has (v - 1) n / v passes more, and one stage its own pass:
+
+        exposed = max(0, (W - T)/v, W - T ((v - 1) n + 1)/v)
+
+    Source: Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func of a
+    model chunk, called when its last micro-batch has come back, and before its first.
+    """
+    return at_the_end([rank], table, hiding, on_gpu=on_gpu)[0]
+
+
+def _exposed(
+    rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
+) -> Real:
+    """Return what is exposed where ``stages`` of a rank send each at a time of its own."""
+    hides = hiding.overlap if on_gpu else 0.0
+    each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
+    gathers = table.zero_stage >= 3
+    every = np.where(each | gathers, 1.0 * table.num_microbatches, 1.0)
+    passes = rank.compute + rank.recompute + rank.host
+    behind = (table.zero_stage >= 1) & hiding.gathers_behind_forward & ~gathers
+    forward = hides * every * (passes - rank.backward)
+    window = hides * every * rank.backward + np.where(behind, forward, 0.0)
+    last = rank.replica_communication - hides * rank.backward
+    whole = rank.data_communication + rank.replica_communication
+    first = np.where(gathers, rank.gathered_forward, 0.0)
+    rest = whole - first - np.where(rank.replicas_apart, rank.replica_communication, 0.0)
+    of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
+    beyond = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
+    beyond = np.maximum(beyond, (rest - window) / stages)
+    before = np.minimum(first, rank.first_gathers)
+    at_ends = rank.last_reductions + np.where(gathers, 0.0, rank.first_gathers)
+    exposed = np.maximum(np.minimum(rest, at_ends), np.maximum(last, beyond))
+    exposed = np.maximum(0.0, exposed) + np.maximum(before, first - forward)
+    found: Real = exposed + hiding.interference * (whole - exposed)
+    return found
+
+
+def at_the_end(
+    ranks: Sequence[RankSeconds], table: PlanTable, hiding: Hiding, *, on_gpu: bool
+) -> tuple[Real, Real]:
+    """Return ``exposed_data_seconds`` and the optimizer of the rank that is done last.
+
+    Chosen between at the end: few rows tell whether stages send apart from all else.
+    """
+
+    def last(stages: Real) -> tuple[Real, Real]:
+        exposed = [_exposed(rank, table, hiding, stages, on_gpu=on_gpu) for rank in ranks]
+        optimizer = [rank.optimizer for rank in ranks]
+        once = [e + o for e, o in zip(exposed, optimizer, strict=True)]
+        ends_last = np.argmax(np.stack(once), axis=0)
+        return pick(exposed, ends_last), pick(optimizer, ends_last)
+
+    together, apart = last(1.0), _stages_apart(table, hiding)
+    if not np.any(apart):
+        return together
+    each = last(1.0 * table.virtual_stages)
+    return np.where(apart, each[0], together[0]), np.where(apart, each[1], together[1])
+
+
+def _stages_apart(table: PlanTable, hiding: Hiding) -> Flag:
+    """Whether the traffic of a rank's stages all hides, of each at a time of its own."""
+    interleaved = table.pipeline_schedule == INTERLEAVED
+    hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_behind_forward)
+    found: Flag = interleaved & hides & (table.virtual_stages > 1)
+    return found

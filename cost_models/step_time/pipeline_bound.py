@@ -1,0 +1,181 @@
+"""Seconds that a pipeline needs for the micro-batches of a step: bounds in closed form.
+
+Symbols   p pipeline_parallel   v virtual_stages   m num_microbatches   r rank
+          f, i, w  seconds of a rank's layers for one micro-batch: forward, gradients of inputs,
+          gradients of weights that come later (0 where the backward pass is whole)
+Units     seconds. Arrays of ranks are (p, rows), in the order of the ranks.
+
+A rank r is busy m (f + i + w) seconds. Beside that it waits
+
+    head   for the first micro-batch to come to it
+    gaps   between its first forward and its first backward pass, for the way of the first
+           micro-batch to the end of the pipeline and back, less the forward passes that it has to
+           do meanwhile; and again between its last forward and its last backward pass
+    tail   for the last micro-batch to go back through the ranks before it
+
+so the largest sum over the ranks is a lower bound of every order with these numbers of passes in
+between (``schedules.actions``). It is exact for gpipe, and for 1f1b and its interleaved form with
+equal stages or the slowest one last: the critical path of Narayanan et al. (arXiv:2104.04473, sec.
+2.2). With i = w it gives the bubble of ZB-H1, (p - 1)(f + i - w) (Qi et al., arXiv:2401.10241,
+table 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.partition.schedules import SPLIT
+from cost_models.plan.plan import SCHEDULES, PlanTable
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Seconds of every rank's passes, and the sizes of the pipelines; see the symbols."""
+
+    f: Floats
+    i: Floats
+    w: Floats
+    m: Floats
+    p: int
+    v: int
+
+    @property
+    def rank(self) -> Floats:
+        """Ranks as a column."""
+        column: Floats = np.arange(1.0 * self.p)[:, None]
+        return column
+
+
+def _before(x: Floats) -> Floats:
+    """Sum over the ranks before each one."""
+    return np.cumsum(x, axis=0) - x
+
+
+def _after(x: Floats) -> Floats:
+    """Sum over the ranks after each one."""
+    result: Floats = np.sum(x, axis=0) - np.cumsum(x, axis=0)
+    return result
+
+
+def gpipe_seconds(x: Passes) -> Floats:
+    """All forward passes, then all backward passes: a flow shop each way.
+
+    sum f + (m - 1) max f + sum b + (m - 1) max b,  b = i + w
+    """
+    backward = x.i + x.w
+    once = np.sum(x.f + backward, axis=0)
+    again = np.max(x.f, axis=0) + np.max(backward, axis=0)
+    result: Floats = once + (x.m - 1.0) * again
+    return result
+
+
+def in_turn_seconds(x: Passes, *, split: bool) -> Floats:
+    """1f1b and ZB-H1, and their interleaved forms: warm-up, then one forward and one backward pass.
+
+    In the gaps n = warm-up + 1 forward passes, and warm-up backward passes with as many weight
+    gradients; r + 1 weight gradients are left for the tail.
+    """
+    total = x.v * x.m
+    per_round = x.m // np.maximum(1, x.m // x.p) if x.v > 1 else np.zeros_like(x.m)
+    hops = 1.0 if x.v == 1 or split else 2.0
+    warm_up = np.minimum((x.v - 1) * per_round + hops * (x.p - 1.0 - x.rank), total)
+    forwards = np.minimum(warm_up + 1.0, total)
+    there = np.sum(x.f, axis=0) - _before(x.f) / x.v + _after(x.i) / x.v
+    first = np.maximum(0.0, there - forwards * x.f / x.v)
+    back = _after(x.f) / x.v + np.sum(x.i, axis=0) - (_before(x.i) + x.i) / x.v
+    last = np.maximum(0.0, back - (forwards - 1.0) * (x.i + x.w) / x.v)
+    # with as few micro-batches both gaps are the same wait
+    gaps = np.where(total > forwards, first + last, np.maximum(first, last))
+    tail = _before(x.i) / x.v
+    if split:
+        tail = np.maximum(0.0, tail + (x.w[0] - (x.rank + 1.0) * x.w) / x.v)
+    return _largest(x, gaps + tail)
+
+
+def zbv_seconds(x: Passes) -> Floats:
+    """ZB-V: 2 p forward passes in the first gap, then see ``schedules``; stages of half a rank."""
+    r = x.rank
+    first = np.maximum(0.0, _v_there(x) - x.p * x.f)
+    last = np.maximum(0.0, _v_back(x) - 0.5 * ((x.p + r) * x.i + (x.p - r) * x.w))
+    tail = np.maximum(0.0, 0.5 * (_before(x.i) + x.w[0] - (2.0 * r + 1.0) * x.w))
+    return _largest(x, first + last + tail)
+
+
+def dualpipev_seconds(x: Passes) -> Floats:
+    """DualPipeV: 2 p forward passes in the first gap (2 p + 1 on the last rank)."""
+    r, turn = x.rank, x.rank == x.p - 1
+    forwards = np.where(turn, 2.0 * x.p + 1.0, 2.0 * x.p)
+    first = np.maximum(0.0, _v_there(x) - 0.5 * forwards * x.f)
+    meanwhile = (r + 2.0) * (x.i + x.w) + (x.p - 1.0) * x.i + (x.p - 1.0 - r) * x.w
+    last = np.maximum(0.0, _v_back(x) - 0.5 * meanwhile)
+    tail = np.maximum(0.0, 0.5 * (_before(x.i) + x.w[0] - (r + 1.0) * x.w))
+    return _largest(x, first + last + tail)
+
+
+def _v_there(x: Passes) -> Floats:
+    """From a rank's first forward pass to its first backward pass, in a V."""
+    result: Floats = np.sum(x.f, axis=0) - 0.5 * _before(x.f) + 0.5 * _before(x.i)
+    return result
+
+
+def _v_back(x: Passes) -> Floats:
+    """From the end of a rank's last forward pass to its last backward pass, in a V."""
+    result: Floats = 0.5 * _before(x.f) + np.sum(x.i, axis=0) - 0.5 * (_before(x.i) + x.i)
+    return result
+
+
+def _largest(x: Passes, waits: Floats) -> Floats:
+    """Largest sum of head, work and waits over the ranks."""
+    result: Floats = np.max(_before(x.f) / x.v + x.m * (x.f + x.i + x.w) + waits, axis=0)
+    return result
+
+
+BOUNDS: Final[dict[str, Callable[[Passes], Floats]]] = {
+    "gpipe": gpipe_seconds,
+    "1f1b": lambda x: in_turn_seconds(x, split=False),
+    "interleaved_1f1b": lambda x: in_turn_seconds(x, split=False),
+    "zero_bubble": lambda x: in_turn_seconds(x, split=True),
+    "interleaved_zero_bubble": lambda x: in_turn_seconds(x, split=True),
+    "zbv": zbv_seconds,
+    "dualpipev": dualpipev_seconds,
+}
+
+
+def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights: Floats) -> Floats:
+    """Return a lower bound of the seconds of all micro-batches; rows share p and v.
+
+    ``backward``: whole backward passes; ``weights``: the part of them that a split leaves for
+    later.
+    """
+    p, v = int(table.pipeline_parallel[0]), int(table.virtual_stages[0])
+    seconds = np.empty(len(table))
+    for code in np.unique(table.pipeline_schedule).tolist():
+        rows = np.flatnonzero(table.pipeline_schedule == code)
+        later = weights[:, rows] if SCHEDULES[code] in SPLIT and p > 1 else np.zeros((p, len(rows)))
+        x = Passes(
+            f=forward[:, rows],
+            i=backward[:, rows] - later,
+            w=later,
+            m=1.0 * table.num_microbatches[rows],
+            p=p,
+            v=v,
+        )
+        seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * np.sum(x.f + x.i, axis=0)
+    return seconds
+
+
+def owners(places: Sequence[Sequence[int]]) -> NDArray[np.intp]:
+    """Return, for every pipeline rank, which of the contents it has.
+
+    >>> owners([[0], [1, 2], [3]]).tolist()
+    [0, 1, 1, 2]
+    """
+    order = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
+    return np.repeat(np.arange(len(places)), [len(ranks_of) for ranks_of in places])[order]

@@ -1,0 +1,138 @@
+"""Seconds of a pipeline, action by action.
+
+Symbols   p pipeline_parallel   v virtual_stages   m num_microbatches   r rank
+Units     seconds
+
+Orders have a body that repeats (``schedules.repeats``), whose passes wait for passes of the same
+repetition or of the one before it. Once all passes of all ranks end exactly D seconds later than
+those of the repetition before, every further one takes D seconds more, and so does what follows the
+body: repetitions that are left out add D each. So few are simulated, however many micro-batches
+there are. D is compared within rounding: what one repetition may be off, relative to D, the whole
+is at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final, NamedTuple
+
+from cost_models.partition.schedules import Kind, actions, repeats
+from cost_models.plan.plan import Plan
+
+SAME: Final = 1e-12  # of D
+FEWEST: Final = 2  # repetitions, or micro-batches of all ranks, at first; then twice as many
+NEVER: Final = -1.0  # has not ended
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of each stage; ``weights``: of ``backward``, what a split leaves for later."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weights: Sequence[float]
+
+    @property
+    def by_kind(self) -> dict[Kind, Sequence[float]]:
+        """How long an action of each kind takes, at every stage."""
+        first = [each - late for each, late in zip(self.backward, self.weights, strict=True)]
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "backward_input": first,
+            "backward_weight": self.weights,
+        }
+
+
+def makespan(
+    plan: Plan, forward: Sequence[float], backward: Sequence[float], weights: Sequence[float]
+) -> float:
+    """Return the seconds from the first pass to the last.
+
+    ``forward``, ``backward`` and ``weights``: of each stage, as of ``StageSeconds``. A pass starts
+    as soon as its rank is free and its input is there; messages take no time of their own.
+    """
+    seconds = StageSeconds(forward, backward, weights)
+    m = plan.num_microbatches
+    if plan.pipeline_schedule == "gpipe" and plan.pipeline_parallel > 1 == plan.virtual_stages:
+        # two flow shops of equal jobs, one after the other
+        return sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))
+    body = repeats(plan)
+    few = 0 if body is None else max(FEWEST, plan.pipeline_parallel // body.microbatches)
+    while body is not None and few + 1 < body.times:
+        less = body.times - few
+        shorter = replace(plan, num_microbatches=m - less * body.microbatches)
+        if repeats(shorter) != body._replace(times=few):
+            break
+        ends = ends_of(shorter, seconds)
+        each = _steady(shorter, ends, body.actions, few)
+        if each is not None:
+            return max(order[-1] for order in ends) + less * each
+        few *= 2
+    return max(order[-1] for order in ends_of(plan, seconds))
+
+
+def _steady(plan: Plan, ends: Sequence[Sequence[float]], length: int, times: int) -> float | None:
+    """Return what the last repetition that all ranks have takes, where it is as the one before."""
+    each = None
+    for rank, order in enumerate(ends):
+        at = repeats(plan, rank).before + (times - 1) * length  # type: ignore[union-attr]
+        now, before = order[at : at + length], order[at - length : at]
+        each = now[-1] - before[-1] if each is None else each
+        if any(abs(b - a - each) > SAME * each for a, b in zip(before, now, strict=True)):
+            return None
+    return each
+
+
+def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
+    """Return when each action of each rank ends, in its rank's order."""
+    ranks = range(plan.pipeline_parallel)
+    orders = [actions(plan, rank) for rank in ranks]
+    passes = _passes(plan.num_stages, seconds)
+    m = plan.num_microbatches
+    # when each micro-batch has ended each pass; what needs nothing waits for the last row
+    ended = [[NEVER] * m for _ in range(2 * plan.num_stages + 1)] + [[0.0] * m]
+    ends: list[list[float]] = [[] for _ in ranks]
+    waiting: dict[tuple[int, int], int] = {}  # the pass and micro-batch that a rank waits for
+    ready = list(ranks)
+    while ready:
+        rank = ready.pop()
+        mine = ends[rank]
+        clock = mine[-1] if mine else 0.0
+        for kind, stage, microbatch in islice(orders[rank], len(mine), None):
+            needs, gives, lasts = passes[kind][stage]
+            there = ended[needs][microbatch]
+            if there == NEVER:
+                waiting[needs, microbatch] = rank
+                break
+            clock = (there if there > clock else clock) + lasts
+            mine.append(clock)
+            ended[gives][microbatch] = clock
+            if (gives, microbatch) in waiting:
+                ready.append(waiting.pop((gives, microbatch)))
+    assert all(len(mine) == len(order) for mine, order in zip(ends, orders, strict=True))
+    return ends
+
+
+def _passes(stages: int, seconds: StageSeconds) -> dict[Kind, list[tuple[int, int, float]]]:
+    """Return, for each kind of action and each stage, what it waits for and is, and its seconds.
+
+    Numbers of passes: forward ones by stage, backward ones by stage, one that none waits for, one
+    that has ended from the beginning.
+    """
+    nobodys, ended = 2 * stages, 2 * stages + 1
+    forward = [(stage - 1 if stage else ended, stage) for stage in range(stages)]
+    last = stages - 1
+    backward = [(stages + s + 1 if s < last else s, stages + s) for s in range(stages)]
+    ways: dict[Kind, list[tuple[int, int]]] = {
+        "forward": forward,
+        "backward": backward,
+        "backward_input": backward,
+        "backward_weight": [(ended, nobodys)] * stages,
+    }
+    by_kind = seconds.by_kind
+    return {
+        kind: [(*way, lasts) for way, lasts in zip(mine, by_kind[kind], strict=True)]
+        for kind, mine in ways.items()
+    }

@@ -1,0 +1,54 @@
+"""Seconds of tensor-parallel traffic that matmuls do not hide; units: seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.plan.plan import FULL, PlanTable
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+def tensor_seconds(
+    traffic: Real, weights: Real, software: SoftwareProfile, table: PlanTable
+) -> tuple[Real, Real]:
+    """Seconds of tensor-parallel traffic in a forward and in a backward pass that nothing hides.
+
+    ``traffic``: of a micro-batch, as much of it for forward as for backward passes; full
+    recomputation repeats the forward's, and with sequence parallelism inputs that are gathered
+    again are half as much. ``weights``: the gradients of weights, behind which
+    ``hides_tensor_reduction`` sets those of inputs (or the second gathering and their scattering:
+    Korthikanti et al., arXiv:2205.05198, sec. 4.2.2); a split backward pass has them later.
+    """
+    each = (1.0 - software.tensor_parallel_overlap) * traffic
+    recomputes = table.recompute == FULL
+    again = 0.0 if software.keeps_gathered_inputs else np.where(table.sequence_parallel, 0.5, 0.0)
+    forward = each / (np.where(recomputes, 3.0, 2.0) + again)
+    backward = each - forward
+    if software.chunks_tensor_traffic:
+        chunks = 1.0 * table.tensor_parallel
+        share = software.data_parallel_interference
+        return (
+            chunked_seconds(forward, weights, chunks, share),
+            chunked_seconds(backward, 2.0 * weights, chunks, share),
+        )
+    if software.hides_tensor_reduction:
+        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+        backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
+    return forward, backward
+
+
+def chunked_seconds(traffic: Real, matmuls: Real, chunks: Real, interference: float) -> Real:
+    """What is left of collectives that run chunk by chunk behind their matmuls.
+
+    The first of t chunks cannot be hidden, the others as long as the matmuls last; a hidden second
+    costs ``interference`` seconds of computation. Source: Wang et al., Overlap communication with
+    dependent computation via decomposition (ASPLOS 2023), sec. 3; Transformer Engine's user
+    buffers.
+
+    >>> float(chunked_seconds(8.0, 100.0, 8.0, 0.0))
+    1.0
+    """
+    hidden = np.minimum((1.0 - 1.0 / chunks) * traffic, matmuls)
+    return traffic - (1.0 - interference) * hidden

@@ -1,0 +1,1 @@
+"""The attention core: blockwise, ring, Ulysses."""

@@ -1,0 +1,242 @@
+"""Attention put together from the keys of one rank after the other (ring, allgather).
+
+Only this rank's keys and values are kept for the backward pass, which moves the others again.
+
+Shapes   B sequences, S tokens, s = S / size of this rank, h heads, k key heads, d, e sizes of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from executor.attention.blockwise import Kernel, Sum, sinks_gradient
+from executor.compat import all_gather, reduce_scatter
+from executor.ops.selective_recompute import once
+from executor.parallel.context_parallel import ContextAxis, Sight
+
+
+def blockwise_attention(
+    sight: Sight,
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend causally to the keys of all ranks (ring, allgather), (B, h, s, d) to (B, h, s, e).
+
+    ``sinks`` (h,): scores that take a share of each softmax and give no value.
+
+    With n ranks, c and x bytes of an element in the precision of the keys and of their gradients
+    (fp32 at least):
+
+    ring       forward   n - 1 sends of keys and values, c B k s (d + e) each
+               backward  the same, and n sends of their gradients, x B k s (d + e) each
+    allgather  forward   one all_gather, c B k S (d + e)
+               backward  the same, and one reduce_scatter, x B k S (d + e)
+    """
+    output: Tensor = _Blockwise.apply(sight, kernel, query, key, value, sinks)
+    return output
+
+
+class _Blockwise(Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any,
+        sight: Sight,
+        kernel: Kernel,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        output, lse = once(lambda: _attended(sight, kernel, query, key, value, sinks))
+        ctx.sight, ctx.kernel = sight, kernel
+        ctx.save_for_backward(query, key, value, output, lse, sinks)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        query, key, value, output, lse, sinks = ctx.saved_tensors
+        sight, kernel = ctx.sight, ctx.kernel
+        of_query = torch.zeros_like(query, dtype=lse.dtype)
+        exchange = _exchange(sight.axis, key, value)
+        for rank, keys, values in exchange():
+            of_keys, of_values = exchange.gradients(rank)
+            for block in sight.blocks(rank, query.size(2)):
+                rows = block.queries
+                found = kernel.backward(
+                    gradient[:, :, rows],
+                    query[:, :, rows],
+                    keys[:, :, block.keys],
+                    values[:, :, block.keys],
+                    output[:, :, rows],
+                    lse[:, :, rows],
+                    block.causal,
+                    sight.mask(block, rank, query),
+                )
+                of_query[:, :, rows] += found[0]
+                of_keys[:, :, block.keys] += found[1]
+                of_values[:, :, block.keys] += found[2]
+            exchange.done(rank)
+        of_key, of_value = exchange.own_gradients()
+        of_sinks = None if sinks is None else sinks_gradient(sinks, lse, output, gradient)
+        return None, None, of_query.to(query.dtype), of_key, of_value, of_sinks
+
+
+def _attended(
+    sight: Sight, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of every query's scores."""
+    total = Sum(query, value)
+    for rank, keys, values in _exchange(sight.axis, key, value)():
+        for block in sight.blocks(rank, query.size(2)):
+            mask = sight.mask(block, rank, query)
+            part = kernel.forward(
+                query[:, :, block.queries],
+                keys[:, :, block.keys],
+                values[:, :, block.keys],
+                block.causal,
+                mask,
+            )
+            total.add(block.queries, *part)
+    if sinks is not None:
+        total.add_sinks(sinks)
+    return total.output.to(query.dtype), total.lse
+
+
+class _Pairs:
+    """Flat buffers that hold keys and values (or their gradients) one after the other."""
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        self.key, self.value = key, value
+        self.exact = torch.promote_types(key.dtype, torch.float32)
+        self.numel = key.numel() + value.numel()
+
+    def packed(self) -> Tensor:
+        """Return this rank's keys and values in one buffer."""
+        flat = self.key.new_empty(self.numel)
+        for view, x in zip(self.views(flat), (self.key, self.value), strict=True):
+            view.copy_(x)
+        return flat
+
+    def views(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys (B, k, s, d) and the values (B, k, s, e) of a buffer."""
+        first, second = flat.split([self.key.numel(), self.value.numel()])
+        return _as_heads(first, self.key), _as_heads(second, self.value)
+
+    def unpacked(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of keys and values in their own precision."""
+        of_key, of_value = self.views(flat.to(self.key.dtype))
+        return of_key, of_value
+
+
+def _as_heads(flat: Tensor, like: Tensor) -> Tensor:
+    """View a buffer as (B, k, s, d), in memory as (B, s, k, d)."""
+    batch, heads, tokens, width = like.shape
+    return flat.view(batch, tokens, heads, width).transpose(1, 2)
+
+
+class _RingExchange:
+    """Keys and values that travel around, each rank's block to the next rank at every step."""
+
+    def __init__(self, axis: ContextAxis, key: Tensor, value: Tensor) -> None:
+        assert axis.group is not None
+        self.axis, self.pairs = axis, _Pairs(key, value)
+        self.next = dist.get_global_rank(axis.group, (axis.rank + 1) % axis.size)
+        self.previous = dist.get_global_rank(axis.group, (axis.rank - 1) % axis.size)
+        self.summed: Callable[[], Tensor] | None = None  # what came of the gradients
+
+    def __call__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield a rank and its keys and values, this rank's first; the next ones are under way."""
+        flat = self.pairs.packed()
+        for step in range(self.axis.size):
+            coming = self._shift(flat) if step < self.axis.size - 1 else None
+            yield (self.axis.rank - step) % self.axis.size, *self.pairs.views(flat)
+            if coming is not None:
+                flat = coming()
+
+    def gradients(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return buffers for the gradients of the block at hand."""
+        self.flat = torch.zeros(
+            self.pairs.numel, dtype=self.pairs.exact, device=self.pairs.key.device
+        )
+        return self.pairs.views(self.flat)
+
+    def done(self, rank: int) -> None:
+        """Pass the gradients of the block on, with what the ranks before have found."""
+        if self.summed is not None:
+            self.flat += self.summed()
+        self.summed = self._shift(self.flat)
+
+    def own_gradients(self) -> tuple[Tensor, Tensor]:
+        """Return the gradients of this rank's keys and values, which have come around."""
+        assert self.summed is not None
+        return self.pairs.unpacked(self.summed())
+
+    def _shift(self, flat: Tensor) -> Callable[[], Tensor]:
+        """Start to pass a buffer on; the result waits for the one that comes instead."""
+        received = torch.empty_like(flat)
+        # together: nccl would run them one after the other, and every rank would wait to send
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, flat, self.next, self.axis.group),
+                dist.P2POp(dist.irecv, received, self.previous, self.axis.group),
+            ]
+        )
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return received
+
+        return wait
+
+
+class _GatherExchange:
+    """Keys and values of all ranks at once."""
+
+    def __init__(self, axis: ContextAxis, key: Tensor, value: Tensor) -> None:
+        self.axis, self.pairs = axis, _Pairs(key, value)
+        self.gathered_gradients: Tensor | None = None
+
+    def __call__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield a rank and its keys and values, this rank's first: they are there already."""
+        whole = self.pairs.key.new_empty(self.axis.size * self.pairs.numel)
+        work = all_gather(whole, self.pairs.packed(), group=self.axis.group, async_op=True)
+        yield self.axis.rank, self.pairs.key, self.pairs.value
+        work.wait()
+        parts = whole.view(self.axis.size, -1)
+        for step in range(1, self.axis.size):
+            rank = (self.axis.rank - step) % self.axis.size
+            yield rank, *self.pairs.views(parts[rank])
+
+    def gradients(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return buffers for the gradients of a rank's block."""
+        if self.gathered_gradients is None:
+            shape = (self.axis.size, self.pairs.numel)
+            self.gathered_gradients = torch.zeros(
+                shape, dtype=self.pairs.exact, device=self.pairs.key.device
+            )
+        return self.pairs.views(self.gathered_gradients[rank])
+
+    def done(self, rank: int) -> None:
+        """Nothing to pass on: the gradients of all blocks are added up at the end."""
+
+    def own_gradients(self) -> tuple[Tensor, Tensor]:
+        """Return the gradients of this rank's keys and values, added up over the ranks."""
+        assert self.gathered_gradients is not None
+        flat = self.gathered_gradients.new_empty(self.pairs.numel)
+        reduce_scatter(flat, self.gathered_gradients.flatten(), group=self.axis.group)
+        return self.pairs.unpacked(flat)
+
+
+def _exchange(axis: ContextAxis, key: Tensor, value: Tensor) -> _RingExchange | _GatherExchange:
+    kind = _RingExchange if axis.method == "ring" else _GatherExchange
+    return kind(axis, key, value)

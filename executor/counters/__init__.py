@@ -1,0 +1,1 @@
+"""Counters of collectives, FLOP, waits and live tensors."""

@@ -1,0 +1,227 @@
+"""Follows the memory of a real step: which tensors live when, and what they are at the peak.
+
+The tracker writes down when every tensor storage is born, resized and freed; what it was follows
+from its whole life (``executor.counters.peak``). Nothing hooks into modules, FSDP or pipeline
+schedules.
+
+What it cannot see: temporary memory inside one kernel, allocator slack, the libraries' own buffers
+(of gloo's it sees the copy in which a reduce_scatter adds up, and leaves it out).
+On a GPU the allocator's own counters are reported next to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from executor.counters.collectives_and_flops import NAMESPACES, is_wrapped
+from executor.counters.peak import BACKWARD, FORWARD, OPTIMIZER, Life, MemoryPeak, peak_of
+
+# operators with which gloo, having added up whole tensors in a copy, takes a rank's part from it:
+# nccl holds no such copy
+_OF_GLOO: Final = ("aten::split", "aten::copy_")
+# (a new tensor, the operator that made it, that operator's inputs) -> its category
+Hint = Callable[[torch.Tensor, str, Sequence[Any]], str | None]
+
+
+def storages(
+    tensor: torch.Tensor, device: str | None = None, *, fake: bool = False
+) -> Iterator[torch.UntypedStorage]:
+    """Yield the storage of a tensor's local data on a device (None: any); sparse ones have none.
+
+    ``fake``: of fake tensors, and of no others.
+    """
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.elem
+    kind = tensor.device.type
+    there = kind != "meta" if device is None else kind == device
+    if there and isinstance(tensor, FakeTensor) == fake and tensor.layout is torch.strided:
+        yield tensor.untyped_storage()
+
+
+class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
+    """Follows the bytes of live tensors while it is entered; ``result()`` tells the peak.
+
+    ``parameters`` and ``optimizers`` name what exists before: their tensors count from the start.
+    Any other tensor counts from the operator that made it; one that is first seen as an input is
+    taken to have existed from the start. Only storages on ``device`` count. Enter it around whole
+    steps: phases are told from autograd and from the optimizers' steps.
+
+    Inside a FakeTensorMode it follows that mode's tensors, as if they had memory. ``hint`` gives
+    the category of a new tensor, where its life does not make it a weight or a gradient. Whoever
+    knows what runs may say so in ``place``; ``muted`` operators are not looked at.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor] = (),
+        optimizers: Iterable[Optimizer] = (),
+        *,
+        device: str = "cpu",
+        hint: Hint | None = None,
+    ) -> None:
+        super().__init__()
+        self.place, self.muted = "", False
+        self._skipped: tuple[str, ...] = ()  # operators that may follow and do not count
+        self._device = torch.device(device).type
+        self._fake, self._hint = active_fake_mode() is not None, hint
+        self._live: dict[int, Life] = {}
+        self._lives: list[Life] = []
+        self._phases: list[int] = [FORWARD]  # one per tick: an operator or a growing storage
+        self._places = [""]
+        self._in_optimizer = False
+        self._done = False
+        self._hooks: list[Any] = []
+        self._resize = torch.UntypedStorage.resize_
+        self.tag("weights", parameters)
+        for optimizer in optimizers:
+            self._tag_optimizer(optimizer)
+
+    def tag(self, category: str, tensors: Iterable[torch.Tensor | None]) -> None:
+        """Name the category of tensors; those not seen so far count from the start."""
+        for tensor in tensors:
+            for storage in () if tensor is None else self._storages(tensor):
+                life = self._find(storage) or self._add(storage, 0, category)
+                life.category = category
+
+    def result(self) -> MemoryPeak:
+        """Return the peak so far."""
+        peak = peak_of(self._lives, self._phases, self._places)
+        if self._device != "cuda" or self._fake:
+            return peak
+        return replace(
+            peak,
+            allocated_bytes=torch.cuda.max_memory_allocated(),
+            reserved_bytes=torch.cuda.max_memory_reserved(),
+        )
+
+    def __enter__(self) -> MemoryTracker:
+        if self._device == "cuda" and not self._fake:
+            torch.cuda.reset_peak_memory_stats()
+        self._hooks = [
+            register_optimizer_step_pre_hook(partial(self._optimizer_step, True)),
+            register_optimizer_step_post_hook(partial(self._optimizer_step, False)),
+        ]
+        tracker = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            tracker._resize(storage, size)
+            tracker._resized(storage)
+            return storage
+
+        torch.UntypedStorage.resize_ = resize_
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._done = True
+        torch.UntypedStorage.resize_ = self._resize
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator and write down the storages that it made."""
+        if is_wrapped(types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if self.muted or name in self._skipped:
+            self._skipped = self._skipped[1:]
+            return result
+        self._skipped = _OF_GLOO if name == "c10d::_reduce_scatter_base_" else ()
+        self._tick()
+        communicates = func.namespace in NAMESPACES
+        for life, leaf in self._see(result, len(self._phases) - 1, None, communicates):
+            life.hint = self._hint(leaf, name, args) if self._hint is not None else None
+        self._see((args, kwargs), 0, "other", communicates)
+        return result
+
+    def _see(
+        self, values: Any, born: int, category: str | None, communicates: bool
+    ) -> list[tuple[Life, torch.Tensor]]:
+        """Write down the storages of tensors; return those not seen before, with their tensors."""
+        new = []
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                for storage in self._storages(leaf):
+                    life = self._find(storage)
+                    if life is None:
+                        life = self._add(storage, born, category)
+                        new.append((life, leaf))
+                    life.communicated |= communicates
+        return new
+
+    def _storages(self, tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+        return storages(tensor, self._device, fake=self._fake)
+
+    def _tick(self) -> None:
+        self._phases.append(self._phase())
+        self._places.append(self.place)
+
+    def _find(self, storage: torch.UntypedStorage) -> Life | None:
+        life = self._live.get(storage._cdata)
+        return life if life is not None and life.storage() is storage else None
+
+    def _add(self, storage: torch.UntypedStorage, born: int, category: str | None) -> Life:
+        key = storage._cdata
+        life = Life(storage.nbytes(), born, self._phases[born], category)
+        life.storage = weakref.ref(storage, partial(self._freed, key, life))
+        self._live[key] = life
+        self._lives.append(life)
+        return life
+
+    def _freed(self, key: int, life: Life, _: Any) -> None:
+        if not self._done:
+            life.died = len(self._phases) - 1
+        if self._live.get(key) is life:
+            del self._live[key]
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        life = self._find(storage)
+        if life is None and storage.device.type != ("meta" if self._fake else self._device):
+            return
+        if life is not None and life.bytes == storage.nbytes():
+            return
+        category = "buffers" if life is None or life.category is None else life.category
+        if life is not None:
+            life.died = len(self._phases) - 1
+            life.storage = None
+        self._tick()
+        self._add(storage, len(self._phases) - 1, category)
+
+    def _phase(self) -> int:
+        if self._in_optimizer:
+            return OPTIMIZER
+        return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD
+
+    def _optimizer_step(self, begins: bool, optimizer: Optimizer, *_: Any) -> None:
+        self._in_optimizer = begins
+        self._tag_optimizer(optimizer)
+
+    def _tag_optimizer(self, optimizer: Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.tag("weights", parameters)
+        self.tag("gradients", (p.grad for p in parameters))
+        states = tree_leaves([optimizer.state[p] for p in parameters if p in optimizer.state])
+        self.tag("optimizer", (leaf for leaf in states if isinstance(leaf, torch.Tensor)))

@@ -1,0 +1,1 @@
+"""Start and supervision of the ranks of one machine."""

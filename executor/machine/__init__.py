@@ -1,0 +1,1 @@
+"""Measurement of this machine for ``calibrate``."""

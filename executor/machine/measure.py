@@ -1,0 +1,152 @@
+"""Measures this machine with N processes at work at the same time.
+
+Everything is timed in all processes at once and with as many threads as training uses, so that
+shared caches, memory channels and cores are in the numbers. The rates are those of one process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from executor.machine.probes import (
+    COLLECTIVE_BYTES,
+    COPY_BYTES,
+    GPU_MATRIX,
+    MESSAGE_BYTES,
+    copy_rates,
+    matmul_rates,
+    measure_rank,
+    operator_rates,
+    score_seconds,
+)
+from hardware_profiles.cluster.measurement import (
+    MachineMeasurement,
+    available_cores,
+    cgroup_memory_limit,
+    machine_memory_bytes,
+    this_host,
+)
+
+LONGEST: Final = 120.0  # seconds until the measurement is given up
+
+
+def threads_per_process(processes: int) -> int:
+    """Return the threads that each of so many processes on this machine uses."""
+    return max(1, available_cores() // processes)
+
+
+def measure_machine(processes: int) -> MachineMeasurement:
+    """Measure this machine with ``processes`` CPU processes (about 10 seconds)."""
+    import torch
+
+    from executor.processes.fork import run_forked
+
+    memory = free_memory_bytes()
+    threads = threads_per_process(processes)
+    ranks = run_forked(measure_rank, processes, processes, timeout=LONGEST, threads=threads)
+
+    def best(key: str) -> float:
+        """Return the calls or units of work per second and process in the best window."""
+        return float(np.mean([rank[key] for rank in ranks], axis=0).max())
+
+    links: dict[str, Any] = {}
+    if processes > 1:
+        # an all-gather is half an all-reduce
+        steps = [kind * (processes - 1) for kind in (2, 1) for _ in COLLECTIVE_BYTES]
+        sizes = [*COLLECTIVE_BYTES, *COLLECTIVE_BYTES]
+        links["collective_bandwidth"], links["collective_latency"] = fit_link(
+            [n / processes * size for n, size in zip(steps, sizes, strict=True)],
+            ranks[0]["all_reduce_seconds"] + ranks[0]["all_gather_seconds"],
+            steps,
+        )
+        links["p2p_bandwidth"], links["p2p_latency"] = fit_link(
+            MESSAGE_BYTES, ranks[0]["message_seconds"], [1] * len(MESSAGE_BYTES)
+        )
+    return MachineMeasurement(
+        host=this_host(),
+        cpu_model=cpu_model(Path("/proc/cpuinfo")),
+        num_cores=available_cores(),
+        total_memory_bytes=machine_memory_bytes(),
+        available_memory_bytes=memory,
+        processes=processes,
+        torch_version=torch.__version__,
+        date=datetime.date.today().isoformat(),
+        gemm_flops={precision: best(precision) for precision in ("fp64", "fp32", "bf16")},
+        memory_bandwidth=best("memory_bandwidth"),
+        operator_seconds=1.0 / best("operators_per_second"),
+        score_seconds=score_seconds(1.0 / best("attentions_per_second"), best("fp32")),
+        **links,
+    )
+
+
+def measure_gpu() -> dict[str, Any]:
+    """Measure the matmul rate and the memory bandwidth of the first GPU."""
+    import torch
+
+    rates = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return {
+        "schema_version": 1,
+        "device": torch.cuda.get_device_name(0),
+        "torch_version": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "gemm_flops": {
+            name: max(matmul_rates(dtype, GPU_MATRIX, "cuda")) for name, dtype in rates.items()
+        },
+        "memory_bandwidth": max(copy_rates(32 * COPY_BYTES, "cuda")),
+        "operator_seconds": 1.0 / max(operator_rates("cuda")),
+    }
+
+
+def fit_link(
+    moved: Sequence[float], seconds: Sequence[float], messages: Sequence[int]
+) -> tuple[float, float]:
+    """Return (bandwidth, latency) of ``seconds = moved / bandwidth + messages * latency``.
+
+    Least squares of the relative errors, so that small messages weigh as much as large ones; both
+    are kept from being negative.
+
+    >>> bandwidth, latency = fit_link([1e3, 1e6], [1e3 / 1e9 + 2e-5, 1e6 / 1e9 + 2e-5], [2, 2])
+    >>> round(bandwidth), round(latency, 9)
+    (1000000000, 1e-05)
+    """
+    from scipy.optimize import nnls
+
+    weight = 1.0 / np.array(seconds)
+    columns = np.stack([np.array(moved) * weight, np.array(messages) * weight], axis=1)
+    (seconds_per_byte, latency), _ = nnls(columns, np.ones(len(weight)))
+    if seconds_per_byte == 0.0:  # noise: every size took the same time
+        seconds_per_byte = min(np.array(seconds) / np.array(moved))
+    return 1.0 / float(seconds_per_byte), float(latency)
+
+
+def cpu_model(path: Path) -> str:
+    """Return the processor's name from /proc/cpuinfo, or what Python knows elsewhere."""
+    try:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def free_memory_bytes(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return the memory that can still be had without swapping, the container's limit counted."""
+    free = machine_memory_bytes()
+    try:
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = min(free, 1024 * int(line.split()[1]))
+    except OSError:  # not Linux
+        return free
+    limit, used = (cgroup_memory_limit(cgroup / f"memory.{name}") for name in ("max", "current"))
+    return free if limit is None else min(free, max(0, limit - (used or 0)))

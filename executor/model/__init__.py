@@ -1,0 +1,1 @@
+"""A pipeline stage built from Hugging Face modules."""

@@ -1,0 +1,91 @@
+"""Decoders with rotary positions and a gated MLP: llama and its kin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from executor.model.families.description import Block, Family
+from executor.model.families.mlp import fused_gated, gated, plain
+from executor.model.families.self_attention import (
+    SelfAttention,
+    fused,
+    norm_all_heads,
+    norm_each_head,
+    separate,
+    turn_pairs,
+    turn_pairs_in_fp32,
+)
+
+ATTENTION: Final = SelfAttention(separate("q_proj", "k_proj", "v_proj"), "o_proj")
+LLAMA: Final = Family(
+    tokens="model.embed_tokens",
+    layers="model.layers",
+    norm="model.norm",
+    attention=ATTENTION,
+    feed_forward=gated("gate_proj", "up_proj", "down_proj"),
+    rotary="model.rotary_emb",
+)
+QWEN3: Final = replace(LLAMA, attention=replace(ATTENTION, norm_heads=norm_each_head()))
+OLMO2: Final = replace(
+    LLAMA,
+    attention=replace(ATTENTION, norm_heads=norm_all_heads),
+    attention_block=Block("self_attn", None, "post_attention_layernorm"),
+    feed_forward_block=Block("mlp", None, "post_feedforward_layernorm"),
+)
+PHI: Final = replace(
+    LLAMA,
+    norm="model.final_layernorm",
+    attention=SelfAttention(
+        separate("q_proj", "k_proj", "v_proj"),
+        "dense",
+        norm_each_head("q_layernorm", "k_layernorm"),
+    ),
+    feed_forward=plain("fc1", "fc2", "activation_fn"),
+    feed_forward_block=Block("mlp", None),
+)
+PHI3: Final = replace(
+    LLAMA,
+    attention=SelfAttention(fused("qkv_proj"), "o_proj"),
+    feed_forward=fused_gated("gate_up_proj", "down_proj"),
+)
+STARCODER2: Final = replace(LLAMA, feed_forward=plain("c_fc", "c_proj"))
+
+
+def _granite_embedding(config: Any) -> float:
+    return float(config.embedding_multiplier)
+
+
+def _granite_logits(config: Any) -> float:
+    return 1.0 / float(config.logits_scaling)
+
+
+GRANITE: Final = replace(
+    LLAMA, embedding_multiplier=_granite_embedding, logits_multiplier=_granite_logits
+)
+GLM4: Final = replace(
+    LLAMA,
+    attention=replace(ATTENTION, rotate=turn_pairs),
+    feed_forward=fused_gated("gate_up_proj", "down_proj"),
+    attention_block=Block("self_attn", "input_layernorm", "post_self_attn_layernorm"),
+    feed_forward_block=Block("mlp", "post_attention_layernorm", "post_mlp_layernorm"),
+)
+
+
+def _smollm3_table(layer: Any) -> str | None:
+    return "" if layer.self_attn.use_rope else None
+
+
+SMOLLM3: Final = replace(LLAMA, rotary_table=_smollm3_table)
+
+
+def _cohere_logits(config: Any) -> float:
+    return float(config.logit_scale)
+
+
+COHERE: Final = replace(
+    LLAMA,
+    attention=replace(ATTENTION, norm_heads=norm_each_head(), rotate=turn_pairs_in_fp32),
+    feed_forward_block=Block("mlp", None),
+    logits_multiplier=_cohere_logits,
+)

@@ -1,0 +1,58 @@
+"""How a layer of a model runs under a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from cost_models.model.spec import LayerKind
+from cost_models.plan_file import PlanFile
+from executor.attention.core import Core
+from executor.model.families.description import Family, Layer
+from executor.parallel.context_parallel import ContextAxis
+from executor.parallel.expert_parallel import ExpertAxis
+from executor.parallel.tensor_parallel import TensorAxis
+
+
+def layer_of(
+    file: PlanFile,
+    family: Family,
+    kind: LayerKind,
+    module: nn.Module,
+    axis: TensorAxis,
+    experts: ExpertAxis,
+    context: ContextAxis,
+) -> Layer:
+    """Return it; ``module``: the one of transformers, which knows a few factors more."""
+    spec, plan = file.model, file.plan
+    axis = replace(axis, fp8=file.workload.precision == "fp8")
+    attention: Any = module.get_submodule(family.attention_block.name)
+    width = kind.attention.head_dim
+    core = Core(
+        axis=axis,
+        kernel=file.workload.attention_kernel,
+        scaling=getattr(attention, "scaling", width**-0.5),
+        window=kind.attention.window,
+        dropout=spec.attention_dropout,
+        softmax_in_fp32=family.softmax_in_fp32,
+        cap=getattr(attention, "attn_logit_softcapping", None),
+        recompute=plan.recompute == "selective",
+        context=context,
+        causal=kind.attention.causal,
+        draws_apart=plan.recompute == "selective_ops",
+    )
+    return Layer(
+        family=family,
+        kind=kind,
+        axis=axis,
+        experts=experts,
+        core=core,
+        dropout=spec.hidden_dropout,
+        residual_multiplier=getattr(module, "residual_multiplier", 1.0),
+        recompute=plan.recompute == "full",
+        keeps_results=plan.recompute == "selective_ops",
+        random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
+        offload=plan.offloads_activations,
+    )

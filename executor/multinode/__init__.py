@@ -1,0 +1,1 @@
+"""Runs on several machines: rendezvous and restart."""

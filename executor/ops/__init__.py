@@ -1,0 +1,1 @@
+"""Autograd functions that need no process group."""

@@ -1,0 +1,215 @@
+"""torch's kind of selective recomputation: results of matmuls and attention stay, the rest goes.
+
+A layer runs under ``torch.utils.checkpoint``. While it runs forward, what its matrices, its fused
+attention kernels and its collectives give is written down in order; while it is recomputed these
+are not run again, each gives what is written down. Elementwise work (norms, activations, rotary
+embeddings, the scores of eager attention) is done twice.
+
+Operators of torch are caught where they are dispatched, below autograd; a function of ours that
+computes or communicates inside says ``once``. A block's result that nothing reads again (the MLP's,
+where no norm follows) leaves only its shape, and is NaN in the second run: were it read after all,
+nobody could overlook it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
+
+from executor.compat import KEPT_OPERATORS, alias_below_autograd, version_of
+from executor.counters.collectives_and_flops import is_wrapped
+
+Result = TypeVar("Result")
+
+
+class _Entry(NamedTuple):
+    """What one operator, or one function of ours (None), gave."""
+
+    operator: Any
+    values: Any  # tensors, or what only has the shape of them
+    versions: list[int]  # of the tensors, when they were written down
+
+
+class _Shape(NamedTuple):
+    """A tensor that nothing reads again."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self) -> Tensor:
+        return torch.full(self.size, float("nan"), dtype=self.dtype, device=self.device)
+
+
+class _Results:
+    """The results of one layer and micro-batch, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry | None] = []
+        self.taken: int | None = None  # of the entries, in the second run
+        self.inside = False  # of a function that keeps its result itself
+        self.unread = False  # the block at hand gives what nothing reads again
+        self.shape_only = False
+
+    def add(self, operator: Any, values: Any) -> None:
+        versions: list[int] = []
+
+        def kept(tensor: Tensor) -> Any:
+            if self.shape_only:
+                return _Shape(tensor.size(), tensor.dtype, tensor.device)
+            alias = alias_below_autograd(tensor)
+            versions.append(version_of(alias))
+            return alias
+
+        with torch.no_grad():
+            self.entries.append(_Entry(operator, tree_map_only(Tensor, kept, values), versions))
+
+    def take(self, operator: Any) -> Any:
+        """Return the next result, and forget it: each is asked for once."""
+        assert self.taken is not None
+        entry = self.entries[self.taken] if self.taken < len(self.entries) else None
+        if entry is None or entry.operator is not operator:
+            raise RuntimeError(
+                f"a recomputed layer does not repeat what it did: {operator or 'a function'} "
+                f"where {entry.operator if entry else 'nothing'} was"
+            )
+        versions: list[int] = []
+
+        def given(kept: Any) -> Tensor:
+            if isinstance(kept, _Shape):
+                return kept.tensor()
+            versions.append(version_of(kept))
+            return alias_below_autograd(kept)
+
+        self.entries[self.taken] = None
+        self.taken += 1
+        with torch.no_grad():
+            values = _map(given, entry.values)
+        if operator is not None and versions != entry.versions:
+            raise RuntimeError(f"a result of {operator} was changed in place after it was kept")
+        return values
+
+
+def _map(given: Callable[[Any], Tensor], values: Any) -> Any:
+    if isinstance(values, (Tensor, _Shape)):
+        return given(values)
+    if isinstance(values, (tuple, list)):
+        return type(values)(_map(given, value) for value in values)
+    return values
+
+
+_open: list[_Results] = []  # autograd may run backward in a thread of its own: no context variable
+
+
+class _Catch(TorchDispatchMode):  # type: ignore[misc]
+    """Writes results of KEPT_OPERATORS down in the first run, gives them in the second."""
+
+    def __init__(self, results: _Results, *, again: bool) -> None:
+        super().__init__()
+        self.results, self.again = results, again
+
+    def __enter__(self) -> _Catch:
+        if self.again:
+            self.results.taken = 0
+        _open.append(self.results)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _open.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if is_wrapped(types):
+            return NotImplemented
+        if func not in KEPT_OPERATORS or self.results.inside:
+            return func(*args, **(kwargs or {}))
+        if self.again:
+            return self.results.take(func)
+        found = func(*args, **(kwargs or {}))
+        self.results.add(func, found)
+        return found
+
+
+def recomputed_around(function: Callable[..., Tensor], *arguments: Any, random: bool) -> Tensor:
+    """Call ``function``; keep its arguments and results of matmuls, attention and collectives.
+
+    ``random``: the random state is restored for the second call (dropout).
+    """
+
+    def contexts() -> tuple[_Catch, _Catch]:
+        results = _Results()
+        return _Catch(results, again=False), _Catch(results, again=True)
+
+    result: Tensor = checkpoint(
+        function,
+        *arguments,
+        use_reentrant=False,
+        preserve_rng_state=random,
+        context_fn=contexts,
+    )
+    return result
+
+
+def once(compute: Callable[[], Result]) -> Result:
+    """Return what ``compute`` gives; a layer that is recomputed around it does not call it again.
+
+    For the inside of autograd functions: no gradient goes through it.
+    """
+    if not _open:
+        return compute()
+    results = _open[-1]
+    if results.inside:
+        return compute()
+    if results.taken is not None:
+        found: Result = results.take(None)
+        return found
+    results.inside = True
+    try:
+        given = compute()
+    finally:
+        results.inside = False
+    results.add(None, given)
+    return given
+
+
+def repeats() -> bool:
+    """Return whether the layer at hand is being recomputed around what is kept."""
+    return bool(_open) and _open[-1].taken is not None
+
+
+@contextmanager
+def unread(nothing_reads_it: bool) -> Iterator[None]:
+    """Run a block of a layer, of whose result only the shape may be needed again."""
+    if not _open:
+        yield
+        return
+    results = _open[-1]
+    results.unread, before = nothing_reads_it, results.unread
+    try:
+        yield
+    finally:
+        results.unread = before
+
+
+@contextmanager
+def block_result(*, summed: bool = False) -> Iterator[None]:
+    """Compute the result of a block; ``summed``: it is a summand, and what is read is the sum."""
+    if not _open:
+        yield
+        return
+    results = _open[-1]
+    results.shape_only, before = summed or results.unread, results.shape_only
+    try:
+        yield
+    finally:
+        results.shape_only = before

@@ -1,0 +1,1 @@
+"""The device mesh, and one file for each kind of parallelism."""

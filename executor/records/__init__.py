@@ -1,0 +1,1 @@
+"""Records of a run: metrics, progress, run.json, TensorBoard."""

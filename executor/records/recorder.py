@@ -1,0 +1,232 @@
+"""Takes the events of a run and keeps them: metrics.jsonl line by line, run.json, what is shown.
+
+It works where the run was started: in the process that started the ranks, or on rank 0 of a
+torchrun that the user started. What it holds does not grow with the number of steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.pricing.observed import with_predicted_names
+from executor.launch.preflight import Prepared
+from executor.records.metrics import METRICS_FILE, MetricsFile
+from executor.records.report import SCHEMA_VERSION, Row, compare, write_run
+from executor.records.tensorboard import TensorBoard
+from executor.records.utilisation import peak_flops, utilisation
+
+KEPT: Final = 200  # records of steps in run.json at most; all are in metrics.jsonl
+TIMED_STEPS: Final = 1000  # the last ones, over which medians are taken
+RUNNING: Final = "running"
+FAILED: Final = "failed"
+INTERRUPTED: Final = "interrupted"
+STOPPED: Final = "stopped"  # on request, in good order
+
+
+class Recorder:
+    """Keeps a run; ``folder`` None: nothing is written."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        options: Mapping[str, Any],
+        notes: list[str],
+        folder: Path | None,
+        show: Callable[[Mapping[str, Any]], None],
+        *,
+        tensorboard: bool = False,
+    ) -> None:
+        self.prepared, self.options, self.notes = prepared, dict(options), notes
+        self.folder, self.show = folder, show
+        self.metrics = None if folder is None else MetricsFile(folder)
+        self.with_board = tensorboard and folder is not None
+        self.board: TensorBoard | None = None
+        self.peak: float | None = None
+        self.started = _now()
+        self.ended: str | None = None
+        self.status = RUNNING
+        self.error: str | None = None
+        self.environment: dict[str, Any] = {}
+        self.ranks: list[Any] = []
+        self.first_step = 0
+        self.steps, self.evaluations = Thinned(), Thinned()
+        self.samples: deque[list[dict[str, float]]] = deque(maxlen=TIMED_STEPS)
+        self.timed: deque[dict[str, Any]] = deque(maxlen=TIMED_STEPS)
+        self.timed_steps = 0
+
+    @property
+    def began(self) -> bool:
+        """Whether the ranks came as far as their first step."""
+        return bool(self.environment)
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Take one event of rank 0."""
+        record = dict(event)
+        if event["kind"] == "start":
+            self._start(record)
+        elif event["kind"] == "measured":
+            self.ranks = record["ranks"]
+            self._write()
+        elif event["kind"] == "step":
+            self._step(record)
+        elif event["kind"] == "evaluation":
+            self._keep(record, self.evaluations)
+        elif event["kind"] == "note":
+            self.notes.append(record["text"])
+            self.show(record)
+
+    def _start(self, values: dict[str, Any]) -> None:
+        """Begin, or begin again from a checkpoint where ranks were started anew."""
+        self.environment, self.first_step = values["environment"], values["first_step"]
+        self.peak = peak_flops(self.prepared.file, self.environment["device"])
+        for kept in (self.steps, self.evaluations):
+            kept.forget_after(self.first_step)
+        if self.metrics is not None:
+            self.metrics.begin(self.first_step)
+        if self.with_board and self.folder is not None:
+            self._close_board()
+            self.board = TensorBoard(self.folder, self.first_step)
+        self._write()
+
+    def _step(self, record: dict[str, Any]) -> None:
+        phases, ranks = record.pop("phases"), record.pop("ranks", None)
+        if record.pop("timed"):
+            self.timed_steps += 1
+            self.timed.append({**phases, "step": record["seconds"]})
+        record |= utilisation(self.prepared.file, self.peak, record["seconds"])
+        if ranks is not None:
+            waits = [rank["exposed_seconds"] for rank in ranks]
+            self.samples.append(waits)
+            record["exposed_communication_seconds"] = [sum(rank.values()) for rank in waits]
+            record["memory_bytes"] = [rank["memory_bytes"] for rank in ranks]
+        self._keep(record, self.steps)
+
+    def _keep(self, record: dict[str, Any], where: Thinned) -> None:
+        if self.metrics is not None:
+            self.metrics.append(record)
+        if self.board is not None:
+            self.board.add(record)
+        where.add(record)
+        self.show(record)
+
+    def _close_board(self) -> None:
+        if self.board is not None:
+            self.board.close()
+            self.board = None
+
+    def finish(self, status: str, error: str | None = None) -> None:
+        """Write down how the run ended."""
+        self.status, self.error, self.ended = status, error, _now()
+        if self.metrics is not None:
+            self.metrics.close()
+        self._close_board()
+        if self.began:
+            self._write()
+
+    def measured(self) -> dict[str, Any]:
+        """Return the medians of the timed steps, and what the ranks counted."""
+        phases = {name: _median(self.timed, name) for name in (self.timed[0] if self.timed else ())}
+        seconds = phases.pop("step", None)
+        file = self.prepared.file
+        tokens = file.workload.tokens_per_step
+        return {
+            "step_seconds": seconds,
+            "phase_seconds": phases,
+            "timed_steps": self.timed_steps,
+            "tokens_per_second": tokens / seconds if seconds else None,
+            **(utilisation(file, self.peak, seconds) if seconds else {"mfu": None, "hfu": None}),
+            "exposed_communication_seconds": self._exposed(),
+            "ranks": self.ranks,
+        }
+
+    def _exposed(self) -> dict[str, float] | None:
+        """Return the seconds a step waits by operation: mean of the ranks, median of the samples.
+
+        None where no step was sampled.
+        """
+        if not self.samples:
+            return None
+        names = sorted({name for sample in self.samples for rank in sample for name in rank})
+        return {
+            name: statistics.median(
+                statistics.fmean(rank.get(name, 0.0) for rank in sample) for sample in self.samples
+            )
+            for name in names
+        }
+
+    def rows(self) -> list[Row]:
+        """Return what was predicted beside what was measured."""
+        file, measured = self.prepared.file, self.measured()
+        measured["ranks"] = [with_predicted_names(rank, file) for rank in self.ranks]
+        return compare(file.prediction, measured, file.workload.tokens_per_step)
+
+    def document(self) -> dict[str, Any]:
+        """Return the contents of run.json, and of what ``--json`` prints."""
+        held_out = self.prepared.evaluation
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": self.status,
+            "error": self.error,
+            "started": self.started,
+            "ended": self.ended,
+            "plan": self.prepared.identity(),
+            "options": self.options,
+            "data": self.prepared.corpus.summary(),
+            "notes": self.notes,
+            "environment": self.environment,
+            "first_step": self.first_step,
+            "steps_done": self.steps.last["step"] if self.steps.last else self.first_step,
+            "evaluation_data": None if held_out is None else held_out.summary(),
+            "metrics": None if self.metrics is None else METRICS_FILE,
+            "steps": self.steps.records(),
+            "evaluations": self.evaluations.records(),
+            "measured": self.measured(),
+            "comparison": [{**asdict(row), "difference": row.difference} for row in self.rows()],
+        }
+
+    def _write(self) -> None:
+        if self.folder is not None:
+            write_run(self.folder, self.document())
+
+
+class Thinned:
+    """At most KEPT records, evenly spread over all that were added, and the last one."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self.stride, self.added = 1, 0
+        self.last: dict[str, Any] | None = None
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add a record."""
+        self.last = record
+        if self.added % self.stride == 0:
+            self.kept.append(record)
+        self.added += 1
+        if len(self.kept) > KEPT:
+            self.kept = self.kept[::2]
+            self.stride *= 2
+
+    def forget_after(self, step: int) -> None:
+        """Forget the records of steps that will be trained again."""
+        self.kept = [record for record in self.kept if record["step"] <= step]
+        self.last = self.kept[-1] if self.kept else None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what was kept, in order."""
+        ends_with_last = self.last is None or (self.kept and self.kept[-1] is self.last)
+        return list(self.kept) if ends_with_last else [*self.kept, self.last or {}]
+
+
+def _median(timed: deque[dict[str, Any]], name: str) -> float:
+    return float(statistics.median(record[name] for record in timed))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,151 @@
+"""What was predicted beside what was measured: as rows, as text, and as the file run.json."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.pricing.observed import KEPT, PASSING, collectives_side_by_side, peak_bytes
+from cost_models.units import format_bytes, format_seconds
+from hardware_profiles.fields import write_text_atomically
+
+SCHEMA_VERSION: Final = 1
+LINE: Final = 80
+UNKNOWN: Final = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number, predicted and measured; None: unknown."""
+
+    name: str
+    unit: str  # seconds, bytes, tokens_per_second or collectives
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Signed relative error of the prediction."""
+        if self.predicted is None or not self.measured:
+            return None
+        return self.predicted / self.measured - 1.0
+
+
+def compare(
+    prediction: Mapping[str, Any], measured: Mapping[str, Any], tokens_per_step: int
+) -> list[Row]:
+    """Return the rows of the comparison; what a plan.json does not predict is None there.
+
+    A run that ended before its ranks were measured has only times to compare.
+    """
+    if not measured["ranks"]:
+        return list(_time_rows(prediction.get("time", {}), measured, tokens_per_step))
+    return [
+        *_time_rows(prediction.get("time", {}), measured, tokens_per_step),
+        *_memory_rows(prediction.get("memory", {}), measured["ranks"]),
+        *_communication_rows(prediction.get("communication", []), measured["ranks"]),
+    ]
+
+
+def _time_rows(
+    predicted: Mapping[str, Any], measured: Mapping[str, Any], tokens: int
+) -> Iterator[Row]:
+    seconds = predicted.get("step_seconds")
+    rate = tokens / seconds if seconds else None
+    yield Row("step time", "seconds", seconds, measured["step_seconds"])
+    yield Row("tokens per second", "tokens_per_second", rate, measured["tokens_per_second"])
+
+
+def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row]:
+    """Compare live tensors stage by stage, and on the fullest rank what they are."""
+    stages = {entry["stage"]: entry for entry in predicted.get("stages", [])}
+    found = sorted({rank["stage"] for rank in ranks})
+    for stage in found:
+        fullest = max(peak_bytes(rank) for rank in ranks if rank["stage"] == stage)
+        name = f"peak memory, pipeline rank {stage}" if len(found) > 1 else "peak memory"
+        yield Row(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
+    worst = max(ranks, key=peak_bytes)
+    parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
+    for part in KEPT:
+        yield Row(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
+    rest = [part for part in worst["memory"]["parts"] if part not in KEPT]
+    known = [parts[part] for part in PASSING if part in parts]
+    name = "  activations, gradients, buffers"
+    yield Row(name, "bytes", sum(known) if known else None, _part(worst, rest))
+
+
+def _allocated(stage: Mapping[str, Any]) -> float | None:
+    value = stage.get("allocated_bytes", stage.get("peak_bytes"))
+    return None if value is None else float(value)
+
+
+def _part(rank: Mapping[str, Any], parts: Iterable[str]) -> float:
+    return float(sum(rank["memory"]["parts"].get(part, 0) for part in parts))
+
+
+def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Row]:
+    """Compare the bytes of a step by axis and kind: one rank of each pipeline rank, added up."""
+    for (axis, kind), expected, counted in collectives_side_by_side(predicted, ranks):
+        known = float(expected) if predicted else None
+        yield Row(f"{kind} ({axis})", "bytes", known, float(counted))
+
+
+def as_text(rows: Iterable[Row], *, on_gpu: bool) -> str:
+    """Return the comparison as a table of plain text, with a line that says what is compared."""
+    head = ("", "predicted", "measured", "prediction is")
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(head)))]
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join([*lines, "", _what_is_compared(on_gpu)])
+
+
+def _cells(row: Row) -> tuple[str, str, str, str]:
+    difference = row.difference
+    if row.predicted is not None and row.predicted == row.measured:
+        words = "equal"
+    elif difference is None:
+        words = UNKNOWN
+    elif abs(difference) < 0.0005:
+        words = "within 0.1%"
+    else:
+        words = f"{abs(difference):.1%} {'high' if difference > 0 else 'low'}"
+    return row.name, _format(row.predicted, row.unit), _format(row.measured, row.unit), words
+
+
+def _format(value: float | None, unit: str) -> str:
+    if value is None:
+        return UNKNOWN
+    if unit == "seconds":
+        return format_seconds(value)
+    return format_bytes(value) if unit == "bytes" else f"{value:,.0f}"
+
+
+def _what_is_compared(on_gpu: bool) -> str:
+    memory = (
+        "Memory is what the CUDA allocator gave to tensors (max_memory_allocated)."
+        if on_gpu
+        else "Memory is the bytes of live tensors, without allocator slack, Python and libraries."
+    )
+    return textwrap.fill(
+        f"{memory} Its parts are those of the fullest rank at its peak. Collectives are the bytes "
+        "of whole tensors that one rank of every pipeline stage moves in a step, added up. Step "
+        "time is the median, without the first two steps.",
+        width=LINE,
+    )
+
+
+def write_run(folder: Path, document: Mapping[str, Any]) -> Path:
+    """Write run.json and return where it is."""
+    path = folder / "run.json"
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_text_atomically(path, text, force=True)  # an earlier state of the same run
+    return path

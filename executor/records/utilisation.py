@@ -1,0 +1,49 @@
+"""MFU and HFU: the FLOP of a step against the datasheet's peak of the devices that ran it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cost_models.compute.flops import model_flops_per_step
+from cost_models.plan_file import PlanFile
+from hardware_profiles.cluster.catalogue import match_accelerator
+from hardware_profiles.errors import InputError
+
+
+def peak_flops(file: PlanFile, device: str) -> float | None:
+    """Return the peak of one device in the plan's precision; None where it is not known.
+
+    ``device``: the name that torch gives to a GPU, or "cpu". A plan for GPUs says nothing of the
+    CPU that it is tried on.
+    """
+    accelerator = file.cluster.accelerator
+    if device != "cpu":
+        try:
+            accelerator = match_accelerator(device).entry
+        except InputError:
+            return None
+    elif accelerator.device != "cpu":
+        return None
+    figure = accelerator.peak_flops.get(file.workload.precision)
+    return None if figure is None else figure.value
+
+
+def utilisation(file: PlanFile, peak: float | None, step_seconds: float) -> dict[str, Any]:
+    """Return ``{mfu, hfu}`` of a step.
+
+        mfu  model FLOP / (seconds x devices x peak)     forward once, backward twice
+        hfu  the same with what is computed twice (recomputation), in the predicted share
+
+    Source: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B; Korthikanti et al.
+    (arXiv:2205.05198), sec. 6.3.
+    """
+    if peak is None:
+        return {"mfu": None, "hfu": None}
+    flops = float(
+        model_flops_per_step(file.model, file.workload.seq_len, file.workload.global_batch_size)
+    )
+    mfu = flops / (step_seconds * file.plan.world_size * peak)
+    predicted = file.prediction.get("time") or {}
+    if not predicted.get("mfu") or not predicted.get("hfu"):
+        return {"mfu": mfu, "hfu": mfu if file.plan.recompute == "none" else None}
+    return {"mfu": mfu, "hfu": mfu * predicted["hfu"] / predicted["mfu"]}

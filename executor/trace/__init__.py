@@ -1,0 +1,1 @@
+"""Traces of any ``nn.Module`` on fake tensors, and its data-parallel training."""

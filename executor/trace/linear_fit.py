@@ -1,0 +1,163 @@
+"""From what happened at several numbers of rows to lines in the rows, stretch by stretch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from executor.trace.timeline import BACKWARD, FORWARD, Timeline
+from hardware_profiles.errors import InputError
+
+ROWS: Final = (2, 3, 4)  # that are traced; with 1 row some kernels skip a copy
+NOT_AFFINE: Final = 1e-3  # of the peak: how far the middle size may lie from the line
+
+
+def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    """Describe a forward and a backward pass, run with ROWS rows each."""
+    first = timelines[0]
+    places = [(op.name, op.phase, op.block) for op in first.operators]
+    for rows, other in zip(ROWS[1:], timelines[1:], strict=True):
+        if [(op.name, op.phase, op.block) for op in other.operators] != places:
+            raise InputError(
+                f"it runs other operators with {rows} rows than with {ROWS[0]}: its memory at "
+                "other micro-batch sizes cannot be told"
+            )
+    kept = _lines([_live_bytes(t, accumulates=False) for t in timelines])
+    freed = _lines([_live_bytes(t, accumulates=True) for t in timelines])
+    in_blocks, outside = _gradients_before(first)
+    flops, moved = _operator_lines(timelines)
+    segment_of: list[int] = []
+    segments: list[dict[str, Any]] = []
+    start = 0
+    for (phase, block), group in groupby(places, key=lambda place: place[1:]):
+        stop = start + len(list(group))
+        before = in_blocks[start] + outside[start]
+        segments.append(
+            {
+                "phase": phase,
+                "block": block or None,
+                "block_gradient_bytes": float(in_blocks[start]),
+                "outside_gradient_bytes": float(outside[start]),
+                "kept": _envelope(kept[start:stop] - [before, 0.0]),
+                "freed": _envelope(freed[start:stop]),
+                "end": (kept[stop - 1] - [before, 0.0]).tolist(),
+                "operators": _counted(np.concatenate([flops, moved], 1)[start:stop]),
+                "parameters": _used(first, start, stop),
+            }
+        )
+        segment_of += [len(segments) - 1] * (stop - start)
+        start = stop
+    lines = np.concatenate([flops, moved], 1)
+    operators = {
+        phase: _counted(lines[[place[1] == phase for place in places]])
+        for phase in (FORWARD, BACKWARD)
+    }
+    tensors = _tensors_between(timelines, segment_of)
+    return {"segments": segments, "operators": operators, "tensors": tensors}
+
+
+def _live_bytes(timeline: Timeline, *, accumulates: bool) -> np.ndarray:
+    """Live bytes after every operator; gradients stay, or are added up and freed at once."""
+    change = np.zeros(len(timeline.operators) + 1)
+    for life in timeline.lives:
+        died = life.died
+        if life.gradient_of is not None:
+            died = life.born if accumulates else None
+        change[life.born] += life.bytes
+        if died is not None:
+            change[died + 1] -= life.bytes
+    return np.cumsum(change)[:-1]
+
+
+def _gradients_before(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of parameters' gradients that were made before each operator: blocks', and outside."""
+    in_blocks, outside = (np.zeros(len(timeline.operators) + 1) for _ in range(2))
+    for life in timeline.lives:
+        if life.gradient_of is not None:
+            (in_blocks if life.gradient_of else outside)[life.born + 1] += life.bytes
+    return np.cumsum(in_blocks), np.cumsum(outside)
+
+
+def _lines(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return (constant, per row) of every operator from its bytes at the traced sizes."""
+    low, middle, high = (np.asarray(column) for column in columns)
+    slope = (high - low) / (ROWS[2] - ROWS[0])
+    constant = low - ROWS[0] * slope
+    off = np.abs(constant + ROWS[1] * slope - middle).max(initial=0.0)
+    if off > NOT_AFFINE * high.max(initial=1.0):
+        raise InputError(
+            f"its memory is not affine in the rows: {off:,.0f} bytes off at {ROWS[1]} rows"
+        )
+    return np.stack([constant, slope], axis=1)
+
+
+def _envelope(lines: np.ndarray) -> list[list[float]]:
+    """Return the lines that are the largest at some number of rows from 1 on."""
+    order = np.lexsort((lines[:, 0], lines[:, 1]))  # by slope, then by constant
+    kept: list[tuple[float, float]] = []
+    for constant, slope in lines[order].tolist():
+        while kept and _covered(kept, constant, slope):
+            kept.pop()
+        kept.append((constant, slope))
+    while len(kept) > 1 and sum(kept[0]) <= sum(kept[1]):  # at 1 row the next is larger already
+        kept.pop(0)
+    return [list(line) for line in kept]
+
+
+def _covered(kept: list[tuple[float, float]], constant: float, slope: float) -> bool:
+    """Whether the last line is nowhere above both the one before it and a steeper one."""
+    last = kept[-1]
+    if slope == last[1] or constant >= last[0]:
+        return True
+    if len(kept) == 1:
+        return False
+    before = kept[-2]
+    crossing = (before[0] - constant) / (slope - before[1])
+    return last[0] + last[1] * crossing <= before[0] + before[1] * crossing
+
+
+def _operator_lines(timelines: Sequence[Timeline]) -> tuple[np.ndarray, np.ndarray]:
+    """Return FLOP and bytes of every operator as lines."""
+    flops = [np.array([float(op.flops) for op in t.operators]) for t in timelines]
+    moved = [np.array([float(op.bytes) for op in t.operators]) for t in timelines]
+    return _lines(flops), _lines(moved)
+
+
+def _counted(lines: np.ndarray) -> list[list[float]]:
+    """Equal operators counted: [count, FLOP, FLOP a row, bytes, bytes a row]."""
+    kinds = Counter(tuple(line) for line in lines.tolist() if any(line))
+    return [[float(n), *line] for line, n in sorted(kinds.items())]
+
+
+def _used(timeline: Timeline, start: int, stop: int) -> list[list[int]]:
+    """Return the parameters that a stretch of the forward pass reads: number, elements, trained."""
+    numbers = {parameter: n for n, parameter in enumerate(timeline.parameters)}
+    found = dict.fromkeys(p for tick, p in timeline.uses if start <= tick < stop)
+    return [[numbers[p], p.numel(), int(p.requires_grad)] for p in found]
+
+
+def _tensors_between(timelines: Sequence[Timeline], segment_of: list[int]) -> list[list[Any]]:
+    """Return what one stretch of the forward pass makes and later ones read.
+
+    [stretch, [stretches that read it], bytes, bytes a row, whether a gradient comes back]
+    """
+    first = timelines[0]
+    if any(len(other.lives) != len(first.lives) for other in timelines[1:]):
+        raise InputError("it makes other tensors with another number of rows")
+    sizes = _lines([np.array([float(life.bytes) for life in t.lives]) for t in timelines])
+    written = {life.number: [life.born] for life in first.lives if not life.given}
+    for tick, number in first.writes:
+        written.setdefault(number, []).append(tick)
+    readers: dict[tuple[int, int], set[int]] = {}
+    for tick, number in first.reads:
+        before = [at for at in written.get(number, []) if at < tick]
+        if before and segment_of[before[-1]] != segment_of[tick]:
+            readers.setdefault((number, segment_of[before[-1]]), set()).add(segment_of[tick])
+    return [
+        [maker, sorted(who), *sizes[number].tolist(), first.lives[number].floating]
+        for (number, maker), who in readers.items()
+    ]

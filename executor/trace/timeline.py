@@ -1,0 +1,181 @@
+"""A module's forward and backward pass on fake tensors, operator by operator: what lives when.
+
+Follows tensor storages (as ``executor.counters.live_tensors`` does for a real step), which block of
+the module is at work, and what every operator computes and moves. Parameters and buffers are not
+counted; the gradients of parameters are told from all else, because a plan decides what becomes of
+them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor.compat import in_backward
+from executor.counters.collectives_and_flops import FLOP_FORMULAS, tensor_bytes
+from executor.trace.module_blocks import tensors
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+OUTSIDE: Final = ""  # of all blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator (a tick): where it ran, what it computed and moved; views move nothing."""
+
+    name: str
+    phase: str
+    block: str
+    flops: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Life:
+    """A storage, alive from the end of operator ``born`` to that of ``died``."""
+
+    bytes: int
+    born: int
+    number: int  # among all, in the order of birth
+    floating: bool  # numbers that a gradient belongs to
+    given: bool = False  # an argument of the module
+    died: int | None = None
+    gradient_of: str | None = None  # the block of the parameter, where it is a gradient
+
+
+class Timeline(TorchDispatchMode):  # type: ignore[misc]
+    """What happens while it is entered, once forward and once backward."""
+
+    def __init__(self, module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.lives: list[Life] = []
+        # of the forward pass: the operator, and the storage or parameter that it reads or writes
+        self.reads: list[tuple[int, int]] = []
+        self.writes: list[tuple[int, int]] = []
+        self.uses: list[tuple[int, nn.Parameter]] = []
+        self._parts = parts
+        self._module = module
+        self._block = OUTSIDE
+        self._done = False
+        self._live: dict[int, tuple[Any, Life | None]] = {}  # None: a parameter or buffer
+        self._hooks: list[Any] = []
+        self.parameters = list(module.parameters())
+        self._parameters: dict[int, nn.Parameter] = {}
+        for tensor in (*module.parameters(), *module.buffers()):
+            storage = tensor.untyped_storage()
+            self._live[storage._cdata] = (weakref.ref(storage), None)
+            if isinstance(tensor, nn.Parameter):
+                self._parameters[storage._cdata] = tensor
+
+    def keep(self, inputs: Iterable[Tensor]) -> None:
+        """Count tensors that exist before the first operator."""
+        for tensor in inputs:
+            life = self._see(tensor, 0)
+            if life is not None:
+                life.given = True
+
+    def __enter__(self) -> Timeline:
+        for name, part in self._parts.items():
+            before = part.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+            after = part.register_forward_hook(partial(self._leave, name))
+            self._hooks += [before, after]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._done = True
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator and write down what it did."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace == "prim":  # fake tensors ask for each other's device
+            return result
+        before = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        fresh = [t for t in tensors(result) if t.untyped_storage()._cdata not in before]
+        works = bool(fresh) or func._schema.is_mutable
+        moved = tensor_bytes((args, kwargs, fresh)) if works else 0
+        packet = func._overloadpacket
+        flops = 0
+        if packet in FLOP_FORMULAS:
+            flops = int(FLOP_FORMULAS[packet](*args, **kwargs, out_val=result))
+        phase = BACKWARD if in_backward() else FORWARD
+        if phase == FORWARD:
+            self._note(before, {t.untyped_storage()._cdata for t in tensors(result)}, works)
+        self.operators.append(Operator(str(packet), phase, self._block, flops, moved))
+        for tensor in tensors(result):
+            self._see(tensor, len(self.operators) - 1)
+        return result
+
+    def _note(self, read: set[int], made: set[int], works: bool) -> None:
+        """Write down which storages an operator reads, and which of them it changes."""
+        tick = len(self.operators)
+        for key in read:
+            life = self._live.get(key, (None, None))[1]
+            if life is not None:
+                self.reads.append((tick, life.number))
+                if works and key in made:
+                    self.writes.append((tick, life.number))
+            elif key in self._parameters:
+                self.uses.append((tick, self._parameters[key]))
+
+    def name_gradients(self, block_of: Mapping[nn.Parameter, str]) -> None:
+        """Say which storages are gradients, once the backward pass is over."""
+        for parameter, block in block_of.items():
+            if parameter.grad is not None:
+                key = parameter.grad.untyped_storage()._cdata
+                life = self._live.get(key, (None, None))[1]
+                if life is not None:
+                    life.gradient_of = block
+
+    def _see(self, tensor: Tensor, born: int) -> Life | None:
+        """Follow a storage that is new; return it."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None and known[0]() is storage:
+            return None
+        life = Life(storage.nbytes(), born, len(self.lives), tensor.is_floating_point())
+        self.lives.append(life)
+        self._live[key] = (weakref.ref(storage, partial(self._freed, key, life)), life)
+        return life
+
+    def _freed(self, key: int, life: Life, _: Any) -> None:
+        if not self._done:
+            life.died = len(self.operators) - 1
+        if self._live.get(key, (None, None))[1] is life:
+            del self._live[key]
+
+    def _enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
+        self._block = name
+        needing = [t for t in tensors((args, kwargs)) if t.requires_grad]
+        if needing and torch.is_grad_enabled():
+            register_multi_grad_hook(needing, partial(self._end_backward, name))
+
+    def _leave(self, name: str, part: nn.Module, args: Any, output: Any) -> None:
+        self._block = OUTSIDE
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._begin_backward, name))
+
+    def _begin_backward(self, name: str, _: Tensor) -> None:
+        self._block = name
+
+    def _end_backward(self, name: str, _: Any) -> None:
+        if self._block == name:
+            self._block = OUTSIDE

@@ -1,0 +1,237 @@
+"""What a module of unknown layers holds, keeps and computes: traced on fake tensors.
+
+The module runs forward and backward at a few numbers of rows. Every operator's live bytes are
+affine in the rows (checked), so that a few lines for each stretch of the passes say the peak at any
+micro-batch size. ``cost_models.traced.module`` reads the result, which is plain JSON values.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cost_models.plan.workload import Precision
+from executor.compat import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from executor.dtypes import COMPUTE_DTYPE, MASTER_DTYPE
+from executor.trace.cuda_rules import CudaRules
+from executor.trace.linear_fit import ROWS, pass_lines
+from executor.trace.module_blocks import blocks, loss_of, recompute, tensors
+from executor.trace.module_inputs import Inputs, inputs_of
+from executor.trace.module_trainer import check_precision, load_factory, module_of
+from executor.trace.timeline import OUTSIDE, Timeline
+from hardware_profiles.errors import InputError, ShardplanError
+
+SCHEMA_VERSION: Final = 1
+RECURRENT: Final = (
+    "recurrent layers are traced step by step: fused kernels (cuDNN, oneDNN) keep workspaces that "
+    "no trace sees (oneDNN: up to 13 % of the peak of a small LSTM)"
+)
+Factory = Callable[[], nn.Module]
+
+
+def trace(
+    name: str, *, precision: Precision = "fp32", typed: Sequence[str] = (), device: str = "cpu"
+) -> dict[str, Any]:
+    """Trace ``module:package.path:factory``; ``device``: whose operators, cpu or cuda."""
+    check_precision(precision)
+    with _one_line(name):
+        factory = load_factory(name)
+    with _one_line(name), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        module = _build(factory, fake, MASTER_DTYPE[precision])
+        inputs, notes = inputs_of(factory, module, typed)
+        parts = blocks(module)
+        run = _Run(module, parts, inputs, precision, device)
+        passes = {"none": pass_lines([run.timeline(rows) for rows in ROWS])}
+        if run.sums:
+            notes.append("the module returns no loss: the sum of what it returns is differentiated")
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            notes.append(RECURRENT)
+        document = _describe(name, module, parts, inputs, run)
+        if parts:
+            run.rule_blocks()
+            recompute(parts.values())
+            passes["full"] = pass_lines([run.timeline(rows) for rows in ROWS])
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **document,
+        "precision": precision,
+        "device": device,
+        "passes": passes,
+        "notes": notes,
+    }
+
+
+class _Run:
+    """One forward and backward pass after the other, of some rows each."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parts: Mapping[str, nn.Module],
+        inputs: Inputs,
+        precision: Precision,
+        device: str,
+    ) -> None:
+        self.module, self.parts, self.inputs = module, parts, inputs
+        self.master, self.compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
+        self.rules = CudaRules if device == "cuda" else nullcontext
+        self.block_of = block_of_parameters(module, parts)
+        self.sums = False  # the outputs, where there is no loss
+        self.output_bytes: dict[int, int] = {}  # by rows
+
+    def timeline(self, rows: int) -> Timeline:
+        """Run once and return what happened."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        gc.collect()
+        arguments = {k: self._cast(v) for k, v in self.inputs(rows).items()}
+        timeline = Timeline(self.module, self.parts)
+        timeline.keep(tensors(arguments))
+        gc.disable()  # cycles die when Python likes, which is no property of the module
+        try:
+            with timeline, self.rules(), torch.backends.mkldnn.flags(enabled=False):
+                self._loss(arguments, rows).backward()
+        finally:
+            gc.enable()
+        timeline.name_gradients(self.block_of)
+        return timeline
+
+    def rule_blocks(self) -> None:
+        """Have blocks follow the rules by themselves: in a backward pass torch leaves modes out."""
+        for part in self.parts.values():
+            part.forward = self._ruled(part.forward)
+
+    def _ruled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.rules():
+                return forward(*args, **kwargs)
+
+        return run
+
+    def _loss(self, arguments: dict[str, Any], rows: int) -> Tensor:
+        mixed = self.compute != self.master
+        with torch.autocast("cpu", self.compute) if mixed else nullcontext():
+            output = self.module(**arguments)
+        found = tensors(output)
+        self.output_bytes[rows] = sum(t.numel() * t.element_size() for t in found)
+        loss = loss_of(output)
+        if loss is None:
+            self.sums = True
+            summands = [t.sum() for t in found if t.requires_grad]
+            if not summands:
+                raise InputError("nothing that it returns can be differentiated")
+            loss = torch.stack([s.to(self.master) for s in summands]).sum()
+        return loss
+
+    def _cast(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype == torch.float32:
+            return value.to(self.master)
+        return value
+
+
+def block_of_parameters(
+    module: nn.Module, parts: Mapping[str, nn.Module]
+) -> dict[nn.Parameter, str]:
+    """Return the block of every parameter; one that blocks share lies outside, as in FSDP2."""
+    found: dict[nn.Parameter, str] = {}
+    for name, part in parts.items():
+        for parameter in part.parameters():
+            found[parameter] = OUTSIDE if parameter in found else name
+    for parameter in module.parameters():
+        found.setdefault(parameter, OUTSIDE)
+    return found
+
+
+def _build(factory: Factory, fake: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
+    """Return the module with fake parameters of ``dtype``.
+
+    It is built for real where fake tensors do not do (a number is read off one, for example).
+    """
+    try:
+        module = module_of(factory)
+    except ShardplanError:
+        raise
+    except Exception:
+        with unset_fake_temporarily():
+            module = module_of(factory)
+
+    def faked(value: Tensor) -> Tensor:
+        found = value if isinstance(value, FakeTensor) else fake.from_tensor(value)
+        return found.detach().to(dtype) if found.is_floating_point() else found
+
+    known: dict[Tensor, Tensor] = {}  # tied parameters stay tied
+    for part in module.modules():
+        for key, value in part._parameters.items():
+            if value is not None:
+                known[value] = known.get(value, nn.Parameter(faked(value), value.requires_grad))
+                part._parameters[key] = known[value]
+        for key, value in part._buffers.items():
+            if value is not None:
+                part._buffers[key] = faked(value)
+    return module
+
+
+def _describe(
+    name: str, module: nn.Module, parts: Mapping[str, nn.Module], inputs: Inputs, run: _Run
+) -> dict[str, Any]:
+    low, high = ROWS[0], ROWS[-1]
+    return {
+        "name": name,
+        "class": type(module).__name__,
+        "blocks": [
+            {"name": part, **_sizes(p for p, owner in run.block_of.items() if owner == part)}
+            for part in parts
+        ],
+        "outside": _sizes(p for p, owner in run.block_of.items() if owner == OUTSIDE),
+        "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "tied_parameters": len(list(module.named_parameters(remove_duplicate=False)))
+        - len(run.block_of),
+        "inputs": {
+            key: {"dtype": str(value.dtype).removeprefix("torch."), "sizes": list(value.shape[1:])}
+            for key, value in inputs(low).items()
+            if isinstance(value, Tensor)
+        },
+        "output_bytes_per_row": (run.output_bytes[high] - run.output_bytes[low]) / (high - low),
+    }
+
+
+def _sizes(parameters: Iterator[nn.Parameter]) -> dict[str, Any]:
+    """Elements, and tensors as [rows, elements of a row, how many, trained]."""
+    found = list(parameters)
+    kinds = Counter(
+        (p.shape[0] if p.dim() else 1, p.numel() // (p.shape[0] if p.dim() else 1), p.requires_grad)
+        for p in found
+        if p.numel()
+    )
+    return {
+        "parameters": sum(p.numel() for p in found),
+        "trainable_parameters": sum(p.numel() for p in found if p.requires_grad),
+        "tensors": [[rows, width, n, trained] for (rows, width, trained), n in kinds.items()],
+    }
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Turn whatever the user's module raises into one line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ShardplanError as error:
+        words = str(error)
+        raise type(error)(words if words.startswith(name) else f"{name}: {words}") from None
+    except Exception as error:
+        words = (str(error).strip().splitlines() or [""])[0][:200]
+        kind = type(error).__name__
+        if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
+            words = f"what it computes depends on the values of tensors ({words})"
+        raise InputError(f"{name}: cannot be traced: {kind}: {words}") from error

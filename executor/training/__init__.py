@@ -1,0 +1,1 @@
+"""The training step, the loop, the optimizer, evaluation."""

@@ -1,0 +1,72 @@
+"""torch.compile over the layers: one graph for all layers of a kind, weights as its inputs.
+
+FSDP2's hooks and pipeline messages stay outside. Collectives inside a layer (tensor parallelism)
+break its graph in pieces, which are compiled one by one. A step that is watched operator by
+operator runs eagerly: memory by category and predictions are those of eager layers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Adapter
+from executor.model.stage import Stage
+from executor.parallel.mesh import gather_json
+from executor.support import SPAN_FAMILIES
+from hardware_profiles.errors import InputError
+
+SHOWN: Final = 200  # characters of why there is no compiler
+
+
+def check_compilable(plan: Plan, family: str = "", adapter: Adapter = "none") -> None:
+    """Raise an InputError for a plan whose layers were not compared with eager ones."""
+    if family in SPAN_FAMILIES:
+        raise InputError(f"--compile: for {family} it is not proven to give eager's values")
+    if plan.offloads_activations:
+        raise InputError(
+            f"--compile: with offload {plan.offload} it is not proven to give eager's values"
+        )
+    if plan.recompute == "selective_ops":
+        raise InputError(
+            "--compile: with recompute selective_ops it is not proven to give eager's values"
+        )
+    for name in ("context_parallel", "expert_parallel"):
+        if (value := getattr(plan, name)) > 1:
+            raise InputError(
+                f"--compile: with {name} {value} it is not proven to give eager's values"
+            )
+    if adapter == "qlora":
+        raise InputError("--compile: with adapter qlora it is not proven to give eager's values")
+
+
+def compile_layers(stages: Sequence[Stage], device: torch.device) -> str | None:
+    """Compile the layers of this rank, or return why it cannot be done; all ranks decide alike."""
+    failures = [said for said in gather_json(_failure(device), device) if said is not None]
+    if failures:
+        return f"--compile: layers run eagerly, torch.compile does not work here: {failures[0]}"
+    # torch's tracer looks at every input's gradient, a shard's gathered weight among them
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    for stage in stages:
+        for name in stage.layer_names:
+            module = stage.get_submodule(name)
+            module.forward = torch.compile(module.forward, dynamic=False)
+    return None
+
+
+def _failure(device: torch.device) -> str | None:
+    """Compile something small; return what stands against it (no C++ compiler, no triton)."""
+    try:
+        torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # the backends raise whatever their tools raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return (lines[0] if lines else type(error).__name__)[:SHOWN]
+    return None
+
+
+def _probe(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2.0).sin()

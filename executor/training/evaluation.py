@@ -1,0 +1,150 @@
+"""Evaluation: loss and perplexity over the same batches every time, forward passes only.
+
+The stages, messages and collectives are those of training; nothing is random (no dropout), so no
+random number of the training is used up, and no gradient is touched.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from executor.breadcrumbs import TRAIL
+from executor.data import Corpus
+from executor.data.batch import Batch
+from executor.parallel.pipeline import Pipeline
+from executor.training.loop import FINISHED, Emit, Hook
+from executor.training.trainer import StepResult, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The same on every rank."""
+
+    loss: float  # mean over the tokens that count
+    tokens: int  # that count
+
+    @property
+    def perplexity(self) -> float:
+        """Return exp(loss); infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700.0 else math.inf
+
+
+class Evaluation(Hook):
+    """Evaluates every so many steps, and after the last one."""
+
+    def __init__(
+        self, trainer: Trainer, corpus: Corpus, emit: Emit, *, every: int | None, batches: int
+    ) -> None:
+        self.trainer, self.corpus, self.emit = trainer, corpus, emit
+        self.every, self.batches = every, batches
+        self.last = 0  # step after which it was done
+
+    def after_step(self, result: StepResult) -> None:
+        """Evaluate where it is due."""
+        if self.every is not None and self.trainer.steps_done % self.every == 0:
+            self._evaluate()
+
+    def after_run(self, status: str) -> None:
+        """Evaluate what was reached, if there is time."""
+        if status == FINISHED and self.last != self.trainer.steps_done:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        began = time.perf_counter()
+        found = evaluate(self.trainer, self.corpus, self.batches)
+        self.last = self.trainer.steps_done
+        if dist.get_rank() != 0:
+            return
+        finite = math.isfinite(found.perplexity)
+        self.emit(
+            {
+                "kind": "evaluation",
+                "step": self.last,
+                "loss": found.loss if math.isfinite(found.loss) else None,
+                "perplexity": found.perplexity if finite else None,
+                "tokens": found.tokens,
+                "seconds": time.perf_counter() - began,
+            }
+        )
+
+
+def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> Evaluated:
+    """Return the mean loss over at most ``batches`` global batches; all ranks call this together.
+
+    The batches are the first ones of the data in its own order.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=trainer.device)
+    tokens = 0
+    for stage in trainer.stages:
+        stage.eval()
+    try:
+        with torch.no_grad():
+            size = trainer.plan.global_batch_size
+            for batch in corpus.evaluation(size, trainer.rows, batches=batches):
+                TRAIL.beat()  # without ZeRO there are no collectives in it
+                total += forward_only(trainer.pipeline, trainer.own(batch))
+                tokens += batch.tokens
+    finally:
+        for stage in trainer.stages:
+            stage.train()
+            _reshard(stage)
+    total /= trainer.loss_copies
+    dist.all_reduce(total)
+    return Evaluated(float(total) / max(1, tokens), tokens)
+
+
+def forward_only(pipeline: Pipeline, batches: Sequence[Batch]) -> Tensor:
+    """Send all micro-batches through the stages of this rank; return the sum of their losses.
+
+    Stage by stage, so that a rank with several stages keeps the next one fed; both ends of every
+    channel pass their messages in that order.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=pipeline.device)
+    handed_on: dict[tuple[int, int], Tensor] = {}  # between two stages of this rank
+    for index in sorted(pipeline.stages):
+        stage = pipeline.stages[index]
+        coming: list[Callable[[], Tensor]] = []
+        for number, batch in enumerate(batches):
+            received = None
+            if index > 0 and index - 1 in pipeline.stages:
+                received = handed_on.pop((index, number))
+            elif index > 0:
+                while len(coming) < min(number + 2, len(batches)):  # the next travels meanwhile
+                    coming.append(_receive(pipeline, index))
+                received = coming[number]()
+                coming[number] = _gone
+            output = stage(batch, received)
+            if stage.last:
+                total += output
+            elif index + 1 in pipeline.stages:
+                handed_on[index + 1, number] = output
+            else:
+                assert pipeline.channels is not None
+                pipeline.channels.send("forward", index, index + 1, output)
+    if pipeline.channels is not None:
+        pipeline.channels.flush()
+    return total
+
+
+def _receive(pipeline: Pipeline, stage: int) -> Callable[[], Tensor]:
+    assert pipeline.channels is not None
+    return pipeline.channels.receive("forward", stage - 1, stage)
+
+
+def _gone() -> Tensor:
+    raise AssertionError("a message is read once")
+
+
+def _reshard(stage: torch.nn.Module) -> None:
+    """Free the gathered weights: training gathers them where its plan says so."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

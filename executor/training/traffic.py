@@ -1,0 +1,109 @@
+"""What the ranks moved in a step, beside what was predicted."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cost_models.communication.volumes import AXES, KINDS, rank_traffic
+from cost_models.partition.schedules import ranks_of_stages
+from cost_models.partition.stages import contents_of
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan_file import PlanFile
+from executor.counters.collectives_and_flops import CommunicationCounter
+from executor.data.batch import Batch
+from executor.training.trainer import Trainer
+
+Key = tuple[str, str]  # axis and kind
+
+
+def counted_traffic(
+    trainer: Trainer, batch: Batch, *also: AbstractContextManager[Any]
+) -> list[dict[str, Any]]:
+    """Count the collectives of one step; return every rank's beside their prediction.
+
+    Not the first step: FSDP2 sets itself up in that one. ``also``: what else watches the step.
+    """
+    file, groups = trainer.file, trainer.grid.groups()
+    with ExitStack() as watching, CommunicationCounter(groups) as counter:
+        for other in also:
+            watching.enter_context(other)
+        trainer.step(batch)
+    # where one axis spans all ranks, its group may be the world's
+    world = groups["world"].group_name
+    known = [axis for axis in AXES if axis in groups]
+    world_axis = next((axis for axis in known if groups[axis].group_name == world), "world")
+    keys = [(axis, kind) for axis in AXES for kind in KINDS]
+    keys += sorted(set(counter.count) - set(keys))[:1] or [("other", "none")]
+    own = [float(table[key]) for key in keys for table in (counter.count, counter.bytes)]
+    sent = torch.tensor(own, dtype=torch.float64, device=trainer.device)
+    every = [torch.empty_like(sent) for _ in range(file.plan.world_size)]
+    dist.all_gather(every, sent)
+    _balance(every, keys, file.plan)
+    rows = []
+    for rank, numbers in enumerate(every):
+        of_stage = file.plan.world_size // file.plan.pipeline_parallel
+        pipeline_rank, place = divmod(rank, of_stage)
+        predicted = predicted_traffic(file, pipeline_rank, world_axis)
+        for key, (count, size) in zip(keys, numbers.view(-1, 2).tolist(), strict=True):
+            expected_count, expected_size = predicted.get(key, (0.0, 0.0))
+            if count or expected_count:
+                rows.append(
+                    {
+                        "rank": rank,
+                        "axis": key[0],
+                        "kind": key[1],
+                        "fullest": place == 0,  # first rank of its stage
+                        "predicted_count": expected_count,
+                        "counted_count": count,
+                        "predicted_bytes": expected_size,
+                        "counted_bytes": size,
+                    }
+                )
+    return rows
+
+
+def as_predicted(row: dict[str, Any]) -> bool:
+    """Return whether a rank moved what was predicted (of the fullest rank, where sizes differ)."""
+    short = row["predicted_bytes"] - row["counted_bytes"]
+    same_count = row["counted_count"] == row["predicted_count"]
+    return bool(same_count and (short == 0 or (short > 0 and not row["fullest"])))
+
+
+def _balance(every: list[Tensor], keys: list[Key], plan: Plan) -> None:
+    """Set the bytes of all_to_all to their mean over a stage: only their sum is foreseeable."""
+    table = torch.stack(every).view(plan.pipeline_parallel, -1, len(keys), 2)
+    for position, (_, kind) in enumerate(keys):
+        if kind == "all_to_all":
+            table[:, :, position, 1] = table[:, :, position, 1].mean(1, keepdim=True)
+    every[:] = table.flatten(0, 1).flatten(1).unbind()
+
+
+def predicted_traffic(
+    file: PlanFile, pipeline_rank: int, world_axis: str = "world"
+) -> dict[Key, tuple[float, float]]:
+    """Return count and bytes of a rank's collectives by axis and kind."""
+    plan, model = file.plan, file.model
+    rank = contents_of(
+        model,
+        file.layer_ranges,
+        ranks_of_stages(plan),
+        pipeline_rank,
+        recomputed=file.recomputed,
+    )
+    found: dict[Key, tuple[float, float]] = {}
+    table = PlanTable.from_plans([plan])
+    for (axis, kind), traffic in rank_traffic(model, file.workload, table, rank).items():
+        key = (world_axis if axis == "world" else axis, kind)
+        count, size = found.get(key, (0.0, 0.0))
+        found[key] = (count + _single(traffic.count), size + _single(traffic.size))
+    return found
+
+
+def _single(column: Any) -> float:
+    """Return the value of a column of one row."""
+    return float(column[0])

@@ -1,0 +1,83 @@
+"""Whole tensors put together from the parts that the ranks hold, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cost_models.partition.schedules import rank_of_stage
+from cost_models.partition.shared_tensors import bridge_stage
+from executor.checkpoint.pieces import overlaps, whole
+from executor.model.layout import Layout, layouts
+from executor.model.shared_tensors import names_by_stage
+from executor.parallel.tensor_parallel import WHOLE
+from executor.training.optimizer import Held
+from executor.training.trainer import Trainer
+
+
+def gathered(
+    trainer: Trainer, part: Callable[[Held], Tensor]
+) -> Iterator[tuple[str, Tensor | None]]:
+    """Yield every parameter's name and, on rank 0, a whole tensor put together from its parts.
+
+    One tensor at a time; a tied tensor's second copy is yielded under the same name.
+    """
+    grid, rank_0 = trainer.grid, dist.get_rank() == 0
+    held = {h.name: h for h in trainer.held}
+    leads = all(rank == 0 for axis, rank in grid.place.items() if axis != "pipeline")
+    for key, layout, pipeline_rank in _owners(trainer):
+        full = None
+        if grid.rank("pipeline") == pipeline_rank:
+            full = _whole(trainer, held[key], part(held[key]))
+            if leads and not rank_0:
+                dist.send(full.contiguous(), 0)
+        elif rank_0:
+            full = torch.empty(
+                layout.shape, dtype=part(trainer.held[0]).dtype, device=trainer.device
+            )
+            dist.recv(full, grid.pipeline_peer(pipeline_rank))
+        yield layout.name, full.cpu() if full is not None and rank_0 else None
+
+
+def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
+    """Yield name in the stage, layout and pipeline rank of every parameter, second copies too."""
+    file = trainer.file
+    stages = file.plan.num_stages
+    of_layer = {
+        f"{prefix}.": stage
+        for stage, (first, last) in enumerate(file.layer_ranges)
+        for prefix in file.model.layer_prefixes[first:last]
+    }
+    table = layouts(file.model, WHOLE)
+    outer = {w.name: 0 for w in file.model.embedding}
+    outer |= {w.name: stages - 1 for w in file.model.head}
+    bridge = bridge_stage(file.model, file.layer_ranges)
+    outer |= {w.name: bridge for w in file.model.bridge if bridge is not None}
+    for name, layout in table.items():
+        if layout.frozen:
+            continue
+        stage = outer.get(name)
+        if stage is None:
+            stage = next(s for prefix, s in of_layer.items() if name.startswith(prefix))
+        yield name, layout, rank_of_stage(file.plan, stage)
+    for name, names in names_by_stage(file).items():
+        if table[name].frozen:
+            continue
+        for stage, copy in names.items():
+            if stage != min(names):
+                yield copy, table[name], rank_of_stage(file.plan, stage)
+
+
+def _whole(trainer: Trainer, held: Held, local: Tensor) -> Tensor:
+    """Put a tensor together on every rank of its stage: the sum of parts that do not overlap."""
+    full = local.new_zeros(held.layout.shape)
+    for block in overlaps(held.pieces, whole(held.layout.shape)):
+        source = tuple(slice(s.source, s.source + s.length) for s in block)
+        target = tuple(slice(s.target, s.target + s.length) for s in block)
+        full[target] = local[source]
+    for axis in held.axes:
+        dist.all_reduce(full, group=trainer.grid.group(axis))
+    return full

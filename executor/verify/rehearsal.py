@@ -1,0 +1,241 @@
+"""Training steps without the machine: the executor on fake tensors, as one rank of many.
+
+Everything runs as it does on a machine (the real modules, our sharding, FSDP2, the pipeline's
+schedule, the optimizer), but tensors have no memory and collectives move nothing; what would live
+when is followed by the tracker. A router that nobody trained is taken to spread its tokens evenly.
+
+The device is a CPU, whose flash attention keeps what a GPU's does; where it cannot drop scores or
+train what is added to them, a GPU's kernels are taken. Not seen: memory inside a kernel, the
+caching allocator, the libraries' own buffers; host and device are one, so offload shows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cost_models.plan_file import PlanFile
+from executor.breadcrumbs import TRAIL
+from executor.compat import cuda_flash, cuda_masked, fake_world, really, shadows
+from executor.counters.live_tensors import Hint, MemoryTracker
+from executor.counters.peak import MemoryPeak
+from executor.data.batch import Batch
+from executor.model.encoder_decoder import EncoderDecoderStage
+from executor.model.layout import Layout, Pieces
+from executor.model.stage import Stage
+from executor.ops import host_reads
+from executor.parallel.data_parallel import add_up_gradients, distribute
+from executor.processes.fork import failure, failure_of
+from executor.training import trainer as train
+from executor.training.step_measurement import memory_tracker
+
+STEPS = 2  # with the second one the optimizer has its states
+LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
+
+
+def rehearsed(
+    file: PlanFile, rank: int, *, documents: bool = False, sends_stay: bool = False
+) -> MemoryPeak:
+    """Return the peak of one global rank, from a process of its own.
+
+    ``sends_stay``: a message counts until the end of the step, as with gloo, which tells nobody
+    when it has left; else until the next one is sent.
+    """
+    return MemoryPeak(**in_child(partial(_rehearse, file, rank, documents, sends_stay)))
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """Return what a function gives in a forked process, where it may change what it likes."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(sending, function))
+    child.start()
+    sending.close()
+    try:
+        answer = json.loads(receiving.recv_bytes())
+    except EOFError:
+        answer = {"error": "ended without a word"}
+    child.join()
+    if "error" in answer:
+        raise failure_of(0, answer)
+    return answer["result"]
+
+
+def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
+    try:
+        pipe.send_bytes(json.dumps({"result": function()}).encode())
+    except BaseException as error:
+        pipe.send_bytes(json.dumps(failure(error)).encode())
+    os._exit(0)
+
+
+def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> dict[str, Any]:
+    host_reads.numbers, host_reads.counts = _zeros, _spread_evenly
+    torch.nn.functional.dropout = _dropout
+    torch.nn.functional.scaled_dot_product_attention = partial(
+        _fused_attention, torch.nn.functional.scaled_dot_product_attention
+    )
+    if not sends_stay:
+        # where it is defined too: P2POp compares with that one
+        dist.isend = dist.distributed_c10d.isend = _sent_at_once
+    # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
+    train.distribute = really(distribute)  # type: ignore[attr-defined]
+    train.add_up_gradients = really(add_up_gradients)  # type: ignore[attr-defined]
+    for kind in (Stage, EncoderDecoderStage):
+        kind.__init__ = really(kind.__init__)  # type: ignore[method-assign]
+    with fake_world(rank, file.plan.world_size):
+        trainer = train.Trainer(file, device=torch.device("cpu"), start=_start)
+        batch = _batch(file, trainer, documents)
+        tracker = memory_tracker(trainer, _hint(file, trainer.stages))
+        tracker.tag("other", [batch.inputs, batch.labels, batch.starts])
+        for stage in trainer.stages:
+            _tell_places(stage, tracker)
+
+        def mute(cast: bool) -> None:
+            tracker.muted = cast
+
+        with shadows(mute), tracker:
+            for _ in range(STEPS):
+                trainer.step(batch)
+        return tracker.result().to_dict()
+
+
+def _start(layout: Layout, pieces: Pieces) -> Tensor:
+    return torch.empty([sum(b - a for a, b in ranges) for ranges in pieces])
+
+
+def _batch(file: PlanFile, trainer: train.Trainer, documents: bool) -> Batch:
+    """Return the rows of this rank."""
+    shape = (len(trainer.rows), file.workload.seq_len)
+    inputs, labels = (torch.empty(shape, dtype=torch.int64) for _ in range(2))
+    starts = torch.empty(shape, dtype=torch.int64) if documents else None
+    tokens = file.plan.global_batch_size * file.workload.seq_len
+    return Batch(inputs, labels, tokens, starts, trainer.rows.start)
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Drop out as a GPU does: the mask that is kept has a byte an element."""
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _fused_attention(
+    on_cpu: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend with a GPU's kernels where a CPU has none and would hold whole scores."""
+    trained = attn_mask is not None and attn_mask.requires_grad
+    if not (dropout_p or trained):
+        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return on_cpu(query, key, value, attn_mask, **options)
+    if attn_mask is None:
+        outputs = cuda_flash(query, key, value, dropout_p, is_causal, False, scale=scale)
+    else:
+        added = attn_mask.expand(*query.shape[:-1], key.size(-2))
+        outputs = cuda_masked(query, key, value, added, True, dropout_p, is_causal, scale=scale)
+    output: Tensor = outputs[0]
+    return output
+
+
+class _Left:
+    """A message that has left."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+def _sent_at_once(*_: Any, **__: Any) -> _Left:
+    return _Left()
+
+
+def _zeros(values: Tensor) -> list[Any]:
+    return [0] * values.numel()
+
+
+def _spread_evenly(values: Tensor, total: int) -> list[Any]:
+    """Return balanced counts, in the shape of ``values``."""
+    places = values.size(-1)
+    counts = [total // places + (place < total % places) for place in range(places)]
+    return counts if values.dim() == 1 else [counts] * values.size(0)
+
+
+def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
+    """Tell logits by their width, and gradients on their way by the shapes of whole parameters.
+
+    Activations are such a matrix, too, where it has as many rows as there are tokens: then only
+    what is multiplied over the tokens, in the order in which autograd does it, is a gradient.
+    """
+    start, stop = stages[-1].start, stages[-1].stop
+    plan = file.plan
+    tokens = file.workload.seq_len // plan.context_parallel * plan.micro_batch_size
+    rows = {tokens, tokens // plan.tensor_parallel if plan.sequence_parallel else tokens}
+    shapes = (
+        layout.local_shape(stage.axis, stage.experts)
+        for stage in stages
+        for layout in stage.layouts.values()
+    )
+    whole = {shape for shape in shapes if len(shape) > 1}
+
+    def hint(tensor: Tensor, operator: str, inputs: Sequence[Any]) -> str | None:
+        shape = tuple(tensor.shape)
+        is_whole = shape in whole or shape[::-1] in whole
+        if is_whole and (rows.isdisjoint(shape[:1]) or _over_tokens(operator, inputs, rows)):
+            return "buffers"
+        return "logits" if len(shape) > 1 and shape[-1] == stop - start else None
+
+    return hint
+
+
+def _over_tokens(operator: str, inputs: Sequence[Any], rows: set[int]) -> bool:
+    """Tell a transposed matrix, with tokens as columns, times another: a weight's gradient."""
+    if operator != "aten::mm":
+        return False
+    first = inputs[0]
+    return bool(first.size(1) in rows and first.stride(0) < first.stride(1))
+
+
+def _tell_places(stage: Stage, tracker: MemoryTracker) -> None:
+    """Have the tracker know the module whose forward or backward pass runs, and the micro-batch."""
+
+    def note(name: str) -> None:
+        action = TRAIL.action
+        tracker.place = name if action is None else f"{name} of micro-batch {action.microbatch}"
+
+    def entered(name: str, *_: Any) -> None:
+        note(name)
+
+    def left(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda _: note(name))
+
+    family = stage.family
+    places = {name: name for name in stage.layer_names}
+    if stage.first:
+        places[family.embedding_modules[0]] = EMBEDDING
+    if stage.last:
+        places[family.head] = LOSS
+        if family.norm:
+            places[family.norm] = HEAD
+    for module_name, place in places.items():
+        module = stage.get_submodule(module_name)
+        module.register_forward_pre_hook(partial(entered, place))
+        module.register_forward_hook(partial(left, place))

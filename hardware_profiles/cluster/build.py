@@ -1,0 +1,198 @@
+"""Puts a cluster together from an accelerator and a kind of node, and says it back in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hardware_profiles.cluster.catalogue import link_latency, nodes, usual_node
+from hardware_profiles.cluster.schema import (
+    MAX_GPUS,
+    Accelerator,
+    Cluster,
+    Figure,
+    Level,
+    Node,
+    Tier,
+)
+from hardware_profiles.errors import InputError
+
+
+def build_cluster(
+    accelerator: Accelerator,
+    *,
+    num_nodes: int,
+    gpus_per_node: int,
+    node: Node | None = None,
+    network_bandwidth: Figure | None = None,
+    name: str | None = None,
+    notes: tuple[str, ...] = (),
+) -> Cluster:
+    """Return a cluster of equal nodes.
+
+    Without ``node``, the usual one of the accelerator gives links and network, and a note says so;
+    ``network_bandwidth`` (bytes/s one way per accelerator) takes the place of the node's.
+    """
+    kind = node or usual_node(accelerator)
+    if kind is None:
+        raise InputError(f"{accelerator.name}: is not in the catalogue; give the node as well")
+    total = num_nodes * gpus_per_node
+    _check_size(name or accelerator.name, total)
+    inner = _inner_tier(accelerator, kind, gpus_per_node, total)
+    tiers = (
+        (inner,)
+        if inner.domain_size >= total
+        else (inner, _network(kind, network_bandwidth, total))
+    )
+    if gpus_per_node > max(kind.gpus_per_node, kind.domain_size):
+        notes += (f"{inner.name} is taken to reach all {gpus_per_node} of a node (usually fewer)",)
+    if len(tiers) > 1 and node is None:
+        notes += () if network_bandwidth is not None else (network_note(kind),)
+        notes += _board_note(kind, gpus_per_node)
+    return Cluster(
+        name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.name}",
+        accelerator=accelerator,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        tiers=tiers,
+        notes=notes,
+        host_memory=_share(kind.host_memory, gpus_per_node / kind.gpus_per_node),
+        nvme=_share(kind.nvme, gpus_per_node / kind.gpus_per_node),
+        host_links=kind.host_links,
+    )
+
+
+def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:
+    """Name the board without a switch that has so many accelerators, where there is one."""
+    boards = [
+        board.name
+        for board in nodes()
+        if board.accelerator == kind.accelerator
+        and board.gpus_per_node == gpus_per_node < kind.gpus_per_node
+        and board.peer_bandwidth is not None
+        and kind.peer_bandwidth is None
+    ]
+    if not boards:
+        return ()
+    return (
+        f"links inside a node as in {kind.name}, through a switch (a board of {gpus_per_node} "
+        f"without one is {boards[0]})",
+    )
+
+
+def _share(figure: Figure | None, share: float) -> Figure | None:
+    """Return what belongs to the accelerators that are used of a whole server."""
+    if figure is None or share >= 1.0:
+        return figure
+    return replace(figure, value=share * figure.value)
+
+
+def _inner_tier(accelerator: Accelerator, node: Node, gpus_per_node: int, total: int) -> Tier:
+    """Return the tier of the link inside a node, or inside the domain that spans nodes."""
+    spans_nodes = node.domain_size > node.gpus_per_node
+    link = node.link or accelerator.link
+    return Tier(
+        name=link,
+        domain_size=_even_domain(node.domain_size, gpus_per_node, total)
+        if spans_nodes
+        else gpus_per_node,
+        bandwidth=node.link_bandwidth or accelerator.link_bandwidth,
+        latency=link_latency(link),
+        peer_bandwidth=node.peer_bandwidth,
+    )
+
+
+def _even_domain(largest: int, gpus_per_node: int, total: int) -> int:
+    """Return how many accelerators of a domain a job has: the same in each, in whole nodes.
+
+    A job of 256 has 64 of each NVL72, so that its groups, powers of two, do not straddle two racks
+    (as NVIDIA's own: "NVL64"); where no equal parts above half a domain are to be had, domains are
+    filled.
+
+    >>> _even_domain(72, 4, 256), _even_domain(72, 4, 144), _even_domain(72, 4, 64)
+    (64, 72, 64)
+    """
+    for domains in range(1, total // gpus_per_node + 1):
+        size = total // domains
+        if 2 * size <= largest:
+            break
+        if size <= largest and total % domains == 0 and size % gpus_per_node == 0:
+            return size
+    return min(largest, total)
+
+
+def _network(node: Node, bandwidth: Figure | None, total: int) -> Tier:
+    return Tier(
+        name=node.network,
+        domain_size=total,
+        bandwidth=bandwidth or node.network_bandwidth,
+        latency=link_latency(node.network),
+    )
+
+
+def network_note(node: Node) -> str:
+    """Return the assumption taken where nobody named the network between nodes."""
+    share = node.network_bandwidth
+    return (
+        f"network between nodes as in {node.name}: {node.network}, {share.value / 1e9:g} GB/s per "
+        f"accelerator ({share.kind}: {share.source})"
+    )
+
+
+def _check_size(words: str, total: int) -> None:
+    if total > MAX_GPUS:
+        raise InputError(f"{words}: {total:,} accelerators are too many (at most {MAX_GPUS:,})")
+
+
+def describe(cluster: Cluster) -> str:
+    """Say back in words what a cluster is.
+
+    >>> from hardware_profiles.cluster.catalogue import find_accelerator
+    >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
+    '2 nodes of 8 A100-SXM-80GB, NVLink3 300 GB/s inside, 25 GB/s per GPU between nodes'
+    """
+    if cluster.levels:
+        return ", ".join([_machines(cluster), *map(_level_words, cluster.levels)])
+    inner, *outer = cluster.tiers
+    domains = inner.domain_size > cluster.gpus_per_node
+    inside = f"inside domains of {inner.domain_size}" if domains and outer else "inside"
+    between = "domains" if domains else "nodes"
+    links = [f"{inner.name} {_gigabytes(inner)} {inside}"] if cluster.num_gpus > 1 else []
+    links += [f"{_gigabytes(tier)} per {_unit(cluster)} between {between}" for tier in outer]
+    return ", ".join([_machines(cluster), *links])
+
+
+def _level_words(level: Level) -> str:
+    """Say how many switches a level has, of how much, and what a link to them carries."""
+    sizes = sorted({level.above.count(switch) for switch in set(level.above)})
+    many = "es" if level.name.endswith(("ch", "s")) else "s"
+    what = f"{level.num_switches} {level.name}{many} of " if level.num_switches > 1 else ""
+    what = what + _from_to(sizes) if what else f"one {level.name} above all"
+    rates = sorted({float(f"{figure.value / 1e9:.3g}") for figure in level.bandwidth})
+    rate = _from_to(rates)
+    per = "for each accelerator" if level.per_accelerator else "a link"
+    return f"{what} ({rate} GB/s {per})"
+
+
+def _from_to(numbers: Sequence[float]) -> str:
+    """Return one number, or the first and the last of several."""
+    ends = dict.fromkeys((numbers[0], numbers[-1]))
+    return " to ".join(f"{number:g}" for number in ends)
+
+
+def _machines(cluster: Cluster) -> str:
+    if cluster.accelerator.device == "cpu":
+        many = "" if cluster.num_gpus == 1 else "es"
+        return f"{cluster.num_gpus} CPU process{many} on {cluster.accelerator.name}"
+    many = "" if cluster.num_nodes == 1 else "s"
+    return (
+        f"{cluster.num_nodes:,} node{many} of {cluster.gpus_per_node:,} {cluster.accelerator.name}"
+    )
+
+
+def _gigabytes(tier: Tier) -> str:
+    return f"{float(f'{tier.bandwidth.value / 1e9:.3g}'):g} GB/s"
+
+
+def _unit(cluster: Cluster) -> str:
+    return {"gpu": "GPU", "tpu": "chip", "cpu": "process"}[cluster.accelerator.device]

@@ -1,0 +1,301 @@
+"""Links that ranks share on a tree of any shape, for ranks in any order.
+
+``cluster.group_link`` is a closed form for equal domains and ranks in the accelerators' order. Here
+every group is laid on the tree, so that a domain may hold any number of accelerators, a link may be
+slower than what lies below it together (an oversubscribed uplink), and ranks may stand in any order
+(``Cluster.rank_order``: grid rank r works on accelerator rank_order[r]).
+
+A collective runs as a ring that enters and leaves every part of the tree once, as libraries find it
+in the topology. All groups of an axis talk at the same time and share what they all cross:
+
+    ring on a link       bandwidth / rings that leave through it; where a link is made of lanes, at
+                         most one for each member below it
+    group                the slowest link that it crosses
+    axis                 the slowest group
+
+Messages to pipeline neighbours (``neighbours``) go in the grid's order, all at once, each over one
+lane at most. Both ends of a link are counted one way: links are full duplex.
+Leaves out: graphs with cycles, in-network reduction, trees of NCCL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles.cluster.schema import Cluster, Figure, Level, Tier
+
+Whole = NDArray[np.intp]
+Floats = NDArray[np.float64]
+INNERMOST: Final = 0
+SPARSE: Final = 32  # counters for each member beyond which sorting is quicker
+
+
+class GroupLink(NamedTuple):
+    """What the slowest group of an axis sees."""
+
+    bandwidth: float  # bytes/s one way per rank
+    latency: float  # seconds of a message over the slowest level crossed
+    hop: float  # mean seconds of a message over the ring's hops
+    level: int  # the outermost that some group crosses
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A cluster's links as arrays; ``N`` accelerators."""
+
+    places: tuple[Whole, ...]  # by level (N,): what is below its links, for each accelerator
+    bandwidth: tuple[Floats, ...]  # by level: bytes/s of each link
+    lane: tuple[Floats | None, ...]  # by level: bytes/s of one lane of each link; None: shared
+    latency: tuple[Floats, ...]  # by level: seconds of each link
+    position: Whole  # (N,) place of each accelerator when the tree is walked through
+    above: tuple[tuple[int, ...], ...]  # by level: the switch of what is below each link
+    peer_bandwidth: float | None = None  # of the innermost level, see Tier
+    peer_latency: float | None = None
+
+
+def is_regular(cluster: Cluster) -> bool:
+    """Whether the closed forms hold: equal domains, and ranks in the accelerators' order."""
+    return not cluster.levels and cluster.rank_order is None
+
+
+def tree_of(cluster: Cluster) -> Tree:
+    """Return the links of a cluster, regular or not."""
+    return _tree_of(cluster.levels, cluster.tiers, cluster.num_gpus)
+
+
+def ring_link(cluster: Cluster, size: int, stride: int, world_size: int) -> GroupLink:
+    """Return what a ring over the slowest group sees; see the head of this file.
+
+    Groups are those of ``cluster.group_link``: ``size`` ranks that lie ``stride`` apart.
+    """
+    return _link(_key(cluster), size, stride, world_size, ring=True)
+
+
+def neighbour_link(cluster: Cluster, size: int, stride: int, world_size: int) -> GroupLink:
+    """Return what the slowest message to the next one of a group sees, the last to the first."""
+    return _link(_key(cluster), size, stride, world_size, ring=False)
+
+
+def groups_of(order: Sequence[int] | Whole, size: int, stride: int) -> Whole:
+    """Return the accelerators of every group, one a row, in the order of the grid.
+
+    ``order``: of the accelerators by rank; several orders may be stacked along leading axes.
+
+    >>> groups_of([0, 2, 1, 3], 2, 1).tolist()
+    [[0, 2], [1, 3]]
+    >>> groups_of(range(8), 2, 2).tolist()
+    [[0, 2], [1, 3], [4, 6], [5, 7]]
+    """
+    ranks = np.asarray(order, dtype=np.intp)
+    blocks = ranks.shape[-1] // (size * stride)
+    grid = ranks[..., : blocks * size * stride].reshape(*ranks.shape[:-1], blocks, size, stride)
+    return np.swapaxes(grid, -1, -2).reshape(*ranks.shape[:-1], -1, size)
+
+
+def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, Floats, Floats, int]:
+    """Return what the slowest group sees in each of several placements, all groups at work at once.
+
+    ``groups``: accelerators, shape (placements, groups, members). Returns bandwidth, latency and
+    mean hop, shape (placements,), and the outermost level that any crosses. ``ring``: members are
+    passed as the tree is walked through; else in the order of their row.
+    """
+    many, count, size = groups.shape
+    inner = float(np.min(tree.latency[INNERMOST]))
+    if size == 1 or count == 0:
+        alone = float(np.min(tree.bandwidth[INNERMOST]))
+        if not ring and tree.peer_bandwidth is not None:
+            alone = tree.peer_bandwidth
+        return np.full(many, alone), np.full(many, inner), np.full(many, inner), INNERMOST
+    if ring:
+        walked = np.argsort(tree.position[groups], axis=-1, kind="stable")
+        groups = np.take_along_axis(groups, walked, axis=-1)
+    following = np.roll(groups, -1, axis=-1)
+    placement = np.arange(many)[:, None, None]
+    bandwidth, latency = np.full(many, np.inf), np.zeros(groups.shape)
+    level = INNERMOST
+    for number, place in enumerate(tree.places):
+        here = place[groups]
+        crosses = here != place[following]
+        if not crosses.any():
+            break  # what is inside one domain is inside all that hold it
+        level = number
+        links = (here + placement * len(tree.bandwidth[number]))[crosses]
+        left = here[crosses]
+        share = tree.bandwidth[number][left] / np.bincount(links)[links]
+        lane = tree.lane[number]
+        if lane is not None:
+            alone = not ring or number == INNERMOST  # a message uses one lane
+            lanes = 1 if alone else _members(here)[crosses]
+            share = np.minimum(share, lane[left] * lanes)
+        if number == INNERMOST and tree.peer_bandwidth is not None:
+            share = _to_peers(tree, groups, share, ring=ring)
+        shares = np.full(groups.shape, np.inf)
+        shares[crosses] = share
+        bandwidth = np.minimum(bandwidth, shares.min(axis=(1, 2)))
+        over = tree.latency[number]
+        slower = np.maximum(over[here], over[place[following]])
+        if number == INNERMOST and not ring and tree.peer_latency is not None:
+            slower = np.full(groups.shape, tree.peer_latency)
+        latency = np.where(crosses, np.maximum(latency, slower), latency)
+    return bandwidth, latency.max(axis=(1, 2)), latency.mean(axis=-1).max(axis=1), level
+
+
+def _members(here: Whole) -> Whole:
+    """Return how many members of its group lie where each one does."""
+    rows, places = math.prod(here.shape[:2]), int(here.max()) + 1
+    keys = np.arange(rows).reshape(*here.shape[:2], 1) * places + here
+    found: Whole
+    if rows * places <= SPARSE * here.size:
+        found = np.bincount(keys.ravel())[keys]
+    else:
+        _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        found = counts[inverse.reshape(here.shape)]
+    return found
+
+
+def _to_peers(tree: Tree, groups: Whole, share: Floats, *, ring: bool) -> Floats:
+    """Bound by the links of a full mesh: to one peer, or to the other members of a domain."""
+    assert tree.peer_bandwidth is not None
+    if not ring:  # messages that leave the domain are bound by the levels above alone
+        return np.full(share.shape, tree.peer_bandwidth)
+    domain = tree.places[1][groups] if len(tree.places) > 1 else np.zeros_like(groups)
+    others = (_members(domain) - 1).ravel()
+    return np.where(others > 0, np.minimum(share, others * tree.peer_bandwidth), share)
+
+
+# --- trees from levels, levels from tiers, and back ---
+
+
+def accelerators_below(levels: Sequence[Level], num_gpus: int) -> list[Whole]:
+    """Return by level how many accelerators lie below each of its links.
+
+    >>> pairs = Level("PCIe", (0, 0, 0, 1), (Figure(1.0, "assumed", ""),), ())
+    >>> [below.tolist() for below in accelerators_below([pairs, replace(pairs, above=(0, 0))], 4)]
+    [[1, 1, 1, 1], [3, 1]]
+    """
+    below = [np.ones(num_gpus, dtype=np.intp)]
+    for level in levels[:-1]:
+        weights = np.bincount(level.above, weights=below[-1], minlength=level.num_switches)
+        below.append(weights.astype(np.intp))
+    return below
+
+
+def tiers_of_levels(levels: Sequence[Level], num_gpus: int) -> tuple[Tier, ...]:
+    """Return equal domains that are nowhere faster than a tree: those of its smallest switches."""
+    tiers: list[Tier] = []
+    below = accelerators_below(levels, num_gpus)
+    slowest: Figure | None = None
+    latest: Figure | None = None
+    for number, level in enumerate(levels):
+        lanes = 1 if level.per_accelerator else below[number]
+        values = np.broadcast_to([f.value for f in level.bandwidth], len(level.above)) / lanes
+        where = int(np.argmin(values))
+        figure = level.bandwidth[where if len(level.bandwidth) > 1 else 0]
+        figure = replace(figure, value=float(values[where]))
+        late = max(level.latency, key=lambda one: one.value)
+        slowest = figure if slowest is None or figure.value < slowest.value else slowest
+        latest = late if latest is None or late.value > latest.value else latest
+        last = number == len(levels) - 1
+        domain = num_gpus if last else int(below[number + 1].min())
+        grows = domain > (tiers[-1].domain_size if tiers else 1)
+        if last or (grows and domain < num_gpus):
+            tiers.append(Tier(level.name, domain, slowest, latest))
+            slowest = latest = None
+    return tuple(tiers)
+
+
+def part_of_levels(levels: Sequence[Level], accelerators: int) -> tuple[Level, ...]:
+    """Return the tree above the first accelerators alone."""
+    kept: Whole = np.arange(accelerators)
+    found = []
+    for level in levels:
+        switches, above = np.unique(np.array(level.above)[kept], return_inverse=True)
+        found.append(
+            replace(
+                level,
+                above=tuple(above.tolist()),
+                bandwidth=_of(level.bandwidth, kept),
+                latency=_of(level.latency, kept),
+            )
+        )
+        kept = switches
+        if len(switches) == 1:
+            break
+    return tuple(found)
+
+
+def _of(figures: tuple[Figure, ...], kept: Whole) -> tuple[Figure, ...]:
+    return figures if len(figures) == 1 else tuple(figures[i] for i in kept.tolist())
+
+
+def with_bandwidths(level: Level, factor: float) -> Level:
+    """Return a level whose links are faster or slower by a factor."""
+    scaled = tuple(replace(figure, value=factor * figure.value) for figure in level.bandwidth)
+    return replace(level, bandwidth=scaled)
+
+
+def _levels_of_tiers(tiers: Sequence[Tier], num_gpus: int) -> tuple[Level, ...]:
+    below, levels = 1, []
+    for tier in tiers:
+        count = -(-num_gpus // below)
+        above = tuple(index * below // tier.domain_size for index in range(count))
+        levels.append(Level(tier.name, above, (tier.bandwidth,), (tier.latency,), True))
+        below = tier.domain_size
+    return tuple(levels)
+
+
+# --- remembered: a search asks for few links, many times ---
+
+_Key = tuple[tuple[Level, ...], tuple[Tier, ...], int, tuple[int, ...] | None]
+
+
+def _key(cluster: Cluster) -> _Key:
+    return cluster.levels, cluster.tiers, cluster.num_gpus, cluster.rank_order
+
+
+@lru_cache(maxsize=4096)
+def _link(key: _Key, size: int, stride: int, world_size: int, *, ring: bool) -> GroupLink:
+    *links, num_gpus, order = key
+    ranks = range(world_size) if order is None else order[:world_size]
+    groups = groups_of(ranks, size, stride)[None]
+    bandwidth, latency, hop, level = links_of_groups(_tree_of(*links, num_gpus), groups, ring=ring)
+    return GroupLink(float(bandwidth[0]), float(latency[0]), float(hop[0]), level)
+
+
+@lru_cache(maxsize=64)
+def _tree_of(given: tuple[Level, ...], tiers: tuple[Tier, ...], num_gpus: int) -> Tree:
+    levels = given or _levels_of_tiers(tiers, num_gpus)
+    place: Whole = np.arange(num_gpus)
+    places, latencies = [], []
+    bandwidths: list[Floats] = []
+    lanes: list[Floats | None] = []
+    for level, below in zip(levels, accelerators_below(levels, num_gpus), strict=True):
+        places.append(place)
+        width = np.broadcast_to([f.value for f in level.bandwidth], len(level.above)).astype(float)
+        lanes.append(width if level.per_accelerator else None)
+        bandwidths.append(width * below if level.per_accelerator else width)
+        late = np.broadcast_to([f.value for f in level.latency], len(level.above))
+        latencies.append(late.astype(float))
+        place = np.array(level.above, dtype=np.intp)[place]
+    position = np.empty(num_gpus, dtype=np.intp)
+    position[np.lexsort(places)] = np.arange(num_gpus)
+    inner = None if given else tiers[0]
+    peer = None if inner is None else inner.peer_bandwidth
+    peer_latency = None if inner is None else inner.peer_latency
+    return Tree(
+        places=tuple(places),
+        bandwidth=tuple(bandwidths),
+        lane=tuple(lanes),
+        latency=tuple(latencies),
+        position=position,
+        above=tuple(level.above for level in levels),
+        peer_bandwidth=None if peer is None else peer.value,
+        peer_latency=None if peer_latency is None else peer_latency.value,
+    )

@@ -1,0 +1,77 @@
+"""Domains of the inner link that a group of ranks is in, and what an exchange between them has."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from hardware_profiles.cluster.link_tree import is_regular
+from hardware_profiles.cluster.links import Column, Count, group_link, mesh_bandwidth
+from hardware_profiles.cluster.schema import Cluster
+
+
+def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Column:
+    """Return in how many NVLink domains (nodes, racks) the ranks of a group lie.
+
+        k / m, with m = max(1, floor(gcd(k s, D) / s)) members in a domain of D
+
+    as in ``cluster.group_link``: the group that has the fewest in one domain.
+
+    >>> from hardware_profiles.cluster.parse import parse_cluster
+    >>> cluster = parse_cluster("2xDGX-A100-80GB")
+    >>> domains_spanned(cluster, np.array([8, 16, 2]), np.array([1, 1, 8])).tolist()
+    [1.0, 2.0, 2.0]
+    """
+    size, step = np.asarray(group_size), np.asarray(stride)
+    domain = cluster.tiers[0].domain_size
+    if cluster.num_gpus <= domain:
+        return np.ones(np.broadcast(size, step).shape)
+    members = np.maximum(1, np.gcd(size * step, domain) // step)
+    domains: Column = np.multiply(1.0, size) / np.minimum(members, size)
+    return domains
+
+
+def exchange_bandwidth(
+    cluster: Cluster, group_size: Count, stride: Count, *, copies: int = 0
+) -> Column:
+    """Return W such that an exchange of all with all takes (n - 1)/n B / W.
+
+        min over the tiers crossed of  w (n - 1) / (n - m)       m members of a group in a domain
+
+    Of what a rank has, the part for the n - m others leaves the domain by its own share w of the
+    tier, as all ranks exchange at once. A ring leaves a domain once for all of its members there,
+    which is why ``cluster.group_link`` gives it m w.
+
+    ``copies``: of what a rank has, so many rows are one token on its way to as many experts, and
+    one of them goes to a domain, where it is forwarded. Of N = n / m domains k experts without
+    preference are in N (1 - (1 - 1/N)^k), so that the network has that over k to carry.
+
+    On an irregular tree of links it is what a ring has.
+
+    >>> from hardware_profiles.cluster.parse import parse_cluster
+    >>> cluster = parse_cluster("2xDGX-A100-80GB")
+    >>> found = exchange_bandwidth(cluster, np.array([8, 16, 2]), np.array([1, 1, 8]))
+    >>> (found / 1e9).tolist()
+    [300.0, 46.875, 25.0]
+    """
+    ring, _ = group_link(cluster, group_size, stride)
+    if not is_regular(cluster):
+        return ring
+    size, step = np.asarray(group_size), np.asarray(stride)
+    span = np.where(size > 1, size * step, 1)
+    inner = cluster.tiers[0].domain_size
+    within = np.where(
+        cluster.num_gpus <= inner, size, np.minimum(size, np.gcd(span, inner) // step)
+    )
+    bandwidth = mesh_bandwidth(cluster.tiers[0], np.maximum(1, within))
+    for domain, outer in pairwise(cluster.tiers):
+        members = np.maximum(1, np.gcd(span, domain.domain_size) // step)
+        leaves = (members < size) & (cluster.num_gpus > domain.domain_size)
+        others = np.where(leaves, size - np.minimum(members, size), 1)
+        share = outer.bandwidth.value * (size - 1.0) / others
+        if copies:
+            domains = np.maximum(1.0, size / np.minimum(members, size))
+            share = share * copies / (domains * (1.0 - (1.0 - 1.0 / domains) ** copies))
+        bandwidth = np.where(leaves, np.minimum(bandwidth, share), bandwidth)
+    return bandwidth

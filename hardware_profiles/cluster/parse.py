@@ -1,0 +1,157 @@
+"""From what a user types to a Cluster.
+
+    8xA100-80GB            one node of eight
+    16x8xH100-SXM          16 nodes of eight; total and nodes are always said back (``describe``)
+    A100-80GB:8            the same as 8xA100-80GB
+    32xp5.48xlarge         32 instances of a known kind of node; one without the number
+    gb200-nvl72            one rack of 18 nodes of 4 in one NVLink domain; 2xgb200-nvl72
+    cluster.toml           see ``cluster_file.py``
+    here, here:8           this machine's GPUs, or 8 CPU processes on it
+
+``NxNAME`` is one node (or one NVLink domain, one TPU pod) where N fits into the usual one of that
+accelerator; where it does not, the number of nodes has to be said: nothing is guessed. The network
+between nodes is that of the usual kind of node, entered in ``Cluster.notes`` as an assumption,
+unless an instance or a file says more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from hardware_profiles.cluster.build import build_cluster
+from hardware_profiles.cluster.catalogue import match_accelerator, match_node, usual_node
+from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Node
+from hardware_profiles.errors import InputError
+
+EXAMPLES: Final = (
+    "8xA100-80GB (one node), 16x8xH100-SXM (16 nodes of 8), 32xp5.48xlarge, gb200-nvl72, "
+    "a .toml file, here"
+)
+_COUNT: Final = re.compile(r"([+-]?[\d.,_]+)\s*[x*\u00d7]\s*(?=\S)", re.IGNORECASE)
+_AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
+
+
+def parse_cluster(text: str, *, assume_nodes: bool = False) -> Cluster:
+    """Return the cluster that a user's words stand for; see the head of this file.
+
+    ``assume_nodes``: more than a node holds, such as ``16xL40S``, are whole usual nodes, and a note
+    says so (where clusters are compared, the question is which one to take).
+
+    >>> cluster = parse_cluster("16x8xH100-SXM")
+    >>> cluster.num_nodes, cluster.gpus_per_node, cluster.accelerator.name
+    (16, 8, 'H100-SXM-80GB')
+    >>> parse_cluster("16xH100-SXM")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    hardware_profiles.errors.InputError: 16xH100-SXM: nodes of H100-SXM-80GB usually hold 8...
+    """
+    words = text.strip()
+    if not words:
+        raise InputError(f"a cluster is expected, such as {EXAMPLES}")
+    if words.lower() == "here" or words.lower().startswith("here:"):
+        return _here(words)
+    if words.lower().endswith(".toml") or os.sep in words:
+        from hardware_profiles.cluster.cluster_file import read_cluster_file
+
+        return read_cluster_file(Path(words))
+    counts, name = _counts(words)
+    if node := match_node(name):
+        return _of_nodes(words, counts, node.entry, node.note)
+    found = match_accelerator(name)
+    notes: tuple[str, ...] = () if found.note is None else (found.note,)
+    usual = usual_node(found.entry)
+    if assume_nodes and usual is not None and len(counts) == 1:
+        nodes, left = divmod(counts[0], usual.gpus_per_node)
+        if nodes > 1 and not left and counts[0] > usual.domain_size:
+            notes += (f"{words} is taken as {nodes} nodes of {usual.gpus_per_node}, as usual",)
+            counts = (nodes, usual.gpus_per_node)
+    num_nodes, gpus_per_node = _layout(words, counts, name, found.entry)
+    return build_cluster(
+        found.entry, num_nodes=num_nodes, gpus_per_node=gpus_per_node, name=words, notes=notes
+    )
+
+
+def _counts(words: str) -> tuple[tuple[int, ...], str]:
+    """Return the numbers before (or after) the name, and the name."""
+    counts: list[int] = []
+    position = 0
+    while found := _COUNT.match(words, position):
+        counts.append(_number(words, found.group(1)))
+        position = found.end()
+    name = words[position:].strip()
+    if not counts and (after := _AFTER.match(name)):
+        counts, name = [_number(words, after.group("count"))], after.group("name")
+    named = re.fullmatch(r"[\w.\- :]+", name) and re.search(r"[a-wyz]", name, re.IGNORECASE)
+    if not named or len(counts) > 2:
+        raise InputError(f"{words!r} is no cluster. Write it as {EXAMPLES}")
+    return tuple(counts), name
+
+
+def _number(words: str, digits: str) -> int:
+    """Return a count from 1 to MAX_GPUS."""
+    whole = digits.isascii() and digits.isdigit() and len(digits) <= 12
+    if not whole or not 1 <= int(digits) <= MAX_GPUS:
+        shown = digits if len(digits) <= 20 else digits[:17] + "..."
+        raise InputError(f"{words[:60]}: {shown} must be a whole number from 1 to {MAX_GPUS:,}")
+    return int(digits)
+
+
+def _layout(
+    words: str, counts: tuple[int, ...], name: str, accelerator: Accelerator
+) -> tuple[int, int]:
+    """Return nodes and accelerators per node."""
+    if len(counts) == 2:
+        return counts[0], counts[1]
+    if not counts:
+        raise InputError(f"{words}: how many? Write 8x{name} for one node of 8, 2x8x{name} for two")
+    usual = usual_node(accelerator)
+    (count,) = counts
+    if usual is None or count <= usual.gpus_per_node:
+        return 1, count
+    num_nodes, left = divmod(count, usual.gpus_per_node)
+    if count <= usual.domain_size and not left:
+        return num_nodes, usual.gpus_per_node
+    several = (
+        f"Write {num_nodes}x{usual.gpus_per_node}x{name} for {num_nodes} nodes, or "
+        if not left
+        else "Write "
+    )
+    raise InputError(
+        f"{words}: nodes of {accelerator.name} usually hold {usual.gpus_per_node}. "
+        f"{several}1x{count}x{name} if one node really holds {count}"
+    )
+
+
+def _of_nodes(words: str, counts: tuple[int, ...], node: Node, note: str | None) -> Cluster:
+    """Return a cluster of a known kind of node."""
+    if len(counts) > 1:
+        raise InputError(
+            f"{words}: {node.name} says already that a node holds {node.gpus_per_node}; "
+            f"write {counts[0]}x{node.name}"
+        )
+    units = counts[0] if counts else 1
+    return build_cluster(
+        match_accelerator(node.accelerator).entry,
+        num_nodes=units * node.nodes,
+        gpus_per_node=node.gpus_per_node,
+        node=node,
+        name=words,
+        notes=() if note is None else (note,),
+    )
+
+
+def _here(words: str) -> Cluster:
+    from hardware_profiles.cluster.local_machine import describe_here
+    from hardware_profiles.cluster.measurement import MAX_PROCESSES
+
+    _, _, digits = words.partition(":")
+    if words.lower() == "here":
+        return describe_here(None)
+    if not (digits.isascii() and digits.isdigit() and 1 <= int(digits[:9]) <= MAX_PROCESSES):
+        raise InputError(
+            f"{words}: here:N takes a whole number from 1 to {MAX_PROCESSES} (the processes that "
+            "one machine is measured and used with)"
+        )
+    return describe_here(int(digits[:9]))

@@ -1,0 +1,1 @@
+"""Trainer and serving-engine profiles, NCCL constants and failure rates."""

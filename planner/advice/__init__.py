@@ -1,0 +1,1 @@
+"""Changes that make a plan fit."""

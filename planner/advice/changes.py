@@ -1,0 +1,364 @@
+"""Changes that can make a plan fit: to the plan, to what is trained, to the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cost_models.memory.optimizer_states import RULES
+from cost_models.model.lora import adapted, without_adapters
+from cost_models.plan.plan import SEARCHED_RECOMPUTE, Offload, Plan
+from cost_models.plan.workload import Optimizer
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.build import build_cluster
+from hardware_profiles.cluster.catalogue import accelerators
+from hardware_profiles.cluster.schema import Accelerator, Cluster
+from hardware_profiles.errors import InputError
+from planner.assessment.reach import fits, largest, longest_sequence, with_seq_len
+from planner.assessment.verdict import budget_bytes
+from planner.request.command import typed_cluster
+from planner.request.command_changes import TAKE_BACK, retyped_batch, retyped_plan
+from planner.search.search import search
+
+PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
+MAX_NODES: Final = 1024
+LONG_SEQUENCE: Final = 8192  # tokens, from which ranks may share a sequence
+ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
+SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
+# kinds that put the plan's layers anew: numbers of recomputed layers for each stage go
+ANEW: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
+CUDA: Final = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Blackwell Ultra")
+# what more can leave the accelerators, the least first
+MORE_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
+    "none": ("optimizer", "activations", "optimizer+activations", "weights"),
+    "optimizer": ("optimizer+activations", "weights"),
+    "activations": ("optimizer+activations", "weights+activations"),
+    "optimizer+activations": ("weights+activations",),
+    "weights": ("weights+activations",),
+    "weights+activations": (),
+}
+OFFLOADED: Final[dict[Offload, str]] = {
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "optimizer+activations": "optimizer and activations",
+    "weights": "weights, gradients and optimizer",
+    "weights+activations": "weights, gradients, optimizer and activations",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One changed setting or plan, not priced yet."""
+
+    group: str
+    kind: str  # of ways of one kind the cheapest is listed
+    words: str
+    options: str  # added to the command that was typed
+    setting: Setting
+    plan: Plan
+
+
+def other_plans(setting: Setting, plan: Plan, nothing: Sequence[str] = ()) -> Iterator[Change]:
+    """Other plans on the same accelerators, for the same training.
+
+    ``nothing``: ways to offload with which no plan of the setting fits, as is known.
+    """
+    even = without_own_stages(setting)
+    if setting.stage_recompute_layers is not None or plan.offload_device != "cpu":
+        nothing = ()  # what was searched is not what is searched here
+    some = recomputes_some(setting, plan)
+
+    def change(kind: str, words: str, options: str, changed: Plan) -> Change:
+        asked = even if kind in ANEW else setting
+        return Change(PLAN, kind, words, options, asked, changed)
+
+    for recompute in SEARCHED_RECOMPUTE[1:]:
+        changed = replace(plan, recompute=recompute, recompute_layers=0, recompute_every=0)
+        options = f"--recompute {recompute}" + (TAKE_BACK if some else "")
+        yield change("recompute", f"recompute {recompute}", options, changed)
+    if fewest := _fewest_recomputed(even, plan):
+        changed = _recomputing(plan, fewest)
+        options = f"--recompute full --recompute-layers {fewest}"
+        yield change("recompute", f"recompute {fewest} layers of every stage", options, changed)
+    for stage in range(plan.zero_stage + 1, 4):
+        changed = replace(plan, zero_stage=stage)
+        yield change("zero", f"shard more: ZeRO-{stage}", f"--zero {stage}", changed)
+    for size in _divisors(plan.micro_batch_size):
+        count = plan.num_microbatches * plan.micro_batch_size // size
+        changed = replace(plan, micro_batch_size=size, num_microbatches=count)
+        options = f"--micro-batch-size {size} {retyped_batch(setting, changed, plan)}"
+        yield change("micro-batch", f"micro-batch size {size}", options, changed)
+    if plan.micro_batch_size > 1 and (some or plan.recompute != "full"):
+        changed = replace(
+            plan,
+            micro_batch_size=1,
+            num_microbatches=plan.num_microbatches * plan.micro_batch_size,
+            recompute="full",
+            recompute_layers=0,
+            recompute_every=0,
+        )
+        options = f"--micro-batch-size 1 --recompute full {retyped_batch(setting, changed, plan)}"
+        options += TAKE_BACK if some else ""
+        yield change("both", "micro-batch size 1 and recompute full", options, changed)
+    whole = plan if not some else replace(plan, recompute_layers=0, recompute_every=0)
+    for kind, words, changed in _more_parallel(setting, whole):
+        yield change(kind, words, retyped_plan(setting, changed, plan, anew=some), changed)
+    offloaded = [replace(plan, offload=more) for more in MORE_OFFLOAD[plan.offload]]
+    for changed in offloaded if setting.on_gpu else ():
+        options = f"--offload {changed.offload}"
+        yield change("offload", _offload_words(changed.offload), options, changed)
+    if best := None if "none" in nothing else _best(even):
+        options = retyped_plan(setting, best, plan, anew=some)
+        yield change("search", "another plan on the same cluster", options, best)
+    elif setting.on_gpu and not any(fits(setting, changed) for changed in offloaded):
+        for offload in MORE_OFFLOAD[plan.offload]:
+            if offload in nothing:
+                continue
+            best = _best(even, offload=offload, offload_device=plan.offload_device)
+            if best is not None and fits(even, best):
+                words = f"{_offload_words(offload)}, under another plan"
+                yield change("search", words, retyped_plan(setting, best, plan, anew=some), best)
+                return
+
+
+def _offload_words(offload: Offload) -> str:
+    """Say what of a plan goes to the host (with the weights all that belongs to them)."""
+    return f"offload {OFFLOADED[offload]} to the host"
+
+
+def _more_parallel(setting: Setting, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    """More tensor, pipeline or context parallelism instead of data parallelism."""
+    for ranks in _divisors(plan.data_parallel // plan.dp_replicate, whole=True)[::-1]:
+        if ranks == 1:
+            continue
+        fewer = replace(
+            plan,
+            data_parallel=plan.data_parallel // ranks,
+            num_microbatches=plan.num_microbatches * ranks,
+        )
+        tensor = plan.tensor_parallel * ranks
+        if tensor <= setting.cluster.gpus_per_node:
+            changed = replace(fewer, tensor_parallel=tensor, sequence_parallel=True)
+            yield "tensor", f"tensor parallel {tensor}", changed
+        pipeline = plan.pipeline_parallel * ranks
+        if setting.layer_ranges is None and pipeline * plan.virtual_stages <= (
+            setting.model.num_layers
+        ):
+            changed = replace(fewer, pipeline_parallel=pipeline)
+            yield "pipeline", f"pipeline parallel {pipeline}", changed
+        if setting.workload.seq_len >= LONG_SEQUENCE:
+            context = plan.context_parallel * ranks
+            changed = replace(fewer, context_parallel=context)
+            yield "context", f"context parallel {context}", changed
+
+
+def _divisors(number: int, *, whole: bool = False) -> list[int]:
+    """Return the numbers that divide one, largest first; itself only if ``whole``."""
+    most = number if whole else number // 2
+    return [n for n in range(most, 0, -1) if number % n == 0]
+
+
+def _recomputing(plan: Plan, count: int) -> Plan:
+    return replace(plan, recompute="full", recompute_layers=count, recompute_every=0)
+
+
+def _fewest_recomputed(setting: Setting, plan: Plan) -> int:
+    """Recompute as few whole layers of every stage as it takes (more never need more memory)."""
+    smallest = setting.model.num_layers // plan.num_stages
+
+    def spared(layers: int) -> bool:
+        return fits(setting, _recomputing(plan, smallest - layers))
+
+    most = largest(spared, smallest - 1)
+    return smallest - most if most else 0
+
+
+def _best(setting: Setting, **fixed: Any) -> Plan | None:
+    if setting.on_gpu and _too_small(setting, fixed.get("offload", "none")):
+        return None  # what a search would find out
+    plans = search(setting, fixed, top=1).plans
+    return plans[0] if plans else None
+
+
+def without_own_stages(setting: Setting) -> Setting:
+    """Return the setting without numbers of recomputed layers for each stage."""
+    return replace(setting, stage_recompute_layers=None)
+
+
+def recomputes_some(setting: Setting, plan: Plan) -> bool:
+    """Whether only some layers were asked to be recomputed."""
+    return plan.recompute_layers > 0 or setting.stage_recompute_layers is not None
+
+
+def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
+    """What is trained changes: an optimizer that remembers less, adapters, shorter sequences."""
+    workload = setting.workload
+    if workload.adapter == "none":
+        if workload.optimizer in ("adam", "adamw"):
+            small = replace(workload, optimizer=SMALL_OPTIMIZER)
+            yield Change(
+                TRAINING,
+                "optimizer",
+                "an optimizer with 8-bit states",
+                f"--optimizer {SMALL_OPTIMIZER}",
+                replace(setting, workload=small),
+                plan,
+            )
+        for adapter in () if workload.freeze else ("lora", "qlora"):
+            yield from _adapters(setting, plan, adapter)
+    elif workload.adapter == "lora":
+        yield from _quantised_base(setting, plan)
+    if length := longest_sequence(setting, plan, workload.seq_len - 1):
+        yield Change(
+            TRAINING,
+            "sequence",
+            f"sequences of {length:,} tokens",
+            f"--seq-len {length}",
+            with_seq_len(setting, length),
+            plan,
+        )
+
+
+def _adapters(setting: Setting, plan: Plan, adapter: str) -> Iterator[Change]:
+    experts = any(kind.feed_forward.num_experts for kind in setting.model.kinds)
+    targets, rank = "attention" if experts else setting.workload.adapter_targets, ADAPTER_RANK
+    workload = replace(
+        setting.workload,
+        adapter=adapter,  # type: ignore[arg-type]
+        adapter_rank=rank,
+        adapter_targets=targets,
+        adapter_alpha=2.0 * rank,
+    )
+    every = setting.software.quantises_every_matrix
+    try:
+        model = adapted(setting.model, workload, quantises_every_matrix=every)
+    except InputError:  # no matrix takes one
+        return
+    frozen = "its frozen base in 4 bits" if adapter == "qlora" else "the base frozen"
+    yield Change(
+        TRAINING,
+        adapter,
+        f"adapters of rank {rank} alone, {frozen}",
+        f"--{adapter} {rank}" + (f" --lora-targets {targets}" if experts else ""),
+        replace(setting, model=model, workload=workload),
+        plan,
+    )
+
+
+def _quantised_base(setting: Setting, plan: Plan) -> Iterator[Change]:
+    """The same adapters on a base in 4 bits."""
+    workload = replace(setting.workload, adapter="qlora")
+    every = setting.software.quantises_every_matrix
+    base = without_adapters(setting.model)
+    model = adapted(base, workload, quantises_every_matrix=every)
+    yield Change(
+        TRAINING,
+        "qlora",
+        "the frozen base in 4 bits, --qlora instead of --lora",
+        f"--qlora {workload.adapter_rank}",
+        replace(setting, model=model, workload=workload),
+        plan,
+    )
+
+
+def other_hardware(setting: Setting, plan: Plan) -> Iterator[Change]:
+    """The same plan on larger accelerators, and the fewest more nodes on which some plan fits."""
+    if not setting.on_gpu:
+        return
+    yield from _larger_accelerator(setting, plan)
+    some = recomputes_some(setting, plan)
+    yield from _more_nodes(without_own_stages(setting), plan, anew=some)
+
+
+def _larger_accelerator(setting: Setting, plan: Plan) -> Iterator[Change]:
+    """The smallest larger accelerator of the catalogue on which the plan fits as it is."""
+    cluster = setting.cluster
+    have = cluster.accelerator.memory_capacity.value
+
+    def memory(accelerator: Accelerator) -> float:
+        return accelerator.memory_capacity.value
+
+    for accelerator in sorted(accelerators(), key=memory):
+        if accelerator.device != "gpu" or memory(accelerator) <= 1.05 * have:
+            continue
+        if not _same_programs(accelerator, cluster.accelerator):
+            continue
+        if setting.workload.precision not in accelerator.peak_flops:
+            continue
+        larger = build_cluster(
+            accelerator, num_nodes=cluster.num_nodes, gpus_per_node=cluster.gpus_per_node
+        )
+        name = typed_cluster(larger)
+        changed = replace(setting, cluster=larger)
+        if name is not None and fits(changed, plan):
+            words = f"{cluster.num_gpus} {accelerator.name} instead"
+            options = f"{name} {retyped_plan(setting, plan, plan)}"
+            yield Change(HARDWARE, "accelerator", words, options, changed, plan)
+            return
+
+
+def _same_programs(one: Accelerator, other: Accelerator) -> bool:
+    """Whether what runs on one accelerator runs on the other: both CUDA's, or of one line."""
+    lines = [
+        "CUDA"
+        if accelerator.architecture in CUDA
+        else accelerator.architecture.rstrip("0123456789")
+        for accelerator in (one, other)
+    ]
+    return lines[0] == lines[1]
+
+
+def resized(cluster: Cluster, num_nodes: int) -> Cluster:
+    """Return the cluster with another number of equal nodes."""
+    if cluster.num_nodes > 1 and num_nodes > 1:  # the network may be one of the user's own
+        outer = replace(cluster.tiers[-1], domain_size=num_nodes * cluster.gpus_per_node)
+        tiers = (*cluster.tiers[:-1], outer)
+        name = f"{num_nodes}x{cluster.gpus_per_node}x{cluster.accelerator.name}"
+        return replace(cluster, name=name, num_nodes=num_nodes, tiers=tiers)
+    return build_cluster(
+        cluster.accelerator, num_nodes=num_nodes, gpus_per_node=cluster.gpus_per_node
+    )
+
+
+def least_bytes(setting: Setting, offload: Offload = "none") -> float:
+    """Bytes that all accelerators of any number hold together.
+
+    One copy of the trained weights in the precision of the updates, and what the optimizer keeps;
+    unless these leave for the host.
+    """
+    workload, rule = setting.workload, RULES[setting.workload.optimizer]
+    if "weights" in offload:
+        return 0.0
+    kept = rule.is_uniform and not rule.paged and "optimizer" not in offload
+    states = workload.state_bytes * rule.states if kept else 0.0
+    return setting.model.num_trainable_parameters * (workload.master_bytes + states)
+
+
+def _too_small(setting: Setting, offload: Offload = "none") -> bool:
+    """Whether no plan can fit, since not even what all of them hold does."""
+    shared, software = least_bytes(setting, offload) / setting.cluster.num_gpus, setting.software
+    runtime = software.context_bytes + software.allocator_slack * shared
+    return shared + runtime > budget_bytes(setting.cluster)
+
+
+def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:
+    """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
+    if setting.cluster.levels:
+        return  # nobody can say how an irregular tree grows
+    nodes = setting.cluster.num_nodes * 2
+    while nodes <= MAX_NODES:
+        larger = resized(setting.cluster, nodes)
+        batch = max(setting.workload.global_batch_size, larger.num_gpus)
+        workload = replace(setting.workload, global_batch_size=batch)
+        changed = replace(setting, cluster=larger, workload=workload)
+        words = f"{nodes} nodes ({larger.num_gpus} accelerators)"
+        if batch != setting.workload.global_batch_size:
+            words += f" and a global batch of {batch:,}"
+        best = _best(changed)
+        if best is not None and fits(changed, best):
+            name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
+            options = f"{name} {retyped_plan(changed, best, plan, anew=anew)}"
+            yield Change(HARDWARE, "nodes", words, options, changed, best)
+            return
+        nodes *= 2

@@ -1,0 +1,222 @@
+"""The smallest change of what was required or pinned that makes a plan exist; each was searched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.legality.rules import legality_codes, question_of
+from cost_models.plan.plan import FLAGS, WORDS, PlanTable
+from cost_models.scenario import Setting
+from cost_models.units import GIB
+from planner.assessment.plan_document import plan_document
+from planner.request.constraints import (
+    Constraint,
+    broken_by_plan,
+    broken_by_result,
+    parse_requirements,
+)
+from planner.request.pins import parse_fixed
+from planner.search.search import search
+from planner.search.space import enumerate_plans
+
+MOST_VALUES: Final = 12  # of one part that are tried, the nearest first
+DIGITS: Final = 3
+LEFT_OUT: Final = "leave it out"
+
+
+def smallest_changes(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str] = ("none",),
+) -> list[dict[str, str]]:
+    """Return one change for every constraint and pin that alone stands in the way.
+
+    Where none does: another batch, else the first two that stand in the way together.
+    """
+    obstacles: list[Constraint | str] = [*require, *fixed]
+    found = [_of(setting, fixed, require, one, offloads) for one in obstacles]
+    known = [change for change in found if change is not None]
+    known = known or list(_of_batch(setting, fixed, require, offloads))
+    return known or list(itertools.islice(_of_two(setting, fixed, require, offloads), 1))
+
+
+def _of(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    one: Constraint | str,
+    offloads: Sequence[str],
+) -> dict[str, str] | None:
+    """The smallest change of a constraint, or of the part that is pinned."""
+    of_one: Any = _of_pin if isinstance(one, str) else _of_constraint
+    change: dict[str, str] | None = of_one(setting, fixed, require, one, offloads)
+    return change
+
+
+def _of_two(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str],
+) -> Iterator[dict[str, str]]:
+    """Two changes together: the one as small as can be without the other, then the other."""
+    obstacles: list[Constraint | str] = [*require, *fixed]
+    for one, other in itertools.combinations(obstacles, 2):
+        pins, constraints = _without(fixed, require, one)
+        second = _of(setting, pins, constraints, other, offloads)
+        if second is None or second["change"].startswith(("--budget", "--days")):
+            continue
+        pins, constraints = _without(fixed, require, other)
+        if isinstance(other, str):
+            pins |= parse_fixed(second["change"].removeprefix("--fix "))
+        elif second["change"] != LEFT_OUT:
+            constraints += parse_requirements(second["change"])
+        first = _of(setting, pins, constraints, one, offloads)
+        if first is not None:
+            yield {key: f"{first[key]} and {second[key]}" for key in ("instead_of", "change")}
+
+
+def _without(
+    fixed: Mapping[str, Any], require: Sequence[Constraint], one: Constraint | str
+) -> tuple[dict[str, Any], list[Constraint]]:
+    """Return pins and constraints but one."""
+    pins = {name: value for name, value in fixed.items() if name != one}
+    return pins, [constraint for constraint in require if constraint is not one]
+
+
+def _of_batch(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str],
+) -> Iterator[dict[str, str]]:
+    """The nearest batches that all accelerators share evenly, where no plan is legal."""
+    workload, ranks = setting.workload, setting.cluster.num_gpus
+    batch = workload.global_batch_size
+    if batch % ranks == 0:
+        return
+    for nearest in sorted(
+        {batch // ranks * ranks, -(-batch // ranks) * ranks} - {0},
+        key=lambda size: abs(size - batch),
+    ):
+        changed = replace(setting, workload=replace(workload, global_batch_size=nearest))
+        if search(changed, fixed, require=require, offloads=offloads, top=1).plans:
+            given = f"--global-batch-size {batch}"
+            yield {"instead_of": given, "change": f"--global-batch-size {nearest}"}
+            return
+
+
+def _of_constraint(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    one: Constraint,
+    offloads: Sequence[str],
+) -> dict[str, str] | None:
+    others = [other for other in require if other is not one]
+    if one.of_result:
+        objective: Any = "memory" if one.name == "memory" else "time"
+        options: dict[str, Any] = {"offloads": offloads, "top": 1, "objective": objective}
+        plans = search(setting, fixed, require=others, **options).plans
+        if not plans:
+            return None
+        return {"instead_of": one.text, "change": _result_words(setting, one, plans[0])}
+    if one.name in WORDS or one.name in FLAGS:
+        plans = search(setting, fixed, require=others, offloads=offloads, top=1).plans
+        return {"instead_of": one.text, "change": LEFT_OUT} if plans else None
+
+    def found(value: int | None) -> bool:
+        exact = [] if value is None else [Constraint(one.name, "==", value, one.text)]
+        asked = [*others, *exact]
+        return bool(search(setting, fixed, require=asked, offloads=offloads, top=1).plans)
+
+    value = _nearest(_values(setting, fixed, one.name, one.value, offloads), found)
+    return None if value is None else {"instead_of": one.text, "change": f"{one.name}=={value}"}
+
+
+def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int | None:
+    """Return the first value with a plan; ``found(None)``: whether there is one for any value."""
+    for position, value in enumerate(values):
+        if found(value):
+            return value
+        if position == 0 and not found(None):
+            break
+    return None
+
+
+def _result_words(setting: Setting, one: Constraint, plan: Any) -> str:
+    """Say what the best plan without a constraint has; rounded so that this plan satisfies it."""
+    document = plan_document(setting, plan)
+    time = document["time"]
+    if one.name == "memory":
+        gib = document["memory"]["peak_bytes"] / GIB
+        return f"memory<={math.ceil(10 * gib) / 10:g}GiB"
+    if one.name == "step" and one.text.startswith(("--budget", "--days")):
+        option, given = one.text.split()
+        needed = float(given.replace(",", "")) * time["step_seconds"] / one.value
+        return f"{option} {_rounded(needed, up=True):g}"
+    if one.name == "step":
+        return f"step<={_rounded(time['step_seconds'], up=True):g}s"
+    return f"{one.name}>={_rounded(time[one.name], up=False):g}"
+
+
+def _rounded(value: float, *, up: bool) -> float:
+    """Round to three figures, away from what excludes."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
+    return (math.ceil if up else math.floor)(value / unit) * unit
+
+
+def _of_pin(
+    setting: Setting,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    name: str,
+    offloads: Sequence[str],
+) -> dict[str, str] | None:
+    rest = {other: value for other, value in fixed.items() if other != name}
+    text = f"--fix {name}={fixed[name]}"
+    options: dict[str, Any] = {"require": require, "offloads": offloads, "top": 1}
+    if name in WORDS or name in FLAGS or not isinstance(fixed[name], int):
+        plans = search(setting, rest, **options).plans
+        if not plans:
+            return None
+        return {"instead_of": text, "change": f"--fix {name}={getattr(plans[0], name)}"}
+
+    def found(value: int | None) -> bool:
+        asked = rest if value is None else {**rest, name: value}
+        return bool(search(setting, asked, **options).plans)
+
+    value = _nearest(_values(setting, rest, name, fixed[name], offloads), found)
+    return None if value is None else {"instead_of": text, "change": f"--fix {name}={value}"}
+
+
+def _values(
+    setting: Setting, fixed: Mapping[str, Any], name: str, given: int, offloads: Sequence[str]
+) -> Iterator[int]:
+    """Return the values that legal plans have for a part, the nearest first."""
+    num_gpus = setting.cluster.num_gpus
+    table = enumerate_plans(setting.model, setting.workload, num_gpus, fixed, offloads=offloads)
+    legal = legality_codes(question_of(setting), table) == 0
+    values = np.unique(getattr(table, name)[legal]).tolist()
+    yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
+
+
+def satisfies(way: Mapping[str, Any], plan: Any, require: Sequence[Constraint]) -> bool:
+    """Whether a way out has what is required of plans and of their memory and time."""
+    table = PlanTable.from_plans([plan])
+    values = {
+        "memory": way["peak_bytes"],
+        "step": way["step_seconds"],
+        "mfu": way["mfu"],
+        "tokens_per_second_per_gpu": 1.0 / way["device_seconds_per_token"],
+    }
+    # an unknown share of a peak is none
+    results = {name: np.array([value or 0.0]) for name, value in values.items()}
+    return not broken_by_plan(require, table)[0] and not broken_by_result(require, results, 1)[0]

@@ -1,0 +1,1 @@
+"""Answers of ``fit`` and ``plan``, and their text and drawings."""

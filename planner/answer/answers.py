@@ -1,0 +1,241 @@
+"""The answers: what ``fit`` and ``plan`` return to Python, to the terminal and to JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from cost_models.legality.executor_proofs import unproven
+from cost_models.plan.plan import Plan
+from cost_models.plan_file import PlanFile
+from cost_models.scenario import Setting
+from cost_models.units import format_bytes
+from planner.advice.refusal import search_document
+from planner.advice.ways_out import ways_out
+from planner.answer.memory_html import drawing_title, fragment, memory_html
+from planner.answer.memory_story import story_text
+from planner.answer.memory_svg import memory_svg
+from planner.answer.text import fit_text, plan_text
+from planner.assessment.confidence import confidence
+from planner.assessment.plan_document import cluster_document, model_document, plan_file
+from planner.assessment.reach import reach
+from planner.assessment.step_memory import StepMemory, step_memory
+from planner.refinement.best_partition import Staged
+from planner.refinement.placement import Placed
+from planner.request.setting import DEFAULT_SOFTWARE
+from planner.search.search import SearchResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+
+
+def header(setting: Setting) -> dict[str, Any]:
+    """Return what every JSON answer begins with."""
+    pinned, by_stage = setting.layer_ranges, setting.stage_recompute_layers
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model_document(setting.model),
+        "cluster": cluster_document(setting.cluster),
+        "workload": setting.workload.to_dict(),
+        "software": setting.software.name,
+        **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
+        **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class FitAnswer:
+    """Will it fit: the verdict on one plan, its parts, and what to do next.
+
+    What to do next takes searches; they are made when it is asked for.
+    """
+
+    setting: Setting
+    plan: Plan
+    document: Mapping[str, Any]
+    assumptions: tuple[str, ...]
+    job: Mapping[str, Any] | None = None  # a whole run, where one was asked for
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or does_not_fit."""
+        return str(self.document["memory"]["verdict"])
+
+    @cached_property
+    def ways_out(self) -> tuple[Mapping[str, Any], ...]:
+        """Where it does not fit: what would, each with its command."""
+        return () if self.verdict == "fits" else ways_out(self.setting, self.plan)
+
+    @cached_property
+    def reach(self) -> Mapping[str, Any]:
+        """Where it fits: the largest micro-batch and the longest sequence that do as well."""
+        return reach(self.setting, self.plan) if self.verdict == "fits" else {}
+
+    @property
+    def step_memory(self) -> StepMemory:
+        """One step's memory: moments of the fullest stage, all stages, the largest terms."""
+        return step_memory(self.setting, self.plan, self.document["memory"])
+
+    def explain(self) -> str:
+        """Tell where the peak comes from, moment by moment."""
+        return story_text(self.step_memory, self.document["memory"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        memory = {**self.document["memory"], **self.step_memory.to_dict()}
+        memory.pop("verdict")
+        return {
+            **header(self.setting),
+            "verdict": self.verdict,
+            "plan": self.document["plan"],
+            "memory": memory,
+            "time": self.document["time"],
+            "job": None if self.job is None else dict(self.job),
+            "not_run": not_run(self.setting, self.plan),
+            "assumptions": list(self.assumptions),
+            "confidence": confidence(self.setting),
+            "ways_out": [dict(way) for way in self.ways_out],
+            "reach": dict(self.reach),
+        }
+
+    def __str__(self) -> str:
+        return fit_text(
+            self.setting,
+            self.plan,
+            self.document,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            reach=self.reach,
+            largest=self._largest,
+            job=self.job,
+            not_run=not_run(self.setting, self.plan),
+        )
+
+    __repr__ = __str__
+
+    @property
+    def _largest(self) -> str:
+        """The largest part, and how its largest term comes about."""
+        parts = self.document["memory"]["parts"]
+        name = max(parts, key=lambda part: parts[part])
+        words = f"{name}: {format_bytes(parts[name])}"
+        term = next((t for t in self.step_memory.terms if t.part == name and t.numbers), None)
+        if term is None:
+            return words
+        return f"{words}; {term.name}: {term.formula} = {term.numbers}"
+
+    def to_svg(self) -> str:
+        """Return the moments of a step, drawn."""
+        return memory_svg(self.step_memory, self.document["memory"], self._title)
+
+    def to_html(self) -> str:
+        """Return a page that stands alone: the drawing, the largest terms, the answer."""
+        memory, answer = self.document["memory"], f"{self}\n\n{self.explain()}"
+        return memory_html(self.step_memory, memory, self._title, answer)
+
+    @property
+    def _title(self) -> str:
+        name = f"{self.setting.model.name} on {self.setting.cluster.name}"
+        return drawing_title(name, self.document["memory"])
+
+    def _repr_html_(self) -> str:
+        drawn = fragment(self.step_memory, self.document["memory"], self._title)
+        return f"{drawn}<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanAnswer:
+    """What is the best plan: the ranked plans and what the search saw."""
+
+    setting: Setting
+    result: SearchResult
+    documents: tuple[Mapping[str, Any], ...]
+    assumptions: tuple[str, ...]
+    fixed: Mapping[str, Any]
+    staged: Staged | None = None  # a plan with stages of its own that is faster than the first one
+    placed: Placed | None = None  # a plan whose ranks stand in an order of their own; with stages
+
+    @property
+    def best(self) -> Plan:
+        """The first plan."""
+        return self.result.plans[0]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The ranked plans as a DataFrame, one a row, in SI units."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    **document["plan"],
+                    "peak_bytes": document["memory"]["peak_bytes"],
+                    "margin_bytes": document["memory"]["margin_bytes"],
+                    "step_seconds": document["time"]["step_seconds"],
+                    "tokens_per_second_per_gpu": document["time"]["tokens_per_second_per_gpu"],
+                    "mfu": document["time"]["mfu"],
+                    **{f"{name}_seconds": s for name, s in document["time"]["parts"].items()},
+                }
+                for document in self.documents
+            ]
+        )
+
+    def plan_file(self, rank: int = 0) -> PlanFile:
+        """Return the contents of a plan.json for the plan of that rank (0: the best of all)."""
+        import importlib.metadata
+
+        version = importlib.metadata.version("shardplan")
+        made_by = f"shardplan {version}"
+        if rank == 0 and self.placed is not None:
+            return plan_file(self.placed.setting, self.placed.plan, made_by)
+        if rank == 0 and self.staged is not None:
+            return plan_file(self.staged.setting(self.setting), self.staged.plan, made_by)
+        return plan_file(self.setting, self.result.plans[rank], made_by)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            **header(self.setting),
+            "plans": [dict(document) for document in self.documents],
+            "fixed": dict(self.fixed),
+            "staged": None if self.staged is None else self.staged.to_dict(),
+            "placed": None if self.placed is None else self.placed.to_dict(),
+            "search": search_document(self.result.counts),
+            "not_run": not_run(self.setting, self.best),
+            "assumptions": list(self.assumptions),
+            "confidence": confidence(self.setting),
+        }
+
+    def __str__(self) -> str:
+        return plan_text(
+            self.setting,
+            self.result.counts,
+            self.documents,
+            assumptions=self.assumptions,
+            staged=self.staged,
+            placed=self.placed,
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def not_run(setting: Setting, plan: Plan) -> str | None:
+    """Return why the bundled executor does not run a plan, in words; None where it does."""
+    if setting.software.name != DEFAULT_SOFTWARE:
+        return f"priced for {setting.software.name}"
+    why = unproven(setting.model, setting.workload, plan)
+    return None if why is None else f"the bundled executor is not proven to run it: {why}"
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """Return one JSON document; NaN and infinities are errors of ours, not output."""
+    return json.dumps(document, indent=2, allow_nan=False)

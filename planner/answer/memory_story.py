@@ -1,0 +1,144 @@
+"""``fit --explain``: one step's memory in the terminal, moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cost_models.memory.parts import MemoryParts
+from cost_models.pricing.prediction import MEMORY_PARTS
+from cost_models.units import format_bytes, format_gib
+from planner.assessment.step_memory import StageMemory, StepMemory
+from planner.text.bars import axis, legend, shown_scale, stacked_bar
+from planner.text.paragraphs import labelled
+
+BAR: Final = 54
+NAME: Final = 30
+SHORT: Final = {
+    "weights": "weights",
+    "gradients": "grads",
+    "optimizer": "optim.",
+    "activations": "activ.",
+    "logits": "logits",
+    "buffers": "buffers",
+    "runtime": "runtime",
+}
+SHORT_MOMENT: Final = {
+    "loss_forward": "the loss, forward",
+    "loss_backward": "the loss, backward",
+    "head": "the head's gradient",
+    "backward": "backward pass begins",
+    "later_backward": "second backward pass",
+    "last_layer": "backward pass ends",
+    "embedding": "the embedding's gradient",
+    "optimizer": "optimizer step",
+}
+# the same on a stage without the head
+SHORT_WITHOUT_HEAD: Final = {
+    "loss_forward": "forward pass ends",
+    "loss_backward": "before the backward pass",
+}
+MOST_STAGES: Final = 16  # a line each; with more, those that differ from the one before
+
+
+def parts_of(parts: MemoryParts) -> dict[str, float]:
+    """Return the parts as plain numbers."""
+    return {name: float(getattr(parts, name)) for name in MEMORY_PARTS}
+
+
+def moment_name(story: StepMemory, name: str) -> str:
+    """Return a few words for a moment of the fullest stage."""
+    words = {} if "head" in story.fullest.holds else SHORT_WITHOUT_HEAD
+    return words.get(name, SHORT_MOMENT[name])
+
+
+def story_text(story: StepMemory, memory: Mapping[str, Any]) -> str:
+    """Return the whole story, at most 100 columns wide."""
+    lines = [*_timeline(story, memory["budget_bytes"]), ""]
+    lines += labelled("Peak", f"{moment_name(story, memory['moment'])}: {story.peak_words}")
+    lines += labelled("In flight", story.schedule)
+    lines += ["", *_terms(story)]
+    lines += _layer(story)
+    lines += ["", *_moments_table(story)]
+    if len(story.stages) > 1:
+        lines += ["", *_stages_table(story)]
+    return "\n".join(lines)
+
+
+def _timeline(story: StepMemory, budget: float) -> list[str]:
+    whole = len(story.stages) == 1
+    where = "" if whole else f", stage {story.stage} of {len(story.stages)} (the fullest)"
+    largest = max(float(moment.parts.peak) for moment in story.moments)
+    scale = shown_scale(largest, budget)
+    line = "the line is" if budget <= scale else "beyond the right edge lies"
+    union = {
+        name: max(parts_of(moment.parts)[name] for moment in story.moments) for name in MEMORY_PARTS
+    }
+    lines = [f"One step's memory{where}; {line} the budget, {format_bytes(budget)}", ""]
+    lines.append(f"{'':<{NAME}} {'GiB':>6}  {axis(scale, BAR)}")
+    for moment in story.shown:
+        mark = "▶" if moment is story.moments[story.peak] else " "
+        bar = stacked_bar(parts_of(moment.parts), scale, BAR, budget)
+        words = f"{mark} {moment_name(story, moment.name)}"
+        lines.append(f"{words:<{NAME}} {format_gib(float(moment.parts.peak)):>6}  {bar}")
+    return [*lines, "", f"  {legend(union)}"]
+
+
+def _terms(story: StepMemory) -> list[str]:
+    lines = ["The largest terms at the peak"]
+    for term in story.terms:
+        lines.append(f"  {format_bytes(term.size):>10}  {term.part}: {term.name}")
+        numbers = f" = {term.numbers}" if term.numbers else ""
+        lines += labelled("", f"  {term.formula}{numbers}")
+    return lines
+
+
+def _layer(story: StepMemory) -> list[str]:
+    """What a layer saves, tensor by tensor."""
+    if not any(term.part == "activations" for term in story.terms):
+        return []
+    saved = sum(each.size for each in story.layer)
+    shown = "; ".join(f"{e.name} {e.formula} = {e.size:,.0f}" for e in story.layer)
+    words = f"saves {saved:,.0f} bytes a token where nothing is recomputed: {shown}"
+    return ["", *labelled("A layer", words)]
+
+
+def _moments_table(story: StepMemory) -> list[str]:
+    rows = [
+        (
+            moment_name(story, moment.name),
+            moment.parts,
+            "▶" if moment is story.moments[story.peak] else " ",
+        )
+        for moment in story.shown
+    ]
+    head = f"{'GiB at each moment':<{NAME}}"
+    return [_heads(head), *(_row(f"{mark} {name}", parts) for name, parts, mark in rows)]
+
+
+def _stages_table(story: StepMemory) -> list[str]:
+    lines = [_heads(f"{'GiB of each stage at its peak':<{NAME}}")]
+    before: StageMemory | None = None
+    for stage in story.stages:
+        same = before is not None and (stage.parts, stage.layers) == (before.parts, before.layers)
+        if len(story.stages) > MOST_STAGES and same and stage.stage != story.stage:
+            continue
+        before = stage
+        mark = "▶" if stage.stage == story.stage else " "
+        held = f"{mark} {stage.stage}: {stage.layers} layers × {stage.in_flight:.3g}"
+        holds = ("emb." if name == "embedding" else name for name in stage.holds)
+        lines.append(_row(" + ".join((held, *holds)), stage.parts))
+    if len(lines) - 1 < len(story.stages):
+        lines.append("  stages that are not listed are as the one above them")
+    lines.append("  (layers × micro-batches whose activations the stage keeps)")
+    return lines
+
+
+def _heads(first: str) -> str:
+    return first + "".join(f"{SHORT[name]:>8}" for name in MEMORY_PARTS) + f"{'peak':>8}"
+
+
+def _row(first: str, parts: MemoryParts) -> str:
+    values: Sequence[float] = (*parts_of(parts).values(), float(parts.peak))
+    cells = "".join(f"{format_gib(value) if value else '–':>8}" for value in values)
+    return f"{first:<{NAME}.{NAME}}{cells}"

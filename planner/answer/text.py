@@ -1,0 +1,376 @@
+"""Answers as plain text, at most 100 columns wide: verdict, parts, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cost_models.model.parameters import active_parameters
+from cost_models.plan.plan import Plan
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
+from cost_models.scenario import Setting
+from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
+from hardware_profiles.cluster.build import describe
+from planner.advice.changes import HARDWARE, PLAN, TRAINING
+from planner.advice.refusal import MOST_REASONS
+from planner.answer.placed import placed_words
+from planner.assessment.confidence import confidence
+from planner.assessment.host_memory import host_text
+from planner.assessment.verdict import WORDS
+from planner.refinement.best_partition import Staged
+from planner.refinement.placement import Placed
+from planner.request.command import describe_plan, plan_command
+from planner.request.recompute import recompute_cell, typed_by_stage
+from planner.request.stage_layers import typed_layers
+from planner.run_cost.text import run_lines
+from planner.search.search import Counts
+from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
+
+BAR: Final = 40
+CONFIDENCE_WORDS: Final = {
+    "measured": "measured: rates were measured on this machine",
+    "published": "published: runs of such a model on this accelerator were compared with",
+    "datasheet": "datasheet: rates come from the vendor; no run of this kind was compared yet",
+}
+TIME_WORDS: Final = {
+    "compute": "computation",
+    "recompute": "recomputation",
+    "host": "waiting for the host (starting kernels, offloaded activations)",
+    "tensor_communication": "tensor-parallel communication",
+    "expert_communication": "tokens to experts and back",
+    "context_communication": "context-parallel communication that is not hidden",
+    "pipeline_communication": "pipeline sends",
+    "bubble": "pipeline bubble",
+    "data_communication": "data-parallel communication that is not hidden",
+    "optimizer": "the optimizer",
+}
+
+GROUP_LABEL: Final = {PLAN: "Ways out", TRAINING: "Or train", HARDWARE: "Or use"}
+
+
+def head(setting: Setting) -> list[str]:
+    """The question, said back."""
+    model, workload = setting.model, setting.workload
+    size = format_count(model.num_parameters)
+    active = active_parameters(model)
+    if active < 0.99 * model.num_parameters:
+        size += f" parameters ({format_count(active)} active)"
+    else:
+        size += " parameters"
+    if workload.adapter != "none":
+        trained = format_count(model.num_trainable_parameters)
+        size += f", {trained} trained ({workload.adapter}, rank {workload.adapter_rank})"
+    if workload.freeze:
+        trained = format_count(model.num_trainable_parameters)
+        size += f", {trained} trained ({workload.freeze} frozen)"
+    return [
+        f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
+        f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",
+        describe(setting.cluster),
+    ]
+
+
+def bars(parts: Mapping[str, float], whole: float) -> list[str]:
+    """Memory parts as bars; the whole is the budget."""
+    lines = []
+    for name, value in parts.items():
+        if value <= 0.0:
+            continue
+        filled = min(BAR, round(BAR * value / whole))
+        lines.append(f"  {name:<12} {'█' * filled or '▏':<{BAR}} {format_bytes(value):>10}")
+    return lines
+
+
+def time_line(time: Mapping[str, Any]) -> str:
+    """Step time with its interval and rates."""
+    words = (
+        f"{format_seconds(time['step_seconds'])} a step ({format_seconds(time['low_seconds'])} to "
+        f"{format_seconds(time['high_seconds'])}), "
+        f"{time['tokens_per_second_per_gpu']:,.0f} tokens/s per accelerator"
+    )
+    if time["mfu"] is not None:
+        words += f", MFU {100 * time['mfu']:.1f} %"
+    return words
+
+
+def rates_line(time: Mapping[str, Any]) -> str:
+    """All accelerators' tokens, what takes the step, and utilisations with their conventions."""
+    words = f"{time['tokens_per_second']:,.0f} tokens/s together; {shares(time)}"
+    if time["mfu"] is not None and time["hfu"] > time["mfu"] * (1.0 + 1e-9):
+        words += f"; HFU {100 * time['hfu']:.1f} %: with what is computed twice"
+    return words
+
+
+def shares(time: Mapping[str, Any]) -> str:
+    """What takes the step: the parts that count, as shares."""
+    return ", ".join(
+        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
+        for name in sorted(TIME_PARTS, key=lambda name: -time["parts"][name])
+        if time["parts"][name] >= 0.005 * time["step_seconds"]
+    )
+
+
+def binds(document: Mapping[str, Any]) -> str:
+    """What takes the time and what takes the memory, in one sentence each."""
+    time, memory = document["time"], document["memory"]
+    parts = sorted(TIME_PARTS, key=lambda name: -time["parts"][name])
+    shown = [
+        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
+        for name in parts[:3]
+        if time["parts"][name] >= 0.005 * time["step_seconds"]
+    ]
+    largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
+    return (
+        f"time: {', '.join(shown)}; memory: {largest} "
+        f"({format_bytes(memory['parts'][largest])} of {format_bytes(memory['peak_bytes'])}, stage "
+        f"{memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]})"
+    )
+
+
+def fit_text(
+    setting: Setting,
+    plan: Plan,
+    document: Mapping[str, Any],
+    *,
+    assumptions: Sequence[str],
+    ways_out: Sequence[Mapping[str, Any]],
+    reach: Mapping[str, Any],
+    largest: str,
+    not_run: str | None,
+    job: Mapping[str, Any] | None = None,
+) -> str:
+    """The answer of ``fit``."""
+    memory = document["memory"]
+    fits = memory["verdict"] == "fits"
+    budget = memory["budget_bytes"]
+    verdict = WORDS[memory["verdict"]]
+    lines = [*head(setting), ""]
+    sizes = f"peak {format_gib(memory['peak_bytes'])} of {format_bytes(budget)}"
+    margin = memory["margin_bytes"]
+    word = "margin" if margin >= 0 else "short of"
+    lines.append(
+        f"{verdict:<{max(INDENT, len(verdict) + 2)}}{sizes}   {word} {format_bytes(abs(margin))} "
+        f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory['low_bytes'])} to "
+        f"{format_gib(memory['high_bytes'])} GiB"
+    )
+    stages = [] if setting.layer_ranges is None else [typed_layers(setting.layer_ranges)]
+    stages += typed_by_stage(setting.stage_recompute_layers)
+    lines += labelled("", " ".join([describe_plan(plan), *stages]))
+    where = f"{MOMENT_WORDS[memory['moment']]}"
+    if plan.pipeline_parallel > 1:
+        where = f"stage {memory['limiting_stage']} is the fullest, {where}"
+    lines += labelled("", f"peak {where}")
+    lines += bars(memory["parts"], budget)
+    sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
+    lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
+    host = host_text(memory["host"])
+    if host is not None:
+        lines += labelled("Host", host)
+    if not fits:
+        lines += labelled("Largest", largest)
+    lines += labelled("Step", time_line(document["time"]))
+    lines += labelled("", rates_line(document["time"]))
+    if job is not None:
+        lines += run_lines(job, document, plan.world_size)
+    lines += _reach(reach) if fits else _ways(ways_out)
+    lines += labelled("Assumed", "; ".join(assumptions))
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
+    if not_run is not None:
+        lines += labelled("Not run", not_run)
+    lines += labelled("Next", _next_command(setting, plan, ways_out))
+    return "\n".join(lines)
+
+
+def _reach(reach: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if reach.get("largest_micro_batch_size"):
+        parts.append(f"micro-batch size {reach['largest_micro_batch_size']:,}")
+    if reach.get("longest_seq_len"):
+        parts.append(f"sequences of {reach['longest_seq_len']:,} tokens")
+    return labelled("Goes up to", " · ".join(parts)) if parts else []
+
+
+def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not ways_out:
+        return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
+    lines: list[str] = []
+    group = None
+    for way in ways_out:
+        words = (
+            f"{way['change']}: {format_bytes(way['peak_bytes'])}, "
+            f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
+        )
+        label = "" if way["group"] == group else GROUP_LABEL[way["group"]] if lines else "Ways out"
+        lines += labelled(label, words)
+        group = way["group"]
+    return lines
+
+
+def _next_command(setting: Setting, plan: Plan, ways_out: Sequence[Mapping[str, Any]]) -> str:
+    if ways_out:
+        return "add the options of one of the ways out (each was checked to fit)"
+    return plan_command(setting, plan)
+
+
+COLUMNS: Final = (
+    ("dp", "data_parallel"),
+    ("rep", "dp_replicate"),
+    ("cp", "context_parallel"),
+    ("cp method", "context_parallel_method"),
+    ("tp", "tensor_parallel"),
+    ("ep", "expert_parallel"),
+    ("etp", "expert_tensor_parallel"),
+    ("pp", "pipeline_parallel"),
+    ("vp", "virtual_stages"),
+    ("zero", "zero_stage"),
+    ("sp", "sequence_parallel"),
+    ("recompute", "recompute"),
+    ("offload", "offload"),
+    ("micro", "micro_batch_size"),
+)
+# shown only where a plan has another value
+USUAL: Final[Mapping[str, object]] = {
+    "dp_replicate": 1,
+    "context_parallel": 1,
+    "context_parallel_method": Plan().context_parallel_method,
+    "expert_parallel": 1,
+    "expert_tensor_parallel": True,
+    "offload": "none",
+}
+SHORT_SCHEDULE: Final = {
+    "interleaved_1f1b": "interleaved",
+    "zero_bubble": "zero-bubble",
+    "interleaved_zero_bubble": "interleaved zb",
+}
+
+
+def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The plans, best first."""
+    columns = [
+        (name, field)
+        for name, field in COLUMNS
+        if any(document["plan"][field] != USUAL.get(field) for document in documents)
+    ]
+    rows = [
+        [*(name for name, _ in columns), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
+    ]
+    for document in documents:
+        plan, memory, time = document["plan"], document["memory"], document["time"]
+        cells = [
+            recompute_cell(plan) if field == "recompute" else _cell(plan[field])
+            for _, field in columns
+        ]
+        cells.append(
+            SHORT_SCHEDULE.get(plan["pipeline_schedule"], plan["pipeline_schedule"])
+            if plan["pipeline_parallel"] > 1
+            else "–"
+        )
+        cells.append(format_gib(memory["peak_bytes"]))
+        cells.append(f"{100 * memory['margin_bytes'] / memory['budget_bytes']:.0f} %")
+        cells.append(format_seconds(time["step_seconds"]))
+        cells.append(f"{time['tokens_per_second_per_gpu']:,.0f}")
+        cells.append("–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %")
+        rows.append(cells)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for number, row in enumerate(rows):
+        mark = "✔" if number == 1 else " "
+        lines.append(
+            f"{mark} " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
+        )
+    return lines
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "–"
+    return str(value)
+
+
+def plan_text(
+    setting: Setting,
+    counts: Counts,
+    documents: Sequence[Mapping[str, Any]],
+    *,
+    assumptions: Sequence[str],
+    staged: Staged | None = None,
+    placed: Placed | None = None,
+) -> str:
+    """The answer of ``plan``."""
+    best = documents[0]
+    lines = [*head(setting), ""]
+    if best["memory"]["verdict"] == "tight":
+        lines += labelled("TIGHT", tight_words(setting, best["plan"]))
+    lines += ranked_table(documents)
+    lines.append("")
+    lines += labelled("Best", time_line(best["time"]))
+    lines += labelled("Binds", binds(best))
+    if len(documents) > 1:
+        lines += labelled("Runner-up", _why_not(best, documents[1]))
+    if staged is not None:
+        lines += labelled("Stages", _stages(staged, written=placed is None))
+    if placed is not None:
+        lines += labelled("Order", placed_words(placed))
+    lines += labelled("Searched", searched(counts))
+    lines += labelled("Assumed", "; ".join(assumptions))
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
+    return "\n".join(lines)
+
+
+def tight_words(setting: Setting, plan: Mapping[str, Any]) -> str:
+    """Say what a tight plan means, and where plans that fit may be found."""
+    words = "no plan fits with its whole interval; these may run out of memory"
+    if setting.on_gpu and plan["offload"] == "none":
+        words += " (--allow offload also looks at plans that keep parts in the host's memory)"
+    return words
+
+
+def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    slower = other["time"]["step_seconds"] - best["time"]["step_seconds"]
+    more = other["memory"]["peak_bytes"] - best["memory"]["peak_bytes"]
+    if slower < -1e-9 * best["time"]["step_seconds"]:
+        return f"{format_seconds(-slower)} faster, but needs {format_bytes(more)} more memory"
+    if slower <= 1e-9 * best["time"]["step_seconds"]:
+        if more <= 0.0:
+            return "as fast in as much memory, but splits more up"
+        return f"as fast, but needs {format_bytes(more)} more memory"
+    lost = max(
+        TIME_PARTS, key=lambda name: other["time"]["parts"][name] - best["time"]["parts"][name]
+    )
+    difference = other["time"]["parts"][lost] - best["time"]["parts"][lost]
+    return (
+        f"{format_seconds(slower)} slower ({100 * slower / best['time']['step_seconds']:.1f} %): "
+        f"{TIME_WORDS[lost]} costs {format_seconds(difference)} more"
+    )
+
+
+def _stages(staged: Staged, *, written: bool) -> str:
+    """What stages of their own gain, as options of ``fit``."""
+    options = [typed_layers(staged.layer_ranges)] if len(staged.layers) > 1 else []
+    options += typed_by_stage(staged.by_stage)
+    which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
+    return (
+        f"{format_seconds(staged.step)} instead of {format_seconds(staged.even_step)} a step "
+        f"({100 * staged.gain:.1f} % less, simulated) with {which} and "
+        f"--recompute {staged.plan.recompute} {' '.join(options)}"
+        + ("; that is what -o writes" if written else "")
+    )
+
+
+def searched(counts: Counts) -> str:
+    """What became of the candidates, in one sentence."""
+    illegal = list(counts.illegal.items())
+    shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
+    excluded = sum(counts.excluded.values())
+    words = (
+        f"{counts.enumerated:,} candidates in {format_seconds(counts.seconds)}: "
+        f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, "
+        f"{counts.tight:,} tight, {counts.fitting:,} fit"
+    )
+    if excluded:
+        words += f", {excluded:,} not what is required"
+    if counts.part_recomputed:
+        words += f"; {counts.part_recomputed:,} more recompute a part of their layers"
+    if counts.simulated:
+        words += f"; {counts.simulated:,} simulated, {counts.bounded_away:,} cannot win"
+    return words + (f"; illegal mostly by {shown}" if shown else "")

@@ -1,0 +1,1 @@
+"""The Python functions ``fit`` and ``plan``."""

@@ -1,0 +1,256 @@
+"""``plan()``: what is the best plan, asked from Python as from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
+from planner.answer.answers import PlanAnswer
+from planner.refinement.best_partition import best_staged
+from planner.refinement.placement import WIDE, best_placed, can_be_placed
+from planner.request.constraints import parse_requirements, require_consistent
+from planner.request.module_trace import is_module
+from planner.request.objectives import OBJECTIVES, Objective
+from planner.request.pins import check_fixed, parse_fixed
+from planner.request.recompute import without_list
+from planner.request.resolve import ModelLike, clusters_of, model_of
+from planner.request.setting import adapting, check_choice
+from planner.run_cost.prices import parse_prices, require_known
+from planner.run_cost.training_run import job_of
+from planner.search.partial_recompute import PINNED
+from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
+from planner.survey.cases import Job, questions_of, read_at_most, read_precisions, sizes_of
+from planner.survey.compare_cases import Asked, offloads_of, ranked, survey
+from planner.survey.inverse import FINDS, InverseAnswer, answer_inverse, models_of
+from planner.traced.answers import TracedPlanAnswer
+from planner.traced.fit_and_plan import plan_module
+
+# arguments of every model, of those whose layers are known, and of adapters beside these
+COMMON: Final = ("global_batch_size", "precision", "optimizer")
+OF_LAYERS: Final = (
+    "seq_len",
+    "optimizer_state_precision",
+    "gradient_precision",
+    "master_weights",
+    "attention_kernel",
+    "software",
+    "freeze",
+    "layers",
+)
+ADAPTERS: Final = ("lora", "qlora", "lora_alpha", "lora_targets", "quantisation")
+# of several cases, prices and whole jobs
+OF_SURVEYS: Final = (
+    "require",
+    "pareto",
+    "allow",
+    "gpus_at_most",
+    "price",
+    "tokens",
+    "budget",
+    "days",
+    "carbon",
+    "failures",
+    "find",
+)
+MOST_PLANS: Final = 1000  # in an answer
+PlanAnswers = PlanAnswer | SurveyAnswer | InverseAnswer | TracedPlanAnswer
+
+
+def plan(
+    model: ModelLike,
+    cluster: str | Path | Cluster | Sequence[str | Path | Cluster],
+    *,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    optimizer_state_precision: str | None = None,
+    gradient_precision: str | None = None,
+    master_weights: bool | None = None,
+    attention_kernel: str | None = None,
+    software: str | None = None,
+    lora: int | None = None,
+    qlora: int | None = None,
+    lora_alpha: float | None = None,
+    lora_targets: str | None = None,
+    quantisation: str | None = None,
+    freeze: str | None = None,
+    layers: str | Sequence[int] | None = None,
+    inputs: Sequence[str] | None = None,
+    fix: str | Mapping[str, Any] | None = None,
+    require: str | Sequence[str] | None = None,
+    objective: str = "time",
+    pareto: str | Sequence[str] | None = None,
+    allow: str | Sequence[str] | None = None,
+    gpus_at_most: int | None = None,
+    price: str | float | None = None,
+    tokens: str | float | None = None,
+    budget: str | float | None = None,
+    days: str | float | None = None,
+    carbon: str | float | None = None,
+    failures: str | None = None,
+    find: str | None = None,
+    top: int = 10,
+) -> PlanAnswers:
+    """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
+
+    ``require``: constraints on parts and results (``"tp<=8 and memory<=70GiB"``). ``objective``:
+    time, cost, memory or energy; ``pareto``: the exact front of two of them ("time,memory").
+    ``cluster`` may name several ("8xA100-80GB,1..4x8xH100-SXM"), ``precision`` too ("bf16,fp8").
+    ``gpus_at_most`` tries parts of a cluster. ``allow``: "offload". ``price``: dollars an hour of
+    one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run;
+    ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
+    ``find``: an inverse question (``planner.survey.inverse``). ``layers`` pins those of every stage
+    ("3,5,5,3").
+    Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
+    """
+    given: dict[str, Any] = dict(locals())
+    fixed, by_stage = without_list(_fixed(fix))
+    _check_top(top)
+    constraints = parse_requirements(require)
+    require_consistent(constraints, fixed)
+    asked = Asked(
+        fixed=fixed,
+        require=constraints,
+        objective=_objective("objective", objective),
+        pareto=_two_objectives(pareto),
+        offloads=_offloads(allow),
+        job=job_of(tokens, budget, days, carbon, failures),
+        prices=parse_prices(price),
+        top=top,
+    )
+    if find is not None:
+        check_choice("find", find, FINDS)
+    adapters = {name: given[name] for name in ADAPTERS}
+    of_layers = {name: given[name] for name in OF_LAYERS}
+    of_layers["stage_recompute_layers"] = by_stage
+    if is_module(model):
+        _refuse_for_modules({name: given[name] for name in OF_SURVEYS}, objective)
+        return plan_module(
+            str(model),
+            _one_of(clusters_of(cluster), str(model)),
+            inputs=inputs,
+            **{name: given[name] for name in COMMON},
+            unknown={**of_layers, **adapters},
+            fixed=fixed,
+            top=top,
+        )
+    refuse_inputs(inputs)
+    models = models_of(model, find)
+    clusters = clusters_of(cluster)
+    options = {"optimizer": optimizer, "adapter": adapting(**adapters), **of_layers}
+    job = Job(model_of(models[0]), options, global_batch_size)
+    at_most, precisions = read_at_most(gpus_at_most), read_precisions(precision)
+    objectives = {asked.objective, *(asked.pareto or ())}
+    money = "cost" in objectives or asked.job.budget is not None or find == "cheapest-cluster"
+    for what in (["cost"] if money else []) + (["energy"] if "energy" in objectives else []):
+        require_known(clusters, asked.prices, what=what)
+    if find is not None:
+        return answer_inverse(find, job, models, clusters, precisions, asked, at_most)
+    sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
+    largest = max(one.num_gpus for one in sizes)
+    questions = questions_of(job, sizes, precisions, largest)
+    simple = (
+        len(questions) == 1
+        and asked.pareto is None
+        and not asked.job.is_asked
+        and price is None
+        and objective in ("time", "memory")
+    )
+    if not simple:
+        return _survey(questions, asked)
+    places = objective == "time" and can_be_placed(questions[0].setting.cluster)
+    wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
+    (case,) = survey(questions, replace(asked, top=wide, places=False))
+    setting, result = case.question.setting, case.result
+    assert result is not None
+    if not result.plans:
+        if places and constraints:  # in an order of its own a plan may be as required
+            return _survey(questions, asked)
+        raise nothing_found([case], asked)
+    seen, result = result.plans, replace(result, plans=result.plans[:top])
+    documents = tuple(found.document for found in case.found[:top])
+    pinned = any(name in fixed for name in PINNED)
+    free = objective == "time" and not constraints and not pinned
+    fits = documents[0]["memory"]["verdict"] == "fits"
+    staged = best_staged(setting, result.plans) if free and fits else None
+    return PlanAnswer(
+        setting=setting,
+        result=result,
+        documents=documents,
+        assumptions=case.question.assumptions,
+        fixed=fixed,
+        staged=staged,
+        placed=best_placed(setting, seen, staged) if places and fits else None,
+    )
+
+
+def _survey(questions: Sequence[Any], asked: Asked) -> SurveyAnswer:
+    cases = tuple(survey(questions, asked))
+    best = ranked(cases, asked)
+    if not best:
+        raise nothing_found(cases, asked)
+    found = tuple(best)
+    return SurveyAnswer(asked, cases, found, tuple(assumptions_of(cases, found, asked)))
+
+
+def _objective(name: str, word: str) -> Objective:
+    return cast(Objective, check_choice(name, word, OBJECTIVES))
+
+
+def _two_objectives(pareto: str | Sequence[str] | None) -> tuple[Objective, Objective] | None:
+    if pareto is None:
+        return None
+    words = [w.strip() for w in pareto.split(",")] if isinstance(pareto, str) else list(pareto)
+    if len(words) != 2 or words[0] == words[1]:
+        raise InputError(
+            f"--pareto {pareto!r}: must be two different ones of {', '.join(OBJECTIVES)}, such as "
+            "time,memory"
+        )
+    return _objective("pareto", words[0]), _objective("pareto", words[1])
+
+
+def _offloads(allow: str | Sequence[str] | None) -> tuple[str, ...]:
+    texts = [allow] if isinstance(allow, str) else list(allow or ())
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    return offloads_of(words)
+
+
+def _one_of(clusters: Sequence[Cluster], model: str) -> Cluster:
+    if len(clusters) > 1:
+        names = ", ".join(cluster.name for cluster in clusters)
+        raise InputError(f"cluster = {names}: {model} is asked about one cluster at a time")
+    return clusters[0]
+
+
+def _refuse_for_modules(given: Mapping[str, Any], objective: str) -> None:
+    """Raise for what was given and belongs to models whose layers are known."""
+    named = [name for name, value in given.items() if value is not None and value != []]
+    if objective != "time":
+        named.append("objective")
+    if named:
+        option = named[0].replace("_", "-")
+        raise InputError(f"--{option} is not for module:package.path:factory")
+
+
+def _check_top(top: int) -> None:
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
+        raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
+
+
+def refuse_inputs(inputs: Sequence[str] | None) -> None:
+    """Raise for what only a traced module is called with."""
+    if inputs:
+        raise InputError(f"--input {inputs[0]}: belongs to module:package.path:factory")
+
+
+def _fixed(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    if fix is None or isinstance(fix, Mapping):
+        return check_fixed({k: v for k, v in (fix or {}).items() if v is not None})
+    if isinstance(fix, str):
+        return parse_fixed(fix)
+    raise InputError(f"fix = {fix!r} (must be text such as 'tp=2,zero=1' or a mapping)")

@@ -1,0 +1,1 @@
+"""The assessment of one plan: verdict, budget, host memory, reach."""

@@ -1,0 +1,75 @@
+"""FITS, TIGHT or DOES NOT FIT: the interval of the predicted peak against the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.uncertainty import MEMORY, Spread
+from cost_models.units import GIB
+from hardware_profiles.cluster.schema import Accelerator, Cluster, Kind
+
+Verdict = Literal["fits", "tight", "does_not_fit"]
+VERDICTS: Final[tuple[Verdict, ...]] = ("fits", "tight", "does_not_fit")
+WORDS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
+# What a process may use of a CPU machine's memory: the rest is the system's and the file cache's.
+CPU_SHARE: Final = 0.9
+# What CUDA keeps of the capacity that the driver reports, where nobody published what is left
+# (``Accelerator.usable_memory``): the largest of the published ones, in bytes and as a share
+# (79.25 of 80 GiB on an A100; 14.56 of 15 GiB on a T4).
+MOST_KEPT: Final = 0.75 * GIB
+LARGEST_SHARE_KEPT: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes that a plan may use on one accelerator, and why so many."""
+
+    size: float
+    kind: Kind
+    source: str
+
+
+def memory_budget(accelerator: Accelerator) -> Budget:
+    """Return what a plan may use: what is published for the card, else the capacity less a share.
+
+    >>> from hardware_profiles.cluster.catalogue import find_accelerator
+    >>> memory_budget(find_accelerator("A100-SXM-80GB")).size / GIB
+    79.25
+    """
+    capacity, usable = accelerator.memory_capacity, accelerator.usable_memory
+    if accelerator.device == "cpu":
+        why = f"{100 * CPU_SHARE:g} % of a process's share; the rest is the system's (a convention)"
+        return Budget(CPU_SHARE * capacity.value, "assumed", why)
+    if usable is not None and usable.value <= capacity.value:
+        return Budget(usable.value, usable.kind, usable.source)
+    kept = min(MOST_KEPT, LARGEST_SHARE_KEPT * capacity.value)
+    why = "the capacity less the most that CUDA keeps on cards where that is known"
+    return Budget(capacity.value - kept, "assumed", why)
+
+
+def budget_bytes(cluster: Cluster) -> float:
+    """Bytes that a plan may use on one accelerator, of those that the driver reports."""
+    return memory_budget(cluster.accelerator).size
+
+
+def verdict_codes(
+    peak: NDArray[np.float64], budget: float, spread: Spread = MEMORY
+) -> NDArray[np.int8]:
+    """Return positions in VERDICTS: upper end within, interval astride, lower end above."""
+    fits = peak * (1.0 + spread.above) <= budget
+    over = peak * (1.0 - spread.below) > budget
+    return np.where(fits, 0, np.where(over, 2, 1)).astype(np.int8)
+
+
+def most_bytes(budget: float, spread: Spread, code: int) -> float:
+    """Return the largest peak with which a plan fits (0), or is at least tight (1)."""
+    return budget / (1.0 + spread.above) if code == 0 else budget / (1.0 - spread.below)
+
+
+def verdict(peak: float, budget: float, spread: Spread = MEMORY) -> Verdict:
+    """Return the verdict on one plan."""
+    return VERDICTS[int(verdict_codes(np.array([peak]), budget, spread)[0])]

@@ -1,0 +1,32 @@
+"""``shardplan explain``: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.cli.options import Json
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
+    why_not: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--why-not", help="parts of another plan, such as tp=16,pp=4 (may be repeated)"
+        ),
+    ] = None,
+    sensitivity: Annotated[
+        bool,
+        typer.Option("--sensitivity/--no-sensitivity", help="search what would change the choice"),
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Why this plan? What binds, what would change the choice, and why not another one."""
+    from planner.answer.answers import to_json
+    from planner.explanation.explain import explain as ask
+
+    answer = ask(plan, why_not=why_not or (), sensitivity=sensitivity)
+    print(to_json(answer.to_dict()) if json else answer)

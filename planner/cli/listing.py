@@ -1,0 +1,168 @@
+"""What shardplan knows: presets, accelerators, and what one of them is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cost_models.compute.flops import (
+    forward_flops_per_token,
+    model_flops_per_step,
+    rule_of_thumb_ratio,
+)
+from cost_models.model.parameters import active_parameters, parameters_by_part
+from cost_models.model.presets import load_preset, preset_names
+from cost_models.units import format_bytes, format_count
+from hardware_profiles.cluster.catalogue import accelerators, find_accelerator
+from hardware_profiles.cluster.schema import Accelerator, Figure
+from planner.request.model import resolve_model
+
+SCHEMA_VERSION: Final = 1
+
+
+def model_listing() -> dict[str, Any]:
+    """All presets."""
+    presets = []
+    for name in preset_names():
+        preset = load_preset(name)
+        presets.append(
+            {
+                "name": name,
+                "family": preset.config["model_type"],
+                "parameters": preset.published_parameters,
+                "source": preset.source,
+            }
+        )
+    return {"schema_version": SCHEMA_VERSION, "models": presets}
+
+
+def models_text(document: Mapping[str, Any]) -> str:
+    """The presets, one a line."""
+    return "\n".join(
+        f"{entry['name']:<20} {format_count(entry['parameters']):>10}  {entry['family']:<12} "
+        f"{entry['source']}"
+        for entry in document["models"]
+    )
+
+
+def one_model(name: str) -> dict[str, Any]:
+    """What one model is made of."""
+    model = resolve_model(name)
+    seq_len = min(model.max_seq_len or 4096, 4096)
+    forward = float(forward_flops_per_token(model, seq_len))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": model.name,
+        "family": model.family,
+        "parameters": model.num_parameters,
+        "active_parameters": round(active_parameters(model)),
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "tie_embeddings": model.tie_embeddings,
+        "max_seq_len": model.max_seq_len,
+        "parts": parameters_by_part(model),
+        "flops_per_token": {
+            "seq_len": seq_len,
+            "convention": "attention scores in full; a multiply and an add are two",
+            "forward": forward,
+            "backward": float(model_flops_per_step(model, seq_len, 1)) / seq_len - forward,
+            "over_6n": float(rule_of_thumb_ratio(model, seq_len)),
+        },
+        "assumptions": list(model.assumptions),
+    }
+
+
+def model_text(document: Mapping[str, Any]) -> str:
+    """One model as text."""
+    flops = document["flops_per_token"]
+    active = ""
+    if document["active_parameters"] != document["parameters"]:
+        active = f", {document['active_parameters']:,} active"
+    tied = ", tied embeddings" if document["tie_embeddings"] else ""
+    lines = [
+        f"{document['name']}  {document['parameters']:,} parameters{active}",
+        f"  {document['family']}: {document['num_layers']} layers, hidden size "
+        f"{document['hidden_size']:,}, vocabulary {document['vocab_size']:,}{tied}",
+    ]
+    lines += [f"  {part:<14} {count:>18,}" for part, count in document["parts"].items()]
+    lines.append(
+        f"  FLOP a token at {flops['seq_len']:,} tokens: forward {flops['forward'] / 1e9:,.2f} G, "
+        f"backward {flops['backward'] / 1e9:,.2f} G ({flops['over_6n']:.3f} x 6 N)"
+    )
+    lines += [f"  {words}" for words in document["assumptions"]]
+    return "\n".join(lines)
+
+
+def hardware_listing() -> dict[str, Any]:
+    """All accelerators."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "accelerators": [_short(accelerator) for accelerator in accelerators()],
+    }
+
+
+def _short(accelerator: Accelerator) -> dict[str, Any]:
+    peak = accelerator.peak_flops.get("bf16") or accelerator.peak_flops.get("fp16")
+    return {
+        "name": accelerator.name,
+        "memory_bytes": accelerator.memory_capacity.value,
+        "memory_bytes_per_second": accelerator.memory_bandwidth.value,
+        "peak_16_bit_flops": None if peak is None else peak.value,
+        "link": accelerator.link,
+        "link_bytes_per_second": accelerator.link_bandwidth.value,
+    }
+
+
+def accelerators_text(document: Mapping[str, Any]) -> str:
+    """The accelerators, one a line."""
+    lines = [f"{'name':<26} {'memory':>10} {'bandwidth':>12} {'16-bit':>13}  link"]
+    for entry in document["accelerators"]:
+        peak = entry["peak_16_bit_flops"]
+        rate = "unknown" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s"
+        lines.append(
+            f"{entry['name']:<26} {format_bytes(entry['memory_bytes']):>10} "
+            f"{entry['memory_bytes_per_second'] / 1e9:>7,.0f} GB/s {rate:>13}  {entry['link']} "
+            f"{entry['link_bytes_per_second'] / 1e9:,.0f} GB/s"
+        )
+    return "\n".join(lines)
+
+
+def one_accelerator(name: str) -> dict[str, Any]:
+    """Every figure of one accelerator with its source."""
+    accelerator = find_accelerator(name)
+    figures = {
+        "memory_capacity_bytes": accelerator.memory_capacity,
+        "usable_memory_bytes": accelerator.usable_memory,
+        "memory_bandwidth_bytes_per_second": accelerator.memory_bandwidth,
+        "link_bandwidth_bytes_per_second": accelerator.link_bandwidth,
+        "link_share": accelerator.link_share,
+        "host_bandwidth_bytes_per_second": accelerator.host_bandwidth,
+        "power_watts": accelerator.power,
+        "price_dollars_per_hour": accelerator.price,
+        "compute_units": accelerator.compute_units,
+        **{f"peak_{p}_flops": f for p, f in accelerator.peak_flops.items()},
+        **{f"achievable_{p}_flops": f for p, f in accelerator.achievable_flops.items()},
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": accelerator.name,
+        "architecture": accelerator.architecture,
+        "link": accelerator.link,
+        "aliases": list(accelerator.aliases),
+        "figures": {key: _figure(f) for key, f in figures.items() if f is not None},
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    return {"value": figure.value, "kind": figure.kind, "source": figure.source}
+
+
+def accelerator_text(document: Mapping[str, Any]) -> str:
+    """One accelerator as text."""
+    lines = [f"{document['name']}  {document['architecture']}, {document['link']}"]
+    lines += [
+        f"  {key:<34} {entry['value']:>12.6g}  {entry['kind']}: {entry['source']}"
+        for key, entry in document["figures"].items()
+    ]
+    return "\n".join(lines)

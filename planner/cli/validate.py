@@ -1,0 +1,45 @@
+"""``shardplan validate``: its options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hardware_profiles.errors import InputError
+from planner.cli.options import Json
+
+
+def validate(
+    runs: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUNS.csv", help="measured runs; without: the published ones"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write rows and groups into this folder")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="a source group (may be repeated)")
+    ] = None,
+    time: Annotated[bool, typer.Option("--time", help="step times alone")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="peak memory alone")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the files in DIR")] = False,
+    json: Json = False,
+) -> None:
+    """How far is it off? Predictions beside runs that others measured, row by row and by group."""
+    from planner.answer.answers import to_json
+    from planner.validation.answer import refuse_existing_files
+    from planner.validation.answer import validate as ask
+
+    if time and memory:
+        raise InputError("--time and --memory: choose one of them, or none for both")
+    if output is not None:
+        refuse_existing_files(output, force=force)
+    answer = ask(runs, only=only, what="time" if time else "memory" if memory else None)
+    if output is not None:
+        answer.write(output, force=force)
+    print(to_json(answer.to_dict()) if json else answer)
+    if output is not None:
+        print(f"wrote rows.csv, groups.csv and validation.json into {output}", file=sys.stderr)

@@ -1,0 +1,254 @@
+"""A plan told to somebody who has not met these words: what each of its parts does and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.partition.schedules import SPLIT
+from cost_models.plan.plan import Plan
+from cost_models.scenario import Setting
+from cost_models.units import format_seconds
+from hardware_profiles.cluster.link_tree import is_regular, neighbour_link, ring_link
+from hardware_profiles.cluster.links import group_link, point_to_point_link
+from hardware_profiles.cluster.schema import Cluster
+
+ZERO: Final = {
+    0: "every one of them keeps the whole weights, gradients and optimizer states (ZeRO 0)",
+    1: "each keeps all weights and gradients, but updates only its share of them, so that the "
+    "optimizer's states are split up (ZeRO 1)",
+    2: "optimizer states and gradients are split up among them; each keeps all weights (ZeRO 2)",
+    3: "weights, gradients and optimizer states are split up among them, and a layer's weights are "
+    "gathered just before they are used (ZeRO 3, also called FSDP)",
+}
+RECOMPUTE: Final = {
+    "none": "Everything that the backward pass needs is kept (no recomputation).",
+    "selective": "The inside of the attention is computed a second time in the backward pass; that "
+    "costs little and saves its memory (selective recomputation).",
+    "selective_ops": "Results of matrix products are kept, the cheap rest is computed a second "
+    "time in the backward pass.",
+    "full": "Only the input of a layer is kept; the layer is computed a second time in the "
+    "backward pass, which costs up to a third more computation and saves most of the memory (full "
+    "recomputation).",
+}
+# what each part of a step's time is, for somebody who reads it for the first time
+TIME_LESSONS: Final[Mapping[str, str]] = {
+    "compute": "the model's own arithmetic; smaller pieces of a matrix keep the device less busy",
+    "recompute": "layers that are computed a second time, to save memory",
+    "host": "the device waits for the program that starts its operators",
+    "tensor_communication": "tensor-parallel ranks add up their parts of every layer, twice a pass",
+    "expert_communication": "tokens travel to the ranks that hold their experts, and back",
+    "context_communication": "ranks that share a sequence show each other keys and values",
+    "pipeline_communication": "a stage hands its results to the next one",
+    "bubble": "stages wait while the pipeline fills and drains",
+    "data_communication": "gradients are added up over the data-parallel ranks, and weights "
+    "gathered",
+    "optimizer": "the weights are updated",
+}
+MEMORY_LESSONS: Final[Mapping[str, str]] = {
+    "weights": "the parameters that a device holds",
+    "gradients": "one number for each parameter that it trains",
+    "optimizer": "what the optimizer remembers, fp32 weights among it",
+    "activations": "results of the forward pass that the backward pass needs",
+    "logits": "scores of every word of the vocabulary, at the loss",
+    "buffers": "room for messages, and gathered layers",
+    "runtime": "what the driver, the libraries and the allocator keep",
+}
+
+
+def story(setting: Setting, plan: Plan) -> tuple[str, ...]:
+    """Return a plan in sentences, from the outermost split to the innermost."""
+    return tuple(_story(setting, plan))
+
+
+def _story(setting: Setting, plan: Plan) -> Iterator[str]:
+    batch = setting.workload.global_batch_size
+    yield from _data(plan, batch)
+    if plan.pipeline_parallel > 1:
+        yield from _pipeline(setting, plan)
+    if plan.tensor_parallel > 1:
+        yield from _tensor(setting, plan)
+    if plan.context_parallel > 1:
+        yield (
+            f"Context parallelism {plan.context_parallel}: so many ranks share each sequence of "
+            f"{setting.workload.seq_len:,} tokens, {place(setting.cluster, plan, 'context')}."
+        )
+    if plan.expert_parallel > 1:
+        yield (
+            f"Expert parallelism {plan.expert_parallel}: so many ranks share out the experts of a "
+            "layer; tokens travel to the experts that they chose, and back, "
+            f"{place(setting.cluster, plan, 'expert')}."
+        )
+    yield RECOMPUTE[plan.recompute] + _some_layers(setting, plan)
+    if plan.offload != "none":
+        yield f"In the host's memory, or on its drives, instead of the device's: {plan.offload}."
+
+
+def _sequences(count: int) -> str:
+    return f"{count:,} sequence" + "s" * (count != 1)
+
+
+def _data(plan: Plan, batch: int) -> Iterator[str]:
+    size, count = plan.micro_batch_size, plan.num_microbatches
+    each = f"{count:,} micro-batch{'es' if count > 1 else ''} of {size:,}"
+    if plan.data_parallel == 1:
+        yield f"The {_sequences(batch)} of a step are worked off in {each}."
+        return
+    yield (
+        f"Data parallelism {plan.data_parallel}: so many groups train on different parts of the "
+        f"batch, {_sequences(batch // plan.data_parallel)} each, in {each}; {ZERO[plan.zero_stage]}"
+        + (
+            f", inside {plan.dp_replicate} copies of {plan.dp_shard} ranks each"
+            if plan.dp_replicate > 1
+            else ""
+        )
+        + "."
+    )
+
+
+def _pipeline(setting: Setting, plan: Plan) -> Iterator[str]:
+    layers = setting.model.num_layers
+    stages = f"{plan.pipeline_parallel} stages"
+    if plan.virtual_stages > 1:
+        stages += f", each of {plan.virtual_stages} pieces that lie apart in the model"
+    split = "; weight gradients wait for idle moments" if plan.pipeline_schedule in SPLIT else ""
+    yield (
+        f"Pipeline parallelism {plan.pipeline_parallel}: the {layers} layers are cut into "
+        f"{stages}, and micro-batches flow through them ({plan.pipeline_schedule}{split}); stages "
+        f"talk little, {place(setting.cluster, plan, 'pipeline')}, but wait while the pipeline "
+        "fills and drains."
+    )
+
+
+def _tensor(setting: Setting, plan: Plan) -> Iterator[str]:
+    also = "; norms and dropout are split along the sequence" if plan.sequence_parallel else ""
+    yield (
+        f"Tensor parallelism {plan.tensor_parallel}: every matrix is cut over so many ranks, which "
+        "exchange results several times a layer and wait for it, "
+        f"{place(setting.cluster, plan, 'tensor')}{also}."
+    )
+
+
+def _some_layers(setting: Setting, plan: Plan) -> str:
+    by_stage = setting.stage_recompute_layers
+    if plan.recompute == "none" or not (plan.recompute_layers or by_stage):
+        return ""
+    if by_stage is not None:
+        return f" Of each stage's layers, the first {', '.join(map(str, by_stage))} alone."
+    of = f" {plan.recompute_every} of a stage" if plan.recompute_every else " stage's"
+    return f" That holds for the first {plan.recompute_layers} of every{of} layers alone."
+
+
+def layout(plan: Plan, axis: str) -> tuple[int, int]:
+    """Return how many ranks a group of an axis has, and how far apart they lie.
+
+    >>> layout(Plan(data_parallel=4, tensor_parallel=8, zero_stage=1), "data")
+    (4, 8)
+    """
+    tensor, shard = plan.tensor_parallel, plan.shard_ranks
+    between = tensor if plan.expert_tensor_parallel else 1
+    return {
+        "tensor": (tensor, 1),
+        "context": (plan.context_parallel, tensor),
+        "data": (shard, tensor),
+        "replicate": (plan.dp_replicate, tensor * shard),
+        "expert": (plan.expert_parallel, between),
+        "pipeline": (plan.pipeline_parallel, tensor * shard * plan.dp_replicate),
+    }[axis]
+
+
+def place(cluster: Cluster, plan: Plan, axis: str) -> str:
+    """Say over which links a group of ranks talks, and how fast.
+
+    >>> from hardware_profiles.cluster.parse import parse_cluster
+    >>> place(parse_cluster("2xDGX-A100-80GB"), Plan(tensor_parallel=16), "tensor")
+    'over the network between nodes, 200 GB/s'
+    """
+    size, stride = layout(plan, axis)
+    if axis == "pipeline":
+        bandwidth, _ = point_to_point_link(cluster, stride, group_size=size)
+    else:
+        bandwidth, _ = group_link(cluster, size, stride)
+    rate = f"{float(f'{float(np.ravel(bandwidth)[0]) / 1e9:.3g}'):g} GB/s"
+    if cluster.accelerator.device == "cpu":
+        return f"between processes, {rate}"
+    if not is_regular(cluster):
+        link = neighbour_link if axis == "pipeline" else ring_link
+        level = link(cluster, size, stride, cluster.num_gpus).level
+        return f"over {(cluster.levels or cluster.tiers)[level].name}, {rate}"
+    inner, span = cluster.tiers[0], size * stride
+    inside = plan.world_size <= inner.domain_size or inner.domain_size % span == 0
+    if inside:
+        return f"inside a node, {rate}" if cluster.num_nodes > 1 else f"over {inner.name}, {rate}"
+    return f"over the network between nodes, {rate}"
+
+
+AXES_OF_TIME: Final[Mapping[str, tuple[str, ...]]] = {
+    "tensor_communication": ("tensor",),
+    "expert_communication": ("expert",),
+    "context_communication": ("context",),
+    "pipeline_communication": ("pipeline",),
+    "data_communication": ("data", "replicate"),
+}
+
+
+def lesson(setting: Setting, plan: Plan, part: str) -> str:
+    """Say what a part of the time is and, where ranks talk, how many of them over which links."""
+    words = TIME_LESSONS[part]
+    talks = [
+        f"{size} ranks, {place(setting.cluster, plan, axis)}"
+        for axis in AXES_OF_TIME.get(part, ())
+        if (size := layout(plan, axis)[0]) > 1
+    ]
+    return f"{words}: {' and '.join(talks)}" if talks else words
+
+
+CHANGED_NAMES: Final = {
+    "data_parallel": "dp",
+    "tensor_parallel": "tp",
+    "pipeline_parallel": "pp",
+    "virtual_stages": "vp",
+    "pipeline_schedule": "schedule",
+    "zero_stage": "zero",
+    "sequence_parallel": "sp",
+    "micro_batch_size": "mbs",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+}
+FOLLOWS: Final = ("num_microbatches",)  # from the others
+
+
+def changes(before: Plan, after: Plan) -> str:
+    """Return what differs between two plans in few words.
+
+    >>> changes(Plan(tensor_parallel=2), Plan(tensor_parallel=4, recompute="full"))
+    'tp 2 -> 4, recompute none -> full'
+    """
+    old, new = before.to_dict(), after.to_dict()
+    return ", ".join(
+        f"{CHANGED_NAMES.get(name, name)} {_said(old[name])} -> {_said(new[name])}"
+        for name in old
+        if old[name] != new[name] and name not in FOLLOWS
+    )
+
+
+def same_layout(first: Plan, second: Plan) -> bool:
+    """Return whether two plans differ in nothing but what follows from the batch."""
+    return not changes(first, second)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def signed_seconds(seconds: float) -> str:
+    """Return a difference with its sign.
+
+    >>> signed_seconds(-0.25)
+    '-250.0 ms'
+    """
+    return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))

@@ -1,0 +1,351 @@
+"""What would change the choice: the best plan again, with one figure of the machine scaled.
+
+A figure is scaled from LOWEST to HIGHEST. What fits does not depend on rates, and what a plan takes
+does not depend on the memory there is, so that every legal plan is priced once; under a scaled rate
+only plans that can win are priced again: what a plan takes at least (``step_times``) does not grow
+with a rate, so that one that takes longer at a faster scale than the present choice at this one
+cannot win here. On a grid of scales the first change is found, and bisection narrows it down to
+CLOSE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.legality.rules import legality_codes, question_of
+from cost_models.partition.schedules import SPLIT_CODES
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.step_bounds import step_times
+from cost_models.pricing.table import table_steps
+from cost_models.scenario import Setting
+from cost_models.uncertainty import memory_spread
+from planner.assessment.verdict import budget_bytes
+from planner.explanation.glossary import same_layout
+from planner.explanation.machine_figures import MEMORY, ScaledFigure, figures
+from planner.search.exhaustive_recompute import every_count
+from planner.search.partial_recompute import FULL, stage_sizes, varies_layers
+from planner.search.search import peaks_and_hosts, search
+from planner.search.space import enumerate_plans
+
+LOWEST, HIGHEST = 0.5, 4.0
+GRID: Final = 6  # scales on the way to either end
+CLOSE: Final = 0.01  # to this share a change is narrowed down
+MORE: Final = 1.1  # of a figure, for how much the step depends on it
+FASTER: Final = 1e-9  # relative: less is rounding
+BATCHES: Final = (0.5, 2.0, 4.0)
+CHUNK: Final = 65_536
+MOST_NUMBERED: Final = 100_000  # plans with numbers of recomputed layers
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Where another plan becomes the best one."""
+
+    scale: float  # nearest to 1 at which the choice is another one
+    value: float
+    plan: Plan
+    end: float  # the last scale that was looked at
+    at_end: Plan  # the best one there
+    keeping_costs: float  # there: how much longer the present choice takes; inf: it does not fit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "scale": self.scale,
+            "value": self.value,
+            "plan": self.plan.to_dict(),
+            "end": self.end,
+            "plan_at_end": self.at_end.to_dict(),
+            "keeping_costs": self.keeping_costs if np.isfinite(self.keeping_costs) else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What one figure does to the choice, and to the step of the chosen plan."""
+
+    name: str
+    words: str
+    unit: str
+    value: float
+    less: Change | None  # None: nothing changes down to LOWEST
+    more: Change | None  # None: nothing changes up to HIGHEST
+    step_change: float  # of the chosen plan, relative, with MORE of the figure
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "figure": self.name,
+            "words": self.words,
+            "unit": self.unit,
+            "value": self.value,
+            "less": None if self.less is None else self.less.to_dict(),
+            "more": None if self.more is None else self.more.to_dict(),
+            "searched": [LOWEST, HIGHEST],
+            "step_change_with_10_percent_more": self.step_change,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChoice:
+    """The best plan with another global batch; None: nothing fits."""
+
+    global_batch_size: int
+    plan: Plan | None
+    same: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plan = None if self.plan is None else self.plan.to_dict()
+        return {"global_batch_size": self.global_batch_size, "plan": plan, "same": self.same}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Every legal plan of a setting, priced; ``chosen``: the row of the present choice."""
+
+    setting: Setting
+    table: PlanTable
+    chosen: int
+    step: Floats
+    least: Floats  # of a step, on faster machines too
+    needed: Floats  # memory, of the budget: fits up to 1
+    on_host: NDArray[np.bool_] = field(repr=False)  # a node's host holds its part
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """Plans that fit with their whole interval."""
+        fitting: NDArray[np.bool_] = (self.needed <= 1.0) & self.on_host
+        return fitting
+
+
+def priced_choices(
+    setting: Setting,
+    chosen: Plan,
+    fixed: Mapping[str, Any] | None = None,
+    *,
+    offloads: Sequence[str] = ("none",),
+) -> Choices:
+    """Enumerate and price as ``search`` does; the chosen plan is a row of its own, the first.
+
+    Where another one is the best in closed form, that one is the choice.
+    """
+    cluster = setting.cluster
+    table = enumerate_plans(
+        setting.model,
+        setting.workload,
+        cluster.num_gpus,
+        fixed or {},
+        offloads=offloads,
+    )
+    if varies_layers(setting, fixed or {}):
+        table = _joined(table, _numbered(setting, table, chosen))
+    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    joined = _joined(PlanTable.from_plans([chosen]), legal)
+    step, (peak, host) = table_steps(setting, joined), peaks_and_hosts(setting, joined)
+    upper = 1.0 + memory_spread(setting.software.name).above
+    found = Choices(
+        setting,
+        joined,
+        0,
+        step=step,
+        least=step.copy(),
+        needed=peak * upper / budget_bytes(cluster),
+        on_host=host == 0,
+    )
+    splits = np.flatnonzero(found.fits & np.isin(joined.pipeline_schedule, SPLIT_CODES))
+    if len(splits):
+        found.least[splits] = _in_chunks(setting, joined.rows(splits))[1]
+    # the search simulates its finalists: in closed form another one may be the best by a little
+    fitting = np.flatnonzero(found.fits)
+    if not len(fitting) or not found.fits[0]:
+        return found
+    best = int(fitting[np.argmin(found.step[fitting])])
+    return found if found.step[best] >= found.step[0] else replace(found, chosen=best)
+
+
+def _numbered(setting: Setting, table: PlanTable, chosen: Plan) -> PlanTable:
+    """Return plans that recompute 1, 2, … of their layers; of very many the chosen one alone."""
+    whole = table.rows(table.recompute == FULL)
+    smallest, largest = stage_sizes(setting, whole)
+    if int(np.sum(smallest)) > MOST_NUMBERED:
+        own = replace(chosen, recompute="full", recompute_layers=0, recompute_every=0)
+        whole = PlanTable.from_plans([own])
+        smallest, largest = stage_sizes(setting, whole)
+    rows, number = every_count(smallest - (smallest == largest))
+    return replace(whole.rows(rows), recompute_layers=number)
+
+
+def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
+    return PlanTable(
+        **{
+            name: np.concatenate([getattr(first, name), getattr(second, name)])
+            for name in PlanTable.__slots__
+        }
+    )
+
+
+def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
+    """Return what every figure of the cluster does to the choice."""
+    return tuple(_sensitivity(choices, figure) for figure in figures(choices.setting))
+
+
+def _sensitivity(choices: Choices, figure: ScaledFigure) -> Sensitivity:
+    find = _memory_change if figure.name == MEMORY else _rate_change
+    alone = choices.table.rows([choices.chosen])
+    more = _steps(choices, figure, MORE, alone)[0][0] if figure.name != MEMORY else None
+    before = choices.step[choices.chosen]
+    return Sensitivity(
+        figure.name,
+        figure.words,
+        figure.unit,
+        figure.value,
+        less=find(choices, figure, LOWEST),
+        more=find(choices, figure, HIGHEST),
+        step_change=0.0 if more is None else float(more / before - 1.0),
+    )
+
+
+def _change(
+    choices: Choices,
+    figure: ScaledFigure,
+    begin: tuple[float, int],
+    end: tuple[float, int],
+    keeping: float,
+) -> Change:
+    """Return what changes; ``begin``, ``end``: a scale, and the row of the plan that is best."""
+    plans = choices.table
+    scale, first = begin
+    last_scale, last = end
+    return Change(
+        scale, scale * figure.value, plans.plan(first), last_scale, plans.plan(last), keeping
+    )
+
+
+# --- memory: nothing has to be priced again ---
+
+
+def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Change | None:
+    step, needed, chosen = choices.step, choices.needed, choices.chosen
+    if end < 1.0:
+        edge = float(needed[chosen])
+        if edge <= end:
+            return None
+        # just below it the chosen plan does not fit any more
+        rows = np.flatnonzero(choices.on_host & (needed < edge))
+        if not len(rows):
+            return None
+        first = int(rows[np.argmin(step[rows])])
+        scale = edge
+    else:
+        faster = choices.on_host & (step < step[chosen] * (1.0 - FASTER))
+        rows = np.flatnonzero(faster & (needed > 1.0) & (needed <= end))
+        if not len(rows):
+            return None
+        first = int(rows[np.argmin(needed[rows])])
+        scale = float(needed[first])
+    at_end = np.flatnonzero(choices.on_host & (needed <= end))
+    last = int(at_end[np.argmin(step[at_end])]) if len(at_end) else first
+    keeping = float(step[chosen] / step[last] - 1.0) if end > 1.0 else np.inf
+    return _change(choices, figure, (scale, first), (end, last), keeping)
+
+
+# --- rates: those that can win are priced again ---
+
+
+def _steps(
+    choices: Choices, figure: ScaledFigure, scale: float, table: PlanTable
+) -> tuple[Floats, Floats]:
+    return _in_chunks(replace(choices.setting, cluster=figure.scaled(scale)), table)
+
+
+def _in_chunks(setting: Setting, table: PlanTable) -> tuple[Floats, Floats]:
+    parts = [
+        step_times(setting, table.rows(slice(start, start + CHUNK)))
+        for start in range(0, len(table), CHUNK)
+    ]
+    seconds, least = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return seconds, least
+
+
+class _Race:
+    """Who is the fastest under a scaled rate, among plans that fit.
+
+    ``bounds``: what plans take at least at all scales that will still be asked for; one whose bound
+    is above the chosen plan's step need not be priced.
+    """
+
+    def __init__(self, choices: Choices, figure: ScaledFigure, fastest: float) -> None:
+        self.choices, self.figure = choices, figure
+        others = np.flatnonzero(choices.fits)
+        self.rows = others[others != choices.chosen]
+        self.bounds = choices.least[self.rows]
+        if fastest > 1.0:
+            self.bounds = self._steps(fastest, self.rows)[1]
+
+    def _steps(self, scale: float, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        return _steps(self.choices, self.figure, scale, self.choices.table.rows(rows))
+
+    def winner(self, scale: float, *, keep: bool = False) -> tuple[int, float]:
+        """Return the row of the best plan, and how much longer the chosen one takes.
+
+        ``keep``: every scale to come is slower, so that what is found now bounds the steps there.
+        """
+        chosen = self.choices.chosen
+        mine = float(self._steps(scale, np.array([chosen]))[0][0])
+        able = np.flatnonzero(self.bounds < mine)
+        if not len(able):
+            return chosen, 0.0
+        steps, least = self._steps(scale, self.rows[able])
+        if keep:
+            self.bounds[able] = least
+        best = int(np.argmin(steps))
+        gain = float(mine / steps[best] - 1.0)
+        return (int(self.rows[able[best]]), gain) if gain > FASTER else (chosen, 0.0)
+
+
+def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Change | None:
+    if not choices.fits[choices.chosen]:
+        return None
+    race = _Race(choices, figure, max(1.0, end))
+    scales = np.geomspace(1.0, end, GRID + 1)[1:].tolist()
+    faster_first = sorted(scales, reverse=True)
+    winners = {scale: race.winner(scale, keep=True) for scale in faster_first}
+    changed = [scale for scale in scales if winners[scale][0] != choices.chosen]
+    if not changed:
+        return None
+    scale = changed[0]
+    before = scales[scales.index(scale) - 1] if scale != scales[0] else 1.0
+    race = _Race(choices, figure, max(1.0, scale))  # the bounds before are of slower scales
+    while abs(np.log(scale / before)) > CLOSE:
+        middle = float(np.sqrt(scale * before))
+        still = race.winner(middle)[0] == choices.chosen
+        before, scale = (middle, scale) if still else (before, middle)
+    first = race.winner(scale)[0]
+    last, keeping = winners[end]
+    return _change(choices, figure, (scale, first), (end, last), keeping)
+
+
+# --- the batch: another question ---
+
+
+def other_batches(
+    setting: Setting, chosen: Plan, fixed: Mapping[str, Any] | None = None
+) -> tuple[BatchChoice, ...]:
+    """Search again with half, double and four times the batch."""
+    found = []
+    for factor in BATCHES:
+        batch = int(setting.workload.global_batch_size * factor)
+        if batch < 1 or batch != setting.workload.global_batch_size * factor:
+            continue
+        workload = replace(setting.workload, global_batch_size=batch)
+        plans = search(replace(setting, workload=workload), fixed, top=1).plans
+        best = plans[0] if plans else None
+        found.append(BatchChoice(batch, best, best is not None and same_layout(chosen, best)))
+    return tuple(found)

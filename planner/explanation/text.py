@@ -1,0 +1,277 @@
+"""An explanation as plain text: the plan told, what binds, what would change it, why not others."""
+
+# ruff: noqa: D102 (members of the Protocol are described in planner.explanation.explain)
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from cost_models.compute.rates import power_limit
+from cost_models.plan.plan import Plan
+from cost_models.scenario import Setting
+from cost_models.units import format_bytes, format_gib, format_seconds
+from planner.answer.text import TIME_WORDS, head, time_line
+from planner.assessment.verdict import WORDS
+from planner.explanation.glossary import MEMORY_LESSONS, changes, signed_seconds
+from planner.explanation.machine_figures import say_value
+from planner.explanation.sensitivity import BatchChoice, Change, Sensitivity
+from planner.explanation.why_not import WhyNot
+from planner.request.command import describe_plan
+from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
+
+SMALL: Final = 0.005  # of a step or a peak: not told
+
+
+class Explanation(Protocol):
+    """What is told; see ``planner.explanation.explain``."""
+
+    @property
+    def setting(self) -> Setting: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def document(self) -> Mapping[str, Any]: ...
+    @property
+    def story(self) -> tuple[str, ...]: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def best(self) -> Plan | None: ...
+    @property
+    def best_document(self) -> Mapping[str, Any] | None: ...
+    @property
+    def is_best(self) -> bool: ...
+    @property
+    def slower_than_best(self) -> float | None: ...
+    @property
+    def varied(self) -> Plan | None: ...
+    @property
+    def sensitivity(self) -> tuple[Sensitivity, ...]: ...
+    @property
+    def batches(self) -> tuple[BatchChoice, ...]: ...
+    @property
+    def why_not(self) -> tuple[WhyNot, ...]: ...
+    @property
+    def ways_out(self) -> tuple[Mapping[str, Any], ...]: ...
+    def binds(self) -> Mapping[str, Any]: ...
+
+
+def explanation_text(found: Explanation) -> str:
+    """The answer of ``explain``."""
+    lines = [*head(found.setting), ""]
+    lines += labelled("Plan", describe_plan(found.plan))
+    for number, sentence in enumerate(found.story):
+        lines += labelled("In words" if not number else "", sentence)
+    lines += ["", *labelled("Step", time_line(found.document["time"]))]
+    lines += _time(found)
+    lines += _memory(found)
+    lines += _ways(found)
+    lines += ["", *_best(found)]
+    lines += _sensitivity(found)
+    for reason in found.why_not:
+        lines += ["", *_why_not(reason)]
+    return "\n".join(lines)
+
+
+def _time(found: Explanation) -> list[str]:
+    lines = []
+    for term in found.binds()["time"]:
+        if term["share"] >= SMALL:
+            words = (
+                f"{100 * term['share']:.0f} %  {format_seconds(term['seconds'])}  "
+                f"{TIME_WORDS[term['part']]}: {term['words']}"
+            )
+            lines += indented(words)
+    return lines
+
+
+def _memory(found: Explanation) -> list[str]:
+    memory = found.document["memory"]
+    margin = memory["margin_bytes"]
+    word = f"{format_bytes(margin)} left" if margin >= 0 else f"{format_bytes(-margin)} too much"
+    where = f"stage {memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]}"
+    lines = labelled(
+        "Memory",
+        f"{WORDS[found.verdict]}: {format_gib(memory['peak_bytes'])} of "
+        f"{format_bytes(memory['budget_bytes'])} at the peak ({where}), {word}",
+    )
+    for term in found.binds()["memory"]:
+        if term["share"] >= SMALL:
+            words = (
+                f"{100 * term['share']:.0f} %  {format_bytes(term['bytes'])}  {term['part']}: "
+                f"{MEMORY_LESSONS[term['part']]}"
+            )
+            lines += indented(words)
+    return lines
+
+
+def _ways(found: Explanation) -> list[str]:
+    lines: list[str] = []
+    for number, way in enumerate(found.ways_out):
+        words = f"{way['change']}: {format_bytes(way['peak_bytes'])}   {way['options']}"
+        lines += labelled("Ways out" if not number else "", words)
+    return lines
+
+
+def _best(found: Explanation) -> list[str]:
+    if found.best is None or found.best_document is None:
+        return labelled("Best", "no plan of this space fits")
+    slower = found.slower_than_best or 0.0
+    step = format_seconds(found.best_document["time"]["step_seconds"])
+    if found.is_best:
+        words = "no legal plan that fits is predicted faster"
+        if slower < -SMALL:
+            words += f"; the best of those that the search tries takes {-100 * slower:.1f} % longer"
+        return labelled("Best", words)
+    return labelled(
+        "Best",
+        f"this plan takes {100 * slower:.1f} % longer than the best one, {step} a step: "
+        f"{describe_plan(found.best)} ({changes(found.plan, found.best) or 'other stages'})",
+    )
+
+
+# --- what would change it ---
+
+
+def _sensitivity(found: Explanation) -> list[str]:
+    if found.varied is None or not found.sensitivity:
+        return []
+    about = "this plan" if found.varied == found.plan else "the best plan"
+    lines = labelled("Sensitive", f"what would make another plan better than {about}:")
+    for one in found.sensitivity:
+        lines += indented(_figure(one, found.varied, found.setting))
+    batches = []
+    for batch in found.batches:
+        if batch.plan is None:
+            words = "nothing fits"
+        elif batch.same:
+            words = "the same plan"
+        else:
+            words = changes(found.varied, batch.plan)
+        batches.append(f"{batch.global_batch_size:,}: {words}")
+    if batches:
+        size = found.setting.workload.global_batch_size
+        lines += indented(f"global batch, now {size:,}. With {'; '.join(batches)}")
+    return lines
+
+
+def _figure(one: Sensitivity, best: Plan, setting: Setting) -> str:
+    parts = []
+    for change, word, end in ((one.less, "below", "half"), (one.more, "from", "four times")):
+        if change is None:
+            parts.append(f"down to {end} of it" if word == "below" else f"up to {end}")
+        else:
+            parts.append(_change(one, change, word, best))
+    if one.less is None and one.more is None:
+        words = "from half to four times of it nothing changes"
+    elif one.less is None:
+        words = f"{parts[1]}; {parts[0]} nothing changes"
+    elif one.more is None:
+        words = f"{parts[0]}; {parts[1]} nothing changes"
+    else:
+        words = f"{parts[0]}; {parts[1]}"
+    shorter = "" if one.name == "memory" else _depends(one, setting)
+    return f"{one.words}, now {say_value(one.value, one.unit)}{shorter}: {words}"
+
+
+def _depends(one: Sensitivity, setting: Setting) -> str:
+    step_change = one.step_change
+    if abs(step_change) < 0.0005:
+        return f" (10 % more changes no step time{_power(one, setting)})"
+    word = "shortens" if step_change < 0 else "lengthens"
+    return f" (10 % more {word} the step by {100 * abs(step_change):.1f} %)"
+
+
+def _power(one: Sensitivity, setting: Setting) -> str:
+    """Why faster matrix products do not help: in a long run the power limit comes first."""
+    chip, precision = setting.cluster.accelerator, setting.workload.precision
+    limit = power_limit(chip, precision)
+    if one.name != "flops" or limit is None or chip.power is None or limit > one.value:
+        return ""
+    return f": in a long run {chip.power.value:,.0f} W allow {say_value(limit, one.unit)}"
+
+
+def _change(one: Sensitivity, change: Change, word: str, best: Plan) -> str:
+    where = f"{word} {say_value(change.value, one.unit)} ({change.scale:.2f}x)"
+    at = f"{where}: {changes(best, change.plan)}"
+    if change.keeping_costs == float("inf"):
+        return f"{at} (it does not fit there)"
+    if change.keeping_costs <= 0.0:
+        return at
+    return f"{at} (at {change.end:g}x the old choice costs {100 * change.keeping_costs:.1f} %)"
+
+
+# --- why not ---
+
+
+def _why_not(reason: WhyNot) -> list[str]:
+    label, asked = "Why not", reason.asked
+    if reason.kind == "illegal":
+        return _illegal(label, reason)
+    assert reason.plan is not None
+    assert reason.document is not None
+    completed = f"{asked}? Best completed to {describe_plan(reason.plan)}"
+    if reason.kind == "same":
+        return labelled(label, f"{asked}? This plan is the best one with it.")
+    if reason.kind in ("too_large", "tight"):
+        return _too_large(label, reason)
+    this = reason.terms
+    seconds = sum(term.difference for term in this)
+    step = reason.document["time"]["step_seconds"]
+    before = step - seconds
+    word = "longer" if reason.kind == "slower" else "less"
+    lines = labelled(
+        label,
+        f"{completed}. It takes {format_seconds(step)} a step, {format_seconds(abs(seconds))} "
+        f"({100 * abs(seconds) / before:.1f} %) {word}:",
+    )
+    for term in this:
+        lines += indented(
+            f"{signed_seconds(term.difference)}  {TIME_WORDS[term.part]}: {term.words}"
+        )
+    return lines
+
+
+def _illegal(label: str, reason: WhyNot) -> list[str]:
+    ways = f"{reason.candidates:,} ways to complete it" if reason.candidates > 1 else "the plan"
+    intro = f"{reason.asked}? It cannot exist: of {ways} none is legal"
+    if reason.every:
+        words: Sequence[str] = [f"every one breaks a rule: {said}" for _, said, _ in reason.rules]
+    else:
+        words = [f"{number:,} break this rule: {said}" for _, said, number in reason.rules]
+    lines = labelled(label, f"{intro}:")
+    for said in words:
+        lines += indented(said)
+    return lines
+
+
+def _too_large(label: str, reason: WhyNot) -> list[str]:
+    assert reason.plan is not None
+    assert reason.document is not None
+    memory = reason.document["memory"]
+    sizes = (
+        f"{format_gib(memory['peak_bytes'])} of {format_bytes(memory['budget_bytes'])} on stage "
+        f"{memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]}"
+    )
+    by = format_bytes(reason.over_bytes)
+    if reason.kind == "tight":
+        intro = (
+            f"{reason.asked}? It may run out of memory: the best that is left, "
+            f"{describe_plan(reason.plan)}, needs {sizes}; the upper end of what is likely is {by} "
+            "over"
+        )
+    else:
+        surely = "" if memory["peak_bytes"] > memory["budget_bytes"] else " at the upper end"
+        intro = (
+            f"{reason.asked}? Too large: of {reason.legal:,} legal ways to complete it the "
+            f"smallest, {describe_plan(reason.plan)}, needs {sizes}, {by} too much{surely}"
+        )
+    lines = labelled(label, f"{intro}:")
+    for term in reason.terms:
+        if term.other >= SMALL * memory["peak_bytes"]:
+            lines += indented(
+                f"{format_bytes(term.other)} {term.part} (this plan: {format_bytes(term.this)}): "
+                f"{term.words}"
+            )
+    return lines

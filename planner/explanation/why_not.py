@@ -1,0 +1,230 @@
+"""Why not another plan: what was typed is completed to the best plan with it, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from cost_models.legality.rules import RULES, legality_codes, question_of
+from cost_models.plan.plan import Plan
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
+from cost_models.scenario import Setting
+from hardware_profiles.errors import InputError
+from planner.assessment.plan_document import plan_document
+from planner.explanation.glossary import MEMORY_LESSONS, lesson
+from planner.request.pins import check_fixed, parse_fixed
+from planner.request.recompute import without_list
+from planner.search.search import SearchResult, search
+from planner.search.space import enumerate_plans
+
+Kind = Literal["illegal", "too_large", "tight", "slower", "faster", "same"]
+LEAST: Final = 0.02  # of the difference: smaller terms are not told
+MOST_RULES: Final = 3
+SAME: Final = 1e-9  # relative
+OPTION: Final = "--why-not"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the time or the memory, of the other plan and of this one."""
+
+    part: str
+    other: float
+    this: float
+    words: str
+
+    @property
+    def difference(self) -> float:
+        """What the other plan takes more."""
+        return self.other - self.this
+
+    def to_dict(self, unit: str) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "part": self.part,
+            f"other_{unit}": self.other,
+            f"this_{unit}": self.this,
+            f"difference_{unit}": self.difference,
+            "words": self.words,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """What was asked for, what it was completed to, and what speaks against it."""
+
+    asked: str
+    kind: Kind
+    plan: Plan | None  # None: nothing is legal
+    document: Mapping[str, Any] | None
+    rules: tuple[tuple[str, str, int], ...] = ()  # code, words and candidates that break it
+    every: bool = False  # one rule is broken by all of them
+    candidates: int = 0
+    legal: int = 0
+    over_bytes: float = 0.0  # of the budget, with the upper end of the interval
+    terms: tuple[Term, ...] = ()  # of the time, or of the memory where it is too large
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        unit = "bytes" if self.kind in ("too_large", "tight") else "seconds"
+        document = self.document or {}
+        memory, time = document.get("memory", {}), document.get("time", {})
+        return {
+            "asked": self.asked,
+            "reason": self.kind,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+            "rules": [
+                {"code": code, "words": words, "candidates": n} for code, words, n in self.rules
+            ],
+            "candidates": self.candidates,
+            "legal": self.legal,
+            "step_seconds": time.get("step_seconds"),
+            "peak_bytes": memory.get("peak_bytes"),
+            "stage": memory.get("limiting_stage"),
+            "over_bytes": self.over_bytes,
+            "terms": [term.to_dict(unit) for term in self.terms],
+        }
+
+
+def asked_parts(asked: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Read the parts of the plan that somebody has in mind."""
+    if not asked:
+        raise InputError(f"{OPTION}: is empty (must be parts of a plan, such as tp=16,pp=4)")
+    fixed = parse_fixed(asked, OPTION) if isinstance(asked, str) else check_fixed(asked, "why_not")
+    if without_list(fixed)[1] is not None:
+        raise InputError(f"{OPTION}: recompute_layers takes one number, for every stage")
+    return fixed
+
+
+def why_not(
+    setting: Setting, plan: Plan, document: Mapping[str, Any], asked: str | Mapping[str, Any]
+) -> WhyNot:
+    """Complete what was asked for as well as can be, and say what speaks against it."""
+    text = asked if isinstance(asked, str) else ",".join(f"{k}={v}" for k, v in asked.items())
+    fixed = asked_parts(asked)
+    result = search(setting, fixed, top=1)
+    if result.plans:
+        return _against(setting, text, plan, document, result.plans[0], result)
+    if result.smallest is not None:
+        return _too_large(setting, text, document, result.smallest, result)
+    return _illegal(setting, text, fixed)
+
+
+def _illegal(setting: Setting, text: str, fixed: Mapping[str, Any]) -> WhyNot:
+    """Name the rule that all candidates break; else those that the most of them break first."""
+    question = question_of(setting)
+    table = enumerate_plans(
+        setting.model,
+        setting.workload,
+        setting.cluster.num_gpus,
+        fixed,
+    )
+    broken = {
+        position: int(np.sum(np.broadcast_to(rule.broken(question, table), (len(table),))))
+        for position, rule in enumerate(RULES)
+    }
+    always = [position for position, number in broken.items() if number == len(table)]
+    first = legality_codes(question, table).astype(int) - 1
+    if always:
+        chosen = dict.fromkeys(always[:MOST_RULES], 0)  # any candidate breaks it
+    else:
+        counts = np.bincount(first, minlength=len(RULES))
+        most = np.argsort(-counts, kind="stable")[:MOST_RULES].tolist()
+        chosen = {n: int(np.flatnonzero(first == n)[0]) for n in most if counts[n]}
+    rules = tuple(
+        (RULES[n].code, RULES[n].words(question, table.plan(row)), broken[n])
+        for n, row in chosen.items()
+    )
+    return WhyNot(
+        text, "illegal", None, None, rules, every=bool(always), candidates=len(table), legal=0
+    )
+
+
+def _too_large(
+    setting: Setting,
+    text: str,
+    document: Mapping[str, Any],
+    smallest: Plan,
+    result: SearchResult,
+) -> WhyNot:
+    """Compare the memory of the smallest plan, on its fullest stage, with this plan's."""
+    other = plan_document(setting, smallest)
+    return WhyNot(
+        text,
+        "too_large",
+        smallest,
+        other,
+        candidates=result.counts.enumerated,
+        legal=result.counts.priced,
+        over_bytes=_over(other),
+        terms=_memory_terms(other, document),
+    )
+
+
+def _over(document: Mapping[str, Any]) -> float:
+    """Bytes above the budget: of the likely peak, or of its upper end where it is just tight."""
+    memory = document["memory"]
+    peak = memory["peak_bytes"] - memory["budget_bytes"]
+    return float(peak if peak > 0.0 else memory["high_bytes"] - memory["budget_bytes"])
+
+
+def _memory_terms(other: Mapping[str, Any], this: Mapping[str, Any]) -> tuple[Term, ...]:
+    terms = [
+        Term(name, other["memory"]["parts"][name], this["memory"]["parts"][name], words)
+        for name, words in MEMORY_LESSONS.items()
+        if name in MEMORY_PARTS
+    ]
+    return tuple(sorted(terms, key=lambda term: -term.other))
+
+
+def _against(
+    setting: Setting,
+    text: str,
+    plan: Plan,
+    document: Mapping[str, Any],
+    best: Plan,
+    result: SearchResult,
+) -> WhyNot:
+    """Compare the best plan with what was asked for to this one."""
+    other = plan_document(setting, best)
+    slower = other["time"]["step_seconds"] - document["time"]["step_seconds"]
+    tight = other["memory"]["verdict"] == "tight" and document["memory"]["verdict"] == "fits"
+    kind: Kind
+    if best == plan:
+        kind = "same"
+    elif tight:
+        kind = "tight"
+    else:
+        kind = "slower" if slower >= -SAME * document["time"]["step_seconds"] else "faster"
+    terms = _memory_terms(other, document) if kind == "tight" else ()
+    return WhyNot(
+        text,
+        kind,
+        best,
+        other,
+        candidates=result.counts.enumerated,
+        legal=result.counts.priced,
+        over_bytes=_over(other) if tight else 0.0,
+        terms=terms or time_terms(setting, best, other, document),
+    )
+
+
+def time_terms(
+    setting: Setting, plan: Plan, other: Mapping[str, Any], this: Mapping[str, Any]
+) -> tuple[Term, ...]:
+    """Return the terms of the time that differ, what the other plan loses first."""
+    parts = [
+        Term(
+            name,
+            other["time"]["parts"][name],
+            this["time"]["parts"][name],
+            lesson(setting, plan, name),
+        )
+        for name in TIME_PARTS
+    ]
+    most = max(abs(term.difference) for term in parts)
+    told = [term for term in parts if abs(term.difference) > LEAST * most]
+    return tuple(sorted(told, key=lambda term: -term.difference))

@@ -1,0 +1,1 @@
+"""Refinement of the best plans: uneven stages, least recomputation, rank placement."""

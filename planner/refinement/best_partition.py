@@ -1,0 +1,116 @@
+"""The best plans of a search, with stages of their own: layers shared out, memory left over used.
+
+The search prices even stages, of which a plan recomputes as many layers each. Each of the first
+plans gets the stages with which its simulated step is the shortest, and the plan for which that is
+the shortest of all is the answer; what it gains is measured against the best plan's own simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cost_models.legality.rules import legality_codes, question_of
+from cost_models.plan.plan import Plan, PlanTable, split_layers
+from cost_models.scenario import Setting
+from planner.refinement.minimal_recompute import recompute_what_must_be
+from planner.refinement.stage_costs import simulated_step, with_stages
+from planner.refinement.stage_search import Ranges, best_stages, can_be_uneven
+
+FINALISTS: Final = 3  # each costs up to a second
+GAIN: Final = 1e-3  # of a step: less is not worth stages that differ
+RECOMPUTES: Final = ("full", "selective")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A plan with stages of its own."""
+
+    rank: int  # among the plans that the search found, from 0
+    plan: Plan
+    layer_ranges: Ranges
+    by_stage: tuple[int, ...] | None  # recomputed layers of each stage; None: as the plan says
+    step: float  # simulated
+    even_step: float  # simulated, of the best plan with even stages
+    proven: bool  # no other stages of this plan are better
+
+    @property
+    def gain(self) -> float:
+        """Share of the step that is saved."""
+        return 1.0 - self.step / self.even_step
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """How many layers each stage has."""
+        return tuple(last - first for first, last in self.layer_ranges)
+
+    def setting(self, setting: Setting) -> Setting:
+        """Return a setting with these stages."""
+        return with_stages(setting, self.layer_ranges, self.by_stage)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "rank": self.rank,
+            "plan": self.plan.to_dict(),
+            "layers": list(self.layers),
+            "recompute_layers": None if self.by_stage is None else list(self.by_stage),
+            "step_seconds": self.step,
+            "even_step_seconds": self.even_step,
+            "gain": self.gain,
+            "proven": self.proven,
+        }
+
+
+def best_staged(setting: Setting, plans: Sequence[Plan]) -> Staged | None:
+    """Return the best of the first plans with stages of its own; None where that gains nothing."""
+    if not plans or not setting.on_gpu:
+        return None
+    if setting.layer_ranges is not None or setting.stage_recompute_layers is not None:
+        return None
+    even = _even_step(setting, plans[0])
+    found = [
+        staged
+        for rank, plan in enumerate(plans[:FINALISTS])
+        if (staged := staged_plan(setting, plan, rank, even)) is not None
+    ]
+    best = min(found, key=lambda one: one.step, default=None)
+    return best if best is not None and best.gain > GAIN else None
+
+
+def _even_step(setting: Setting, plan: Plan) -> float:
+    return simulated_step(setting, plan, split_layers(setting.model.num_layers, plan.num_stages))
+
+
+def staged_plan(setting: Setting, plan: Plan, rank: int, even_step: float) -> Staged | None:
+    """Return one plan with the best stages that are looked for; None where none are."""
+    plan = replace(plan, recompute_layers=0)  # chosen anew, for each stage
+    if can_be_uneven(setting, plan):
+        found = best_stages(setting, plan)
+        if found is None:
+            return None
+        ranges, recomputed, proven = found.layer_ranges, found.recomputed, found.proven
+    elif (
+        plan.recompute in RECOMPUTES
+        and plan.recompute_every == 0
+        and plan.offload == "none"
+        and setting.on_gpu
+    ):
+        ranges = split_layers(setting.model.num_layers, plan.num_stages)
+        shared = recompute_what_must_be(setting, plan, ranges)
+        if shared is None:
+            return None
+        recomputed, proven = shared, True
+    else:
+        return None
+    by_stage: tuple[int, ...] | None = recomputed
+    if not any(recomputed):
+        plan, by_stage = replace(plan, recompute="none"), None
+    elif recomputed == tuple(last - first for first, last in ranges):
+        by_stage = None
+    staged = with_stages(setting, ranges, by_stage)
+    if legality_codes(question_of(staged), PlanTable.from_plans([plan]))[0]:
+        return None
+    step = simulated_step(setting, plan, ranges, by_stage)
+    return Staged(rank, plan, ranges, by_stage, step, even_step, proven)

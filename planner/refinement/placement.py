@@ -1,0 +1,208 @@
+"""Which rank works on which accelerator, where links form an irregular tree.
+
+The search prices plans with ranks in the accelerators' order. The best plan of each of the first
+grids (ranks along every axis) then gets the order for which its simulated step is the shortest
+(``rank_orders``), and the plan for which that is the shortest of all is the answer. On equal
+domains that order is the usual one: tensor-parallel neighbours, who talk the most, are the nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.communication.seconds import achieved, axis_groups
+from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import price, rank_communication
+from cost_models.pricing.simulated_steps import with_simulated_steps
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_of
+from hardware_profiles.cluster.schema import Cluster
+from planner.refinement.best_partition import Staged
+from planner.refinement.rank_orders import Found, Groups, Order, best_order
+
+WIDE: Final = 40  # plans of the search among which those to be placed are looked for
+FINALISTS: Final = 10  # plans that are placed, on up to SMALL accelerators; on more FEW
+FEW: Final = 2
+SMALL: Final = 64
+GAIN: Final = 1e-3  # of a step: less is not worth an order of its own
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPlace:
+    """Where the groups of one axis talk, and how much."""
+
+    axis: str
+    size: int  # ranks of a group
+    sent: float  # bytes of a rank in one step, whole tensors
+    level: str
+    bandwidth: float  # bytes/s one way of the slowest group
+    usual_level: str  # with ranks in the accelerators' order
+    usual_bandwidth: float
+
+    @property
+    def moved(self) -> bool:
+        """Whether the groups see other links than in the usual order."""
+        return (self.level, self.bandwidth) != (self.usual_level, self.usual_bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A plan whose ranks stand in an order of their own."""
+
+    rank: int  # among the plans that the search found, from 0
+    plan: Plan
+    setting: Setting  # with the order, and the plan's own stages
+    step: float  # simulated
+    usual_step: float  # of the best plan in the accelerators' order
+    proven: bool  # every order of this plan was looked at
+    places: tuple[AxisPlace, ...]  # most bytes first
+
+    @property
+    def order(self) -> Order:
+        """The accelerator of each rank."""
+        order = self.setting.cluster.rank_order
+        assert order is not None
+        return order
+
+    @property
+    def gain(self) -> float:
+        """Share of the step that is saved."""
+        return 1.0 - self.step / self.usual_step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "rank": self.rank,
+            "plan": self.plan.to_dict(),
+            "rank_order": list(self.order),
+            "step_seconds": self.step,
+            "usual_step_seconds": self.usual_step,
+            "gain": self.gain,
+            "proven": self.proven,
+            "axes": [
+                {
+                    "axis": place.axis,
+                    "ranks": place.size,
+                    "bytes": place.sent,
+                    "level": place.level,
+                    "bandwidth": place.bandwidth,
+                    "usual_level": place.usual_level,
+                    "usual_bandwidth": place.usual_bandwidth,
+                }
+                for place in self.places
+            ],
+        }
+
+
+def can_be_placed(cluster: Cluster) -> bool:
+    """Whether an order of ranks is looked for: on irregular trees where none is given."""
+    gpus = cluster.accelerator.device != "cpu"
+    return bool(cluster.levels) and cluster.rank_order is None and gpus
+
+
+def best_placed(setting: Setting, plans: Sequence[Plan], staged: Staged | None) -> Placed | None:
+    """Return the best of some plans with an order of its own; None where that gains nothing.
+
+    ``plans``: as they rank in the accelerators' order; of each grid the first is placed.
+    ``staged``: the answer so far, if the best plan has stages of its own.
+    """
+    if not plans or not can_be_placed(setting.cluster):
+        return None
+    grids: dict[tuple[int, ...], tuple[int, Plan, Setting]] = {}
+    for rank, plan in enumerate(plans):
+        grids.setdefault((*grid_of(plan), plan.expert_parallel), (rank, plan, setting))
+    most = FINALISTS if setting.cluster.num_gpus <= SMALL else FEW
+    choices = list(grids.values())[:most]
+    if staged is not None:
+        choices.insert(0, (staged.rank, staged.plan, staged.setting(setting)))
+    usual = ordered_step(choices[0][2], choices[0][1], None)
+    placed = [_placed(rank, plan, own, usual) for rank, plan, own in choices]
+    found = [one for one in placed if one is not None and one.gain > GAIN]
+    return min(found, key=lambda one: one.step, default=None)
+
+
+def place(setting: Setting, plan: Plan) -> Found:
+    """Return the order of a plan's ranks with the shortest simulated step."""
+    software = setting.software
+    reached = achieved(setting.cluster, software.bus_efficiency, software.network_efficiency)
+    groups = [
+        Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
+    ]
+    return best_order(
+        tree_of(reached), groups, grid_of(plan), lambda order: ordered_step(setting, plan, order)
+    )
+
+
+def grid_of(plan: Plan) -> tuple[int, ...]:
+    """Return how many ranks lie along each axis, the innermost last."""
+    return (
+        plan.pipeline_parallel,
+        plan.dp_replicate,
+        plan.dp_shard,
+        plan.context_parallel,
+        plan.tensor_parallel,
+    )
+
+
+def ordered_step(setting: Setting, plan: Plan, order: Order | None) -> float:
+    """Return simulated seconds of a plan whose ranks stand in an order."""
+    ordered = replace(setting, cluster=replace(setting.cluster, rank_order=order))
+    table = PlanTable.from_plans([plan])
+    priced = with_simulated_steps(ordered, table, price(ordered, table))
+    return float(priced.step[0])
+
+
+def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Return ranks of a group and their distance, of every axis on which some order matters."""
+    layout = axis_groups(PlanTable.from_plans([plan]))
+    silent = () if plan.experts_apart else ("expert", "expert_data")
+    pairs = {
+        axis: (int(np.ravel(size)[0]), int(np.ravel(stride)[0]))
+        for axis, (size, stride) in layout.items()
+        if axis not in silent
+    }
+    # a ring of all ranks is the same in every order
+    most = {"pipeline": plan.world_size}
+    return {
+        axis: pair
+        for axis, pair in pairs.items()
+        if 1 < pair[0] <= most.get(axis, plan.world_size - 1)
+    }
+
+
+def _placed(rank: int, plan: Plan, setting: Setting, usual: float) -> Placed | None:
+    if len(groups_of(plan)) == 0:
+        return None
+    found = place(setting, plan)
+    if found.order == tuple(range(plan.world_size)):
+        return None
+    ordered = replace(setting, cluster=replace(setting.cluster, rank_order=found.order))
+    places = tuple(_places(ordered, plan))
+    return Placed(rank, plan, ordered, found.cost, usual, found.proven, places)
+
+
+def _places(setting: Setting, plan: Plan) -> list[AxisPlace]:
+    """Say where the groups of every axis talk, with the order and without it."""
+    by_rank = rank_communication(setting, plan, default_layer_ranges(setting, plan))
+    usual = replace(setting.cluster, rank_order=None)
+    places = []
+    for axis, (size, stride) in groups_of(plan).items():
+        sent = max(
+            sum(float(np.ravel(t.size)[0]) for (a, _), t in traffic.items() if a == axis)
+            for traffic in by_rank
+        )
+        if sent > 0.0:
+            sides = [_link(cluster, axis, size, stride) for cluster in (setting.cluster, usual)]
+            places.append(AxisPlace(axis, size, sent, *sides[0], *sides[1]))
+    return sorted(places, key=lambda one: -one.sent)
+
+
+def _link(cluster: Cluster, axis: str, size: int, stride: int) -> tuple[str, float]:
+    link = neighbour_link if axis == "pipeline" else ring_link
+    found = link(cluster, size, stride, cluster.num_gpus)
+    return cluster.levels[found.level].name, found.bandwidth

@@ -1,0 +1,247 @@
+"""What one stage of a pipeline costs with any of its layers: seconds of its passes, its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cost_models.compute.rates import rates
+from cost_models.memory.peak import rank_memory
+from cost_models.partition.recomputed_layers import Recomputed, recomputed_layers
+from cost_models.partition.schedules import ranks_of_stages
+from cost_models.partition.stages import PipelineRank, contents_of
+from cost_models.plan.plan import Plan, PlanTable, split_layers
+from cost_models.scenario import Setting
+from cost_models.step_time.overlap import Hiding, exposed_data_seconds
+from cost_models.step_time.parts import RankSeconds
+from cost_models.step_time.pipeline_simulation import makespan
+from cost_models.step_time.step import rank_seconds
+from cost_models.uncertainty import memory_spread
+from planner.assessment.verdict import budget_bytes
+
+Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Seconds of a stage for one micro-batch, and once a step."""
+
+    recomputed: int  # of its first layers
+    forward: float
+    backward: float
+    weights: float  # of ``backward``, what a split leaves for later
+    once: float  # exposed data-parallel communication and the optimizer
+
+    @property
+    def whole(self) -> float:
+        """Both passes of a micro-batch."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Prices pipeline ranks of one plan, one at a time."""
+
+    setting: Setting
+    plan: Plan
+
+    @cached_property
+    def table(self) -> PlanTable:
+        """The plan as a table of one row."""
+        return PlanTable.from_plans([self.plan])
+
+    def seconds(self, rank: PipelineRank) -> RankSeconds:
+        """Return what a rank takes."""
+        setting = self.setting
+        return rank_seconds(
+            setting.model,
+            setting.workload,
+            setting.cluster,
+            setting.software,
+            rates(setting.cluster.accelerator, setting.workload.precision, setting.software),
+            self.table,
+            rank,
+        )
+
+    def once(self, seconds: RankSeconds) -> float:
+        """Return what a rank takes once a step, behind its last pass."""
+        software = self.setting.software
+        exposed = exposed_data_seconds(
+            seconds,
+            self.table,
+            Hiding.of(software),
+            on_gpu=self.setting.on_gpu,
+        )
+        return one(exposed) + one(seconds.optimizer)
+
+    def peak(self, rank: PipelineRank) -> float:
+        """Return bytes in use at a rank's peak."""
+        setting = self.setting
+        parts, _ = rank_memory(
+            setting.model,
+            setting.workload,
+            setting.software,
+            self.table,
+            rank,
+            on_gpu=setting.on_gpu,
+        )
+        return one(parts.peak)
+
+
+def one(column: Any) -> float:
+    """Return the only value of a column."""
+    return float(np.ravel(column)[0])
+
+
+class StageCosts:
+    """Costs of the stages of a plan with one stage on each rank, remembered by what decides them.
+
+    What a stage costs depends on its own layers, on whether it is the first or the last one, and,
+    for its memory, on its place. Layers are told apart by their kind; where stacks meet (encoder
+    and decoder), also by what a stage hands on. Fewer layers and more recomputation never need more
+    memory.
+    """
+
+    def __init__(self, setting: Setting, plan: Plan) -> None:
+        assert plan.virtual_stages == 1
+        self.setting, self.plan = setting, plan
+        self.pricing = Pricing(setting, plan)
+        spread = memory_spread(setting.software.name)
+        self.most = budget_bytes(setting.cluster) / (1.0 + spread.above)
+        self._seconds: dict[Any, tuple[float, float, float, float, float]] = {}
+        self._peaks: dict[Any, float] = {}
+        self._least: dict[Any, int | None] = {}
+        # by stage, layers that fit without recomputation
+        self._fitting: dict[int, list[tuple[int, int]]] = {}
+        self._keys: dict[tuple[int, int, int], Any] = {}
+
+    def seconds(
+        self, stage: int, first: int, last: int, recomputed: int
+    ) -> tuple[float, float, float, float, float]:
+        """Return both passes, the forward, the backward one, its later part, and once a step."""
+        key = (self._key(stage, first, last), recomputed)
+        if key not in self._seconds:
+            found = self.pricing.seconds(self._contents(stage, first, last, recomputed))
+            passes = one(found.forward_pass), one(found.backward_pass)
+            once = self.pricing.once(found)
+            self._seconds[key] = (sum(passes), *passes, one(found.weights), once)
+        return self._seconds[key]
+
+    def peak(self, stage: int, first: int, last: int, recomputed: int) -> float:
+        """Return bytes at the peak of a stage."""
+        key = (stage, self._key(stage, first, last), recomputed)
+        if key not in self._peaks:
+            contents = self._contents(stage, first, last, recomputed)
+            self._peaks[key] = self.pricing.peak(contents)
+        return self._peaks[key]
+
+    def cheapest(self, stage: int, first: int, last: int) -> StageCost | None:
+        """Return the cost with the least recomputation that fits; None: it does not fit.
+
+        Without recomputation in the plan there is none; else its first layers, as few as can be.
+        """
+        key = (stage, self._key(stage, first, last))
+        if key not in self._least:
+            self._least[key] = self._least_that_fits(stage, first, last)
+        least = self._least[key]
+        if least is None:
+            return None
+        return StageCost(least, *self.seconds(stage, first, last, least)[1:])
+
+    def _least_that_fits(self, stage: int, first: int, last: int) -> int | None:
+        most = 0 if self.plan.recompute == "none" else last - first
+        known = self._fitting.setdefault(stage, [])
+        if any(self._within(stage, (first, last), other) for other in known):
+            return 0
+
+        def fits(recomputed: int) -> bool:
+            return self.peak(stage, first, last, recomputed) <= self.most
+
+        smaller = self._least.get((stage, self._key(stage, first, last - 1)), 0)
+        if smaller == 0 and fits(0):
+            known.append((first, last))
+            return 0
+        low = max(0, (smaller or 0) - 1)  # does not fit
+        high = min(most, low + 1)
+        while not fits(high):
+            if high == most:
+                return None
+            low, high = high, min(most, 2 * high - low + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+
+    def _within(self, stage: int, layers: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Whether some layers are a part of others, or are as many of the only kind or fewer."""
+        if other[0] <= layers[0] and layers[1] <= other[1]:
+            return True
+        model = self.setting.model
+        return len(model.kinds) == 1 and layers[1] - layers[0] <= other[1] - other[0]
+
+    def _key(self, stage: int, first: int, last: int) -> Any:
+        place = (stage, first, last)
+        if place not in self._keys:
+            model, stages = self.setting.model, self.plan.pipeline_parallel
+            key: Any = (stage == 0, stage == stages - 1, model.pattern[first:last])
+            if model.bridge_layer is not None:
+                key = replace(self._contents(stage, first, last, 0), index=0, positions=())
+            self._keys[place] = key
+        return self._keys[place]
+
+    def _contents(self, stage: int, first: int, last: int, recomputed: int) -> PipelineRank:
+        """Return the contents of a stage; the others share what is left."""
+        stages, layers = self.plan.pipeline_parallel, self.setting.model.num_layers
+        before = split_layers(first, stage) if stage else ()
+        after = split_layers(layers - last, stages - 1 - stage) if stage < stages - 1 else ()
+        ranges = [*before, (first, last), *((last + a, last + b) for a, b in after)]
+        return contents_of(
+            self.setting.model,
+            ranges,
+            range(stages),
+            stage,
+            recomputed=Recomputed(by_stage=(recomputed,) * stages),
+        )
+
+
+def simulated_step(
+    setting: Setting, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
+) -> float:
+    """Return seconds of a step, every pass of every micro-batch simulated, with any stages."""
+    pricing, owner = Pricing(setting, plan), ranks_of_stages(plan)
+    recomputed = recomputed_layers(plan, by_stage)
+    ranks = [
+        pricing.seconds(contents_of(setting.model, ranges, owner, rank, recomputed=recomputed))
+        for rank in range(plan.pipeline_parallel)
+    ]
+    virtual = plan.virtual_stages
+    passes = makespan(
+        plan,
+        *(
+            [one(getattr(ranks[owner[stage]], name)) / virtual for stage in range(plan.num_stages)]
+            for name in ("forward_pass", "backward_pass", "weights")
+        ),
+    )
+    return passes + max(pricing.once(rank) for rank in ranks)
+
+
+def peaks(
+    setting: Setting, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
+) -> list[float]:
+    """Return bytes at the peak of every pipeline rank."""
+    pricing, owner = Pricing(setting, plan), ranks_of_stages(plan)
+    recomputed = recomputed_layers(plan, by_stage)
+    return [
+        pricing.peak(contents_of(setting.model, ranges, owner, rank, recomputed=recomputed))
+        for rank in range(plan.pipeline_parallel)
+    ]
+
+
+def with_stages(setting: Setting, ranges: Ranges, by_stage: tuple[int, ...] | None) -> Setting:
+    """Return a setting with such stages."""
+    pairs = tuple((first, last) for first, last in ranges)
+    return replace(setting, layer_ranges=pairs, stage_recompute_layers=by_stage)

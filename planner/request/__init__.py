@@ -1,0 +1,1 @@
+"""Parsing of a user's request, and rendering of a request as a command."""

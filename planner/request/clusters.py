@@ -1,0 +1,108 @@
+"""Clusters in words that stand for several: lists, ranges, and parts of a larger one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
+from hardware_profiles.cluster.subset import part_of as part_of_tree
+from hardware_profiles.errors import InputError
+from planner.request.divisors import divisors
+
+MOST_CLUSTERS: Final = 1024  # of one question
+_RANGE: Final = re.compile(r"^\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d+)\s*[x*×](?P<rest>.+)$", re.I)
+
+
+def split_clusters(text: str) -> list[str]:
+    """Return the clusters that a text names, one word each.
+
+    >>> split_clusters("8xA100-80GB, 1..3x8xH100-SXM")
+    ['8xA100-80GB', '1x8xH100-SXM', '2x8xH100-SXM', '3x8xH100-SXM']
+    """
+    if Path(text).suffix == ".toml" and Path(text).exists():
+        return [text]  # a comma in a file's name
+    names: list[str] = []
+    for part in text.split(","):
+        names += _range(part) if ".." in part and not part.strip().endswith(".toml") else [part]
+    named = [name.strip() for name in names]
+    if len(named) > 1 and not all(named):
+        raise InputError(f"{text[:60]!r}: a cluster is missing beside a comma")
+    if len(named) > MOST_CLUSTERS:
+        raise InputError(
+            f"{text[:60]}: {len(named):,} clusters are too many (at most {MOST_CLUSTERS:,})"
+        )
+    return list(dict.fromkeys(named))
+
+
+def _range(part: str) -> list[str]:
+    match = _RANGE.match(part)
+    shown = part.strip()[:60]
+    if match is None:
+        raise InputError(f"{shown}: a range of clusters is written 1..64x8xH100-SXM")
+    if len(match["low"]) > 9 or len(match["high"]) > 9:
+        raise InputError(f"{shown}: at most {MAX_GPUS:,} accelerators")
+    low, high = int(match["low"]), int(match["high"])
+    if not 1 <= low <= high:
+        raise InputError(f"{shown}: a range goes from a number above 0 to one that is not smaller")
+    if high - low >= MOST_CLUSTERS:
+        raise InputError(
+            f"{shown}: {high - low + 1:,} clusters are too many (at most {MOST_CLUSTERS:,})"
+        )
+    return [f"{count}x{match['rest'].strip()}" for count in range(low, high + 1)]
+
+
+def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
+    """Return so many accelerators of a cluster: whole nodes, or some of one node.
+
+    >>> from hardware_profiles.cluster.parse import parse_cluster
+    >>> [tier.domain_size for tier in part_of(parse_cluster("4x8xH100-SXM"), 16).tiers]
+    [8, 16]
+    """
+    if num_gpus == cluster.num_gpus:
+        return cluster
+    per_node = min(num_gpus, cluster.gpus_per_node)
+    num_nodes = num_gpus // per_node
+    name = f"{num_nodes}x{per_node}x{cluster.accelerator.name}"
+    if cluster.levels:
+        return replace(part_of_tree(cluster, num_gpus), name=f"{name} of {cluster.name}")
+    inner = [tier for tier in cluster.tiers if tier.domain_size < num_gpus]
+    outer = next(tier for tier in cluster.tiers if tier.domain_size >= num_gpus)
+    share = per_node / cluster.gpus_per_node
+    return replace(
+        cluster,
+        name=name,
+        num_nodes=num_nodes,
+        gpus_per_node=per_node,
+        tiers=(*inner, replace(outer, domain_size=num_gpus)),
+        host_memory=_share(cluster.host_memory, share),
+        nvme=_share(cluster.nvme, share),
+    )
+
+
+def _share(figure: Figure | None, share: float) -> Figure | None:
+    return figure if figure is None else replace(figure, value=share * figure.value)
+
+
+def parts_of(cluster: Cluster, at_most: int | None = None) -> list[Cluster]:
+    """Return the parts of a cluster that are worth trying, the largest first.
+
+    Whole nodes whose number divides that of all nodes, and the divisors of one node; and the most
+    whole nodes within ``at_most``. CPU processes share one machine: they are taken as they are.
+
+    >>> from hardware_profiles.cluster.parse import parse_cluster
+    >>> [c.num_gpus for c in parts_of(parse_cluster("6x4xH100-SXM"))]
+    [24, 12, 8, 4, 2, 1]
+    >>> [c.num_gpus for c in parts_of(parse_cluster("6x4xH100-SXM"), 20)]
+    [20, 12, 8, 4, 2, 1]
+    """
+    if cluster.accelerator.device == "cpu":
+        return [cluster]
+    per_node = cluster.gpus_per_node
+    sizes = {nodes * per_node for nodes in divisors(cluster.num_nodes)} | set(divisors(per_node))
+    if at_most is not None:
+        whole = min(at_most, cluster.num_gpus) // per_node * per_node
+        sizes = {size for size in sizes if size <= at_most} | ({whole} if whole else set())
+    return [part_of(cluster, size) for size in sorted(sizes, reverse=True)]

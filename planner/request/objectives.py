@@ -1,0 +1,61 @@
+"""What is best: time, cost, memory or energy, and the exact Pareto front of any two.
+
+On one cluster the three rates of time, cost and energy are the same order: dollars and joules are
+the step's seconds times what all accelerators cost and draw. They part where clusters, or numbers
+of accelerators, are compared.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.compute.flops import model_flops_per_step
+from cost_models.plan.plan import PlanTable
+from cost_models.scenario import Setting
+
+Floats = NDArray[np.float64]
+Objective = Literal["time", "cost", "memory", "energy"]
+OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
+
+
+def sort_keys(objective: Objective, step: Floats, peak: Floats) -> tuple[Floats, Floats]:
+    """Return the columns to sort the plans of one setting by, the last one first (``lexsort``)."""
+    return (step, peak) if objective == "memory" else (peak, step)
+
+
+def results(setting: Setting, table: PlanTable, step: Floats, peak: Floats) -> dict[str, Floats]:
+    """Return the results that can be constrained, by the names of ``constraints.RESULTS``.
+
+    ``mfu`` is missing where the datasheet has no peak in this precision.
+    """
+    workload = setting.workload
+    seconds = step * table.world_size
+    columns = {
+        "memory": peak,
+        "step": step,
+        "tokens_per_second_per_gpu": workload.tokens_per_step / seconds,
+    }
+    best = setting.cluster.accelerator.peak_flops.get(workload.precision)
+    if best is not None:
+        flops = model_flops_per_step(setting.model, workload.seq_len, workload.global_batch_size)
+        columns["mfu"] = float(flops) / (seconds * best.value)
+    return columns
+
+
+def pareto_front(first: Floats, second: Floats) -> NDArray[np.int64]:
+    """Return the rows that no other row beats in one without losing in the other, by the first.
+
+    Of equal rows the earliest is kept.
+
+    >>> pareto_front(np.array([3.0, 1.0, 2.0, 2.0]), np.array([1.0, 9.0, 5.0, 7.0])).tolist()
+    [1, 2, 0]
+    """
+    order = np.lexsort((np.arange(len(first)), second, first))
+    lowest = np.minimum.accumulate(second[order])
+    better = np.ones(len(order), dtype=bool)
+    better[1:] = second[order][1:] < lowest[:-1]
+    front: NDArray[np.int64] = order[better]
+    return front

@@ -1,0 +1,1 @@
+"""Cost of a whole training run: days, dollars, joules, failures."""

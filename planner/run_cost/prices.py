@@ -1,0 +1,113 @@
+"""What an accelerator costs and draws: dollars an hour and watts, with what that stands on.
+
+A number is the user's (``--price``), else the hardware profile's; where neither has one, it is
+unknown, and whatever needs it says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from hardware_profiles.cluster.catalogue import match_accelerator
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
+
+HOUR: Final = 3600.0
+MOST_DOLLARS: Final = 1e6  # an hour of one accelerator
+ABOUT_COST: Final = "all accelerators of a plan are paid for, from the first step to the last"
+ABOUT_ENERGY: Final = (
+    "energy: every accelerator draws its board's power limit all the time; without hosts, network "
+    "and cooling"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """Of one accelerator; None: unknown."""
+
+    dollars_per_hour: float | None
+    watts: float | None
+    notes: tuple[str, ...]  # what they stand on
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the user says that an hour of one accelerator costs: of all, or by name."""
+
+    every: float | None = None
+    by_name: tuple[tuple[str, float], ...] = ()
+
+    def of(self, accelerator: str) -> float | None:
+        """Return the price that was given, None without one."""
+        return dict(self.by_name).get(accelerator, self.every)
+
+
+def parse_prices(given: str | float | None) -> Prices:
+    """Read ``2.5`` or ``H100-SXM-80GB=3,L40S=0.9`` (dollars an hour of one accelerator).
+
+    >>> parse_prices("h100-sxm-80gb=3, L40S=0.9").of("L40S")
+    0.9
+    >>> parse_prices(2).of("L40S")
+    2.0
+    """
+    if given is None:
+        return Prices()
+    every: float | None = None
+    by_name: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in str(given).split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        dollars = _dollars(value if equals else name, item)
+        if equals:
+            by_name[match_accelerator(name).entry.name] = dollars
+        elif every is not None:
+            raise InputError(f"--price {str(given)[:60]!r}: two prices for every accelerator")
+        else:
+            every = dollars
+    return Prices(every, tuple(by_name.items()))
+
+
+def _dollars(text: str, item: str) -> float:
+    try:
+        value = float(text.lstrip("$"))
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value <= MOST_DOLLARS:
+        raise InputError(
+            f"--price {item[:60]!r}: must be dollars an hour of one accelerator, above 0 and at "
+            f"most {MOST_DOLLARS:,.0f}, or NAME=DOLLARS for each"
+        )
+    return value
+
+
+def tariff(cluster: Cluster, prices: Prices | None = None) -> Tariff:
+    """Return what is known of a cluster's accelerators."""
+    accelerator = cluster.accelerator
+    own = (prices or Prices()).of(accelerator.name)
+    notes = []
+    dollars = own
+    if own is not None:
+        notes.append(f"{accelerator.name} ${own:g} an hour (given)")
+    elif accelerator.price is not None:
+        dollars = accelerator.price.value
+        price = accelerator.price
+        notes.append(f"{accelerator.name} ${dollars:g} an hour ({price.kind}: {price.source})")
+    watts = None if accelerator.power is None else accelerator.power.value
+    return Tariff(dollars, watts, tuple(notes))
+
+
+def require_known(clusters: list[Cluster], prices: Prices, *, what: str) -> None:
+    """Raise where a price (``what`` "cost") or a power ("energy") is unknown."""
+    for cluster in clusters:
+        known = tariff(cluster, prices)
+        name = cluster.accelerator.name
+        if what == "cost" and known.dollars_per_hour is None:
+            raise InputError(
+                f"{cluster.name}: no price of {name} is known; give dollars an hour of one "
+                f"accelerator with --price 2.50, or --price {name}=2.50"
+            )
+        if what == "energy" and known.watts is None:
+            raise InputError(
+                f"{cluster.name}: the power of {name} is not known; set power in the accelerator "
+                "of a cluster's file"
+            )

@@ -1,0 +1,271 @@
+"""``calibrate``: learn from a run how fast this cluster really is.
+
+Two factors are solved for, so that the prediction of the run's own plan becomes what was measured:
+one on the rates of the accelerator, one on the links (where the run measured how long it waited for
+communication; else the links stay). Several runs: the median of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.pricing.prediction import predict, setting_of
+from cost_models.units import format_seconds
+from hardware_profiles.cluster.calibration import (
+    HIGHEST,
+    LOWEST,
+    Calibration,
+    RunFactors,
+    calibrated,
+    forget_calibration,
+    load_calibration,
+    save_calibration,
+    write_cluster_toml,
+)
+from hardware_profiles.cluster.links import cluster_to_dict
+from hardware_profiles.cluster.local_machine import uncalibrated_here
+from hardware_profiles.cluster.measurement import available_cores, cache_path, this_host
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
+from planner.request.measure_here import Say, measure
+from planner.runs.compare import exposed
+from planner.runs.run_record import RunRecord, read_run
+
+SCHEMA_VERSION: Final = 1
+FEWEST_STEPS: Final = 3  # timed ones
+WAITED_FOR_OTHERS: Final = (
+    "with what was waited it would compute faster than its peak: ranks waited for one another"
+)
+SMALLEST_SHARE: Final = 0.02  # of the step: less waiting says nothing about the links
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a run changed."""
+
+    calibration: Calibration
+    cluster: Cluster  # as it is taken from now on
+    of_this_machine: bool
+    before_seconds: float  # of the run's plan, as predicted without it
+    after_seconds: float
+    measured_seconds: float
+    kept_in: str = ""  # the file that holds it from now on
+    waits_are_links: bool = True  # what was waited can be explained by links
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "cluster": self.cluster.name,
+            "rates_factor": self.calibration.rates,
+            "links_factor": self.calibration.links,
+            "waits_are_links": self.waits_are_links,
+            "runs": [run.run for run in self.calibration.runs],
+            "measured_step_seconds": self.measured_seconds,
+            "predicted_before_seconds": self.before_seconds,
+            "predicted_after_seconds": self.after_seconds,
+            "kept_in": self.kept_in,
+        }
+
+    def __str__(self) -> str:
+        measured, factors = self.measured_seconds, self.calibration
+        links = any(run.links is not None for run in factors.runs)
+        why = "not measured" if self.waits_are_links else WAITED_FOR_OTHERS
+        return (
+            f"measured   {format_seconds(measured)} a step\n"
+            f"predicted  {format_seconds(self.before_seconds)} before "
+            f"({100 * (self.before_seconds / measured - 1):+.1f} %), "
+            f"{format_seconds(self.after_seconds)} now "
+            f"({100 * (self.after_seconds / measured - 1):+.1f} %)\n"
+            f"learnt     from {factors.words}: rates x {factors.rates:.3g}, "
+            + (f"links x {factors.links:.3g}" if links else f"links as before ({why})")
+            + f"\nkept in    {self.kept_in}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A machine that was measured anew."""
+
+    cluster: Cluster
+    kept_in: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "cluster": self.cluster.name,
+            "figures": cluster_to_dict(self.cluster),
+            "kept_in": self.kept_in,
+        }
+
+    def __str__(self) -> str:
+        chip, links = self.cluster.accelerator, self.cluster.tiers[-1]
+        rates = ", ".join(
+            f"{name} {figure.value / 1e9:,.0f} GFLOP/s" for name, figure in chip.peak_flops.items()
+        )
+        return (
+            f"{self.cluster.name}: {chip.name}, {self.cluster.num_gpus} processes; of each: "
+            f"{rates}, memory {chip.memory_bandwidth.value / 1e9:,.1f} GB/s, "
+            f"links {links.bandwidth.value / 1e9:,.2f} GB/s\n"
+            f"kept in    {self.kept_in}"
+        )
+
+
+def calibrate(
+    runs: Sequence[Path],
+    *,
+    processes: int | None = None,
+    output: Path | None = None,
+    force: bool = False,
+    say: Say,
+) -> Learnt | Measured:
+    """Learn from runs, or measure this machine anew; keep it in the cache, or in ``output``."""
+    if bool(runs) == (processes is not None):
+        raise InputError("calibrate needs either --from RUN_DIR or --processes N")
+    if processes is not None:
+        measure(processes, say)
+        cluster = uncalibrated_here(processes)
+        forget_calibration(cluster.accelerator.name, cluster.num_gpus)  # learnt on other figures
+        kept = str(cache_path(processes))
+        if output is not None:
+            write_cluster_toml(output, cluster, force=force)
+            kept += f" and {output}"
+        return Measured(cluster, kept)
+    for path in runs[:-1]:
+        _keep(learn(path), None, force=force)
+    return _keep(learn(runs[-1]), output, force=force)
+
+
+def _keep(learnt: Learnt, output: Path | None, *, force: bool) -> Learnt:
+    places = []
+    if learnt.of_this_machine:
+        places.append(str(save_calibration(learnt.calibration)))
+    if output is not None:
+        write_cluster_toml(output, learnt.cluster, force=force)
+        places.append(str(output))
+    if not places:
+        raise InputError(
+            f"the run's plan is for {learnt.cluster.name}, not for `here`: say with -o FILE.toml "
+            "where to write what was learnt"
+        )
+    return replace(learnt, kept_in=" and ".join(places))
+
+
+def learn(path: Path) -> Learnt:
+    """Learn from one run; nothing is written."""
+    run = read_run(path)
+    measured = _usable(run)
+    base, of_this_machine = _base_cluster(run)
+    name, count = base.accelerator.name, base.num_gpus
+    kept = load_calibration(name, count) if of_this_machine else None
+    before = base if kept is None else calibrated(base, kept)
+    factors = solve(run, base, measured)
+    waits_are_links = factors.links is None or _below_peak(base, factors, of_this_machine)
+    if not waits_are_links:
+        factors = solve(run, base, measured, with_links=False)
+    calibration = (kept or Calibration(this_host(), name, count, ())).with_run(factors)
+    cluster = calibrated(base, calibration)
+    return Learnt(
+        calibration=calibration,
+        cluster=cluster,
+        of_this_machine=of_this_machine,
+        before_seconds=_step(run, before),
+        after_seconds=_step(run, cluster),
+        measured_seconds=measured,
+        waits_are_links=waits_are_links,
+    )
+
+
+def _usable(run: RunRecord) -> float:
+    if run.step_seconds is None or run.timed_steps < FEWEST_STEPS:
+        raise InputError(
+            f"{run.folder}: timed {run.timed_steps} steps (at least {FEWEST_STEPS} are needed; the "
+            "first step and the one that is watched do not count)"
+        )
+    accelerator = run.plan_file.cluster.accelerator
+    if not run.on_gpu and accelerator.device != "cpu":
+        raise InputError(
+            f"{run.folder}: ran on CPU processes a plan for {run.plan_file.cluster.name}; it says "
+            "nothing about that cluster"
+        )
+    return run.step_seconds
+
+
+def _base_cluster(run: RunRecord) -> tuple[Cluster, bool]:
+    """Return the cluster without anything learnt, and whether it is this machine."""
+    cluster = run.plan_file.cluster
+    if cluster.name.split(":")[0] != "here":
+        return cluster, False
+    found = uncalibrated_here(cluster.num_gpus)
+    if found.accelerator.name != cluster.accelerator.name:
+        raise InputError(
+            f"{run.folder}: ran on {cluster.accelerator.name}, this machine is "
+            f"{found.accelerator.name}"
+        )
+    return found, True
+
+
+def _predicted(run: RunRecord, cluster: Cluster) -> Any:
+    file = replace(run.plan_file, cluster=cluster)
+    return predict(setting_of(file), file.plan, file.layer_ranges)["time"]
+
+
+def _step(run: RunRecord, cluster: Cluster) -> float:
+    return float(_predicted(run, cluster)["step_seconds"])
+
+
+def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bool:
+    """Whether matrix products stay below the peak of the accelerator.
+
+    A process gets more than its share of the processor while others wait.
+    """
+    chip, shared = base.accelerator, 1.0
+    if of_this_machine and chip.device == "cpu":
+        shared = max(1.0, base.num_gpus / available_cores())
+    return all(
+        factors.rates * rate.value <= shared * chip.peak_flops[name].value
+        for name, rate in chip.achievable_flops.items()
+        if name in chip.peak_flops
+    )
+
+
+def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = True) -> RunFactors:
+    """Return the factors with which the prediction is what was measured (least squares of logs)."""
+    from scipy.optimize import least_squares
+
+    waits = run.exposed_seconds
+    known = with_links and waits is not None and waits >= SMALLEST_SHARE * measured
+    known = known and exposed(_predicted(run, base)) > 0.0
+    folder = str(run.folder.resolve())
+
+    def factors(x: Any) -> RunFactors:
+        return RunFactors(folder, math.exp(x[0]), math.exp(x[1]) if known else None)
+
+    def residuals(x: Any) -> list[float]:
+        found = factors(x)
+        one = Calibration("", "", 1, (found,))
+        time = _predicted(run, calibrated(base, one))
+        off = [math.log(time["step_seconds"] / measured)]
+        if known:
+            assert waits is not None
+            off.append(math.log(max(exposed(time), 1e-12) / waits))
+        return off
+
+    bound = math.log(HIGHEST), math.log(LOWEST)
+    start = np.zeros(2 if known else 1)
+    start[0] = np.clip(residuals(start)[0], bound[1], bound[0])
+    fit = least_squares(residuals, start, bounds=(bound[1], bound[0]), xtol=1e-12, ftol=1e-12)
+    found = factors(fit.x)
+    if abs(residuals(fit.x)[0]) > 0.05:
+        raise InputError(
+            f"{run.folder}: a step took {measured:.3g} s; no factor from {LOWEST:g} to {HIGHEST:g} "
+            "on the rates explains that"
+        )
+    return found

@@ -1,0 +1,269 @@
+"""``compare``: one plan beside another, or beside a run of it, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cost_models.legality.rules import question_of, require_legal
+from cost_models.plan_file import PlanFile, read_plan_file
+from cost_models.pricing.observed import (
+    KEPT,
+    PASSING,
+    collectives_side_by_side,
+    peak_bytes,
+    with_predicted_names,
+)
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, predict, setting_of
+from hardware_profiles.errors import InputError
+from planner.runs.run_record import RUN_FILE, RunRecord, read_run
+
+SCHEMA_VERSION: Final = 1
+SHOWN_REST: Final = 0.005  # of a step
+# what the phases of a measured step hold of the predicted one
+PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
+WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or n == "bubble")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One number on both sides; None: unknown there."""
+
+    name: str
+    unit: str  # seconds or bytes
+    left: float | None
+    right: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Left over right, less one."""
+        if self.left is None or not self.right:
+            return None
+        return self.left / self.right - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Terms side by side, what differs in the plans, and in words what explains it."""
+
+    left: str
+    right: str
+    changes: tuple[tuple[str, Any, Any], ...]  # field, left, right
+    terms: tuple[Term, ...]
+    explanation: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "left": self.left,
+            "right": self.right,
+            "changes": [{"field": f, "left": a, "right": b} for f, a, b in self.changes],
+            "terms": [{**asdict(term), "difference": term.difference} for term in self.terms],
+            "explanation": list(self.explanation),
+        }
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Compare a plan.json with another one, or with the folder of a run."""
+    plan = _legal(first)
+    if second.is_dir() or second.name == RUN_FILE:
+        return _with_run(first, plan, read_run(second))
+    return _plans(first, plan, second, _legal(second))
+
+
+def _legal(path: Path) -> PlanFile:
+    file = read_plan_file(path)
+    require_legal(question_of(setting_of(file)), file.plan, path)
+    return file
+
+
+def _prediction(file: PlanFile) -> dict[str, Any]:
+    """Return what is predicted now: a file may have been edited, or be of another version."""
+    return predict(setting_of(file), file.plan, file.layer_ranges)
+
+
+# --- two plans ---
+
+
+def _plans(first: Path, left: PlanFile, second: Path, right: PlanFile) -> Comparison:
+    a, b = _prediction(left), _prediction(right)
+    terms = [Term("step time", "seconds", a["time"]["step_seconds"], b["time"]["step_seconds"])]
+    terms += [
+        Term(f"  {name}", "seconds", a["time"]["parts"][name], b["time"]["parts"][name])
+        for name in TIME_PARTS
+        if a["time"]["parts"][name] or b["time"]["parts"][name]
+    ]
+    terms.append(Term("peak memory", "bytes", a["memory"]["peak_bytes"], b["memory"]["peak_bytes"]))
+    terms += [
+        Term(f"  {name}", "bytes", a["memory"]["parts"][name], b["memory"]["parts"][name])
+        for name in MEMORY_PARTS
+    ]
+    slower, faster = terms[0].left or 0.0, terms[0].right or 0.0
+    return Comparison(
+        left=str(first),
+        right=str(second),
+        changes=tuple(_changes(left, right)),
+        terms=tuple(terms),
+        explanation=tuple(_why_slower(a["time"], b["time"], slower - faster)),
+    )
+
+
+def _changes(left: PlanFile, right: PlanFile) -> Iterable[tuple[str, Any, Any]]:
+    sides = []
+    for file in (left, right):
+        sides.append(
+            {
+                "model": file.model.name,
+                "cluster": file.cluster.name,
+                **file.workload.to_dict(),
+                **file.plan.to_dict(),
+                "layer_ranges": [list(pair) for pair in file.layer_ranges],
+                "stage_recompute_layers": file.stage_recompute_layers,
+                "rank_order": file.rank_order,
+            }
+        )
+    a, b = sides
+    for name in a:
+        if a[name] != b.get(name):
+            yield name, a[name], b.get(name)
+
+
+def _why_slower(a: Mapping[str, Any], b: Mapping[str, Any], seconds: float) -> Iterable[str]:
+    if seconds == 0.0:
+        yield "both take the same time"
+        return
+    word = "slower" if seconds > 0 else "faster"
+    parts = {name: a["parts"][name] - b["parts"][name] for name in TIME_PARTS}
+    most = sorted(parts, key=lambda name: -abs(parts[name]))
+    shown = [name for name in most if abs(parts[name]) >= 0.05 * abs(seconds)]
+    words = ", ".join(f"{name.replace('_', ' ')} {_signed(parts[name])}" for name in shown)
+    yield f"the left one is {_signed(abs(seconds)).lstrip('+')} {word} a step: {words}"
+
+
+def _signed(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:+.3g} {unit}"
+    return f"{seconds / 1e-6:+.3g} µs"
+
+
+# --- a plan and a run of it ---
+
+
+def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
+    ran = run.plan_file
+    differing = [name for name, _, _ in _changes(file, ran) if name != "cluster"]
+    if differing:
+        raise InputError(
+            f"{run.folder}: is a run of another plan: {', '.join(differing)} differ from {path}"
+        )
+    predicted = _prediction(file)
+    terms = [*_time_terms(predicted["time"], run), *_memory_terms(predicted["memory"], run)]
+    terms += _traffic_terms(predicted["communication"], run)
+    return Comparison(
+        left=f"predicted by {path}",
+        right=f"measured in {run.folder}",
+        changes=(),
+        terms=tuple(terms),
+        explanation=tuple(_why_off(predicted, run)),
+    )
+
+
+def predicted_phases(time: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the phases of a measured step are predicted to take."""
+    parts = time["parts"]
+    return {
+        "forward and backward": sum(parts[name] for name in PASSES),
+        "gradient norm, clipping, update": parts["optimizer"],
+    }
+
+
+def measured_phases(run: RunRecord) -> dict[str, float | None]:
+    """Return the same phases as they were measured."""
+    phases = run.phase_seconds
+    update = [phases[name] for name in ("gradients", "optimizer") if name in phases]
+    return {
+        "forward and backward": phases.get("forward_backward"),
+        "gradient norm, clipping, update": sum(update) if update else None,
+    }
+
+
+def exposed(time: Mapping[str, Any]) -> float:
+    """Return the predicted seconds in which a step waits for communication alone."""
+    return float(sum(time["parts"][n] for n in WAITING))
+
+
+def _time_terms(time: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
+    yield Term("step time", "seconds", time["step_seconds"], run.step_seconds)
+    measured = measured_phases(run)
+    for name, seconds in predicted_phases(time).items():
+        yield Term(f"  {name}", "seconds", seconds, measured[name])
+    if run.exposed_seconds is not None:
+        yield Term(
+            "  of it waiting for communication", "seconds", exposed(time), run.exposed_seconds
+        )
+
+
+def _memory_terms(memory: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
+    stages = {entry["stage"]: entry for entry in memory["stages"]}
+    for stage, rank in run.busiest.items():
+        entry = stages[stage]
+        parts = with_predicted_names(rank, run.plan_file)["memory"]["parts"]
+        where = f", pipeline rank {stage}" if len(stages) > 1 else ""
+        yield Term(
+            f"peak memory{where}", "bytes", entry["allocated_bytes"], float(peak_bytes(rank))
+        )
+        for name in KEPT:
+            yield Term(f"  {name}", "bytes", entry["parts"][name], float(parts.get(name, 0)))
+        rest = sum(float(size) for name, size in parts.items() if name not in KEPT)
+        predicted = sum(entry["parts"][name] for name in PASSING)
+        yield Term("  activations, gradients, buffers", "bytes", predicted, rest)
+
+
+def _traffic_terms(records: Iterable[Mapping[str, Any]], run: RunRecord) -> Iterable[Term]:
+    if run.ranks:
+        for (axis, kind), left, right in collectives_side_by_side(records, list(run.ranks)):
+            yield Term(f"{kind} ({axis})", "bytes", float(left), float(right))
+
+
+def _why_off(predicted: Mapping[str, Any], run: RunRecord) -> Iterable[str]:
+    if not run.on_gpu and run.plan_file.cluster.accelerator.device != "cpu":
+        yield (
+            f"the run was on CPU processes, the prediction is for "
+            f"{run.plan_file.cluster.name}: their times cannot be compared"
+        )
+        return
+    if run.step_seconds is None:
+        yield "the run timed no step (at least three are needed: the first and the watched one do "
+        "not count)"
+        return
+    time = predicted["time"]
+    missing = run.step_seconds - time["step_seconds"]
+    word = "longer" if missing > 0 else "shorter"
+    yield (
+        f"the step took {_signed(abs(missing)).lstrip('+')} {word} than predicted "
+        f"({100 * missing / time['step_seconds']:+.0f} %)"
+    )
+    measured = measured_phases(run)
+    gaps = {
+        name: (measured[name] or 0.0) - seconds
+        for name, seconds in predicted_phases(time).items()
+        if measured[name] is not None
+    }
+    if run.exposed_seconds is not None and "forward and backward" in gaps:
+        gap = run.exposed_seconds - exposed(time)
+        gaps["forward and backward, computing"] = gaps.pop("forward and backward") - gap
+        gaps["waiting for communication"] = gap
+    rest = missing - sum(gaps.values())
+    for name, gap in sorted(gaps.items(), key=lambda item: -abs(item[1])):
+        yield f"  {name}: {_signed(gap)}"
+    if abs(rest) >= SHOWN_REST * run.step_seconds:
+        yield f"  the rest (each of these is a median of its own): {_signed(rest)}"
+    low, high = time["low_seconds"], time["high_seconds"]
+    inside = "inside" if low <= run.step_seconds <= high else "outside"
+    yield f"that is {inside} the stated interval"
+    if missing > 0.05 * time["step_seconds"] or inside == "outside":
+        yield f"to plan with what this run showed: shardplan calibrate --from {run.folder}"

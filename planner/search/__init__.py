@@ -1,0 +1,1 @@
+"""Enumeration, pricing, pruning and ranking of plans."""

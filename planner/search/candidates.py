@@ -1,0 +1,73 @@
+"""The candidates of a question: which of them are legal, and what became of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.alignment import at_level, level_of
+from cost_models.columnar.codes import joined
+from cost_models.legality.rules import CODES, RULES, broken_rules, question_of
+from cost_models.plan.plan import PlanTable
+from cost_models.scenario import Setting
+from planner.request.constraints import Constraint, broken_by_plan
+from planner.search.space import plan_products
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Every candidate, judged."""
+
+    legal: PlanTable  # by values: those that are also what is required
+    codes: NDArray[np.int64]  # how many there are of each of CODES
+    examples: Mapping[str, str]  # for each broken rule, the words for one candidate
+    unwanted: NDArray[np.int64]  # of legal ones, the requirement that they break
+
+    @classmethod
+    def of(
+        cls,
+        setting: Setting,
+        fixed: Mapping[str, Any],
+        require: Sequence[Constraint] = (),
+        offloads: Sequence[str] = ("none",),
+    ) -> Candidates:
+        """Enumerate and judge."""
+        question = question_of(setting)
+        counts = np.zeros(len(CODES), dtype=np.int64)
+        examples: dict[str, str] = {}
+        unwanted: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
+        legal = []
+        for product in plan_products(
+            setting.model, setting.workload, setting.cluster.num_gpus, fixed, offloads=offloads
+        ):
+            few, frame = product.factored()
+            broken = broken_rules(question, few)
+            level = frame.up_to(level_of(frame, list(broken.values())))
+            codes = np.zeros(level.size, dtype=np.int16)
+            for position, flags in broken.items():
+                codes[at_level(level, flags)] = position
+            here = np.bincount(codes, weights=level.plans(), minlength=len(CODES))
+            counts += here.astype(np.int64)
+            for code, row in zip(*np.unique(codes, return_index=True), strict=True):
+                if code and CODES[code] not in examples:
+                    plan = product.plans(level, row[None]).plan(0)
+                    examples[CODES[code]] = RULES[code - 1].words(question, plan)
+            plans = product.plans(level, np.flatnonzero(codes == 0))
+            frame.forget()
+            if require:
+                unwilling = broken_by_plan(require, plans.plain())
+                unwanted.append(unwilling[unwilling > 0])
+                plans = plans.rows(unwilling == 0)
+            legal.append(plans)
+        columns = {f.name: joined([getattr(t, f.name) for t in legal]) for f in fields(PlanTable)}
+        return cls(PlanTable(**columns), counts, examples, np.concatenate(unwanted))
+
+    @property
+    def illegal(self) -> dict[str, int]:
+        """How many candidates each rule forbids, the most first."""
+        found = {CODES[i]: int(n) for i, n in enumerate(self.codes) if i and n}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,198 @@
+"""Every number of recomputed layers, where the fewest that fit need not be the best.
+
+So it is on a Pareto front, with the objective memory, where more memory or time is required than
+must be, and with activations that leave the accelerator: with fewer layers less is computed, but
+more is moved. Plans that do not fit with all of their layers recomputed are looked at, too.
+
+With T, M, N and s as in ``part_recompute``, and T' the seconds of a plan that offloads no
+activations:
+
+    T(n) >= T'(n) >= (2/3 + n / 3N) T'(all)
+    M(n) >= (1 - n / s) M(0)    and    M(n) >= n / N M(all)
+
+Plans are passed over for which no n can come below what is allowed; of all others every n is
+priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.codes import joined, plain
+from cost_models.legality.rules import legality_codes, question_of
+from cost_models.plan.plan import OFFLOADS, PlanTable
+from cost_models.pricing.table import table_steps
+from cost_models.scenario import Setting
+from planner.search.finalists import Broken
+from planner.search.partial_recompute import FULL, MOST_SAVED, ROUNDING, Less, stage_sizes
+from planner.search.ranking import Ranked, Ranking
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+AT_ONCE: Final = 200_000  # plans that are priced together
+NONE, EMPTY = np.zeros(0, dtype=np.intp), np.zeros(0)
+# every way to offload, without the activations
+KEPT: Final = np.array(
+    [
+        OFFLOADS.index(word.replace("+activations", "").replace("activations", "none"))
+        for word in OFFLOADS
+    ]
+)
+
+
+def every_count(most: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
+    """Return the rows of numbers from 1 to ``most``, and these.
+
+    >>> [column.tolist() for column in every_count(np.array([2, 0, 1]))]
+    [[0, 0, 2], [1, 2, 1]]
+    """
+    rows = np.repeat(np.arange(len(most)), most)
+    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(most) - most, most) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Plans that recompute all of their layers, fitting or not, and two peaks."""
+
+    table: PlanTable
+    none: Floats  # of the same plan with nothing recomputed; nan: unknown
+    peak: Floats
+
+    @classmethod
+    def of(cls, legal: PlanTable, peak: Floats, none: Floats, *, offloaded: bool) -> Whole:
+        """Take them out of all legal plans; ``offloaded``: only those that offload activations."""
+        rows = (plain(legal.recompute) == FULL).nonzero()[0]
+        table = legal.rows(rows).plain()
+        if offloaded:
+            few = table.offloads_activations.nonzero()[0]
+            rows, table = rows[few], table.rows(few)
+        return cls(table, none[rows], peak[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """Plans that recompute all of their layers, which fewer of them may do, too."""
+
+    table: PlanTable
+    most: NDArray[np.int64]  # layers of each stage that are not all
+    peak: Floats  # bytes, with all of them
+    least_peak: Floats  # that no number of layers comes below
+    least_step: Floats  # seconds
+
+    @classmethod
+    def of(cls, setting: Setting, every: Whole, most: float, *, timed: bool = True) -> Grids:
+        """Bound those that can come to ``most`` bytes; not ``timed``: a step takes what it may."""
+        table, none, whole = every.table, every.none, every.peak
+        smallest, largest = stage_sizes(setting, table)
+        counts = smallest - (smallest == largest)
+        peak = np.zeros(len(table))
+        alike = len(setting.model.kinds) == 1
+        if alike:
+            share = whole * smallest / largest
+            peak = np.nan_to_num(none * share / (none + share)) * (1.0 - ROUNDING)
+        rows = ((counts > 0) & (peak <= most)).nonzero()[0]
+        table = table.rows(rows)
+        kept = np.zeros(len(table))
+        if timed:
+            kept = table_steps(setting, replace(table, offload=KEPT[table.offload]))
+        first = 1.0 / largest[rows] if alike else np.zeros(len(rows))
+        step = kept * (1.0 - MOST_SAVED * (1.0 - first)) * (1.0 - ROUNDING)
+        return cls(table, counts[rows], whole[rows], peak[rows], step)
+
+    def rows(self, index: Any) -> Grids:
+        """Return some of them."""
+        columns = (self.most, self.peak, self.least_peak, self.least_step)
+        return Grids(self.table.rows(index), *(column[index] for column in columns))
+
+    def slabs(self) -> Iterator[tuple[Rows, PlanTable]]:
+        """Yield every plan with every number of layers, and the grid of each."""
+        ends = np.cumsum(self.most)
+        start = 0
+        while start < len(self.table):
+            done = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, done + AT_ONCE, side="right")))
+            grid, number = every_count(self.most[start:stop])
+            yield start + grid, replace(self.table.rows(start + grid), recompute_layers=number)
+            start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Plans that recompute some layers of every stage, of which grid each is, and figures."""
+
+    table: PlanTable
+    grid: Rows
+    step: Floats
+    peak: Floats
+    priced: int
+
+
+def every_number(
+    grids: Grids,
+    ranking: Ranking,
+    known: Sequence[Ranked],
+    *,
+    fits: Callable[[PlanTable], tuple[Flags, Floats]],
+    may: Callable[[PlanTable, Floats, Floats], Flags],
+    broken: Callable[[PlanTable, Floats], Broken],
+    smaller: bool = False,
+) -> Less:
+    """Return the best plans that recompute some of their layers, of those that ``known`` leaves.
+
+    ``fits``: which plans of a table fit, and their peaks. ``may``: which are as required, by the
+    least that a step takes and by their peaks. ``broken``: what simulated steps break. ``smaller``:
+    only plans that need no more than with all of their layers recomputed.
+    """
+    beaten = ranking.beaten(known)
+    left = grids.rows((~beaten(grids.least_step, grids.least_peak)).nonzero()[0])
+    largest = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
+    some = _that_fit(
+        ranking.setting,
+        left,
+        lambda table, grid: _no_larger(largest[grid], *fits(table)),
+        lambda *of: may(*of) & ~beaten(*of[1:]),
+    )
+    ranked = ranking.finalists(
+        some.table,
+        np.arange(len(some.table)),
+        some.step,
+        some.peak,
+        broken=broken(some.table, some.peak),
+        family=some.grid,
+    )
+    return Less(tuple(ranked.plans(some.table, some.peak)), some.priced, ranked.simulated)
+
+
+def _no_larger(largest: Floats, fitting: Flags, peak: Floats) -> tuple[Flags, Floats]:
+    return fitting & (peak <= largest), peak
+
+
+def _that_fit(
+    setting: Setting,
+    grids: Grids,
+    fits: Callable[[PlanTable, Rows], tuple[Flags, Floats]],
+    stays: Callable[[PlanTable, Floats, Floats], Flags],
+) -> Numbered:
+    """Price every number of layers; return the legal plans that fit and stay."""
+    tables, columns = [grids.table.rows(slice(0, 0))], [(NONE, EMPTY, EMPTY)]
+    priced = 0
+    for grid, table in grids.slabs():
+        priced += len(table)
+        fitting, peak = fits(table, grid)
+        rows = fitting.nonzero()[0]
+        table, grid, peak = table.rows(rows), grid[rows], peak[rows]
+        step = table_steps(setting, table)
+        rows = stays(table, step, peak).nonzero()[0]
+        rows = rows[legality_codes(question_of(setting), table.rows(rows)) == 0]
+        tables.append(table.rows(rows))
+        columns.append((grid[rows], step[rows], peak[rows]))
+    grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    names = [f.name for f in fields(PlanTable)]
+    table = PlanTable(**{name: joined([getattr(t, name) for t in tables]) for name in names})
+    return Numbered(table.plain(), grid, step, peak, priced)

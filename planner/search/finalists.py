@@ -1,0 +1,188 @@
+"""The best plans by the simulated step: action by action, but only those that can still win.
+
+A plan's step in closed form is never longer than its simulated one (``pipeline_time``). Plans are
+simulated in the order of that bound; once ``top`` of them are done and the next bound is longer
+than the longest of the best ones, no plan that is left can be among them. Constraints on results
+are about the simulated step, too: a plan that breaks one then is dropped, and beats no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.simulated_steps import above, simulated_steps
+from cost_models.scenario import Setting
+from planner.request.objectives import pareto_front
+
+Rows = NDArray[np.intp]
+Floats = NDArray[np.float64]
+AT_ONCE: Final = 16  # plans whose ranks are priced together before they are simulated
+Codes = NDArray[np.int16]
+# rows and their simulated steps -> 0, or the position (from 1) of a constraint that is broken
+Broken = Callable[[Rows, Floats], Codes]
+
+
+def nothing_broken(rows: Rows, seconds: Floats) -> Codes:
+    """Return the codes of rows that nothing is required of."""
+    return np.zeros(len(rows), dtype=np.int16)
+
+
+@dataclass(frozen=True, slots=True)
+class Finalists:
+    """Rows of a table, best first, and their seconds of a step."""
+
+    rows: Rows
+    seconds: Floats
+    simulated: int  # action by action; a plan without a pipeline needs none
+    bounded_away: int  # not simulated, since they cannot win
+    # of rows that break a constraint once they are simulated, the code of that
+    broken: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
+
+    def plans(self, table: PlanTable, peak: Floats) -> list[tuple[float, float, Plan]]:
+        """Return seconds, bytes and plans, the best first."""
+        ranked = zip(self.seconds.tolist(), self.rows.tolist(), strict=True)
+        return [(seconds, float(peak[row]), table.plan(row)) for seconds, row in ranked]
+
+
+def simulate(
+    setting: Setting,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    top: int,
+    broken: Broken = nothing_broken,
+    family: Rows | None = None,
+) -> Finalists:
+    """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays.
+
+    ``family``: of rows with the same number the best alone counts.
+    """
+    best: list[tuple[float, float, int]] = []  # seconds, peak, position in the order
+    dropped = [np.zeros(0, dtype=np.int16)]
+    simulated = done = 0
+    while done < len(order):
+        longest = best[top - 1][0] if len(best) >= top else np.inf
+        batch = order[done : done + max(AT_ONCE, top)]
+        batch = batch[step[batch] <= longest]
+        if len(batch) == 0:
+            break
+        seconds, piped = _seconds(setting, table, batch, step)
+        simulated += piped
+        codes = broken(batch, seconds)
+        dropped.append(codes[codes > 0])
+        stays = np.flatnonzero(codes == 0)
+        columns = seconds[stays], peak[batch[stays]], done + stays
+        best += zip(*(column.tolist() for column in columns), strict=True)
+        best = _of_families(sorted(best), order, family)[:top]
+        done += len(batch)
+    rows = order[np.array([position for *_, position in best], dtype=np.intp)]
+    left = len(order) - done
+    found = np.array([s for s, *_ in best])
+    return Finalists(rows, found, simulated, left, np.concatenate(dropped))
+
+
+def _of_families(
+    best: list[tuple[float, float, int]], order: Rows, family: Rows | None
+) -> list[tuple[float, float, int]]:
+    """Return the first of every family."""
+    if family is None:
+        return best
+    first: dict[int, tuple[float, float, int]] = {}
+    for one in best:
+        first.setdefault(int(family[order[one[2]]]), one)
+    return list(first.values())
+
+
+def _seconds(setting: Setting, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
+    """Return the simulated steps of some rows, and how many of them have a pipeline."""
+    seconds = step[rows]
+    piped = table.pipeline_parallel[rows] > 1
+    if piped.any():
+        found = simulated_steps(setting, table.rows(rows[piped]))
+        seconds[piped] = above(seconds[piped], found)
+    return seconds, int(np.sum(piped))
+
+
+def smallest_first(
+    setting: Setting,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    top: int,
+    broken: Broken = nothing_broken,
+    family: Rows | None = None,
+) -> Finalists:
+    """Rank rows that come in the order of ``peak``, then ``step``: equal peaks by simulation."""
+    found: list[Finalists] = []
+    done = known = 0
+    while known < top and done < len(order):
+        same = order[done : done + int(np.sum(peak[order[done:]] == peak[order[done]]))]
+        done += len(same)
+        if family is not None:
+            taken = [family[each.rows] for each in found]
+            same = same[~np.isin(family[same], np.concatenate([family[:0], *taken]))]
+        found.append(
+            simulate(
+                setting, table, same, step, peak, top=top - known, broken=broken, family=family
+            )
+        )
+        known += len(found[-1].rows)
+    return Finalists(
+        np.concatenate([order[:0], *(each.rows for each in found)]),
+        np.concatenate([step[:0], *(each.seconds for each in found)]),
+        sum(each.simulated for each in found),
+        len(order) - done + sum(each.bounded_away for each in found),
+        np.concatenate([nothing_broken(order[:0], step[:0]), *(each.broken for each in found)]),
+    )
+
+
+def simulate_front(
+    setting: Setting,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    broken: Broken = nothing_broken,
+) -> Finalists:
+    """Return the rows that no other one beats in simulated step and peak, the fastest first.
+
+    A row whose bound and peak a simulated one has or beats cannot be one of them; all others are
+    simulated, in the order of the bound.
+    """
+    left = order[np.argsort(step[order], kind="stable")]
+    done: list[Rows] = [left[:0]]
+    seconds: list[Floats] = [step[:0]]
+    dropped = [np.zeros(0, dtype=np.int16)]
+    simulated = bounded_away = 0
+    while len(left):
+        batch, left = left[:AT_ONCE], left[AT_ONCE:]
+        found, piped = _seconds(setting, table, batch, step)
+        simulated += piped
+        codes = broken(batch, found)
+        dropped.append(codes[codes > 0])
+        done, seconds = [*done, batch[codes == 0]], [*seconds, found[codes == 0]]
+        rows, known = np.concatenate(done), np.concatenate(seconds)
+        if len(rows) == 0:
+            continue
+        by_time = np.argsort(known, kind="stable")
+        lowest = np.minimum.accumulate(peak[rows][by_time])
+        # of the simulated ones that take no longer than a bound, the smallest peak
+        before = np.searchsorted(known[by_time], step[left], side="right")
+        beaten = (before > 0) & (lowest[np.maximum(before, 1) - 1] <= peak[left])
+        bounded_away += int(np.sum(beaten))
+        left = left[~beaten]
+    rows, known = np.concatenate(done), np.concatenate(seconds)
+    front = pareto_front(known, peak[rows])
+    codes = np.concatenate(dropped)
+    return Finalists(rows[front], known[front], simulated, bounded_away, codes)

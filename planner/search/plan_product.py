@@ -1,0 +1,133 @@
+"""Plans as products of choices: judged as they are, multiplied out into columns by values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.codes import Coded, coded
+from cost_models.columnar.columns import Column
+from cost_models.columnar.levels import Index
+from cost_models.columnar.product_levels import ProductFrame, ProductLevel
+from cost_models.plan.plan import FLAGS, PlanTable
+
+Codes = NDArray[np.integer[Any]]
+
+
+class Block(NamedTuple):
+    """All plans of one grid: its own columns, and choices that are multiplied with each other."""
+
+    same: dict[str, Any]
+    choices: Mapping[tuple[str, ...], Sequence[Any]]  # of some columns: a value, or one of each
+
+    @property
+    def size(self) -> int:
+        """How many plans there are."""
+        return prod(map(len, self.choices.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The plans of many grids, the last choice fastest."""
+
+    values: Mapping[str, NDArray[Any]]  # of every column, those that there are
+    same: Mapping[str, Codes]  # of every grid
+    choices: tuple[Mapping[str, Codes], ...]  # of every grid's values, one below the other
+    sizes: NDArray[np.int64]  # how many values each choice has (a row) in each grid
+    pinned: Mapping[str, Any]  # columns of one value
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], pinned: Mapping[str, Any]) -> Product:
+        """Put grids side by side."""
+        same = {
+            name: coded(_typed(name, [b.same[name] for b in blocks])) for name in blocks[0].same
+        }
+        choices = []
+        for names in blocks[0].choices:
+            rows = np.array(list(chain.from_iterable(block.choices[names] for block in blocks)))
+            columns = zip(names, rows.reshape(len(rows), len(names)).T, strict=True)
+            choices.append({name: coded(_typed(name, column)) for name, column in columns})
+        sizes = [[len(values) for values in block.choices.values()] for block in blocks]
+        return cls(
+            {name: c.values for group in (same, *choices) for name, c in group.items()},
+            {name: column.codes for name, column in same.items()},
+            tuple({name: column.codes for name, column in each.items()} for each in choices),
+            np.array(sizes).T,
+            pinned,
+        )
+
+    def slabs(self, most: int) -> Iterator[Product]:
+        """Yield some grids after the other, each time at least ``most`` plans but for the last."""
+        begin = candidates = 0
+        sizes = np.prod(self.sizes, axis=0).tolist()
+        for end, size in enumerate(sizes, start=1):
+            candidates += size
+            if candidates >= most or end == len(sizes):
+                yield self._grids(begin, end)
+                begin, candidates = end, 0
+
+    def _grids(self, begin: int, end: int) -> Product:
+        starts = np.cumsum(self.sizes, axis=1)
+        choices = []
+        for choice, ends in zip(self.choices, starts, strict=True):
+            mine = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
+            choices.append({name: codes[mine] for name, codes in choice.items()})
+        return Product(
+            self.values,
+            {name: codes[begin:end] for name, codes in self.same.items()},
+            tuple(choices),
+            self.sizes[:, begin:end],
+            self.pinned,
+        )
+
+    def factored(self) -> tuple[PlanTable, ProductFrame]:
+        """Return the plans with each column by what it depends on; and the levels of these."""
+        frame = ProductFrame(self.sizes)
+        groups = [(frame.level(0), self.same)]
+        groups += [(frame.level(1 << n), choice) for n, choice in enumerate(self.choices)]
+        columns = {name: _typed(name, [value]) for name, value in self.pinned.items()}
+        for level, group in groups:
+            for name, codes in group.items():
+                values = self.values[name][codes]
+                alone = (values == values[0]).all()
+                columns[name] = values[:1] if alone else Column(level, values)  # type: ignore[assignment]
+        return PlanTable(**columns), frame
+
+    def plans(self, level: ProductLevel, rows: Index) -> PlanTable:
+        """Multiply out some rows of a level: by every choice after those that it tells apart."""
+        frame, (grid, digits) = level.product, level.places(rows)
+        inner = frame.after(level)
+        times = inner.counts[grid]
+        starts = np.cumsum(times) - times
+        places = np.arange(times.sum()) + np.repeat(inner.starts[grid] - starts, times)
+        columns = {name: np.repeat(codes[grid], times) for name, codes in self.same.items()}
+        for number, choice in enumerate(self.choices):
+            own = frame.level(1 << number)
+            for name, codes in choice.items():
+                if len(self.values[name]) == 1:
+                    columns[name] = np.broadcast_to(codes[0], len(places))
+                elif number in digits:
+                    columns[name] = np.repeat(codes[own.starts[grid] + digits[number]], times)
+                else:
+                    way = inner.way(own)
+                    columns[name] = (codes if way is None else codes[way])[places]
+        found: dict[str, Any] = {
+            name: _column(self.values[name], codes) for name, codes in columns.items()
+        }
+        for name, value in self.pinned.items():
+            found[name] = np.broadcast_to(_typed(name, [value])[0], len(places))
+        return PlanTable(**found)
+
+
+def _typed(name: str, values: Any) -> NDArray[Any]:
+    return np.asarray(values, dtype=np.bool_ if name in FLAGS else np.int64)
+
+
+def _column(values: NDArray[Any], codes: NDArray[Any]) -> Any:
+    return Coded(values, codes) if len(values) > 1 else np.broadcast_to(values[0], len(codes))

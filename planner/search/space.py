@@ -1,0 +1,258 @@
+"""The space of plans: every way to lay a job out on a number of accelerators, as one table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import gcd
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.schedules import LOOPED, V_SHAPED, default_virtual_stages
+from cost_models.plan.plan import (
+    CONTEXT_METHODS,
+    OFFLOADS,
+    RECOMPUTE,
+    SCHEDULES,
+    SEARCHED_RECOMPUTE,
+    WORDS,
+    Plan,
+    PlanTable,
+)
+from cost_models.plan.workload import Workload
+from hardware_profiles.errors import InputError
+from planner.request.divisors import divisors
+from planner.search.plan_product import Block, Product
+
+MAX_VIRTUAL_STAGES: Final = 12
+LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
+MIN_TOKENS: Final = 4_096  # that a rank then has at least
+ENDS: Final = 2  # embedding and head, where they count as layers
+MAX_CANDIDATES: Final = 20_000_000
+SLAB: Final = 400_000  # candidates in one table
+# what stays at its default unless it is pinned (offload: unless it is allowed)
+UNVARIED: Final = (
+    "offload_device",
+    "recompute_layers",
+    "recompute_every",
+    "secondary_ranks",
+    "quantised_weights",
+    "quantised_gradients",
+)
+
+
+def enumerate_plans(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    *,
+    offloads: Sequence[str] = ("none",),
+) -> PlanTable:
+    """Return every candidate; ``legality`` says which of them can exist.
+
+    Degrees are the divisors of the number of accelerators; virtual stages those that divide the
+    layers evenly, with or without embedding and head as two layers more (Llama 3's 126 layers on
+    128 places), up to MAX_VIRTUAL_STAGES; experts are shared by every number of ranks that
+    divides them and the ranks there are. Columns that mean nothing are not varied: sequence
+    parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
+
+    ZeRO shards over all data ranks, or over equal groups of them, replicas of each other (HSDP).
+
+    Sequences of LONG tokens are also shared out (context parallelism), as long as MIN_TOKENS are
+    left for each rank: shorter ones fit with less communication in other ways.
+
+    ``offloads``: what may leave the accelerators (``allowed_offloads``).
+    """
+    product = Product.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
+    level = product.factored()[1].level(0)
+    return product.plans(level, np.arange(level.size)).plain()
+
+
+def plan_products(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    *,
+    offloads: Sequence[str] = ("none",),
+) -> Iterator[Product]:
+    """Yield the rows of ``enumerate_plans`` in products of about SLAB candidates."""
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads)
+    total = sum(block.size for block in blocks)
+    if total > MAX_CANDIDATES:
+        raise InputError(
+            f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
+            "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
+        )
+    yield from Product.of(blocks, _pinned(fixed)).slabs(SLAB)
+
+
+def _blocks(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    offloads: Sequence[str],
+) -> list[Block]:
+    """Return the plans of every grid of ranks."""
+    grids = itertools.product(  # plans of the same pipeline side by side: they are priced together
+        _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
+        _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
+        _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
+    )
+    blocks: list[Block] = []
+    for pipeline, tensor, context in grids:
+        data, left = divmod(num_gpus, tensor * pipeline * context)
+        if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
+            continue
+        for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
+            grid = Grid(tensor, pipeline, context, data, copies)
+            blocks.append(_block(model, workload, grid, fixed, offloads))
+    if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
+        tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
+        context = fixed.get("context_parallel", 1)
+        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
+        grid = Grid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
+        blocks = [_block(model, workload, grid, fixed, offloads)]
+    return blocks
+
+
+def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
+    """Return every way to offload some of ``parts`` (optimizer, activations, weights), none first.
+
+    >>> allowed_offloads(["optimizer", "activations"])
+    ('none', 'optimizer', 'activations', 'optimizer+activations')
+    """
+    allowed = {"none", *parts}
+    return tuple(word for word in OFFLOADS if set(word.split("+")) <= allowed)
+
+
+class Grid(NamedTuple):
+    """How many ranks there are along each axis."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+    copies: int  # of the shards
+
+
+def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
+    """Return how many ranks may share a sequence: where each still has MIN_TOKENS of it."""
+    causal = all(kind.attention.causal and kind.cross_attention is None for kind in model.kinds)
+    most = workload.seq_len // MIN_TOKENS if causal and workload.seq_len >= LONG else 1
+    return [n for n in divisors(num_gpus) if n <= most] or [1]
+
+
+def _replicas(data: int, context: int) -> list[int]:
+    """Return how many copies of the shards to try: every split of the data ranks but single ones.
+
+    >>> _replicas(8, 1), _replicas(4, 2)
+    ([1, 2, 4], [1, 2, 4])
+    """
+    return [n for n in divisors(data) if n == 1 or data // n * context > 1]
+
+
+def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]:
+    return [fixed[name]] if name in fixed else values
+
+
+def _block(
+    model: ModelSpec,
+    workload: Workload,
+    grid: Grid,
+    fixed: Mapping[str, Any],
+    offloads: Sequence[str],
+) -> Block:
+    """Return the choices of one grid."""
+    tensor, pipeline, context, data, copies = grid
+    stages = [0, 1, 2, 3] if data * context > 1 else [0]
+    known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
+    methods = _wanted(fixed, "context_parallel_method", known)
+    shards = stages if copies == 1 else stages[1:] or stages  # of one rank: never legal
+    zero = _wanted(fixed, "zero_stage", shards)
+    sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
+    recompute = _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))
+    offload = _wanted(fixed, "offload", list(offloads))
+    schedules = _schedules(model, pipeline, fixed)
+    choices: dict[tuple[str, ...], list[Any]] = {
+        ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],
+        ("expert_parallel", "expert_tensor_parallel"): _experts(
+            model, tensor, data // copies * context, fixed
+        ),
+        ("pipeline_schedule", "virtual_stages"): [(SCHEDULES.index(s), v) for s, v in schedules],
+        ("micro_batch_size", "num_microbatches"): _batches(workload, data, fixed),
+        ("zero_stage",): zero,
+        ("sequence_parallel",): sequence,
+        ("recompute",): [RECOMPUTE.index(word) for word in recompute],
+        ("offload",): [OFFLOADS.index(word) for word in offload],
+    }
+    return Block(
+        {
+            "data_parallel": data,
+            "dp_replicate": copies,
+            "context_parallel": context,
+            "tensor_parallel": tensor,
+            "pipeline_parallel": pipeline,
+        },
+        choices,
+    )
+
+
+def _experts(
+    model: ModelSpec, tensor: int, ranks: int, fixed: Mapping[str, Any]
+) -> list[tuple[int, bool]]:
+    """Return expert_parallel and expert_tensor_parallel to try on ``ranks`` x ``tensor`` ranks."""
+    sizes = [kind.feed_forward.num_experts for kind in model.kinds]
+    common = gcd(*sizes)
+    pairs = []
+    for cut in _wanted(fixed, "expert_tensor_parallel", [True, False]):
+        if not cut and (tensor == 1 or not common) and "expert_tensor_parallel" not in fixed:
+            continue
+        holders = ranks if cut else ranks * tensor
+        values = divisors(gcd(common, holders)) if common else [1]
+        pairs += [(value, cut) for value in _wanted(fixed, "expert_parallel", values)]
+    return pairs
+
+
+def _pinned(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that vary only where they are pinned."""
+    default = Plan()
+    values = {name: fixed.get(name, getattr(default, name)) for name in UNVARIED}
+    return {n: WORDS[n].index(v) if n in WORDS else v for n, v in values.items()}
+
+
+def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
+    if pipeline == 1:
+        pairs = [("1f1b", 1)]
+    else:
+        layers, counts = model.num_layers, range(2, MAX_VIRTUAL_STAGES + 1)
+        even = [
+            v for v in counts if 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
+        ]
+        pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
+        pairs += [(name, v) for name in LOOPED for v in even]
+        pairs += [(name, 2) for name in V_SHAPED if 2 in even]
+    schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
+    kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
+    if kept:
+        return kept
+    # legality says what is wrong
+    return [(schedule or "1f1b", virtual or default_virtual_stages(schedule))]
+
+
+def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:
+    micro, count = fixed.get("micro_batch_size"), fixed.get("num_microbatches")
+    share, left = divmod(workload.global_batch_size, data)
+    if micro is not None and count is not None:
+        return [(micro, count)]
+    if left or not share:
+        return [(micro or 1, count or 1)]  # legality says what is wrong
+    if micro is not None:
+        return [(micro, max(1, share // micro))]
+    if count is not None:
+        return [(max(1, share // count), count)]
+    return [(size, share // size) for size in divisors(share)]

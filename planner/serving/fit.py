@@ -1,0 +1,189 @@
+"""``fit(..., inference=True)``: does a model with its cache fit, and how far can it go."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import Plan
+from cost_models.serving.kv_cache import has_cache
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
+from planner.assessment.plan_document import cluster_document, model_document
+from planner.serving.command import vllm_options
+from planner.serving.layouts import usual_layouts
+from planner.serving.request import build_serving
+from planner.serving.setting import PLAN_FIELDS, ServingSetting, memory_document, why_not
+from planner.serving.speed import time_document
+from planner.serving.text import CONFIDENCE, serving_text
+from planner.serving.ways_out import serving_reach, serving_ways
+
+SCHEMA_VERSION = 1
+# whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
+COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ServingAnswer:
+    """Can it be served: the verdict on one way to cut it, its parts, and what to do next."""
+
+    setting: ServingSetting
+    plan: Plan
+    memory: Mapping[str, Any]
+    time: Mapping[str, Any] | None  # None: no rate is known
+    assumptions: tuple[str, ...]
+    ways_out: tuple[Mapping[str, Any], ...]
+    reach: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or does_not_fit."""
+        return str(self.memory["verdict"])
+
+    @property
+    def confidence(self) -> str:
+        """Published, where logs of such a model were compared with, else datasheet."""
+        on_gpu = self.setting.cluster.accelerator.device == "gpu"
+        alike = self.setting.model.family in COMPARED_FAMILIES
+        return "published" if on_gpu and alike else "datasheet"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        setting, memory = self.setting, dict(self.memory)
+        memory.pop("verdict")
+        pinned = setting.layer_ranges
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": model_document(setting.model),
+            "cluster": cluster_document(setting.cluster),
+            "workload": setting.workload.to_dict(),
+            "engine": {"name": setting.engine.name, "options": vllm_options(setting, self.plan)},
+            **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
+            "verdict": self.verdict,
+            "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
+            "memory": memory,
+            "time": None if self.time is None else dict(self.time),
+            "assumptions": list(self.assumptions),
+            "confidence": self.confidence,
+            "ways_out": [dict(way) for way in self.ways_out],
+            "reach": dict(self.reach),
+        }
+
+    def __str__(self) -> str:
+        return serving_text(
+            self.setting,
+            self.plan,
+            self.memory,
+            self.time,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            reach=self.reach,
+            confidence=CONFIDENCE[self.confidence],
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def fit_serving(
+    model: ModelSpec,
+    cluster: Cluster,
+    fixed: Mapping[str, Any],
+    *,
+    concurrency: int | None = None,
+    context_len: int | None = None,
+    seq_len: int | None = None,
+    prefill_chunk: int | None = None,
+    precision: str | None = None,
+    weight_precision: str | None = None,
+    kv_precision: str | None = None,
+    attention_kernel: str | None = None,
+    layers: str | Sequence[int] | None = None,
+    prompt_len: int | None = None,
+    cuda_graphs: bool | None = None,
+) -> ServingAnswer:
+    """Say whether a cluster serves so many sequences of such a length, and with which margin.
+
+    ``fixed``: the parts of the plan that were given. What is left out of it is the fewest
+    accelerators for a replica with which everything fits; the others hold more replicas.
+    """
+    setting, assumptions = build_serving(
+        model,
+        cluster,
+        concurrency=1 if concurrency is None else concurrency,
+        context_len=context_len,
+        seq_len=seq_len,
+        prefill_chunk=prefill_chunk,
+        precision=precision,
+        weight_precision=weight_precision,
+        kv_precision=kv_precision,
+        attention_kernel=attention_kernel,
+        layers=layers,
+        prompt_len=prompt_len,
+        cuda_graphs=cuda_graphs,
+    )
+    plan, memory, why = _layout(setting, fixed)
+    named = PLAN_FIELDS if plan.expert_parallel > 1 else PLAN_FIELDS[:3]
+    taken = [f"{name} {getattr(plan, name)}" for name in named if name not in fixed]
+    if taken:
+        assumptions.append(f"{', '.join(taken)} (default: {why})")
+    if concurrency is None:  # as many as there are replicas: each still has one
+        setting = _with_concurrency(setting, plan.data_parallel)
+        assumptions.append(
+            f"concurrency {plan.data_parallel} (default: one sequence for each replica)"
+        )
+    fits = memory["verdict"] == "fits"
+    try:
+        time = time_document(setting, plan)
+    except InputError as error:
+        time = None
+        assumptions.append(f"time is not predicted: {error}")
+    return ServingAnswer(
+        setting=setting,
+        plan=plan,
+        memory=memory,
+        time=time,
+        assumptions=tuple(assumptions),
+        ways_out=() if fits else serving_ways(setting, plan),
+        reach=serving_reach(setting, plan) if fits and has_cache(model) else {},
+    )
+
+
+def _with_concurrency(setting: ServingSetting, concurrency: int) -> ServingSetting:
+    return replace(setting, workload=replace(setting.workload, concurrency=concurrency))
+
+
+def _layout(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[Plan, dict[str, Any], str]:
+    """Return the first way that fits, else the one that needs least; why it was taken."""
+    best: tuple[Plan, dict[str, Any]] | None = None
+    for plan in usual_layouts(setting, fixed):
+        memory = memory_document(setting, plan)
+        if memory["verdict"] == "fits":
+            return plan, memory, "the smallest replica that fits, and as many as there is place for"
+        if best is None or memory["peak_bytes"] < best[1]["peak_bytes"]:
+            best = plan, memory
+    if best is None:
+        raise InputError(_why_no_layout(setting, fixed))
+    return *best, "nothing fits, so the one that needs least"
+
+
+def _why_no_layout(setting: ServingSetting, fixed: Mapping[str, Any]) -> str:
+    """Return why the plan that is asked for, or the simplest one, cannot be."""
+    pinned = 1 if setting.layer_ranges is None else len(setting.layer_ranges)
+    tp, pp = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", pinned)
+    data = fixed.get("data_parallel", max(1, setting.cluster.num_gpus // (tp * pp)))
+    plan = Plan(
+        data_parallel=data,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        expert_parallel=fixed.get("expert_parallel", 1),
+    )
+    why = why_not(setting, plan)
+    if why is None:  # pragma: no cover - layouts() would have found it
+        raise AssertionError(plan)
+    return why

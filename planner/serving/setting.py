@@ -1,0 +1,160 @@
+"""A serving question as the formulas need it, and what they say of one way to cut it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.stages import PipelineRank, even_rank_contents, rank_contents
+from cost_models.plan.plan import Plan
+from cost_models.serving.kv_cache import bytes_per_token
+from cost_models.serving.memory import (
+    SERVING_MOMENTS,
+    ServingParts,
+    ServingPoint,
+    ServingWorkload,
+    price_serving,
+    rank_serving_memory,
+)
+from cost_models.serving.number_formats import CACHE_FORMATS
+from cost_models.serving.rules import ServingQuestion, why_not_served
+from cost_models.uncertainty import SERVING_EXACT, SERVING_REST, interval
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.software.serving_engine import ServingEngine
+from planner.assessment.verdict import Verdict, memory_budget
+
+# fields of a plan that serving has
+PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSetting:
+    """Everything but how the replicas are cut."""
+
+    model: ModelSpec
+    cluster: Cluster
+    workload: ServingWorkload
+    engine: ServingEngine
+    layer_ranges: tuple[tuple[int, int], ...] | None = None  # pinned stages; None: even ones
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a device works beside the host."""
+        return self.cluster.accelerator.device != "cpu"
+
+
+def sequences_of(setting: ServingSetting, plan: Plan) -> int:
+    """Return the sequences that the fullest replica serves at once.
+
+    >>> math.ceil(65 / 8)
+    9
+    """
+    return math.ceil(setting.workload.concurrency / plan.data_parallel)
+
+
+def point_of(setting: ServingSetting, plan: Plan) -> ServingPoint:
+    """Return the numbers of one way to serve."""
+    return ServingPoint(
+        sequences=sequences_of(setting, plan),
+        context_len=setting.workload.context_len,
+        prefill_chunk=setting.workload.prefill_chunk,
+        tensor_parallel=plan.tensor_parallel,
+        pipeline_parallel=plan.pipeline_parallel,
+        data_parallel=plan.data_parallel,
+        expert_parallel=plan.expert_parallel,
+    )
+
+
+def why_not(setting: ServingSetting, plan: Plan) -> str | None:
+    """Return why replicas cannot be cut so; None where they can."""
+    stages = None if setting.layer_ranges is None else len(setting.layer_ranges)
+    question = ServingQuestion(setting.model, setting.workload, setting.cluster.num_gpus, stages)
+    return why_not_served(question, point_of(setting, plan))
+
+
+def stages_of(setting: ServingSetting, plan: Plan) -> Sequence[PipelineRank]:
+    """Return the distinct contents of the pipeline ranks."""
+    if setting.layer_ranges is not None:
+        return rank_contents(setting.model, setting.layer_ranges, plan.pipeline_parallel)
+    return even_rank_contents(setting.model, plan.pipeline_parallel, 1)
+
+
+def serving_verdict(low: float, high: float, budget: float) -> Verdict:
+    """Return the verdict: upper end within, interval astride, lower end above."""
+    if high <= budget:
+        return "fits"
+    return "does_not_fit" if low > budget else "tight"
+
+
+def serving_interval(exact: float, rest: float) -> tuple[float, float]:
+    """Return the ends of the interval: each part has its own spread."""
+    ends = zip(interval(exact, SERVING_EXACT), interval(rest, SERVING_REST), strict=True)
+    low, high = (sum(pair) for pair in ends)
+    return low, high
+
+
+def _parts(parts: ServingParts) -> dict[str, float]:
+    """Return the parts under the names of fit; a server has no gradients and no optimizer."""
+    values = {f.name: float(getattr(parts, f.name)) for f in fields(ServingParts)}
+    return {"weights": values["weights"], "gradients": 0.0, "optimizer": 0.0} | values
+
+
+def _stages(setting: ServingSetting, plan: Plan) -> list[dict[str, Any]]:
+    """Return what every pipeline rank holds."""
+    found = []
+    for rank in stages_of(setting, plan):
+        parts, moment = rank_serving_memory(
+            setting.model,
+            setting.workload,
+            setting.engine,
+            rank,
+            point_of(setting, plan),
+            on_gpu=setting.on_gpu,
+        )
+        found += [
+            {
+                "stage": position,
+                "peak_bytes": float(parts.peak),
+                "moment": SERVING_MOMENTS[int(np.asarray(moment))],
+                "parts": _parts(parts),
+            }
+            for position in rank.positions
+        ]
+    return sorted(found, key=lambda stage: int(stage["stage"]))
+
+
+def memory_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
+    """Return the memory of one legal way to serve, as plain JSON values."""
+    parts, stage, moment = price_serving(
+        setting.model,
+        setting.workload,
+        setting.engine,
+        stages_of(setting, plan),
+        point_of(setting, plan),
+        on_gpu=setting.on_gpu,
+    )
+    peak, allowed = float(parts.peak), memory_budget(setting.cluster.accelerator)
+    low, high = serving_interval(float(parts.exact), float(parts.rest))
+    stored = CACHE_FORMATS[setting.workload.kv_precision]
+    options = (setting.model, stored, plan.tensor_parallel)
+    return {
+        "verdict": serving_verdict(low, high, allowed.size),
+        "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
+        "budget_bytes": allowed.size,
+        "budget_source": f"{allowed.kind}: {allowed.source}",
+        "margin_bytes": allowed.size - peak,
+        "peak_bytes": peak,
+        "low_bytes": low,
+        "high_bytes": high,
+        "limiting_stage": int(np.asarray(stage)),
+        "moment": SERVING_MOMENTS[int(np.asarray(moment))],
+        "parts": _parts(parts),
+        "stages": _stages(setting, plan),
+        "kv_bytes_per_token": float(bytes_per_token(*options)),
+        "kv_bytes_per_token_beyond_windows": float(bytes_per_token(*options, beyond_windows=True)),
+    }

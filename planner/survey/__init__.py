@@ -1,0 +1,1 @@
+"""Comparison of several clusters or precisions, and inverse questions."""

@@ -1,0 +1,266 @@
+"""The answer to a question with several cases, a price or a whole job in it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cost_models.plan.plan import Plan
+from cost_models.plan_file import PlanFile
+from cost_models.scenario import Setting
+from hardware_profiles.errors import NoLegalPlanError
+from planner.advice.refusal import no_plan, reasons_of, search_document
+from planner.answer.answers import header, not_run
+from planner.assessment.confidence import confidence
+from planner.assessment.plan_document import plan_document, plan_file
+from planner.assessment.verdict import budget_bytes
+from planner.refinement.placement import can_be_placed
+from planner.run_cost.failures import failure_notes
+from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
+from planner.search.search import Counts
+from planner.survey.compare_cases import Asked, Case, Found, is_placed, job_limits
+from planner.survey.text import survey_text, why_nothing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOT_PLACED: Final = (
+    "ranks stand in the order of the accelerators: no order changes what a plan needs, and on "
+    "fronts none is looked for"
+)
+MOST_ASKED: Final = 3  # clusters of which it is asked what would make a plan exist
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SurveyAnswer:
+    """What is the best plan of several cases: the ranked plans, and every case's best."""
+
+    asked: Asked
+    cases: tuple[Case, ...]
+    ranked: tuple[Found, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def best(self) -> Plan:
+        """The first plan."""
+        return self.ranked[0].plan
+
+    @property
+    def setting(self) -> Setting:
+        """The setting of the first plan."""
+        return self.ranked[0].setting
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """What was pinned."""
+        return self.asked.fixed
+
+    @property
+    def documents(self) -> tuple[Mapping[str, Any], ...]:
+        """What is said about every ranked plan."""
+        return tuple(found.to_dict() for found in self.ranked)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The ranked plans as a DataFrame, one a row, in SI units."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "cluster": document["cluster"],
+                    "num_gpus": document["num_gpus"],
+                    "precision": document["precision"],
+                    **document["plan"],
+                    "peak_bytes": document["memory"]["peak_bytes"],
+                    "step_seconds": document["time"]["step_seconds"],
+                    "mfu": document["time"]["mfu"],
+                    "dollars_per_step": document["cost"]["dollars_per_step"],
+                    "joules_per_step": document["cost"]["joules_per_step"],
+                }
+                for document in self.documents
+            ]
+        )
+
+    def plan_file(self, rank: int = 0) -> PlanFile:
+        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
+        import importlib.metadata
+
+        version = importlib.metadata.version("shardplan")
+        found = self.ranked[rank]
+        return plan_file(found.setting, found.plan, f"shardplan {version}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            **header(self.setting),
+            "objective": self.asked.objective,
+            "pareto": None if self.asked.pareto is None else list(self.asked.pareto),
+            "plans": [dict(document) for document in self.documents],
+            "cases": [case_document(case) for case in self.cases],
+            "fixed": dict(self.asked.fixed),
+            "require": [constraint.text for constraint in self.asked.require],
+            "search": search_document(total_counts(self.cases)),
+            "not_run": not_run(self.setting, self.best),
+            "assumptions": list(self.assumptions),
+            "confidence": confidence(self.setting),
+        }
+
+    def __str__(self) -> str:
+        return survey_text(
+            self.asked,
+            self.cases,
+            self.ranked,
+            counts=total_counts(self.cases),
+            assumptions=self.assumptions,
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def case_document(case: Case) -> dict[str, Any]:
+    """Return what is said about one case."""
+    setting, result = case.question.setting, case.result
+    best = case.found[0].to_dict() if case.found else None
+    return {
+        "cluster": case.name,
+        "num_gpus": setting.cluster.num_gpus,
+        "precision": setting.workload.precision,
+        "best": best,
+        "why_not": case.why,
+        "search": None if result is None else search_document(result.counts),
+    }
+
+
+def total_counts(cases: tuple[Case, ...]) -> Counts:
+    """Return what all searches saw together."""
+    every = [case.result.counts for case in cases if case.result is not None]
+    return Counts(
+        enumerated=sum(c.enumerated for c in every),
+        illegal=_summed([c.illegal for c in every]),
+        priced=sum(c.priced for c in every),
+        too_large=sum(c.too_large for c in every),
+        tight=sum(c.tight for c in every),
+        seconds=sum(c.seconds for c in every),
+        simulated=sum(c.simulated for c in every),
+        bounded_away=sum(c.bounded_away for c in every),
+        excluded=_summed([c.excluded for c in every]),
+        part_recomputed=sum(c.part_recomputed for c in every),
+    )
+
+
+def _summed(counts: list[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for name, number in one.items():
+            total[name] = total.get(name, 0) + number
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: Asked) -> list[str]:
+    """Return what all cases assume, and what their prices stand on; nothing twice."""
+    said = [words for case in cases for words in case.question.assumptions]
+    notes = [note for case in cases for found in case.found[:1] for note in found.step.tariff.notes]
+    if notes:
+        said += [*notes, ABOUT_COST]
+    objectives = {asked.objective, *(asked.pareto or ())}
+    if "energy" in objectives and any(found.step.joules is not None for found in ranked):
+        said.append(ABOUT_ENERGY)
+    if asked.job.is_asked and any(found.run for found in ranked[:1]):
+        said += failure_notes(asked.job)
+    settings = [case.question.setting for case in cases]
+    if any(can_be_placed(one.cluster) and not is_placed(one, asked) for one in settings):
+        said.append(NOT_PLACED)
+    return list(dict.fromkeys(said))
+
+
+def nothing_found(
+    cases: Sequence[Case], asked: Asked, why: str | None = None, *, helped: bool = True
+) -> NoLegalPlanError:
+    """Return the error for a question without an answer: every case's reason, and what helps.
+
+    ``helped``: whether it is looked for.
+    """
+    case, result = cases[0], cases[0].result
+    if len(cases) == 1 and why is None and result is not None:
+        setting = case.question.setting
+        refusal = no_plan(
+            setting,
+            result,
+            case.question.assumptions,
+            fixed=asked.fixed,
+            require=(*asked.require, *job_limits(setting, asked)),
+            offloads=asked.offloads,
+            tried=case.tried,
+        )
+        document = {**header(case.question.setting), **refusal.to_dict()}
+        return NoLegalPlanError(str(refusal), document)
+    first = cases[0].question.setting
+    lines = [why or f"no plan for {first.model.name} on any of {len(cases)} clusters"]
+    documents = []
+    for one in cases:
+        lines.append(f"  {one.name}: {why_nothing(one)}")
+        document = case_document(one)
+        if one.result is not None and one.result.counts.priced:
+            reasons = reasons_of(one.question.setting, one.result)
+            lines += [f"    {number:,} candidates: {said}" for number, said in reasons[:3]]
+            document["reasons"] = [{"candidates": n, "reason": said} for n, said in reasons]
+        documents.append(document)
+    helps = what_helps(cases, asked) if helped else {"changes": [], "ways_out": []}
+    for change in helps["changes"]:
+        lines.append(
+            f"  smallest change on {change['cluster']}: {change['change']} instead of "
+            f"{change['instead_of']} (checked)"
+        )
+    for way in helps["ways_out"]:
+        lines.append(f"  way out on {way['cluster']}: {way['change']}: {way['command']}")
+    document = {
+        **header(first),
+        "plans": [],
+        "cases": documents,
+        **helps,
+        "search": search_document(total_counts(tuple(cases))),
+    }
+    return NoLegalPlanError("\n".join(lines), document)
+
+
+def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, Any]]]:
+    """Return the smallest changes that make a plan exist: of the cluster that lacks the least.
+
+    Where nothing helps there, the next one is asked, MOST_ASKED of them at most.
+    """
+    searched = [case for case in cases if case.result is not None]
+    for case in sorted(searched, key=_lacking)[:MOST_ASKED]:
+        setting, result = case.question.setting, case.result
+        assert result is not None
+        refusal = no_plan(
+            setting,
+            result,
+            fixed=asked.fixed,
+            require=(*asked.require, *job_limits(setting, asked)),
+            offloads=asked.offloads,
+            tried=case.tried,
+        )
+        if refusal.changes or refusal.ways_out:
+            return {
+                name: [{"cluster": case.name, **one} for one in of_case]
+                for name, of_case in (
+                    ("changes", refusal.changes),
+                    ("ways_out", refusal.ways_out),
+                )
+            }
+    return {"changes": [], "ways_out": []}
+
+
+def _lacking(case: Case) -> float:
+    """Return the smallest peak over what there is; above all others where no plan is legal."""
+    result, setting = case.result, case.question.setting
+    if result is None or result.smallest is None:
+        return float("inf")
+    peak = plan_document(setting, result.smallest)["memory"]["peak_bytes"]
+    return float(peak / budget_bytes(setting.cluster))

@@ -1,0 +1,318 @@
+"""Several searches compared: clusters, numbers of accelerators and precisions in one ranking.
+
+One *case* is one cluster in one precision. All cases train the same job: the same batch of the same
+sequences, so that their steps can be compared. Within a case time, cost and energy are one order
+(``objectives``); across cases they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
+from cost_models.scenario import Setting
+from hardware_profiles.errors import InputError
+from planner.assessment.plan_document import plan_document, plan_documents
+from planner.refinement.placement import WIDE, Placed, best_placed, can_be_placed
+from planner.request.constraints import Constraint, broken_by_result, only_breaks
+from planner.request.objectives import Objective, pareto_front, results
+from planner.request.setting import Question
+from planner.run_cost.failures import whole_run
+from planner.run_cost.prices import Prices, tariff
+from planner.run_cost.training_run import DAY, Job, StepCost
+from planner.search.search import SearchResult, search
+from planner.search.space import allowed_offloads
+
+OFFLOADED: Final = "offload is allowed (nothing fits without it)"
+PARTS: Final = ("optimizer", "activations", "weights")  # that can be offloaded
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of every case."""
+
+    fixed: Mapping[str, Any]
+    require: tuple[Constraint, ...] = ()
+    objective: Objective = "time"
+    pareto: tuple[Objective, Objective] | None = None
+    offloads: tuple[str, ...] = ("none",)
+    offload_if_needed: bool = True  # where nothing fits without
+    job: Job = field(default_factory=Job)
+    prices: Prices = field(default_factory=Prices)
+    top: int = 10
+    places: bool = True  # look for the best order of ranks on irregular trees
+
+
+@dataclass(frozen=True)
+class Found:
+    """One plan of one case, with what is said about it."""
+
+    setting: Setting
+    plan: Plan
+    step: StepCost
+    job: Job
+    placed: Placed | None = None  # its ranks stand in an order of their own, as in the setting
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Plan, memory and time, as ``fit`` says them."""
+        return plan_document(self.setting, self.plan)
+
+    @cached_property
+    def run(self) -> dict[str, Any] | None:
+        """The whole run, with failures and without; None where nothing of it is known."""
+        return whole_run(self.setting, self.plan, self.job, self.step)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with its whole interval."""
+        return bool(self.document["memory"]["verdict"] == "fits")
+
+    def value(self, objective: Objective) -> float:
+        """Return bytes, or seconds, dollars or joules of a step; infinite where unknown."""
+        known = {
+            "time": self.step.seconds,
+            "memory": self.document["memory"]["peak_bytes"],
+            "cost": self.step.dollars,
+            "energy": self.step.joules,
+        }[objective]
+        return float("inf") if known is None else float(known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        tariff_ = self.step.tariff
+        return {
+            "cluster": self.setting.cluster.name,
+            "num_gpus": self.setting.cluster.num_gpus,
+            "precision": self.setting.workload.precision,
+            **self.document,
+            "cost": {
+                "dollars_per_gpu_hour": tariff_.dollars_per_hour,
+                "watts_per_gpu": tariff_.watts,
+                "dollars_per_step": self.step.dollars,
+                "joules_per_step": self.step.joules,
+                "dollars_per_token": self.step.per_token("cost"),
+                "joules_per_token": self.step.per_token("energy"),
+            },
+            "job": self.run,
+            "placed": None if self.placed is None else self.placed.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cluster in one precision: what its search found, or why it found nothing."""
+
+    question: Question
+    result: SearchResult | None
+    found: tuple[Found, ...]
+    why: str | None = None  # it could not be asked at all
+    tried: tuple[str, ...] = ()  # ways to offload that were searched beside, in vain
+
+    @property
+    def name(self) -> str:
+        """The cluster, as it was typed."""
+        return self.question.setting.cluster.name
+
+
+def survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
+    """Search every case; one that cannot be asked says why, unless none can.
+
+    Where nothing fits in any of them, they are searched once more with offload allowed.
+    """
+    cases = _survey(questions, asked)
+    if any(case.found for case in cases) or not any(_needs_offload(c, asked) for c in cases):
+        return cases
+    again = _survey(questions, replace(asked, offloads=OFFLOADS))
+    if not any(case.found for case in again):
+        return [
+            case if more.result is None else replace(case, tried=OFFLOADS)
+            for case, more in zip(cases, again, strict=True)
+        ]
+    return [
+        replace(case, question=_with_note(case.question, OFFLOADED)) if case.found else case
+        for case in again
+    ]
+
+
+def _with_note(question: Question, note: str) -> Question:
+    return replace(question, assumptions=(*question.assumptions, note))
+
+
+def _survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
+    cases, errors = [], []
+    for question in questions:
+        try:
+            cases.append(_search_case(question, asked))
+        except InputError as error:
+            errors.append(error)
+            cases.append(Case(question, None, (), str(error)))
+    if len(errors) == len(cases):
+        raise errors[0]
+    return cases
+
+
+def _search_case(question: Question, asked: Asked) -> Case:
+    """Search one case; on irregular trees the best plan gets its best order of ranks."""
+    setting = question.setting
+    require = (*asked.require, *job_limits(setting, asked))
+    places = is_placed(setting, asked)
+    ask = partial(
+        search,
+        setting,
+        asked.fixed,
+        offloads=asked.offloads,
+        top=max(asked.top, WIDE) if places else asked.top,
+        objective="memory" if asked.objective == "memory" else "time",
+        front=asked.pareto is not None,
+    )
+    result = ask(require=require)
+    if not places:
+        return Case(question, result, found_of(setting, result, asked))
+    # in another order a step may be as short as is required
+    slower = [one for one in require if not only_breaks(one)]
+    wide = result if result.plans or len(slower) == len(require) else ask(require=slower)
+    placed = _placed(setting, wide.plans, asked, require)
+    result = replace(result, plans=result.plans[: asked.top])
+    found = (*placed, *found_of(setting, result, asked))[: asked.top]
+    return Case(question, result, found)
+
+
+def is_placed(setting: Setting, asked: Asked) -> bool:
+    """Whether the best order of ranks is looked for: not on fronts, nor for the smallest plan."""
+    by_step = asked.objective != "memory" and asked.pareto is None
+    return asked.places and by_step and can_be_placed(setting.cluster)
+
+
+def _placed(
+    setting: Setting, plans: Sequence[Plan], asked: Asked, require: Sequence[Constraint]
+) -> list[Found]:
+    """Return the best of some plans with an order of its own, if that gains and is as required."""
+    placed = best_placed(setting, plans, None)
+    if placed is None:
+        return []
+    document = plan_document(placed.setting, placed.plan)
+    time, memory = document["time"], document["memory"]
+    columns = results(
+        placed.setting,
+        PlanTable.from_plans([placed.plan]),
+        np.array([time["step_seconds"]]),
+        np.array([memory["peak_bytes"]]),
+    )
+    if memory["verdict"] != "fits" or broken_by_result(require, columns, 1)[0]:
+        return []
+    return [_found(placed.setting, placed.plan, document, asked, placed)]
+
+
+def _needs_offload(case: Case, asked: Asked) -> bool:
+    """Whether offload may help: plans are too large, and nothing was said about it."""
+    setting, result = case.question.setting, case.result
+    return (
+        asked.offload_if_needed
+        and result is not None
+        and result.counts.too_large > 0
+        and setting.on_gpu
+        and setting.cluster.accelerator.host_bandwidth is not None
+        and "offload" not in asked.fixed
+        and asked.offloads == ("none",)
+        and not any(c.name == "offload" for c in asked.require)
+    )
+
+
+def found_of(setting: Setting, result: SearchResult, asked: Asked) -> tuple[Found, ...]:
+    """Return the plans of a search with what they cost."""
+    documents = plan_documents(setting, result.plans)
+    return tuple(
+        _found(setting, plan, document, asked)
+        for plan, document in zip(result.plans, documents, strict=True)
+    )
+
+
+def _found(
+    setting: Setting,
+    plan: Plan,
+    document: dict[str, Any],
+    asked: Asked,
+    placed: Placed | None = None,
+) -> Found:
+    seconds, rate = document["time"]["step_seconds"], tariff(setting.cluster, asked.prices)
+    step = StepCost(seconds, setting.workload.tokens_per_step, plan.world_size, rate)
+    one = Found(setting, plan, step, asked.job, placed)
+    one.__dict__["document"] = document
+    return one
+
+
+def job_limits(setting: Setting, asked: Asked) -> list[Constraint]:
+    """Return the longest steps with which a job keeps its budget and its days."""
+    job = asked.job
+    if job.tokens is None:
+        return []
+    unit = StepCost(
+        1.0,
+        setting.workload.tokens_per_step,
+        setting.cluster.num_gpus,
+        tariff(setting.cluster, asked.prices),
+    )
+    steps = float(np.ceil(job.tokens / unit.tokens))
+    limits = []
+    if job.budget is not None and unit.dollars is not None:
+        seconds = job.budget / (steps * unit.dollars)
+        limits.append(Constraint("step", "<=", seconds, f"--budget {job.budget:,.0f}"))
+    if job.days is not None:
+        limits.append(Constraint("step", "<=", job.days * DAY / steps, f"--days {job.days:g}"))
+    return limits
+
+
+def ranked(cases: Sequence[Case], asked: Asked) -> list[Found]:
+    """Return the plans of all cases, best first: those that fit before tight ones.
+
+    With ``pareto``: the exact front of the two objectives, by the first. Each case gave its front
+    of time and memory, and every objective grows with one of these.
+    """
+    every = [found for case in cases for found in case.found]
+    fitting = [found for found in every if found.fits] or every
+    if asked.pareto is None:
+        fitting.sort(key=sort_key(asked))
+        return fitting[: asked.top]
+    first, second = (np.array([f.value(name) for f in fitting]) for name in asked.pareto)
+    known = np.isfinite(first) & np.isfinite(second)
+    front = [row for row in pareto_front(first, second) if known[row]]
+    return [fitting[row] for row in front]
+
+
+def sort_key(asked: Asked) -> Callable[[Found], tuple[float, ...]]:
+    """Return what plans of all cases are sorted by: the objective, then time, then memory.
+
+    With a budget or days and no tokens: the most tokens first.
+    """
+
+    def key(found: Found) -> tuple[float, ...]:
+        own = found.value(asked.objective)
+        rest = (found.value("time"), found.value("memory"), float(found.plan.world_size))
+        finds_tokens = asked.job.tokens is None and asked.objective in ("time", "cost")
+        if finds_tokens and found.run is not None:
+            return (-found.run["tokens"], own, *rest)
+        return (own, *rest)
+
+    return key
+
+
+def offloads_of(allow: Sequence[str]) -> tuple[str, ...]:
+    """Return the ways to offload that ``--allow`` names: offload, or some of its parts."""
+    parts: set[str] = set()
+    for word in allow:
+        if word == "offload":
+            parts |= set(PARTS)
+        elif word.removeprefix("offload=") in PARTS:
+            parts.add(word.removeprefix("offload="))
+        else:
+            raise InputError(
+                f"--allow {word[:40]!r}: must be offload, or offload=optimizer, "
+                "offload=activations or offload=weights (several: commas)"
+            )
+    return allowed_offloads(parts)

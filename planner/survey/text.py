@@ -1,0 +1,216 @@
+"""Several cases as text: a table of clusters, the ranked plans, the whole job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Final
+
+from cost_models.units import format_count, format_gib, format_seconds
+from planner.answer.placed import placed_words
+from planner.answer.text import (
+    CONFIDENCE_WORDS,
+    binds,
+    head,
+    searched,
+    tight_words,
+    time_line,
+)
+from planner.assessment.confidence import confidence
+from planner.request.command import describe_plan
+from planner.run_cost.text import WATT_HOUR, amount, dollars, run_lines
+from planner.run_cost.training_run import DAY
+from planner.search.search import Counts
+from planner.survey.compare_cases import Asked, Case, Found, sort_key
+from planner.text.paragraphs import labelled
+
+BILLION: Final = 1e9
+MOST_BETWEEN: Final = 3  # from so many on they are told in one line
+OBJECTIVE_WORDS: Final = {
+    "time": "step time",
+    "cost": "dollars a token",
+    "memory": "peak memory",
+    "energy": "energy a token",
+}
+
+
+def survey_text(
+    asked: Asked,
+    cases: Sequence[Case],
+    ranked: Sequence[Found],
+    *,
+    counts: Counts,
+    assumptions: Sequence[str],
+) -> str:
+    """The answer of ``plan`` where there is more than one cluster, a price or a job."""
+    best = ranked[0]
+    lines = [*head(best.setting), ""]
+    if not best.fits:
+        lines += labelled("TIGHT", tight_words(best.setting, best.document["plan"]))
+    if len(cases) > 1:
+        lines += [*case_table(asked, cases), ""]
+    if asked.pareto is not None:
+        first, second = (OBJECTIVE_WORDS[name] for name in asked.pareto)
+        lines += labelled("Front", f"no plan has less {first} without more {second}")
+    lines += [*plan_table(asked, ranked), ""]
+    lines += labelled("Best", time_line(best.document["time"]))
+    lines += labelled("", describe_plan(best.plan))
+    lines += labelled("Binds", binds(best.document))
+    if best.placed is not None:
+        lines += labelled("Order", placed_words(best.placed))
+    job = best.run
+    if job is not None and asked.job.is_asked:
+        lines += run_lines(job, best.document, best.plan.world_size)
+    lines += labelled("Searched", searched(counts))
+    lines += labelled("Assumed", "; ".join(assumptions))
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.setting)])
+    return "\n".join(lines)
+
+
+def case_table(asked: Asked, cases: Sequence[Case]) -> list[str]:
+    """Every case's best plan, best first; those without one last, with the reason."""
+    good = sorted((case for case in cases if case.found), key=lambda c: sort_key(asked)(c.found[0]))
+    several = len({case.question.setting.workload.precision for case in cases}) > 1
+    headings = ["cluster", *(["precision"] if several else []), *_columns(asked, good)]
+    rows = [headings]
+    for case in good:
+        found = case.found[0]
+        name = [case.name, *([found.setting.workload.precision] if several else [])]
+        rows.append([*name, *_columns(asked, good, found)])
+    lines = aligned(rows, left=2 if several else 1)
+    for case in cases:
+        if not case.found:
+            precision = f" {case.question.setting.workload.precision}" if several else ""
+            lines.append(f"  {case.name}{precision}: {why_nothing(case)}")
+    return lines
+
+
+def why_nothing(case: Case) -> str:
+    """Say in one line why a case has no plan."""
+    if case.why is not None or case.result is None:
+        return f"not priced: {case.why}"
+    counts, parts = case.result.counts, []
+    if counts.priced == 0 and not counts.excluded:
+        rule = next(iter(case.result.illegal_example.values()), "no candidate")
+        return f"has no legal plan: {rule}"
+    if counts.too_large:
+        every = "all " if counts.too_large == counts.priced and not counts.excluded else ""
+        parts.append(f"{every}{counts.too_large:,} legal plans are too large")
+    parts += [f"{number:,} are excluded by {text}" for text, number in counts.excluded.items()]
+    return f"does not fit: {', '.join(parts)}"
+
+
+def _columns(asked: Asked, cases: Sequence[Case], found: Found | None = None) -> list[str]:
+    """Return the headings, or one case's cells: memory, rates, dollars, the job."""
+    cells: list[tuple[str, str]] = []
+    every = [case.found[0] for case in cases]
+    priced = any(f.step.dollars is not None for f in every)
+    energy = "energy" in (asked.objective, *(asked.pareto or ()))
+    job = None if found is None else found.run
+    asks = asked.job.is_asked
+    time = {} if found is None else found.document["time"]
+    memory = {} if found is None else found.document["memory"]
+
+    def add(heading: str, wanted: bool, words: Any) -> None:
+        if wanted:
+            cells.append((heading, "" if found is None else words()))
+
+    add("gpus", True, lambda: f"{found.plan.world_size:,}")  # type: ignore[union-attr]
+    add("GiB", True, lambda: format_gib(memory["peak_bytes"]))
+    add("step", True, lambda: format_seconds(time["step_seconds"]))
+    add("tok/s", True, lambda: f"{found.step.tokens / found.step.seconds:,.0f}")  # type: ignore[union-attr]
+    add("MFU", True, lambda: "–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %")
+    add("$/Btok", priced, lambda: dollars(_scaled(found, "cost")))
+    add("kWh/Btok", energy, lambda: amount(_scaled(found, "energy", 1e3 * WATT_HOUR)))
+    add("tokens", asks and asked.job.tokens is None, lambda: tokens_of(job))
+    add("days", asks, lambda: "–" if job is None else f"{job['seconds'] / DAY:,.1f}")
+    add("gpu-hours", asks, lambda: "–" if job is None else f"{job['gpu_hours']:,.0f}")
+    add("dollars", asks and priced, lambda: dollars(None if job is None else job["dollars"]))
+    return [words if found is not None else heading for heading, words in cells]
+
+
+def _scaled(found: Found | None, objective: str, unit: float = 1.0) -> float | None:
+    value = None if found is None else found.step.per_token(objective)
+    return None if value is None else value * BILLION / unit
+
+
+def tokens_of(job: dict[str, Any] | None) -> str:
+    """Print how many tokens a job trains."""
+    return "–" if job is None else format_count(job["tokens"])
+
+
+def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
+    """The ranked plans: where they run, how, and what they come to."""
+    several = len({found.setting.cluster.name for found in ranked}) > 1
+    precisions = len({found.setting.workload.precision for found in ranked}) > 1
+    priced = any(found.step.dollars is not None for found in ranked)
+    energy = "energy" in (asked.objective, *(asked.pareto or ()))
+    rows = [
+        [
+            *(["cluster"] if several else []),
+            *(["precision"] if precisions else []),
+            *("gpus", "GiB", "step"),
+            *(["$/Btok"] if priced else []),
+            *(["kWh/Btok"] if energy else []),
+            "plan",
+        ]
+    ]
+    between = _between(ranked) if asked.pareto is not None else {}
+    for position, found in enumerate(ranked):
+        if position in between:
+            words = between[position]
+            rows += [[*[""] * (len(rows[0]) - 1), words]] if words else []
+            continue
+        rows.append(
+            [
+                *([found.setting.cluster.name] if several else []),
+                *([found.setting.workload.precision] if precisions else []),
+                f"{found.plan.world_size:,}",
+                format_gib(found.document["memory"]["peak_bytes"]),
+                format_seconds(found.step.seconds),
+                *([dollars(_scaled(found, "cost"))] if priced else []),
+                *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
+                describe_plan(found.plan) + " (in an order of its own)" * bool(found.placed),
+            ]
+        )
+    return aligned(rows, left=several + precisions, last_left=True)
+
+
+def _between(ranked: Sequence[Found]) -> dict[int, str]:
+    """Return the plans of a front that are told in one line, since only their layers differ.
+
+    Those that recompute more and more layers of one plan: words at the second of them, "" at those
+    that follow; the first and the last have lines of their own.
+    """
+
+    def alike(found: Found) -> tuple[object, ...]:
+        return (found.setting.cluster.name, replace(found.plan, recompute_layers=0))
+
+    told: dict[int, str] = {}
+    start = 0
+    for _, group in groupby(ranked, key=alike):
+        few = list(group)
+        inner = few[1:-1]
+        if len(inner) >= MOST_BETWEEN:
+            numbers = [found.plan.recompute_layers for found in inner]
+            told[start + 1] = (
+                f"… {len(inner)} between, --recompute-layers {numbers[0]} to {numbers[-1]}"
+            )
+            told |= dict.fromkeys(range(start + 2, start + 1 + len(inner)), "")
+        start += len(few)
+    return told
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = False) -> list[str]:
+    """Return rows as columns: the first ``left`` ones (and the last) to the left, others right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            to_left = i < left or (last_left and i == len(row) - 1)
+            cells.append(cell.ljust(width) if to_left else cell.rjust(width))
+        mark = "✔" if number == 1 else " "
+        lines.append(f"{mark} {'  '.join(cells)}".rstrip())
+    return lines

@@ -1,0 +1,1 @@
+"""``fit`` and ``plan`` of a traced module."""

@@ -1,0 +1,188 @@
+"""What ``fit`` and ``plan`` answer for a module of unknown layers."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from cost_models.plan.plan import Plan
+from planner.assessment.plan_document import cluster_document
+from planner.traced.setting import TracedSetting, only_varied
+from planner.traced.stages import Cut
+from planner.traced.text import fit_text, plan_text
+from planner.traced.ways_out import largest_micro_batch, ways_out
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+CONFIDENCE: Final = "traced"
+
+
+def header(setting: TracedSetting) -> dict[str, Any]:
+    """Return what every JSON answer begins with."""
+    module = setting.module
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": {
+            "name": module.name,
+            "family": module.kind,
+            "parameters": module.num_parameters,
+            "active_parameters": module.num_parameters,
+            "trainable_parameters": module.num_trainable_parameters,
+            "tied_parameters": module.tied_parameters,
+            "buffer_bytes": module.buffer_bytes,
+            "output_bytes_per_row": module.output_bytes_per_row,
+            "blocks": [
+                {"name": name, "parameters": round(float(block.elements()))}
+                for name, block in zip(module.block_names, module.blocks, strict=True)
+            ],
+        },
+        "cluster": cluster_document(setting.cluster),
+        "workload": setting.workload_document(),
+        "software": setting.software.name,
+    }
+
+
+def train_with(setting: TracedSetting, plan: Plan) -> str:
+    """Return the Python that trains a module with a plan."""
+    options = ", ".join(
+        f"{name}={value!r}"
+        for name, value in only_varied(plan).items()
+        if value != getattr(Plan(), name)
+    )
+    module = setting.module
+    return (
+        f"ModuleTrainer(load_factory({module.name!r}), Plan({options}), "
+        f"precision={module.precision!r}, optimizer={setting.workload.optimizer!r})"
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class TracedFitAnswer:
+    """Will it fit: the verdict on one plan, its parts, and what to do next.
+
+    The last is found when it is asked for.
+    """
+
+    setting: TracedSetting
+    plan: Plan
+    document: Mapping[str, Any]
+    assumptions: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or does_not_fit."""
+        return str(self.document["memory"]["verdict"])
+
+    @cached_property
+    def ways_out(self) -> tuple[Mapping[str, Any], ...]:
+        """Where it does not fit: what would."""
+        return () if self.verdict == "fits" else ways_out(self.setting, self.plan)
+
+    @cached_property
+    def reach(self) -> Mapping[str, Any]:
+        """Where it fits: the largest micro-batch that does as well."""
+        if self.verdict != "fits":
+            return {}
+        return {"largest_micro_batch_size": largest_micro_batch(self.setting, self.plan)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        memory = {k: v for k, v in self.document["memory"].items() if k != "verdict"}
+        return {
+            **header(self.setting),
+            "verdict": self.verdict,
+            "plan": self.document["plan"],
+            "memory": memory,
+            "time": self.document["time"],
+            "train_with": train_with(self.setting, self.plan),
+            "assumptions": list(self.assumptions),
+            "confidence": CONFIDENCE,
+            "ways_out": [dict(way) for way in self.ways_out],
+            "reach": dict(self.reach),
+        }
+
+    def __str__(self) -> str:
+        return fit_text(
+            self.setting,
+            self.plan,
+            self.document,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            reach=self.reach,
+            following=train_with(self.setting, self.plan),
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TracedPlanAnswer:
+    """What is the best plan: the ranked plans and what the search saw."""
+
+    setting: TracedSetting
+    plans: tuple[Plan, ...]
+    documents: tuple[Mapping[str, Any], ...]
+    search: Mapping[str, Any]
+    assumptions: tuple[str, ...]
+    fixed: Mapping[str, Any]
+    cut: Cut | None = None  # into the stages of a pipeline, which the executor does not train
+
+    @property
+    def best(self) -> Plan:
+        """The first plan."""
+        return self.plans[0]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The ranked plans as a DataFrame, one a row, in SI units."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    **only_varied(plan),
+                    "peak_bytes": document["memory"]["peak_bytes"],
+                    "margin_bytes": document["memory"]["margin_bytes"],
+                    "step_seconds": document["time"]["step_seconds"],
+                    "rows_per_second_per_gpu": document["time"]["rows_per_second_per_gpu"],
+                    "mfu": document["time"]["mfu"],
+                }
+                for plan, document in zip(self.plans, self.documents, strict=True)
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            **header(self.setting),
+            "plans": [dict(document) for document in self.documents],
+            "fixed": dict(self.fixed),
+            "search": dict(self.search),
+            "cut": None if self.cut is None else self.cut.to_dict(),
+            "train_with": train_with(self.setting, self.best),
+            "assumptions": list(self.assumptions),
+            "confidence": CONFIDENCE,
+        }
+
+    def __str__(self) -> str:
+        return plan_text(
+            self.setting,
+            self.documents,
+            self.search,
+            assumptions=self.assumptions,
+            following=train_with(self.setting, self.best),
+            cut=self.cut,
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

@@ -1,0 +1,244 @@
+"""``fit`` and ``plan`` of a module of unknown layers, ``module:package.path:factory``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from cost_models.plan.plan import Plan, Recompute
+from cost_models.plan.workload import Optimizer, Precision, Workload
+from cost_models.units import format_bytes
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError, NoLegalPlanError
+from hardware_profiles.software.trainer import software_profile
+from planner.assessment.verdict import VERDICTS, budget_bytes
+from planner.request.command import describe_plan
+from planner.request.module_trace import trace
+from planner.request.setting import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
+from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
+from planner.traced.setting import (
+    TracedSetting,
+    candidates,
+    documents,
+    refuse_structure,
+    why_illegal,
+)
+from planner.traced.stages import Cut, best_cut
+from planner.traced.text import cut_words
+from planner.traced.ways_out import ways_out
+
+PRECISIONS: Final = ("bf16", "fp32", "fp64")  # that executor.trace.module_trainer trains in
+OPTIMIZERS: Final = ("adamw", "sgd")
+
+
+def fit_module(
+    model: str,
+    cluster: Cluster,
+    *,
+    inputs: Sequence[str] | None,
+    global_batch_size: int | None,
+    precision: str | None,
+    optimizer: str | None,
+    unknown: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+) -> TracedFitAnswer:
+    """Say whether a module trains on a cluster with a plan; ``unknown``: what must not be given."""
+    _refuse(unknown, model)
+    refuse_structure(fixed, model)
+    assumptions: list[str] = []
+
+    def value(name: str, default: Any, why: str) -> Any:
+        if name in fixed:
+            return fixed[name]
+        assumptions.append(f"{name} {default} (default: {why})")
+        return default
+
+    ranks = cluster.num_gpus
+    data = value("data_parallel", ranks, "all accelerators")
+    micro = value("micro_batch_size", 1, "one row")
+    times = fixed.get("num_microbatches")
+    if times is None:
+        times = 1 if global_batch_size is None else max(1, global_batch_size // (micro * data))
+    batch = global_batch_size
+    if batch is None:
+        batch = micro * times * data
+        assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
+    zero = value("zero_stage", 3 if ranks > 1 else 0, "shard all that the trainer can")
+    setting = _setting(model, cluster, inputs, batch, precision, optimizer, assumptions)
+    plan = replace(
+        Plan(**fixed),
+        data_parallel=data,
+        micro_batch_size=micro,
+        num_microbatches=times,
+        zero_stage=zero,
+    )
+    if (why := why_illegal(setting, plan)) is not None:
+        raise InputError(why)
+    document = documents(setting, [plan])[0]
+    if "recompute" not in fixed:
+        choices = [replace(plan, recompute=cast(Recompute, name)) for name in setting.module.passes]
+        priced = documents(setting, choices)
+        good = [i for i, one in enumerate(priced) if one["memory"]["verdict"] == "fits"]
+        chosen = good[0] if good else len(priced) - 1
+        plan, document = choices[chosen], priced[chosen]
+        why = "the least that fits" if good else "nothing fits, so the one that saves most"
+        assumptions.append(f"recompute {plan.recompute} (default: {why})")
+    return TracedFitAnswer(
+        setting=setting,
+        plan=plan,
+        document=document,
+        assumptions=(*setting.module.notes, *cluster.notes, *assumptions),
+    )
+
+
+def plan_module(
+    model: str,
+    cluster: Cluster,
+    *,
+    inputs: Sequence[str] | None,
+    global_batch_size: int | None,
+    precision: str | None,
+    optimizer: str | None,
+    unknown: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    top: int,
+) -> TracedPlanAnswer:
+    """Search for the best plan of a module."""
+    _refuse(unknown, model)
+    refuse_structure(fixed, model)
+    assumptions: list[str] = []
+    batch = global_batch_size
+    if batch is None:
+        batch = cluster.num_gpus * fixed.get("micro_batch_size", 1)
+        assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
+    setting = _setting(model, cluster, inputs, batch, precision, optimizer, assumptions)
+    said = (*setting.module.notes, *cluster.notes, *assumptions)
+    plans = candidates(setting, fixed)
+    if not plans:
+        raise InputError(_why_none(setting, fixed))
+    priced = documents(setting, plans)
+    verdicts = [VERDICTS.index(one["memory"]["verdict"]) for one in priced]
+    search = {
+        "enumerated": len(plans),
+        "too_large": verdicts.count(2),
+        "tight": verdicts.count(1),
+        "fitting": verdicts.count(0),
+    }
+    order = _ranked(priced, verdicts)[:top]
+    cut = None if fixed else best_cut(setting)
+    if not order:
+        smallest = min(range(len(plans)), key=lambda i: priced[i]["memory"]["peak_bytes"])
+        raise _no_plan(setting, plans[smallest], priced[smallest], search, said, cut)
+    return TracedPlanAnswer(
+        setting=setting,
+        plans=tuple(plans[i] for i in order),
+        documents=tuple(priced[i] for i in order),
+        search=search,
+        assumptions=said,
+        fixed=dict(fixed),
+        cut=cut,
+    )
+
+
+def _ranked(priced: Sequence[Mapping[str, Any]], verdicts: Sequence[int]) -> list[int]:
+    """Positions of the plans that fit (where there is none, of those that may), fastest first."""
+    best = min(verdicts)
+    kept = [i for i, verdict in enumerate(verdicts) if verdict == best and verdict < 2]
+
+    def key(i: int) -> tuple[float, float]:
+        return priced[i]["time"]["step_seconds"], priced[i]["memory"]["peak_bytes"]
+
+    return sorted(kept, key=key)
+
+
+def _setting(
+    model: str,
+    cluster: Cluster,
+    inputs: Sequence[str] | None,
+    batch: int,
+    precision: str | None,
+    optimizer: str | None,
+    assumptions: list[str],
+) -> TracedSetting:
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
+        raise InputError(
+            f"global_batch_size = {batch!r} (must be a whole number from 1 to {MAX_BATCH:,})"
+        )
+    if precision is None:
+        precision = default_precision(cluster.accelerator)
+        precision = precision if precision in PRECISIONS else "fp32"
+        assumptions.append(f"precision {precision} (default)")
+    if optimizer is None:
+        optimizer = "adamw"
+        assumptions.append("optimizer adamw (default)")
+    for name, value, known in (
+        ("precision", precision, PRECISIONS),
+        ("optimizer", optimizer, OPTIMIZERS),
+    ):
+        if value not in known:
+            raise InputError(
+                f"{name} = {value!r}: a module of unknown layers is trained with "
+                f"{' or '.join(known)}"
+            )
+    if precision == "bf16":
+        assumptions.append("operators run under torch.autocast; weights are fp32")
+    device = "cpu" if cluster.accelerator.device == "cpu" else "cuda"
+    module = trace(model, precision=precision, device=device, inputs=inputs)
+    software = software_profile(DEFAULT_SOFTWARE)
+    workload = Workload(
+        1, batch, precision=cast(Precision, precision), optimizer=cast(Optimizer, optimizer)
+    )
+    return TracedSetting(module, cluster, software, workload)
+
+
+def _refuse(unknown: Mapping[str, Any], model: str) -> None:
+    """Raise an InputError that names the first option that only known architectures have."""
+    for name, value in unknown.items():
+        if value is not None and not (name == "software" and value == DEFAULT_SOFTWARE):
+            raise InputError(f"{name} = {value}: has no meaning for {model} (leave it out)")
+
+
+def _why_none(setting: TracedSetting, fixed: Mapping[str, Any]) -> str:
+    """Return why no plan can exist."""
+    ranks, batch = setting.cluster.num_gpus, setting.global_batch_size
+    if batch % ranks:
+        return f"global_batch_size = {batch}: {ranks} data ranks do not divide it"
+    micro = fixed.get("micro_batch_size", 1)
+    plan = replace(
+        Plan(**fixed),
+        data_parallel=fixed.get("data_parallel", ranks),
+        micro_batch_size=micro,
+        num_microbatches=fixed.get("num_microbatches", max(1, batch // (ranks * micro))),
+    )
+    return why_illegal(setting, plan) or "no plan has what is pinned"
+
+
+def _no_plan(
+    setting: TracedSetting,
+    smallest: Plan,
+    document: Mapping[str, Any],
+    search: Mapping[str, Any],
+    assumptions: tuple[str, ...],
+    cut: Cut | None,
+) -> NoLegalPlanError:
+    ways = ways_out(setting, smallest)
+    peak, budget = document["memory"]["peak_bytes"], budget_bytes(setting.cluster)
+    lines = [
+        f"no plan for {setting.module.name} on {setting.cluster.name}: {search['enumerated']:,} "
+        f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs "
+        f"{format_bytes(peak)} of {format_bytes(budget)}",
+        *(f"  way out: {way['change']}: fit {way['options']}" for way in ways),
+        *([] if cut is None else [f"  {cut_words(cut, None)}"]),
+    ]
+    return NoLegalPlanError(
+        "\n".join(lines),
+        {
+            **header(setting),
+            "plans": [],
+            "search": dict(search),
+            "ways_out": list(ways),
+            "cut": None if cut is None else cut.to_dict(),
+            "assumptions": list(assumptions),
+        },
+    )

@@ -1,0 +1,209 @@
+"""A module of unknown layers on a cluster: which plans it can have, and what they cost.
+
+Only data ranks work on it, so a plan is data parallelism, ZeRO, replicas, recomputation and the
+micro-batch size; everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
+from cost_models.plan.workload import Workload
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
+from cost_models.traced.memory import OPTIMIZER_MOMENT, traced_memory
+from cost_models.traced.module import OUTSIDE, TracedModule
+from cost_models.traced.time import pass_flops, traced_time
+from cost_models.uncertainty import MEMORY, interval
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import SoftwareProfile
+from planner.assessment.verdict import memory_budget, verdict
+from planner.request.divisors import divisors
+
+VARIED: Final = (
+    "data_parallel",
+    "dp_replicate",
+    "zero_stage",
+    "recompute",
+    "micro_batch_size",
+    "num_microbatches",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSetting:
+    """Everything but the plan."""
+
+    module: TracedModule
+    cluster: Cluster
+    software: SoftwareProfile
+    workload: Workload  # its seq_len means nothing
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of one optimizer step."""
+        return self.workload.global_batch_size
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a device works beside the host."""
+        return self.cluster.accelerator.device != "cpu"
+
+    def workload_document(self) -> dict[str, Any]:
+        """Return what is trained on, as plain JSON values."""
+        return {
+            "global_batch_size": self.global_batch_size,
+            "precision": self.module.precision,
+            "optimizer": self.workload.optimizer,
+            "inputs": dict(self.module.inputs),
+        }
+
+
+def with_batch(setting: TracedSetting, batch: int) -> TracedSetting:
+    """Return the setting with another global batch."""
+    return replace(setting, workload=replace(setting.workload, global_batch_size=batch))
+
+
+def refuse_structure(options: Mapping[str, Any], name: str) -> None:
+    """Raise an InputError that names the first option that needs layers to be known."""
+    default = Plan()
+    for option, value in options.items():
+        if option in VARIED or value == getattr(default, option):
+            continue
+        raise InputError(
+            f"{option} = {value}: what is inside {name} is not known, so it is laid out over data "
+            f"ranks only (must be {getattr(default, option)})"
+        )
+    recompute = options.get("recompute", "none")
+    if recompute not in ("none", "full"):
+        raise InputError(
+            f"recompute = {recompute}: what {name} computes is not known (must be none or full)"
+        )
+
+
+def why_illegal(setting: TracedSetting, plan: Plan) -> str | None:
+    """Return why a plan cannot exist, in words; None where it can."""
+    ranks, batch = setting.cluster.num_gpus, setting.global_batch_size
+    if plan.data_parallel != ranks:
+        return f"data_parallel = {plan.data_parallel}, but there are {ranks} ranks"
+    if plan.global_batch_size != batch:
+        return (
+            f"micro_batch_size {plan.micro_batch_size} x num_microbatches {plan.num_microbatches} "
+            f"x data_parallel {plan.data_parallel} = {plan.global_batch_size}, but "
+            f"global_batch_size is {batch}"
+        )
+    if plan.zero_stage and ranks == 1:
+        return f"zero_stage = {plan.zero_stage} shares out over data ranks: it needs 2 of them"
+    if plan.data_parallel % plan.dp_replicate:
+        return f"dp_replicate = {plan.dp_replicate} does not divide data_parallel = {ranks}"
+    if plan.dp_replicate > 1 and not plan.zero_stage:
+        return (
+            f"dp_replicate = {plan.dp_replicate} makes copies of shards: it needs zero_stage >= 1"
+        )
+    if plan.recompute not in setting.module.passes:
+        return f"recompute = {plan.recompute}: {setting.module.name} has no lists of blocks"
+    return None
+
+
+def candidates(setting: TracedSetting, fixed: Mapping[str, Any]) -> list[Plan]:
+    """Return every plan that can exist and has what is pinned."""
+    ranks = setting.cluster.num_gpus
+    share = setting.global_batch_size // ranks
+    node = setting.cluster.tiers[0].domain_size
+    copies = [1, ranks // node] if 1 < node < ranks and ranks % node == 0 else [1]
+
+    def wanted(name: str, values: list[Any]) -> list[Any]:
+        return [fixed[name]] if name in fixed else values
+
+    grid = itertools.product(
+        wanted("zero_stage", [0] if ranks == 1 else [0, 1, 2, 3]),
+        wanted("dp_replicate", copies),
+        wanted("recompute", [name for name in RECOMPUTE if name in setting.module.passes]),
+        wanted("micro_batch_size", divisors(share) if share else []),
+    )
+    found = []
+    for zero, replicas, recompute, micro in grid:
+        plan = Plan(
+            data_parallel=fixed.get("data_parallel", ranks),
+            zero_stage=zero,
+            dp_replicate=replicas,
+            recompute=recompute,
+            micro_batch_size=micro,
+            num_microbatches=fixed.get("num_microbatches", max(1, share // micro)),
+        )
+        if why_illegal(setting, plan) is None:
+            found.append(plan)
+    return found
+
+
+def documents(setting: TracedSetting, plans: list[Plan]) -> list[dict[str, Any]]:
+    """Return plan, memory and time of legal plans, and whether they fit."""
+    if not plans:
+        return []
+    table = PlanTable.from_plans(plans)
+    parts, moments = traced_memory(
+        setting.module, setting.workload, setting.software, table, on_gpu=setting.on_gpu
+    )
+    times = traced_time(setting.module, setting.workload, setting.cluster, setting.software, table)
+    peak, step = np.asarray(parts.peak), np.asarray(times.step)
+    allowed = memory_budget(setting.cluster.accelerator)
+    found = []
+    for row, plan in enumerate(plans):
+        low, high = interval(float(peak[row]), MEMORY)
+        memory = {
+            "verdict": verdict(float(peak[row]), allowed.size),
+            "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
+            "budget_bytes": allowed.size,
+            "budget_source": f"{allowed.kind}: {allowed.source}",
+            "margin_bytes": allowed.size - float(peak[row]),
+            "peak_bytes": float(peak[row]),
+            "low_bytes": low,
+            "high_bytes": high,
+            "moment": _moment(setting.module, plan, int(moments[row])),
+            "parts": {name: float(getattr(parts, name)[row]) for name in MEMORY_PARTS},
+        }
+        seconds = {name: float(getattr(times, name)[row]) for name in TIME_PARTS}
+        time = _time(setting, plan, float(step[row]), seconds)
+        found.append({"plan": plan.to_dict(), "memory": memory, "time": time})
+    return found
+
+
+def _moment(module: TracedModule, plan: Plan, place: int) -> str:
+    """Name the stretch of the step in which the peak falls."""
+    if place == OPTIMIZER_MOMENT:
+        return "optimizer"
+    segment = module.passes[plan.recompute].segments[place]
+    where = "outside of blocks" if segment.block == OUTSIDE else module.block_names[segment.block]
+    return f"{segment.phase}: {where}"
+
+
+def _time(
+    setting: TracedSetting, plan: Plan, step: float, parts: Mapping[str, float]
+) -> dict[str, Any]:
+    """Step time; no run was compared, so that there is no interval."""
+    plain = setting.module.passes["none"]
+    flops = sum(
+        pass_flops(one, plan.micro_batch_size) * plan.num_microbatches
+        for one in (plain.forward, plain.backward)
+    )
+    peak = setting.cluster.accelerator.peak_flops.get(setting.module.precision)
+    return {
+        "step_seconds": step,
+        "low_seconds": None,
+        "high_seconds": None,
+        "parts": dict(parts),
+        "rows_per_second_per_gpu": plan.micro_batch_size * plan.num_microbatches / step,
+        "tokens_per_second_per_gpu": None,
+        "mfu": None if peak is None else flops / (step * peak.value),
+    }
+
+
+def only_varied(plan: Plan) -> dict[str, Any]:
+    """Return the parts of a plan that a module's plans have."""
+    return {f.name: getattr(plan, f.name) for f in fields(plan) if f.name in VARIED}

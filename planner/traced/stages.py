@@ -1,0 +1,330 @@
+"""A module of unknown layers cut into the stages of a pipeline, with data parallelism and ZeRO.
+
+Stages are contiguous in the order in which the module's nodes run (``cost_models.traced.graph``).
+Dynamic programming over (stages left, first node) finds those whose longest stage is the shortest:
+
+    longest(s, a) = min over b of max(time(a, b), longest(s - 1, b))
+
+with time(a, b) the passes of the nodes a..b and what they send on and back, and infinity where the
+stage does not fit into its place: a stage with r behind it holds min(r + 1, m) micro-batches under
+1F1B. The step of what is found is then simulated, pass by pass.
+
+    memory     weights and gradients whole, w P each; optimizer states w P x states (/ d: ZeRO-1);
+               what the nodes leave, and what the stage received, for each micro-batch in flight;
+               the height of its tallest node; two of each message
+    data       ZeRO 0 adds the stage's gradients up once a step, ZeRO 1 scatters them and gathers
+               the weights
+
+The executor trains such a module over data ranks only: this says what stages would be worth.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.arrays import Real
+from cost_models.communication.ring_and_tree import COLLECTIVE_START, send
+from cost_models.communication.seconds import achieved, axis_seconds
+from cost_models.communication.traffic import Traffic
+from cost_models.compute.kernel_launch import host_wait
+from cost_models.compute.layer import optimizer_seconds
+from cost_models.compute.rates import Rates, rates
+from cost_models.memory.optimizer_states import RULES, update_accesses
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import MASTER_BYTES
+from cost_models.step_time.overlap import Hiding, exposed_data_seconds
+from cost_models.step_time.parts import RankSeconds
+from cost_models.step_time.pipeline_simulation import makespan
+from cost_models.traced.graph import Nodes, nodes_of
+from cost_models.traced.memory import OPTIMIZER_COPIES
+from cost_models.traced.module import OUTSIDE
+from cost_models.uncertainty import MEMORY, interval
+from hardware_profiles.cluster.links import point_to_point_link
+from planner.assessment.verdict import memory_budget
+from planner.request.divisors import divisors
+from planner.traced.setting import TracedSetting
+
+Floats = NDArray[np.float64]
+MOST_STAGES: Final = 64
+MOST_NODES: Final = 1_000
+MESSAGES: Final = 2.0  # on their way while others are worked on
+
+
+@dataclass(frozen=True, slots=True)
+class CutStage:
+    """One stage: its nodes, seconds of a micro-batch, bytes."""
+
+    first: str  # block
+    last: str
+    num_nodes: int
+    forward: float
+    backward: float
+    peak: float
+    sent: float  # bytes of a micro-batch to the next stage
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A module in stages, and the step that is predicted for it."""
+
+    plan: Plan
+    stages: tuple[CutStage, ...]
+    step: float
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the fullest stage."""
+        return max(stage.peak for stage in self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "pipeline_parallel": self.plan.pipeline_parallel,
+            "data_parallel": self.plan.data_parallel,
+            "zero_stage": self.plan.zero_stage,
+            "recompute": self.plan.recompute,
+            "micro_batch_size": self.plan.micro_batch_size,
+            "num_microbatches": self.plan.num_microbatches,
+            "step_seconds": self.step,
+            "peak_bytes": self.peak,
+            "stages": [
+                {
+                    "first": stage.first,
+                    "last": stage.last,
+                    "nodes": stage.num_nodes,
+                    "parameters": stage.parameters,
+                    "forward_seconds": stage.forward,
+                    "backward_seconds": stage.backward,
+                    "peak_bytes": stage.peak,
+                    "sent_bytes": stage.sent,
+                }
+                for stage in self.stages
+            ],
+        }
+
+
+def best_cut(setting: TracedSetting) -> Cut | None:
+    """Return the fastest pipeline of stages that fit, over all divisors of the accelerators."""
+    gpus, batch = setting.cluster.num_gpus, setting.global_batch_size
+    found = []
+    for stages in divisors(gpus):
+        if not 1 < stages <= min(len(setting.module.blocks), MOST_STAGES) or batch * stages % gpus:
+            continue
+        sizes = divisors(batch * stages // gpus)
+        filling = [size for size in sizes if batch * stages // gpus // size >= stages]
+        for micro, recompute in itertools.product(filling or sizes[:1], setting.module.passes):
+            cut = cut_into(setting, _plan(setting, stages, micro, recompute))
+            found += [] if cut is None else [cut]
+    return min(found, key=lambda cut: (cut.step, cut.peak), default=None)
+
+
+def _plan(setting: TracedSetting, stages: int, micro: int, recompute: Any) -> Plan:
+    data = setting.cluster.num_gpus // stages
+    return Plan(
+        data_parallel=data,
+        pipeline_parallel=stages,
+        zero_stage=1 if data > 1 else 0,
+        recompute=recompute,
+        micro_batch_size=micro,
+        num_microbatches=setting.global_batch_size // data // micro,
+    )
+
+
+def cut_into(setting: TracedSetting, plan: Plan) -> Cut | None:
+    """Return a plan's stages whose longest one is the shortest among those that fit."""
+    costs = StageCosts.of(setting, plan)
+    count, stages = len(costs.nodes), plan.pipeline_parallel
+    if not stages <= count <= MOST_NODES:
+        return None
+    whole = costs.times()
+    longest = np.full((stages + 1, count + 1), np.inf)
+    chosen = np.zeros((stages + 1, count + 1), dtype=np.intp)
+    longest[0, count] = 0.0
+    for left in range(1, stages + 1):  # this stage and those behind it
+        flight = min(left, plan.num_microbatches)
+        for first in range(count):
+            peaks = costs.peaks(first, flight)
+            each = np.where(peaks <= costs.most, whole[first], np.inf)
+            bounds = np.maximum(each, longest[left - 1])
+            chosen[left, first] = int(np.argmin(bounds))
+            longest[left, first] = bounds[chosen[left, first]]
+    if not np.isfinite(longest[stages, 0]):
+        return None
+    ends = [0]
+    for left in range(stages, 0, -1):
+        ends.append(int(chosen[left, ends[-1]]))
+    return costs.cut(ends)
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Prices of every stretch of nodes of one plan."""
+
+    setting: TracedSetting
+    plan: Plan
+    nodes: Nodes
+    rate: Rates
+    bandwidth: float  # to the next stage
+    latency: float
+    most: float  # bytes of a stage
+
+    @classmethod
+    def of(cls, setting: TracedSetting, plan: Plan) -> StageCosts:
+        """Walk through the module with a plan's micro-batches."""
+        module, software = setting.module, setting.software
+        rate = rates(setting.cluster.accelerator, module.precision, software).of_unknown_shapes
+        reached = setting.cluster
+        if setting.on_gpu:
+            reached = achieved(reached, software.bus_efficiency, software.network_efficiency)
+        bandwidth, latency = point_to_point_link(
+            reached, plan.data_parallel, plan.pipeline_parallel
+        )
+        around = interval(1.0, MEMORY)[1]
+        return cls(
+            setting,
+            plan,
+            nodes_of(module, plan.recompute, plan.micro_batch_size, rate),
+            rate,
+            float(bandwidth),
+            float(latency),
+            memory_budget(setting.cluster.accelerator).size / around,
+        )
+
+    def passes(self, first: int, last: int | None = None) -> tuple[Floats, Floats]:
+        """Return seconds of both passes of the nodes first..last (default: to each node)."""
+        nodes, ends = self.nodes, slice(first, last)
+        # data ranks gather and reduce block by block, and what lies outside of blocks together
+        group = self.rate.operator * self.setting.software.group_operators
+        group = group if self.plan.data_parallel > 1 else 0.0
+        around = group * (1.0 + np.cumsum(np.array(nodes.blocks[ends]) != OUTSIDE))
+        ways = []
+        for work, starts, arrives in (
+            (nodes.forward, nodes.starts_forward, nodes.crossing),
+            (nodes.backward, nodes.starts_backward, nodes.returning),
+        ):
+            device = np.cumsum(work[ends])
+            device = device + host_wait(np.cumsum(starts[ends]) + around, device, self.rate)
+            # forward: what it hands on; backward: what it hands back
+            moved = arrives[first + 1 : first + 1 + len(device)]
+            if work is nodes.backward:
+                moved = np.full(len(device), arrives[first])
+            ways.append(device + np.where(moved > 0.0, self._sent(moved), 0.0))
+        return ways[0], ways[1]
+
+    def times(self) -> Floats:
+        """Return seconds of a micro-batch for the nodes first..last: [first, last + 1]."""
+        count = len(self.nodes)
+        found = np.full((count, count + 1), np.inf)
+        for first in range(count):
+            found[first, first + 1 :] = np.sum(self.passes(first), axis=0)
+        return found
+
+    def peaks(self, first: int, flight: int) -> Floats:
+        """Return bytes of stages that begin with a node, by their end; infinite before it."""
+        nodes, module = self.nodes, self.setting.module
+        every, trained = self.parameters[first]
+        master = MASTER_BYTES[module.precision]
+        states = RULES[self.setting.workload.optimizer].states / self.plan.data_parallel
+        held = master * (every + trained + states * trained) + module.buffer_bytes
+        kept = np.cumsum(nodes.kept[first:]) + nodes.crossing[first]
+        height = np.maximum.accumulate(nodes.working[first:])
+        here = nodes.crossing[first] + nodes.returning[first]
+        onward = nodes.crossing[first + 1 :] + nodes.returning[first + 1 :]
+        busy = flight * kept + height + MESSAGES * (here + onward)
+        copies = OPTIMIZER_COPIES[self.setting.workload.optimizer] * master
+        update = copies * float(module.tensors.largest())
+        allocated = held + np.maximum(busy, update)
+        software = self.setting.software
+        runtime = software.context_bytes + software.allocator_slack * allocated
+        found = np.full(len(nodes) + 1, np.inf)
+        found[first + 1 :] = allocated + (runtime if self.setting.on_gpu else 0.0)
+        return found
+
+    @cached_property
+    def parameters(self) -> list[tuple[Floats, Floats]]:
+        """Elements of stages by first and last node, all and trained; each once a stage."""
+        return [self._parameters(first) for first in range(len(self.nodes))]
+
+    def _parameters(self, first: int) -> tuple[Floats, Floats]:
+        seen: set[int] = set()
+        every, trained = [], []
+        for used in self.nodes.parameters[first:]:
+            fresh = [(size, learns) for n, size, learns in used if n not in seen]
+            seen.update(n for n, *_ in used)
+            every.append(float(sum(size for size, _ in fresh)))
+            trained.append(float(sum(size for size, learns in fresh if learns)))
+        return np.cumsum(every), np.cumsum(trained)
+
+    def cut(self, ends: list[int]) -> Cut:
+        """Return the stages between some ends, and simulate their step."""
+        stages, once = [], []
+        pairs = list(itertools.pairwise(ends))
+        for place, (first, last) in enumerate(pairs):
+            forward, backward = (float(way[-1]) for way in self.passes(first, last))
+            every, trained = (float(way[last - first - 1]) for way in self.parameters[first])
+            flight = min(len(pairs) - place, self.plan.num_microbatches)
+            stages.append(
+                CutStage(
+                    first=self._name(range(first, last)),
+                    last=self._name(range(last - 1, first - 1, -1)),
+                    num_nodes=last - first,
+                    forward=forward,
+                    backward=backward,
+                    peak=float(self.peaks(first, flight)[last]),
+                    sent=float(self.nodes.crossing[last]),
+                    parameters=round(every),
+                )
+            )
+            once.append(self._once(forward, backward, trained))
+        step = makespan(
+            self.plan,
+            [stage.forward for stage in stages],
+            [stage.backward for stage in stages],
+            [0.0] * len(stages),
+        )
+        return Cut(self.plan, tuple(stages), step + max(once))
+
+    def _name(self, nodes: range) -> str:
+        """Return the first block of some nodes; the first node where there is none."""
+        blocks = [node for node in nodes if self.nodes.blocks[node] != OUTSIDE]
+        return self.nodes.names[(blocks or nodes)[0]]
+
+    def _sent(self, size: Floats) -> Real:
+        start = COLLECTIVE_START if self.setting.on_gpu else 0.0
+        return send(size, self.bandwidth, self.latency) + start
+
+    def _once(self, forward: float, backward: float, trained: float) -> float:
+        """Return seconds of a stage once a step: gradients that nothing hides, the update."""
+        setting, table = self.setting, PlanTable.from_plans([self.plan])
+        whole = np.array([MASTER_BYTES[setting.module.precision] * trained])
+        calls = np.array([1.0])
+        shared = self.plan.data_parallel > 1
+        kinds = ("reduce_scatter", "all_gather") if self.plan.zero_stage else ("all_reduce",)
+        traffic = {("data", kind): Traffic(calls, whole) for kind in kinds if shared}
+        seconds = axis_seconds(traffic, setting.cluster, setting.software, table)
+        zero = np.zeros(1)
+        mine = trained / (self.plan.data_parallel if self.plan.zero_stage else 1)
+        rank = RankSeconds(
+            compute=np.array([forward + backward]),
+            recompute=zero,
+            host=zero,
+            tensor_communication=zero,
+            pipeline_communication=zero,
+            backward=np.array([backward]),
+            weights=zero,
+            data_communication=seconds["data"],
+            optimizer=optimizer_seconds(
+                mine, self.rate, update_accesses(setting.workload, setting.software)
+            )
+            + setting.software.step_operators * self.rate.operator,
+        )
+        hiding = Hiding.of(setting.software)
+        exposed = exposed_data_seconds(rank, table, hiding, on_gpu=setting.on_gpu)
+        return float(np.ravel(exposed)[0]) + float(np.ravel(rank.optimizer)[0])

@@ -1,0 +1,207 @@
+"""Answers about a module of unknown layers as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cost_models.plan.plan import Plan
+from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
+from hardware_profiles.cluster.build import describe
+from planner.answer.text import TIME_WORDS, bars
+from planner.assessment.verdict import WORDS
+from planner.request.command import describe_plan
+from planner.text.paragraphs import INDENT, labelled
+from planner.traced.setting import TracedSetting
+from planner.traced.stages import Cut
+
+CONFIDENCE: Final = (
+    "traced: parameters are exact, memory follows the module's operators on fake tensors (without "
+    "the workspaces of convolutions); the step time is a roofline of its operators that no run was "
+    "compared with"
+)
+MOST_STAGES: Final = 8  # that are named
+COLUMNS: Final = (
+    ("dp", "data_parallel"),
+    ("rep", "dp_replicate"),
+    ("zero", "zero_stage"),
+    ("recompute", "recompute"),
+    ("micro", "micro_batch_size"),
+    ("times", "num_microbatches"),
+)
+
+
+def head(setting: TracedSetting) -> list[str]:
+    """The question, said back."""
+    module = setting.module
+    size = f"{module.kind}, {format_count(module.num_parameters)} parameters"
+    if module.num_trainable_parameters != module.num_parameters:
+        size += f", {format_count(module.num_trainable_parameters)} trained"
+    size += f" in {len(module.blocks)} blocks" if module.blocks else ", no blocks"
+    return [
+        f"{module.name}  {size}",
+        f"{module.precision} {setting.workload.optimizer} · "
+        f"global batch {setting.global_batch_size:,}",
+        describe(setting.cluster),
+    ]
+
+
+def time_line(time: Mapping[str, Any]) -> str:
+    """Step time and rates."""
+    words = (
+        f"about {format_seconds(time['step_seconds'])} a step, "
+        f"{time['rows_per_second_per_gpu']:,.1f} rows/s per accelerator"
+    )
+    return words if time["mfu"] is None else f"{words}, MFU {100 * time['mfu']:.1f} %"
+
+
+def fit_text(
+    setting: TracedSetting,
+    plan: Plan,
+    document: Mapping[str, Any],
+    *,
+    assumptions: Sequence[str],
+    ways_out: Sequence[Mapping[str, Any]],
+    reach: Mapping[str, Any],
+    following: str,
+) -> str:
+    """The answer of ``fit``."""
+    memory = document["memory"]
+    fits = memory["verdict"] == "fits"
+    budget, margin = memory["budget_bytes"], memory["margin_bytes"]
+    word = WORDS[memory["verdict"]]
+    lines = [
+        *head(setting),
+        "",
+        f"{word:<{max(INDENT, len(word) + 2)}}peak {format_gib(memory['peak_bytes'])} of "
+        f"{format_bytes(budget)}   {'margin' if margin >= 0 else 'short of'} "
+        f"{format_bytes(abs(margin))} ({100 * abs(margin) / budget:.0f} %)   likely "
+        f"{format_gib(memory['low_bytes'])} to {format_gib(memory['high_bytes'])} GiB",
+    ]
+    lines += labelled("", describe_plan(plan))
+    lines += labelled("", f"peak in {memory['moment']}")
+    lines += bars(memory["parts"], budget)
+    sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
+    lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
+    lines += labelled("Step", time_line(document["time"]))
+    if fits and reach.get("largest_micro_batch_size"):
+        lines += labelled("Goes up to", f"micro-batch size {reach['largest_micro_batch_size']:,}")
+    if not fits:
+        lines += _ways(memory["parts"], ways_out)
+    lines += labelled("Assumed", "; ".join(assumptions))
+    lines += labelled("Confidence", CONFIDENCE)
+    if ways_out:
+        following = "add the options of one of the ways out (each was checked to fit)"
+    lines += labelled("Next", following)
+    return "\n".join(lines)
+
+
+def _ways(parts: Mapping[str, float], ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
+    largest = max(parts, key=lambda name: parts[name])
+    lines = labelled("Largest", f"{largest}: {format_bytes(parts[largest])}")
+    if not ways_out:
+        return lines + labelled("Ways out", "none found with up to 1,024 nodes of this kind")
+    for number, way in enumerate(ways_out):
+        words = (
+            f"{way['change']}: {format_bytes(way['peak_bytes'])}, about "
+            f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
+        )
+        lines += labelled("Ways out" if not number else "", words)
+    return lines
+
+
+def plan_text(
+    setting: TracedSetting,
+    documents: Sequence[Mapping[str, Any]],
+    search: Mapping[str, Any],
+    *,
+    assumptions: Sequence[str],
+    following: str,
+    cut: Cut | None = None,
+) -> str:
+    """The answer of ``plan``."""
+    best = documents[0]
+    lines = [*head(setting), ""]
+    if best["memory"]["verdict"] == "tight":
+        lines += labelled(
+            "TIGHT", "no plan fits with its whole interval; these may run out of memory"
+        )
+    lines += _table(documents)
+    lines.append("")
+    lines += labelled("Best", time_line(best["time"]))
+    lines += labelled("Binds", _binds(best))
+    if cut is not None:
+        lines += labelled("Stages", cut_words(cut, best["time"]["step_seconds"]))
+    lines += labelled(
+        "Searched",
+        f"{search['enumerated']:,} plans: {search['too_large']:,} too large, {search['tight']:,} "
+        f"tight, {search['fitting']:,} fit",
+    )
+    lines += labelled("Assumed", "; ".join(assumptions))
+    lines += labelled("Confidence", CONFIDENCE)
+    lines += labelled("Next", following)
+    return "\n".join(lines)
+
+
+def cut_words(cut: Cut, step: float | None) -> str:
+    """What stages would be worth, and that the executor has none for such a module.
+
+    ``step``: of the best plan without stages.
+    """
+    plan, stages = cut.plan, cut.stages
+    shown = " | ".join(
+        stage.first if stage.first == stage.last else f"{stage.first} to {stage.last}"
+        for stage in stages[:MOST_STAGES]
+    )
+    more = " | …" if len(stages) > MOST_STAGES else ""
+    peaks = ", ".join(format_gib(stage.peak) for stage in stages[:MOST_STAGES])
+    sent = max(stage.sent for stage in stages)
+    time = f"about {format_seconds(cut.step)} a step"
+    if step is not None:
+        part = cut.step / step - 1.0
+        time += f" ({100 * abs(part):.0f} % {'more' if part > 0 else 'less'} than without)"
+    ranks = f"{plan.data_parallel} data rank" + ("s" if plan.data_parallel > 1 else "")
+    return (
+        f"cut into {plan.pipeline_parallel} stages ({shown}{more}), each on {ranks}, "
+        f"{plan.num_microbatches} micro-batches of {plan.micro_batch_size}, recompute "
+        f"{plan.recompute}, it would take {time} and {peaks} GiB, and send up to "
+        f"{format_bytes(sent)} a micro-batch; the executor trains modules of one's own over data "
+        "ranks only (DP, ZeRO), so no stages are among the plans"
+    )
+
+
+def _table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [[*(name for name, _ in COLUMNS), "GiB", "margin", "step", "rows/s/gpu", "MFU"]]
+    for document in documents:
+        plan, memory, time = document["plan"], document["memory"], document["time"]
+        rows.append(
+            [
+                *(str(plan[field]) for _, field in COLUMNS),
+                format_gib(memory["peak_bytes"]),
+                f"{100 * memory['margin_bytes'] / memory['budget_bytes']:.0f} %",
+                format_seconds(time["step_seconds"]),
+                f"{time['rows_per_second_per_gpu']:,.1f}",
+                "–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %",
+            ]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        f"{'✔' if number == 1 else ' '} "
+        + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
+        for number, row in enumerate(rows)
+    ]
+
+
+def _binds(document: Mapping[str, Any]) -> str:
+    time, memory = document["time"], document["memory"]
+    parts = sorted(time["parts"], key=lambda name: -time["parts"][name])
+    shown = [
+        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
+        for name in parts[:3]
+        if time["parts"][name] >= 0.005 * time["step_seconds"]
+    ]
+    largest = max(memory["parts"], key=lambda name: memory["parts"][name])
+    return (
+        f"time: {', '.join(shown)}; memory: {largest} ({format_bytes(memory['parts'][largest])} of "
+        f"{format_bytes(memory['peak_bytes'])}, in {memory['moment']})"
+    )

@@ -1,0 +1,160 @@
+"""Context parallelism: traffic worked out by hand, what a ring hides, what each rank holds."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cost_models.activations.live import held_activations
+from cost_models.communication.context_parallel import exposed_seconds, sent_key_heads
+from cost_models.communication.volumes import rank_traffic
+from cost_models.partition.stages import even_rank_contents
+from cost_models.plan.plan import CONTEXT_METHODS, RECOMPUTE, Plan, PlanTable
+from cost_models.plan.workload import Workload
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
+from tests.samples import llama, make_setting, sample_model
+
+WORKLOAD = Workload(seq_len=64, global_batch_size=8)
+RING = Plan(context_parallel=4, micro_batch_size=2, num_microbatches=4)
+
+
+def traffic(plan: Plan, model: Any = None) -> dict[tuple[str, str], tuple[float, float]]:
+    """Count and bytes of a plan without a pipeline, of what is not zero."""
+    model = model or llama()
+    (rank,) = even_rank_contents(model, 1, 1)
+    found = rank_traffic(model, WORKLOAD, PlanTable.from_plans([plan]), rank)
+    values = {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}  # type: ignore[index]
+    return {key: value for key, value in values.items() if value[0]}
+
+
+@pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2"])
+def test_a_table_is_priced_as_its_rows(model: str) -> None:
+    setting = make_setting(model, "2x4xH100-SXM", seq_len=512, global_batch_size=8)
+    if setting.model.attention_dropout:
+        setting = replace(setting, model=replace(setting.model, attention_dropout=0.0))
+    plans = [
+        Plan(
+            data_parallel=2, context_parallel=4, context_parallel_method=method,  # type: ignore[arg-type]
+            zero_stage=zero, recompute=recompute, dp_replicate=copies, num_microbatches=4,  # type: ignore[arg-type]
+        )
+        for method, zero, recompute, copies in itertools.product(
+            CONTEXT_METHODS, (1, 3), RECOMPUTE, (1, 2)
+        )
+    ]  # fmt: skip
+    table = price(setting, PlanTable.from_plans(plans))
+    for row, plan in enumerate(plans):
+        alone = price(setting, PlanTable.from_plans([plan]))
+        assert table.step[row] == alone.step[0]
+        assert table.peak[row] == alone.peak[0]
+
+
+def test_a_ring_by_hand() -> None:
+    """Keys and values go round but for one hop, forward and backward; gradients go all round."""
+    model = llama()
+    attention = model.kinds[0].attention
+    elements = 2 * 16 * attention.num_kv_heads * 2 * attention.head_dim  # b s k (d + e)
+    layers, m, n = model.num_layers, 4, 4
+    found = traffic(RING)
+    assert found["context", "send"] == (
+        layers * m * (2 * (n - 1) + n),
+        layers * m * (2 * (n - 1) * 2 * elements + n * 4 * elements),  # bf16, gradients in fp32
+    )
+    again = traffic(replace(RING, recompute="selective"))
+    assert again["context", "send"][0] == layers * m * (3 * (n - 1) + n)
+    assert ("context", "all_to_all") not in found
+
+
+def test_allgather_and_ulysses_by_hand() -> None:
+    model = llama()
+    attention = model.kinds[0].attention
+    a, k, d = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    times = model.num_layers * 4
+    gathered = traffic(replace(RING, context_parallel_method="allgather"))
+    whole = 2 * 64 * k * 2 * d
+    assert gathered["context", "all_gather"] == (2 * times, 2 * times * 2 * whole)
+    assert gathered["context", "reduce_scatter"] == (times, times * 4 * whole)
+    exchanged = traffic(replace(RING, context_parallel_method="ulysses"))
+    both = 2 * 2 * 16 * (a * d + 2 * k * d + a * d)
+    assert exchanged["context", "all_to_all"] == (4 * times, 2 * times * both)
+
+
+def test_ulysses_repeats_key_heads_until_every_rank_has_one() -> None:
+    attention = llama(num_key_value_heads=2).kinds[0].attention
+    table = PlanTable.from_plans([Plan(context_parallel=n) for n in (1, 2, 4, 8)])
+    assert np.asarray(sent_key_heads(attention, table)).tolist() == [2, 2, 4, 8]
+
+
+def test_messages_and_collectives_of_hidden_states_shrink_with_the_tokens() -> None:
+    one = Plan(tensor_parallel=2, sequence_parallel=True, num_microbatches=2)
+    two = replace(one, context_parallel=2)
+    for key in (("tensor", "all_gather"), ("tensor", "reduce_scatter")):
+        assert traffic(two)[key][1] == traffic(one)[key][1] / 2
+    # ranks that share tokens share the weights too
+    sharded = traffic(replace(two, zero_stage=3))
+    assert sharded["data", "all_gather"][0] > 0
+
+
+def test_a_long_ring_hides_behind_attention_and_a_short_one_does_not() -> None:
+    def exposed(seq_len: int, method: str, cluster: str = "8xH100-SXM") -> float:
+        setting = make_setting("llama-3-8b", cluster, seq_len=seq_len, global_batch_size=1)
+        plan = Plan(context_parallel=8, context_parallel_method=method, zero_stage=3)  # type: ignore[arg-type]
+        return float(price(setting, PlanTable.from_plans([plan])).time.context_communication[0])  # type: ignore[index]
+
+    assert exposed(4096, "ring") > 0
+    # but for the last hop of the gradients nothing shows
+    assert exposed(131072, "ring") < 0.15 * exposed(131072, "allgather")
+    assert exposed(131072, "ulysses") > 0
+
+
+def test_nothing_hides_on_a_cpu() -> None:
+    table = PlanTable.from_plans([RING])
+    arguments = (np.array([1.0]), np.array([9.0]), np.array([9.0]), table, 4.0)
+    assert float(exposed_seconds(*arguments, overlaps=False)[0]) == 1.0  # type: ignore[index]
+    hidden = float(exposed_seconds(*arguments, overlaps=True)[0])  # type: ignore[index]
+    assert 0 < hidden < 0.2
+
+
+@pytest.mark.parametrize("method", CONTEXT_METHODS)
+def test_saved_activations_are_shared_out(method: str) -> None:
+    setting = make_setting("llama-3-8b", "8xH100-SXM", seq_len=16384, global_batch_size=1)
+    table = PlanTable.from_plans(
+        [Plan(context_parallel=n, context_parallel_method=method) for n in (1, 4)]  # type: ignore[arg-type]
+    )
+    (rank,) = even_rank_contents(setting.model, 1, 1)
+    held = held_activations(setting.model, setting.workload, setting.software, table, rank)
+    one, four = np.asarray(held.saved).tolist()
+    # ulysses keeps the output by heads and by tokens
+    attention, layers = setting.model.kinds[0].attention, setting.model.num_layers
+    output = 2 * layers * 16384 * attention.num_heads * attention.head_dim
+    assert four == pytest.approx((one + output * (method == "ulysses")) / 4)
+
+
+def test_time_of_the_layers_is_shared_out() -> None:
+    """Exactly where the multiprocessors are unknown; tiles and waves may only add to a share."""
+
+    def computing(context: int, *, tiles: bool) -> float:
+        setting: Setting = make_setting(
+            "llama-3-8b", f"{context}xH100-SXM", seq_len=32768, global_batch_size=1
+        )
+        if not tiles:
+            chip = replace(setting.cluster.accelerator, compute_units=None)
+            setting = replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+        plan = Plan(context_parallel=context)
+        return float(price(setting, PlanTable.from_plans([plan])).time.compute[0])  # type: ignore[index]
+
+    assert computing(8, tiles=False) == pytest.approx(computing(1, tiles=False) / 8, rel=1e-6)
+    shared = 8 * computing(8, tiles=True) / computing(1, tiles=True)
+    assert 1.0 <= shared < 1.02
+
+
+def test_experts_get_the_tokens_of_the_rank_only() -> None:
+    mixtral = sample_model("mixtral")
+    plan = Plan(4, zero_stage=1, expert_parallel=2)
+    half = replace(plan, data_parallel=2, context_parallel=2)
+    one, two = traffic(plan, mixtral), traffic(half, mixtral)
+    assert two["expert", "all_to_all"][1] < one["expert", "all_to_all"][1]

@@ -1,0 +1,118 @@
+"""Traffic of experts: sums worked out by hand, and tables that price as their rows do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_models.communication.expert_parallel import copies_of, exposed_exchange, routed_tokens
+from cost_models.communication.seconds import axis_seconds
+from cost_models.communication.traffic import Traffic
+from cost_models.communication.volumes import rank_traffic
+from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.stages import even_rank_contents
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.trainer import software_profile
+from tests.samples import sample_model
+
+# 2 nodes of 8 with a NIC of 50 GB/s for each accelerator
+CLUSTER = parse_cluster("2x8xH100-SXM-80GB")
+WORKLOAD = Workload(seq_len=64, global_batch_size=8)
+MODEL = sample_model("mixtral")  # 4 experts, 2 for each token, 4 layers
+PLANS = [
+    Plan(
+        4,
+        2,
+        zero_stage=zero,
+        num_microbatches=2,
+        expert_parallel=experts,
+        expert_tensor_parallel=cut,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    for zero in range(4)
+    for experts in (1, 2, 4)
+    for cut in (True, False)
+    for recompute in ("none", "full")
+]
+
+
+def traffic_of(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
+    (rank,) = even_rank_contents(MODEL, 1, 1)
+    found = rank_traffic(MODEL, WORKLOAD, PlanTable.from_plans([plan]), rank)
+    return {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
+
+
+@pytest.mark.parametrize(("cut", "share"), [(True, 1.0), (False, 0.5)])
+def test_tokens_go_to_their_experts_and_back(cut: bool, share: float) -> None:
+    plan = Plan(2, 2, num_microbatches=4, expert_parallel=2, expert_tensor_parallel=cut)
+    count, size = traffic_of(plan)["expert", "all_to_all"]
+    # 4 layers, 4 micro-batches: counts of 4 experts once, rows there and back, forward and backward
+    assert count == 4 * 4 * (1 + 4)
+    rows = 2.0 * MODEL.hidden_size * 2 * 64 * share
+    assert size == 4 * 4 * (4 * 8 + 4 * rows)
+
+
+def test_experts_that_nobody_else_holds_are_not_reduced() -> None:
+    together, apart = (traffic_of(Plan(4, expert_parallel=n)) for n in (1, 4))
+    experts = sum(w.numel for w in MODEL.kinds[0].weights if w.is_routed_expert)
+    reduced = [t["data", "all_reduce"][1] for t in (together, apart)]
+    assert reduced[0] - reduced[1] == 4 * 4.0 * experts
+    assert apart["expert_data", "all_reduce"] == (0.0, 0.0)
+    between = traffic_of(Plan(4, expert_parallel=2))["expert_data", "all_reduce"]
+    assert between == (4.0, 4 * 4.0 * experts / 2)
+
+
+def test_a_table_is_priced_as_its_rows() -> None:
+    (rank,) = even_rank_contents(MODEL, 1, 1)
+    table = PlanTable.from_plans(PLANS)
+    whole = rank_traffic(MODEL, WORKLOAD, table, rank)
+    params = table_parameters(MODEL, rank, table)
+    for row, plan in enumerate(PLANS):
+        alone = traffic_of(plan)
+        for key, traffic in whole.items():
+            assert (traffic.count[row], traffic.size[row]) == alone[key]
+        one = table_parameters(MODEL, rank, PlanTable.from_plans([plan]))
+        assert params.total[row] == one.total[0]
+        assert params.apart[row] == one.apart[0]
+
+
+def test_more_ranks_for_the_experts_never_hold_more_of_them() -> None:
+    (rank,) = even_rank_contents(MODEL, 1, 1)
+    table = PlanTable.from_plans([Plan(4, 2, expert_parallel=n) for n in (1, 2, 4)])
+    assert (np.diff(table_parameters(MODEL, rank, table).total) < 0).all()
+    assert (routed_tokens(WORKLOAD, table) == 64).all()
+
+
+def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
+    plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
+    table, software = PlanTable.from_plans(plans), software_profile("shardplan")
+    sent = {("expert", "all_to_all"): Traffic(np.ones(2), np.full(2, 1e9))}
+    across, inside = axis_seconds(sent, CLUSTER, software, table)["expert"]
+    # half of a rank's bytes are for the other node
+    assert across == pytest.approx(0.5e9 / (0.94 * 50e9), rel=0.03)
+    assert inside == pytest.approx(7 / 8 * 1e9 / (0.764 * 450e9), rel=0.03)
+    # to k = 8 experts on two nodes: the other is among them but for 1 of 256 tokens, once
+    once = axis_seconds(sent, CLUSTER, software, table, copies=8)["expert"]
+    assert once[1] == inside
+    bandwidth = float(exchange_bandwidth(CLUSTER, 16, 1, copies=8))
+    assert bandwidth == pytest.approx(50e9 * 15 / 8 * 8 / (2 * (1 - 0.5**8)))
+    assert copies_of(MODEL) == 2
+    assert copies_of(sample_model("llama")) == 0
+
+
+def test_another_micro_batch_hides_what_leaves_a_node() -> None:
+    plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
+    table, waits = PlanTable.from_plans(plans), software_profile("nemo")
+    hides = replace(waits, hides_exchange_between_nodes=True)
+    for traffic, left in [(4.0, 1.0), (12.0, 4.5)]:  # behind passes of 10 seconds, at a quarter
+        found = exposed_exchange(traffic, 10.0, CLUSTER, hides, table)
+        assert found.tolist() == [left, traffic], "inside a node it is waited for"
+        assert exposed_exchange(traffic, 10.0, CLUSTER, waits, table) == traffic
+        everywhere = replace(hides, hides_exchange_inside_nodes=True)
+        found = exposed_exchange(traffic, 10.0, CLUSTER, everywhere, table)
+        assert found.tolist() == [left, left]

@@ -1,0 +1,271 @@
+"""What must hold for the memory of any legal plan of any model, drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from cost_models.legality.rules import legality_codes, question_of
+from cost_models.memory.parts import MemoryParts
+from cost_models.memory.peak import MOMENTS
+from cost_models.memory.timeline import timelines
+from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan.workload import Optimizer, Workload
+from cost_models.pricing.estimate import price, rank_memories
+from cost_models.scenario import Setting
+from hardware_profiles.cluster.build import build_cluster
+from hardware_profiles.cluster.catalogue import find_accelerator
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.software.trainer import software_profile
+from tests.samples import CONFIGS, LLAMA
+
+SAME = 1 + 1e-12
+# many drawn plans are illegal
+SETTINGS = settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+A100 = find_accelerator("A100-SXM-80GB")
+# a stage that DualPipeV turns around while its activations are on the host
+OFFLOADED_V = Plan(
+    pipeline_parallel=4,
+    virtual_stages=2,
+    pipeline_schedule="dualpipev",
+    num_microbatches=8,
+    offload="activations",
+)
+GEMMA2 = LLAMA | {"model_type": "gemma2", "sliding_window": 64, "head_dim": 16}
+DEEPSEEK = {
+    "model_type": "deepseek_v2",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 4096,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    **{name: config for name, config in CONFIGS.items() if name != "t5"},
+    "gemma2": GEMMA2,
+    "deepseek_v2": DEEPSEEK,
+}
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    nodes, gpus = (1, plan.world_size) if plan.world_size <= 8 else (plan.world_size // 8, 8)
+    return build_cluster(A100, num_nodes=nodes, gpus_per_node=gpus)
+
+
+def setting_of(model: ModelSpec, workload: Workload, plan: Plan, software: str) -> Setting:
+    batch = replace(workload, global_batch_size=plan.global_batch_size)
+    return Setting(adapted(model, batch), cluster_of(plan), batch, software_profile(software))
+
+
+def is_legal(setting: Setting, *plans: Plan) -> bool:
+    return not legality_codes(question_of(setting), PlanTable.from_plans(list(plans))).any()
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A plan on up to 64 ranks."""
+    pipeline = draw(st.sampled_from([1, 1, 2, 4]))
+    tensor = draw(st.sampled_from([1, 2, 4]))
+    context = draw(st.sampled_from([1, 1, 1, 2]))
+    data = draw(st.sampled_from([1, 2, 4]))
+    recompute = draw(st.sampled_from(RECOMPUTE))
+    schedule = draw(st.sampled_from(SCHEDULES)) if pipeline > 1 else "1f1b"
+    return Plan(
+        data_parallel=data,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        context_parallel=context,
+        context_parallel_method=draw(st.sampled_from(CONTEXT_METHODS)),  # type: ignore[arg-type]
+        expert_parallel=draw(st.sampled_from([1, 1, 2])),
+        pipeline_schedule=schedule,  # type: ignore[arg-type]
+        virtual_stages=1 if schedule in ("1f1b", "gpipe", "zero_bubble") else 2,
+        zero_stage=draw(st.integers(0, 3)),
+        sequence_parallel=tensor > 1 and draw(st.booleans()),
+        recompute=recompute,  # type: ignore[arg-type]
+        micro_batch_size=draw(st.integers(1, 4)),
+        num_microbatches=draw(st.sampled_from([1, 2, 8, 16])),
+        offload=draw(st.sampled_from(["none", "none", *OFFLOADS])),  # type: ignore[arg-type]
+    )
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[Setting, Plan]:
+    """A legal plan with its setting."""
+    plan = draw(plans())
+    adapter = draw(st.sampled_from(["none", "none", "lora", "qlora"]))
+    workload = Workload(
+        seq_len=64 * draw(st.integers(1, 40)),
+        global_batch_size=1,
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        optimizer="adamw" if adapter != "none" else draw(st.sampled_from(get_args(Optimizer))),
+        attention_kernel=draw(st.sampled_from(["flash", "eager"])),
+        adapter=adapter,  # type: ignore[arg-type]
+        adapter_rank=8 if adapter != "none" else 0,
+        adapter_alpha=16.0 if adapter != "none" else 0.0,
+    )
+    name = draw(st.sampled_from(sorted(MODELS)))
+    model = model_spec(MODELS[name] | _longer(name), name=name)
+    software = draw(st.sampled_from(["shardplan", "megatron"]))
+    setting = setting_of(model, workload, plan, software)
+    assume(is_legal(setting, plan))
+    return setting, plan
+
+
+def _longer(name: str) -> dict[str, Any]:
+    return {"n_positions": 10**6} if name == "gpt2" else {"max_position_embeddings": 10**6}
+
+
+def peak(setting: Setting, plan: Plan) -> float:
+    return float(price(setting, PlanTable.from_plans([plan])).peak[0])
+
+
+def numbers(parts: MemoryParts) -> list[float]:
+    return [float(np.ravel(getattr(parts, f.name))[0]) for f in fields(MemoryParts)]
+
+
+@SETTINGS
+@given(asked())
+def test_the_peak_is_the_largest_moment_and_its_parts_add_up(
+    case: tuple[Setting, Plan],
+) -> None:
+    setting, plan = case
+    ranges = default_layer_ranges(setting, plan)
+    lines = timelines(setting, plan, ranges)
+    for line, (parts, moment) in zip(lines, rank_memories(setting, plan, ranges), strict=True):
+        assert len(line) == len(MOMENTS)
+        for each in line:
+            assert all(np.isfinite(value) and value >= 0.0 for value in numbers(each))
+            assert sum(numbers(each)) == pytest.approx(float(each.peak), rel=1e-12)
+        assert line[moment] == parts
+        assert float(parts.peak) == pytest.approx(max(float(p.peak) for p in line), rel=1e-12)
+    fullest = max(float(parts.peak) for line in lines for parts in line)
+    assert peak(setting, plan) == pytest.approx(fullest, rel=1e-12)
+
+
+@SETTINGS
+@given(asked(), st.integers(1, 4))
+def test_more_work_never_needs_less(case: tuple[Setting, Plan], more: int) -> None:
+    setting, plan = case
+    before = peak(setting, plan)
+    longer = replace(setting, workload=replace(setting.workload, seq_len=64 * 41 * more))
+    assert peak(longer, plan) * SAME >= before
+    larger = replace(plan, micro_batch_size=plan.micro_batch_size + more)
+    assert peak(setting, larger) * SAME >= before
+
+
+@SETTINGS
+@given(asked(), st.integers(1, 3))
+def test_more_layers_never_need_less(case: tuple[Setting, Plan], more: int) -> None:
+    """As many more for every stage, so that stages stay as even as they are."""
+    setting, plan = case
+    model = setting.model
+    key = next(key for key in ("num_hidden_layers", "n_layer") if key in model.config)
+    config = dict(model.config) | {key: model.num_layers + more * plan.num_stages}
+    deeper = adapted(model_spec(config, name="deeper"), setting.workload)
+    assert peak(replace(setting, model=deeper), plan) * SAME >= peak(setting, plan)
+
+
+@SETTINGS
+@given(asked())
+def test_zero_shards_states_and_never_adds_to_them(case: tuple[Setting, Plan]) -> None:
+    """Weights, optimizer and reduced gradients, in mixed precision.
+
+    In one precision ZeRO-1 lays a shard beside whole weights, which can be more.
+    """
+    setting, plan = case
+    assume(plan.shard_ranks > 1 and setting.workload.precision != "fp32")
+    states = []
+    for stage in range(int(setting.software.largest_zero_stage) + 1):
+        changed = replace(plan, zero_stage=stage)
+        if not is_legal(setting, changed):
+            continue
+        line = timelines(setting, changed, default_layer_ranges(setting, changed))[0]
+        step = line[MOMENTS.index("optimizer")]
+        states.append(float(step.weights) + float(step.gradients) + float(step.optimizer))
+    for few, many in zip(states[1:], states[:-1], strict=True):
+        assert few <= many * SAME
+
+
+@SETTINGS
+@given(asked())
+def test_more_tensor_parallel_ranks_never_need_more(case: tuple[Setting, Plan]) -> None:
+    setting, plan = case
+    wider = replace(plan, tensor_parallel=2 * plan.tensor_parallel)
+    larger = replace(setting, cluster=cluster_of(wider))
+    assume(is_legal(larger, wider))
+    assert peak(larger, wider) <= peak(setting, plan) * SAME
+
+
+@SETTINGS
+@given(asked(), st.lists(plans(), min_size=1, max_size=6))
+def test_a_table_is_priced_as_each_of_its_rows(
+    case: tuple[Setting, Plan], others: list[Plan]
+) -> None:
+    setting, plan = case
+    rows = [plan, *(o for o in others if is_legal_alone(setting, o))]
+    table = price(setting, PlanTable.from_plans(rows))
+    for row, each in enumerate(rows):
+        alone = price(setting, PlanTable.from_plans([each]))
+        assert numbers(alone.memory) == [
+            float(getattr(table.memory, f.name)[row]) for f in fields(MemoryParts)
+        ]
+        assert alone.moment[0] == table.moment[row]
+        assert alone.limiting_rank[0] == table.limiting_rank[row]
+
+
+def is_legal_alone(setting: Setting, plan: Plan) -> bool:
+    """Whether a plan is legal on a cluster and with a batch of its own."""
+    batch = replace(setting.workload, global_batch_size=plan.global_batch_size)
+    return is_legal(replace(setting, cluster=cluster_of(plan), workload=batch), plan)
+
+
+@SETTINGS
+@given(
+    st.integers(0, 8),
+    st.integers(0, 6),
+    st.integers(0, 4),
+    st.sampled_from(["bf16", "fp32"]),
+    st.sampled_from(["flash", "eager"]),
+    plans(),
+)
+@example(0, 1, 0, "bf16", "flash", OFFLOADED_V)  # few tokens beside a stage that is not there
+def test_extreme_sizes_stay_finite_and_positive(
+    length: int, width: int, micro: int, precision: Any, kernel: Any, plan: Plan
+) -> None:
+    """Up to 10^8 tokens, a hidden size of 10^6, 10^4 layers: beyond int64 in a product of ints."""
+    config = LLAMA | {
+        "hidden_size": 64 * 10 ** min(width, 4),
+        "intermediate_size": 10**width * 10,
+        "num_hidden_layers": 16 * 10 ** min(width, 2),
+        "vocab_size": 64 * 10 ** min(width, 5),
+        "max_position_embeddings": 10**9,
+    }
+    plan = replace(plan, micro_batch_size=10**micro, expert_parallel=1)
+    workload = Workload(10**length * 8, 1, precision=precision, attention_kernel=kernel)
+    setting = setting_of(model_spec(config, name="extreme"), workload, plan, "shardplan")
+    with np.errstate(all="raise"):
+        lines = timelines(setting, plan, default_layer_ranges(setting, plan))
+        found = peak(setting, plan)
+    assert np.isfinite(found)
+    assert found > 0.0
+    for line in lines:
+        for each in line:
+            assert all(np.isfinite(value) and value >= 0.0 for value in numbers(each))

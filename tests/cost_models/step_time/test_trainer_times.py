@@ -1,0 +1,190 @@
+"""What trainers do differently with a step's time, each switched on and off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cost_models.communication.scattered_messages import scattered
+from cost_models.communication.volumes import rank_traffic
+from cost_models.compute.kernel_launch import operator_seconds
+from cost_models.compute.layer import layer_seconds, trained_elements
+from cost_models.compute.rates import rates
+from cost_models.partition.stages import even_rank_contents
+from cost_models.plan.plan import FULL, Plan, PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
+from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
+from hardware_profiles.software.trainer import software_profile
+from tests.samples import make_setting
+
+MEGATRON = software_profile("megatron")
+
+
+def megatron(**changes: Any) -> Setting:
+    setting: Setting = make_setting(
+        "gpt2", "2x8xA100-80GB", seq_len=1024, global_batch_size=32, software="megatron"
+    )
+    return replace(setting, software=replace(setting.software, **changes))
+
+
+def table(**plan: Any) -> PlanTable:
+    return PlanTable.from_plans([Plan(**plan)])
+
+
+# --- stage messages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> None:
+    setting = megatron()
+    plans = table(
+        tensor_parallel=4,
+        pipeline_parallel=2,
+        data_parallel=2,
+        num_microbatches=4,
+        sequence_parallel=sequence,
+    )
+    rank = even_rank_contents(setting.model, 2, 1)[0]
+    whole = rank_traffic(setting.model, setting.workload, plans, rank)
+    parts = scattered(whole, plans)
+    send, before = parts["pipeline", "send"], whole["pipeline", "send"]
+    gather, none = parts["tensor", "all_gather"], whole["tensor", "all_gather"]
+    assert send.count == before.count
+    if sequence:  # split already
+        assert send.size == before.size
+        assert none.count > 0
+        assert (gather.count, gather.size) == (none.count, none.size)
+    else:
+        assert send.size == before.size / 4
+        assert none.count == 0
+        assert (gather.count, gather.size) == (before.count, before.size)
+    assert {key: parts[key] for key in whole if key[0] == "data"} == {
+        key: whole[key] for key in whole if key[0] == "data"
+    }
+
+
+def test_scattered_messages_cost_the_network_less() -> None:
+    plans = table(
+        tensor_parallel=8, pipeline_parallel=2, num_microbatches=32, sequence_parallel=False
+    )
+    slow, quick = (price(megatron(scatters_stage_messages=on), plans).time for on in (False, True))
+    assert quick.pipeline_communication[0] < slow.pipeline_communication[0]  # type: ignore[index]
+    assert quick.tensor_communication[0] > slow.tensor_communication[0]  # type: ignore[index]
+    assert quick.step[0] < slow.step[0]
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def test_a_fused_softmax_refuses_numbers_of_matrices_that_its_warps_do_not_take() -> None:
+    """25 heads, as GPT-2 XL on one GPU, or 4 heads over 4 ranks with one sequence."""
+    setting = make_setting("gpt2", "8xA100-80GB", seq_len=1024, global_batch_size=32)
+    setting = replace(setting, workload=replace(setting.workload, attention_kernel="eager"))
+    heads = setting.model.kinds[0].attention.num_heads
+    assert heads % 4 == 0
+    taken, refused = table(), table(tensor_parallel=heads)
+    (rank,) = even_rank_contents(setting.model, 1, 1)
+
+    def operators(plans: PlanTable, software: Any = MEGATRON, kernel: str = "eager") -> float:
+        workload = replace(setting.workload, attention_kernel=kernel)
+        found = operator_seconds(setting.model, software, workload, plans, rank, 1.0)
+        return float(found[0][0])
+
+    layers = sum(rank.kind_counts)
+    more = MEGATRON.unfused_softmax_operators
+    # both add the operators outside the layers, which go with a layer's
+    assert operators(refused) - operators(taken) == pytest.approx(layers * more, rel=0.05)
+    assert operators(refused, kernel="flash") == operators(taken, kernel="flash")
+    any_number = replace(MEGATRON, fused_softmax_batch=0.0)
+    assert operators(refused, any_number) == operators(taken, any_number)
+
+
+# --- collectives behind computation ---------------------------------------------------------------
+
+
+def test_the_reduction_of_inputs_gradients_hides_behind_the_gradients_of_weights() -> None:
+    plans, every = table(tensor_parallel=4), np.array([6.0])
+    waits = replace(MEGATRON, hides_tensor_reduction=False)
+    hides = replace(MEGATRON, hides_tensor_reduction=True)
+    assert tensor_seconds(every, np.array([2.0]), waits, plans) == (3.0, 3.0)
+    assert tensor_seconds(every, np.array([2.0]), hides, plans) == (3.0, 1.0)
+    assert tensor_seconds(every, np.array([9.0]), hides, plans) == (3.0, 0.0)
+    full = table(tensor_parallel=4, recompute="full")
+    assert full.recompute[0] == FULL
+    assert tensor_seconds(every, np.array([9.0]), waits, full) == (2.0, 4.0)  # once more
+    # with sequence parallelism four collectives forward, six backward: two inputs come again
+    along = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
+    forward, backward = tensor_seconds(np.array([10.0]), np.array([9.0]), hides, along)
+    assert (float(forward[0]), float(backward[0])) == (4.0, 2.0)  # these and their scattering hide
+    keeps = replace(hides, keeps_gathered_inputs=True)
+    forward, backward = tensor_seconds(np.array([8.0]), np.array([9.0]), keeps, along)
+    assert (float(forward[0]), float(backward[0])) == (4.0, 0.0)
+    assert tensor_seconds(every, np.array([9.0]), hides, full) == (2.0, 2.0)
+
+
+def test_a_split_backward_pass_has_no_gradients_of_weights_to_hide_behind() -> None:
+    hides = replace(MEGATRON, hides_tensor_reduction=True)
+    plan = Plan(tensor_parallel=4, pipeline_parallel=2, num_microbatches=4)
+    for schedule, left in (("1f1b", 0.0), ("zero_bubble", 3.0)):
+        plans = PlanTable.from_plans([replace(plan, pipeline_schedule=schedule)])  # type: ignore[arg-type]
+        assert tensor_seconds(np.array([6.0]), np.array([9.0]), hides, plans) == (3.0, left)
+
+
+def test_overlap_hides_its_share_of_the_traffic() -> None:
+    half = replace(MEGATRON, tensor_parallel_overlap=0.5, hides_tensor_reduction=False)
+    assert tensor_seconds(np.array([6.0]), np.array([9.0]), half, table()) == (1.5, 1.5)
+
+
+# --- gradients that are added up ------------------------------------------------------------------
+
+
+def test_adding_up_gradients_moves_its_bytes_for_every_trained_parameter() -> None:
+    setting = megatron()
+    kind = setting.model.kinds[0]
+    rate = rates(setting.cluster.accelerator, "bf16", MEGATRON)
+
+    def backward(accumulated: float) -> float:
+        one = layer_seconds(
+            kind,
+            setting.model.hidden_size,
+            1024,
+            1024.0,
+            tensor_parallel=2,
+            sequence_parallel=False,
+            recompute_full=False,
+            recompute_core=False,
+            kernel="flash",
+            compute_bytes=2.0,
+            rate=rate,
+            software=replace(MEGATRON, gradient_accumulation_bytes=accumulated),
+        )
+        return float(one.backward)
+
+    matrices = sum(w.numel for w in kind.weights if w.role == "linear")
+    assert float(trained_elements(kind, 1)) == matrices
+    assert float(trained_elements(kind, 2)) == matrices / 2
+    expected = 6.0 * matrices / 2 / rate.memory
+    assert backward(6.0) - backward(0.0) == pytest.approx(expected)
+
+
+def test_frozen_matrices_have_no_gradients_to_add_up() -> None:
+    kind = megatron().model.kinds[0]
+    frozen = replace(kind, weights=tuple(replace(w, frozen=True) for w in kind.weights))
+    assert float(np.asarray(trained_elements(frozen, 1))) == 0.0
+
+
+@pytest.mark.parametrize(("at_last", "fewer"), [(True, True), (False, False)])
+def test_zero_2_reduces_once_under_a_pipeline_where_the_trainer_does(
+    at_last: bool, fewer: bool
+) -> None:
+    setting = megatron(reduces_gradients_at_last_microbatch_under_pipeline=at_last)
+    plans = [
+        Plan(pipeline_parallel=2, data_parallel=8, zero_stage=stage, num_microbatches=4)
+        for stage in (1, 2)
+    ]
+    first, second = price(setting, PlanTable.from_plans(plans)).time.data_communication
+    assert bool(second == first) is fewer

@@ -1,0 +1,111 @@
+"""Blocks of attention, put together, against attention to all keys at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor.attention.blockwise import Kernel, Sum
+
+SCALING = 0.3
+FUSED, PLAIN = Kernel(True, SCALING), Kernel(False, SCALING)
+CAPPED = Kernel(True, SCALING, cap=2.0)
+
+
+def tensors(heads: int, tokens: int = 24, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the output, (2, heads, tokens, 8)."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(2, tokens, n, 8) for n in (4, heads, heads, 4)]
+    return [torch.randn(s, generator=generator, dtype=dtype).transpose(1, 2) for s in shapes]
+
+
+def whole(query: Tensor, key: Tensor, value: Tensor, cap: float | None = None) -> Tensor:
+    """Attend causally to all keys."""
+    times = query.size(1) // key.size(1)
+    key, value = (x.repeat_interleave(times, 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * SCALING
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
+
+
+def in_blocks(kernel: Kernel, given: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
+    """Attend block by block, forward and backward; hidden blocks go through a mask."""
+    query, key, value, gradient = given
+    total = Sum(query, value)
+    starts = range(0, query.size(2), size)
+    pairs = [(slice(q, q + size), slice(k, k + size)) for q in starts for k in starts]
+    pairs.sort(key=lambda pair: abs(pair[0].start - pair[1].start))  # the own tokens first
+    low = torch.finfo(query.dtype).min / 2
+
+    def mask(rows: slice, keys: slice) -> Tensor | None:
+        hides = keys.start > rows.start
+        return torch.full((1, 1, size, size), low, dtype=query.dtype) if hides else None
+
+    parts = [
+        (rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys], rows == keys)
+        for rows, keys in pairs
+    ]
+    for rows, keys, q, k, v, own in parts:
+        total.add(rows, *kernel.forward(q, k, v, own, mask(rows, keys)))
+    output = total.output.to(query.dtype)
+    found = [torch.zeros_like(x) for x in (query, key, value)]
+    for rows, keys, q, k, v, own in parts:
+        back = (gradient[:, :, rows], q, k, v, output[:, :, rows], total.lse[:, :, rows], own)
+        for sum_, place, part in zip(
+            found, (rows, keys, keys), kernel.backward(*back, mask(rows, keys)), strict=True
+        ):
+            sum_[:, :, place] += part
+    return output, found
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("kernel", [FUSED, PLAIN, CAPPED], ids=["fused", "plain", "capped"])
+def test_blocks_equal_the_whole(kernel: Kernel, heads: int):
+    given = tensors(heads)
+    leaves = [x.clone().requires_grad_() for x in given[:3]]
+    expected = whole(*leaves, cap=kernel.cap)
+    expected.backward(given[3])
+    output, gradients = in_blocks(kernel, given, 6)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    for found, leaf in zip(gradients, leaves, strict=True):
+        torch.testing.assert_close(found, leaf.grad, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", [FUSED, PLAIN], ids=["fused", "plain"])
+def test_blocks_are_summed_in_fp32(kernel: Kernel, dtype: torch.dtype):
+    given = tensors(2, dtype=dtype)
+    exact = [x.double().requires_grad_() for x in given[:3]]
+    expected = whole(*exact)
+    expected.backward(given[3].double())
+    output, gradients = in_blocks(kernel, given, 6)
+    assert output.dtype == dtype
+    limit = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 3e-3}[dtype]
+    expected = expected.detach()
+    assert float((output - expected).norm() / expected.norm()) < limit
+    for found, leaf in zip(gradients, exact, strict=True):
+        assert float((found - leaf.grad).norm() / leaf.grad.norm()) < limit
+
+
+def test_the_plain_kernel_holds_the_scores_of_some_queries_only(monkeypatch: pytest.MonkeyPatch):
+    given = tensors(2)
+    once = in_blocks(PLAIN, given, 12)
+    monkeypatch.setattr("executor.attention.blockwise.QUERIES", 5)
+    rows = in_blocks(PLAIN, given, 12)
+    torch.testing.assert_close(once, rows, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", [FUSED, PLAIN], ids=["fused", "plain"])
+def test_values_may_be_narrower_than_keys(kernel: Kernel):
+    query, key, value, gradient = tensors(2)
+    given = [query, key, value[..., :5], gradient[..., :5]]
+    leaves = [x.clone().requires_grad_() for x in given[:3]]
+    expected = whole(*leaves)
+    expected.backward(given[3])
+    output, gradients = in_blocks(kernel, given, 6)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    for found, leaf in zip(gradients, leaves, strict=True):
+        torch.testing.assert_close(found, leaf.grad, rtol=1e-11, atol=1e-12)

@@ -1,0 +1,51 @@
+"""The comparison of prediction and measurement, and the folders of runs."""
+
+from executor.records.report import Row, as_text, compare
+
+
+def _rank(stage, peak, weights, sent):
+    return {
+        "stage": stage,
+        "memory": {
+            "peak_bytes": peak,
+            "parts": {"weights": weights, "activations": 7, "gradients": 2},
+        },
+        "communication": [{"axis": "pipeline", "kind": "send", "count": 1, "bytes": sent}],
+    }
+
+
+def test_prediction_and_measurement_are_set_side_by_side():
+    measured = {
+        "step_seconds": 2.0,
+        "tokens_per_second": 50.0,
+        "ranks": [_rank(0, 100, 40, 8), _rank(0, 90, 40, 6), _rank(1, 60, 20, 5)],
+    }
+    prediction = {
+        "time": {"step_seconds": 1.0},
+        "memory": {
+            "stages": [
+                {"stage": 0, "peak_bytes": 500, "allocated_bytes": 100, "parts": {"weights": 40}},
+                {"stage": 1, "peak_bytes": 66},
+            ]
+        },
+        "communication": [
+            {"stage": 0, "axis": "pipeline", "kind": "send", "count": 1, "bytes": 8},
+            {"stage": 1, "axis": "pipeline", "kind": "send", "count": 1, "bytes": 6},
+        ],
+    }
+    rows = {row.name: row for row in compare(prediction, measured, 100)}
+    assert rows["step time"].difference == -0.5
+    assert rows["tokens per second"].predicted == 100.0
+    assert rows["peak memory, pipeline rank 0"].difference == 0.0
+    assert rows["peak memory, pipeline rank 1"] == Row(
+        "peak memory, pipeline rank 1", "bytes", 66, 60
+    )
+    assert rows["  weights"].predicted == rows["  weights"].measured == 40
+    assert rows["  optimizer"].predicted is None
+    assert rows["  activations, gradients, buffers"].measured == 7 + 2
+    assert rows["send (pipeline)"].measured == 8 + 5
+    assert rows["send (pipeline)"].predicted == 8 + 6
+    text = as_text(rows.values(), on_gpu=False)
+    assert "50.0% low" in text
+    assert "equal" in text
+    assert all(row.predicted is None for row in compare({}, measured, 100))

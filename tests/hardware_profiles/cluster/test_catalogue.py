@@ -1,0 +1,203 @@
+"""The catalogue: every file reads, every figure is plausible and cited, names are found."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from hardware_profiles.cluster.catalogue import (
+    FOLDER,
+    accelerators,
+    find_accelerator,
+    link_latency,
+    match_accelerator,
+    match_node,
+    nodes,
+    usual_node,
+)
+from hardware_profiles.cluster.schema import KINDS, Accelerator, Figure, Node
+from hardware_profiles.errors import InputError
+
+
+def figures_of(entry: Accelerator | Node) -> list[Figure]:
+    values = [getattr(entry, name) for name in entry.__slots__]
+    nested = [figure for value in values if isinstance(value, dict) for figure in value.values()]
+    return [value for value in [*values, *nested] if isinstance(value, Figure)]
+
+
+def test_catalogue_is_large_enough_for_the_published_runs():
+    names = {accelerator.name for accelerator in accelerators()}
+    assert len(names) >= 48
+    assert len(nodes()) >= 50
+    assert {"A100-SXM-80GB", "H100-SXM-80GB", "V100-SXM2-32GB", "MI300X", "TPU-v5p"} <= names
+
+
+@pytest.mark.parametrize("entry", [*accelerators(), *nodes()], ids=lambda entry: entry.name)
+def test_every_figure_has_a_kind_and_a_source(entry):
+    for figure in figures_of(entry):
+        assert figure.value > 0
+        assert figure.kind in KINDS
+        assert figure.kind != "measured", "the catalogue holds what others say"
+        assert len(figure.source) > 8
+
+
+@pytest.mark.parametrize("accelerator", accelerators(), ids=lambda entry: entry.name)
+def test_figures_are_in_si_units(accelerator):
+    assert 14e9 < accelerator.memory_capacity.value < 400e9
+    assert 0.2e12 < accelerator.memory_bandwidth.value < 10e12
+    assert all(1e12 < figure.value < 2e16 for figure in accelerator.peak_flops.values())
+    assert {"bf16", "fp16"} & set(accelerator.peak_flops)
+    assert 10e9 < accelerator.link_bandwidth.value < 1e12
+    for precision, figure in accelerator.achievable_flops.items():
+        # clocks of GeForce cards go beyond the datasheet, little power leaves a third of fp32
+        assert 0.35 < figure.value / accelerator.peak_flops[precision].value < 1.25
+
+
+@pytest.mark.parametrize("accelerator", accelerators(), ids=lambda entry: entry.name)
+def test_every_accelerator_has_a_usual_node_and_is_found_by_all_its_names(accelerator):
+    node = usual_node(accelerator)
+    assert node is not None
+    assert node.accelerator == accelerator.name
+    for name in (accelerator.name, *accelerator.aliases):
+        assert find_accelerator(name) is accelerator
+        assert find_accelerator(name.replace("-", "_").lower()) is accelerator
+        assert match_node(name) is None
+
+
+@pytest.mark.parametrize("node", nodes(), ids=lambda entry: entry.name)
+def test_every_node_names_an_accelerator_and_is_found(node):
+    assert find_accelerator(node.accelerator).name == node.accelerator
+    for name in (node.name, *node.aliases):
+        found = match_node(name)
+        assert found is not None
+        assert found.entry is node
+    if node.peer_bandwidth is not None:
+        inner = node.link_bandwidth or find_accelerator(node.accelerator).link_bandwidth
+        assert node.peer_bandwidth.value < inner.value <= 7.01 * node.peer_bandwidth.value
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("A100-80GB", "A100-SXM-80GB"),
+        ("A100_80GB", "A100-SXM-80GB"),
+        ("a100-80g", "A100-SXM-80GB"),
+        ("A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"),
+        ("H100-SXM", "H100-SXM-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIe-80GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+        ("NVIDIA H200", "H200-SXM-141GB"),
+        ("NVIDIA B200", "B200-SXM-180GB"),
+        ("NVIDIA GB200", "GB200-186GB"),
+        ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A10G", "A10G"),
+        ("RTX4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("tpu v5e", "TPU-v5e"),
+    ],
+)
+def test_mixed_names(name, expected):
+    assert find_accelerator(name).name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("A100", ("A100-SXM-40GB", "A100-SXM-80GB", "A100-PCIe-40GB", "A100-PCIe-80GB")),
+        ("H100", ("H100-SXM-80GB", "H100-SXM-96GB", "H100-PCIe-80GB", "H100-NVL-94GB")),
+        ("V100", ("V100-SXM2-16GB", "V100-PCIe-32GB")),
+        ("a100 sxm", ("A100-SXM-40GB", "A100-SXM-80GB")),
+        ("MI250X", ("MI250X-GCD-64GB",)),
+    ],
+)
+def test_an_ambiguous_name_lists_the_choices(name, choices):
+    with pytest.raises(InputError) as error:
+        find_accelerator(name)
+    assert all(choice in str(error.value) for choice in choices)
+
+
+def test_an_ambiguous_node_lists_the_choices():
+    with pytest.raises(InputError, match="DGX-A100-40GB, DGX-A100-80GB"):
+        match_node("DGX-A100")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("A100-88GB", "A100-SXM-80GB"), ("H10", "H20"), ("xyzzy", "lists them")]
+)
+def test_an_unknown_name_is_an_error_with_a_hint(name, hint):
+    with pytest.raises(InputError, match=hint):
+        find_accelerator(name)
+
+
+def test_a_convention_is_said():
+    assert "PCIe" in str(match_accelerator("A100-80GB").note)
+    assert match_accelerator("A100-SXM-80GB").note is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_"),
+    [("A100-SXM-80GB", 81920 * 2**20), ("H100-SXM-80GB", 81559 * 2**20), ("TPU-v5p", 95 * 2**30)],
+)
+def test_capacity_is_what_the_driver_reports(name, bytes_):
+    assert find_accelerator(name).memory_capacity.value == bytes_
+
+
+@pytest.mark.parametrize(
+    ("node", "bytes_per_second"),
+    [
+        ("dgx-a100-80gb", 25e9),
+        ("p4d.24xlarge", 6.25e9),
+        ("p5.48xlarge", 50e9),
+        ("a3-highgpu-8g", 12.5e9),
+        ("Standard_ND96isr_H100_v5", 50e9),
+        ("gb200-nvl72", 50e9),
+        ("gb300-nvl72", 100e9),
+    ],
+)
+def test_network_is_a_share_per_accelerator(node, bytes_per_second):
+    found = match_node(node)
+    assert found is not None
+    assert found.entry.network_bandwidth.value == pytest.approx(bytes_per_second)
+
+
+def test_latencies_are_those_of_nccl():
+    assert link_latency("NVLink4").value == 3.4e-6
+    assert link_latency("PCIe4").value == 5.7e-6
+    assert link_latency("EFA").value == 14e-6
+    assert link_latency("a link nobody knows").kind == "assumed"
+
+
+def test_every_source_is_used():
+    sources = tomllib.loads((FOLDER / "sources.toml").read_text())["sources"]
+    files = [*FOLDER.glob("accelerators/*.toml"), *FOLDER.glob("nodes/*.toml")]
+    text = "".join(file.read_text() for file in [*files, FOLDER / "latencies.toml"])
+    assert [key for key in sources if f'source = "{key}"' not in text] == []
+
+
+def test_import_is_cheap():
+    code = (
+        "import sys\n"
+        "from hardware_profiles.cluster import catalogue, local_machine, parse\n"
+        "print([m for m in ('numpy', 'networkx', 'torch', 'pandas') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_usable_memory_is_a_little_less_than_the_driver_reports() -> None:
+    """At most 0.75 GiB and 3 % are kept: what a budget without a figure leaves out."""
+    known = [each for each in accelerators() if each.usable_memory is not None]
+    assert len(known) >= 10
+    for each in known:
+        assert each.usable_memory is not None
+        kept = each.memory_capacity.value - each.usable_memory.value
+        assert 0 <= kept <= 0.75 * 2**30, each.name
+        assert kept <= 0.03 * each.memory_capacity.value, each.name

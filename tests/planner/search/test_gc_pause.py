@@ -1,0 +1,62 @@
+"""While much is priced the collector of cycles waits, and nothing waits for it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from cost_models.columnar.levels import Frame
+from cost_models.pricing.table import price_table
+from hardware_profiles.cluster.parse import parse_cluster
+from planner.request.model import resolve_model
+from planner.request.setting import build_question
+from planner.search.candidates import Candidates
+from planner.search.gc_pause import OBJECTS, seldom_collected
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_thresholds_are_as_before_after_an_error(thresholds: None) -> None:
+    gc.set_threshold(700, 11, 12)
+
+    @seldom_collected()
+    def fails() -> None:
+        assert gc.get_threshold() == (OBJECTS, 11, 12)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert gc.get_threshold() == (700, 11, 12)
+
+
+@pytest.mark.parametrize("youngest", [0, 10 * OBJECTS])
+def test_whoever_collects_less_keeps_that(thresholds: None, youngest: int) -> None:
+    gc.set_threshold(youngest, 11, 12)
+    with seldom_collected():
+        assert gc.get_threshold() == (youngest, 11, 12)
+
+
+def test_what_pricing_made_goes_without_the_collector() -> None:
+    setting = build_question(resolve_model("llama-3-8b"), parse_cluster("4x8xH100-SXM")).setting
+    gc.collect()
+    before = {id(frame) for frame in _frames()}  # (other tests' results may be kept)
+    gc.disable()
+    try:
+        legal = Candidates.of(setting, {}).legal
+        assert len(legal) > 1000
+        price_table(setting, legal)
+        assert {id(frame) for frame in _frames()} <= before
+    finally:
+        gc.enable()
+
+
+def _frames() -> list[Frame]:
+    # (isinstance asks objects for their class: torch has one that warns then)
+    return [each for each in gc.get_objects() if type(each) is Frame]

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cost_models.legality.rules import CODES, legality_codes
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Setting
+from cost_models.uncertainty import MEMORY, interval
+from hardware_profiles.errors import NoLegalPlanError
+from planner.advice.refusal import no_plan
+from planner.assessment.verdict import VERDICTS, budget_bytes, memory_budget, verdict, verdict_codes
+from planner.search.search import search
+from planner.search.space import enumerate_plans
+from tests.samples import all_plans, llama, make_setting, question
+
+
+def with_capacity(setting: Setting, capacity: float) -> Setting:
+    """The same accelerators with another memory."""
+    chip = setting.cluster.accelerator
+    chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=capacity))
+    return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+
+
+def priced_one_by_one(setting: Setting) -> list[tuple[int, float, float, Plan]]:
+    """Verdict, step and peak of every legal candidate, each row with the formulas of ``fit``.
+
+    (That a table costs what its rows cost alone is tested with ``price``.)
+    """
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(question(setting), table) == 0).plain()
+    priced, budget = price(setting, legal), budget_bytes(setting.cluster)
+    codes = [VERDICTS.index(verdict(peak, budget)) for peak in priced.peak.tolist()]
+    return list(zip(codes, priced.step.tolist(), priced.peak.tolist(), legal, strict=True))
+
+
+TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "capacity"),
+    [
+        ("llama", "4xA100-80GB", None),
+        pytest.param("llama tied", "2x4xH100-SXM", None, marks=pytest.mark.slow),
+        pytest.param("mixtral", "4xA100-80GB", None, marks=pytest.mark.slow),
+        (TIGHT_LLAMA, "4xA100-80GB", 2.6e9),  # most plans are too large
+        pytest.param(TIGHT_LLAMA, "4xA100-80GB", 3.5e9, marks=pytest.mark.slow),
+    ],
+    ids=["llama", "tied", "mixtral", "little memory", "enough memory"],
+)
+def test_the_best_plans_are_those_of_pricing_each_plan_alone(
+    model: Any, cluster: str, capacity: float | None
+) -> None:
+    setting = make_setting(model, cluster, global_batch_size=4, seq_len=512)
+    if capacity is not None:
+        setting = with_capacity(setting, capacity)
+    alone = priced_one_by_one(setting)
+    result = search(setting, top=20)
+    usable = sorted((row for row in alone if row[0] < 2), key=lambda row: row[:3])
+    best = [row for row in usable if row[0] == usable[0][0]][:20]
+    chosen = [next(row for row in alone if row[3] == plan) for plan in result.plans]
+    assert [row[:3] for row in chosen] == [row[:3] for row in best]
+    assert len(set(result.plans)) == len(result.plans)
+    counts = result.counts
+    assert counts.priced == len(alone)
+    assert counts.too_large == sum(row[0] == 2 for row in alone)
+    assert counts.tight == sum(row[0] == 1 for row in alone)
+    assert counts.fitting == sum(row[0] == 0 for row in alone)
+    assert result.smallest is not None
+    assert min(row[2] for row in alone) == next(r[2] for r in alone if r[3] == result.smallest)
+
+
+def test_the_best_of_the_nested_loops_is_found() -> None:
+    """A second brute force that does not use our enumeration."""
+    setting = make_setting("llama", "4xA100-80GB", global_batch_size=8)
+    table = PlanTable.from_plans(list(all_plans(setting)))
+    legal = table.rows(legality_codes(question(setting), table) == 0)
+    fastest = float(np.min(price(setting, legal).step))
+    best = search(setting, top=1).plans[0]
+    assert float(price(setting, PlanTable.from_plans([best])).step[0]) == fastest
+
+
+def test_counts_add_up() -> None:
+    counts = search(make_setting("llama", "8xA100-80GB")).counts
+    assert counts.enumerated == sum(counts.illegal.values()) + counts.priced
+    assert counts.priced == counts.too_large + counts.tight + counts.fitting
+    assert set(counts.illegal) <= set(CODES) - {"legal"}
+    assert min(counts.illegal.values()) > 0
+    assert list(counts.illegal.values()) == sorted(counts.illegal.values(), reverse=True)
+
+
+def test_a_larger_top_only_adds_plans() -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    ten, three = search(setting, top=10).plans, search(setting, top=3).plans
+    assert ten[:3] == three
+    assert len(ten) == 10
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    whole = search(setting)
+    monkeypatch.setattr("planner.search.space.SLAB", 17)
+    monkeypatch.setattr("cost_models.pricing.table.AT_ONCE", 500)
+    chunked = search(setting)
+    assert chunked.plans == whole.plans
+    assert chunked.counts == replace(whole.counts, seconds=chunked.counts.seconds)
+
+
+def test_pinned_parts_stay() -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    fixed = {"tensor_parallel": 2, "zero_stage": 1, "recompute": "full"}
+    plans = search(setting, fixed).plans
+    assert plans
+    for plan in plans:
+        assert {name: getattr(plan, name) for name in fixed} == fixed
+
+
+def test_plans_that_fit_come_before_tight_ones() -> None:
+    """Where nothing fits with its whole interval, the answer is tight as a whole."""
+    setting = make_setting(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=8, seq_len=512)
+    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(question(setting), table) == 0)
+    smallest = float(price(setting, legal).peak.min())
+    tight = with_capacity(setting, smallest)
+    result = search(tight)
+    assert result.plans
+    assert result.counts.fitting == 0
+    budget = budget_bytes(tight.cluster)
+    peaks = [float(price(tight, PlanTable.from_plans([p])).peak[0]) for p in result.plans]
+    assert {verdict(peak, budget) for peak in peaks} == {"tight"}
+
+
+def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -> None:
+    setting = with_capacity(make_setting("llama", "2xA100-80GB"), 1e6)
+    result = search(setting)
+    assert result.plans == ()
+    assert result.counts.too_large == result.counts.priced > 0
+    message = str(no_plan(setting, result))
+    removed = sorted([*result.counts.illegal.values(), result.counts.too_large], reverse=True)
+    shown = [line.split()[0] for line in message.splitlines() if " candidates: " in line[:40]]
+    assert shown == [f"{number:,}" for number in removed[: len(shown)]]
+    assert 1 <= len(shown) <= 3
+    assert "0 fit" in message
+
+
+def test_an_illegal_pin_is_explained_by_its_rule() -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    result = search(setting, {"tensor_parallel": 8})
+    assert result.plans == ()
+    assert result.smallest is None
+    assert "does not divide num_kv_heads = 4; legal values: 1, 2, 4" in str(
+        no_plan(setting, result)
+    )
+
+
+def test_a_pin_that_leaves_no_candidate_says_so() -> None:
+    from planner.api.fit import plan
+
+    with pytest.raises(NoLegalPlanError) as caught:
+        plan("llama-3.2-1b", "8xA100-80GB", fix="tp=3", seq_len=128)
+    assert "tensor_parallel 3" in str(caught.value)
+    assert "8 ranks" in str(caught.value)
+
+
+# --- verdicts at the borders ----------------------------------------------------------------------
+
+
+def test_verdicts_at_the_borders() -> None:
+    budget = 1e9
+    upper, lower = budget / (1 + MEMORY.above), budget / (1 - MEMORY.below)
+    peaks = np.array(
+        [upper * (1 - 1e-9), upper * (1 + 1e-9), budget, lower * (1 - 1e-9), lower * (1 + 1e-9)]
+    )
+    assert [VERDICTS[code] for code in verdict_codes(peaks, budget)] == [
+        "fits",
+        "tight",
+        "tight",
+        "tight",
+        "does_not_fit",
+    ]
+    for peak in peaks:
+        low, high = interval(float(peak), MEMORY)
+        words = verdict(float(peak), budget)
+        assert (words == "fits") == (high <= budget)
+        assert (words == "does_not_fit") == (low > budget)
+
+
+def test_the_budget_is_what_a_process_can_get() -> None:
+    setting = make_setting()
+    chip = setting.cluster.accelerator
+    capacity = chip.memory_capacity.value
+    assert chip.name == "A100-SXM-80GB"
+    assert budget_bytes(setting.cluster) == 79.25 * 2**30
+    unknown = replace(chip, usable_memory=None)
+    assert memory_budget(unknown).size == capacity - 0.75 * 2**30
+    assert memory_budget(unknown).kind == "assumed"
+    # a figure of another card
+    smaller = replace(chip, memory_capacity=replace(chip.memory_capacity, value=10e9))
+    assert memory_budget(smaller).size == 0.97 * 10e9
+    cpu = replace(chip, device="cpu")
+    assert budget_bytes(replace(setting.cluster, accelerator=cpu)) == 0.9 * capacity
+
+
+def test_the_front_is_that_of_comparing_every_pair() -> None:
+    setting = make_setting("llama", "8xA100-80GB")
+    pinned = {"recompute_layers": 0}  # with some of the layers: test_exact_search
+    every = search(setting, pinned, top=100_000).plans
+    priced = price(setting, PlanTable.from_plans(list(every)))
+    points = list(zip(priced.step.tolist(), priced.peak.tolist(), strict=True))
+    best = {
+        (step, peak)
+        for step, peak in points
+        if not any(s <= step and m <= peak and (s, m) != (step, peak) for s, m in points)
+    }
+    found = search(setting, pinned, front=True).plans
+    on_front = price(setting, PlanTable.from_plans(list(found)))
+    assert set(zip(on_front.step.tolist(), on_front.peak.tolist(), strict=True)) == best
+    assert len(found) == len(best) > 1
+    assert on_front.step.tolist() == sorted(on_front.step.tolist())

@@ -1,0 +1,218 @@
+"""Several clusters, prices and whole jobs: the ranking is that of comparing everything by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
+from hardware_profiles.errors import InputError, NoLegalPlanError
+from planner.answer.answers import PlanAnswer, to_json
+from planner.search.search import search
+from planner.survey.answer import SurveyAnswer
+from planner.survey.compare_cases import OFFLOADED
+from tests.samples import llama, make_setting
+
+CLUSTERS = "2xA100-80GB,4xH100-SXM,2xL40S"
+OPTIONS: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8, "top": 3}
+RATES = ("cost", "energy")  # for which parts of clusters are tried too
+
+
+def asked(**options: Any) -> SurveyAnswer:
+    clusters = options.pop("clusters", CLUSTERS)
+    answer = planner.plan(llama(), clusters, **{**OPTIONS, **options})
+    assert isinstance(answer, SurveyAnswer)
+    return answer
+
+
+PRICES = {"A100-SXM-80GB": 2.0, "H100-SXM-80GB": 5.0, "L40S": 1.0}
+PRICE = ",".join(f"{name}={dollars}" for name, dollars in PRICES.items())
+
+
+def points(name: str) -> dict[str, np.ndarray]:
+    """All four objectives of every plan of one cluster that fits, from the priced columns."""
+    setting = make_setting(llama(), name, seq_len=256, global_batch_size=8)
+    cluster = setting.cluster
+    plans = list(search(setting, top=100_000).plans)
+    priced = price(setting, PlanTable.from_plans(plans))
+    seconds = priced.step * cluster.num_gpus
+    power = cluster.accelerator.power
+    assert power is not None
+    return {
+        "time": priced.step,
+        "memory": priced.peak,
+        "cost": seconds / 3600 * PRICES[cluster.accelerator.name],
+        "energy": seconds * power.value,
+    }
+
+
+def every(objective: str, clusters: str = CLUSTERS) -> np.ndarray:
+    return np.concatenate([points(name)[objective] for name in clusters.split(",")])
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "memory", "energy"])
+def test_the_best_of_several_clusters_is_the_best_of_all_plans(objective: Any) -> None:
+    sizes = CLUSTERS + (",1xA100-80GB,1xH100-SXM,2xH100-SXM,1xL40S" if objective in RATES else "")
+    answer = asked(objective=objective, price=PRICE, top=3)
+    values = [found.value(objective) for found in answer.ranked]
+    assert values[0] == pytest.approx(every(objective, sizes).min(), rel=1e-12)
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("pair", [("time", "memory"), ("memory", "cost")])
+def test_the_front_is_that_of_comparing_all_plans(pair: Any) -> None:
+    fewer = set(pair) & set(RATES)
+    sizes = CLUSTERS + (",1xA100-80GB,1xH100-SXM,2xH100-SXM,1xL40S" if fewer else "")
+    first, second = (every(name, sizes) for name in pair)
+    better = [
+        not np.any((first <= a) & (second <= b) & ((first < a) | (second < b)))
+        for a, b in zip(first, second, strict=True)
+    ]
+    best = sorted(set(zip(first[better].tolist(), second[better].tolist(), strict=True)))
+    # with some of the layers recomputed: test_exact_search
+    answer = asked(pareto=pair, price=PRICE, fix="recompute_layers=0")
+    found = [tuple(f.value(name) for name in pair) for f in answer.ranked]
+    assert found == [pytest.approx(point, rel=1e-12) for point in best]
+
+
+def test_fewer_accelerators_are_tried_where_they_may_be_cheaper() -> None:
+    answer = asked(clusters="8xH100-SXM", objective="cost")
+    assert {case.question.setting.cluster.num_gpus for case in answer.cases} == {8, 4, 2, 1}
+    batches = {case.question.setting.workload.global_batch_size for case in answer.cases}
+    assert batches == {8}
+    assert answer.best.world_size < 8  # a tiny model: communication costs more than it saves
+    limited = asked(clusters="8xH100-SXM", gpus_at_most=4, objective="time")
+    assert {case.question.setting.cluster.num_gpus for case in limited.cases} == {4, 2, 1}
+
+
+def test_without_a_batch_all_cases_train_that_of_the_largest() -> None:
+    answer = asked(clusters="2xA100-80GB,4xH100-SXM", global_batch_size=None)
+    assert {case.question.setting.workload.global_batch_size for case in answer.cases} == {4}
+    assert any("of the largest cluster" in words for words in answer.assumptions)
+
+
+def test_precisions_are_compared_and_one_that_a_device_lacks_says_so() -> None:
+    answer = asked(clusters="2xA100-80GB,2xH100-SXM", precision="bf16,fp8")
+    reasons = {
+        (case.name, case.question.setting.workload.precision): case.why for case in answer.cases
+    }
+    assert "no rate is known for fp8" in str(reasons[("2xA100-80GB", "fp8")])
+    assert [reason for reason in reasons.values() if reason is None] == [None] * 3
+    assert "not priced" in str(answer)
+    with pytest.raises(InputError, match="no rate is known for fp8"):
+        asked(clusters="2xA100-80GB,4xA100-80GB", precision="fp8")
+
+
+def test_a_budget_and_days_are_kept_or_refused() -> None:
+    free = asked(clusters="2xA100-80GB", tokens="1B", price=1)
+    job = free.documents[0]["job"]
+    days = job["seconds"] / 86400
+    inside = asked(clusters="2xA100-80GB", tokens="1B", price=1, budget=job["dollars"] * 1.001)
+    assert inside.best == free.best
+
+    with pytest.raises(NoLegalPlanError) as caught:
+        asked(clusters="2xA100-80GB", tokens="1B", price=1, budget=job["dollars"] * 0.99)
+    assert "--budget" in str(caught.value)
+    with pytest.raises(NoLegalPlanError) as caught:
+        asked(tokens="1B", days=days / 1e4)
+    assert "--days" in str(caught.value)
+    assert all(name in str(caught.value) for name in CLUSTERS.split(","))
+
+
+def test_a_price_that_nobody_published_is_asked_for() -> None:
+    with pytest.raises(InputError, match="--price"):
+        asked(clusters="2xV100-SXM2-32GB,2xH100-SXM", objective="cost", precision="fp16")
+    assert asked(clusters="2xV100-SXM2-32GB", objective="cost", price=1, precision="fp16").best
+
+
+def test_the_document_is_json_and_the_text_names_every_cluster() -> None:
+    answer = asked(tokens="1B", budget="1000")
+    document = json.loads(to_json(answer.to_dict()))
+    assert document["objective"] == "time"
+    assert {case["cluster"] for case in document["cases"]} == set(CLUSTERS.split(","))
+    assert document["plans"][0]["job"]["within_budget"] is True
+    text = str(answer)
+    assert all(name in text for name in CLUSTERS.split(","))
+    assert all(len(line) <= 100 for line in text.splitlines() if "--" not in line)
+    assert any("paid for" in words for words in answer.assumptions)
+    assert list(answer.table["cluster"]) == [d["cluster"] for d in document["plans"]]
+
+
+def test_offload_is_tried_where_nothing_fits_without_and_only_there() -> None:
+    small = llama(hidden_size=4096, intermediate_size=16384, vocab_size=32000)
+    options: dict[str, Any] = {"seq_len": 256, "global_batch_size": 1, "fix": "recompute=full"}
+    assert planner.plan(small, "1xA100-80GB", **options).best.offload == "none"
+    larger = llama(
+        hidden_size=8192, intermediate_size=28672, vocab_size=128256, num_attention_heads=64
+    )
+    answer = planner.plan(larger, "1xA100-80GB", **options)
+    assert isinstance(answer, PlanAnswer)
+    assert answer.best.offload != "none"
+    assert OFFLOADED in answer.assumptions
+    with pytest.raises(NoLegalPlanError):
+        planner.plan(larger, "1xA100-80GB", require="offload==none", **options)
+    allowed = planner.plan(small, "1xA100-80GB", allow="offload", top=1000, **options)
+    assert {plan.offload for plan in allowed.result.plans} >= {"none", "optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pareto": "time"}, "two different ones"),
+        ({"pareto": "time,time"}, "two different ones"),
+        ({"pareto": "time,speed"}, "must be one of"),
+        ({"objective": "speed"}, "must be one of"),
+        ({"allow": "everything"}, "--allow"),
+        ({"precision": "bf16,fp4"}, "precision"),
+        ({"gpus_at_most": 0}, "gpus_at_most"),
+        ({"price": "x"}, "--price"),
+        ({"tokens": "x"}, "--tokens"),
+        ({"find": "happiness"}, "must be one of"),
+        ({"require": "tp<=2", "fix": "tp=4"}, "contradicts"),
+    ],
+)
+def test_bad_options_are_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planner.plan(llama(), "2xA100-80GB", **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_where_no_cluster_has_a_plan_each_says_why_and_the_smallest_change_is_named() -> None:
+    with pytest.raises(NoLegalPlanError) as caught:
+        planner.plan("llama-3-8b", ["8xA100-80GB", "8xH100-SXM"], fix="tp=3")
+    words, document = str(caught.value), caught.value.document
+    assert "on any of 2 clusters" in words
+    assert words.count("tensor_parallel 3") == 2  # the reason, of each
+    assert "smallest change on 8xA100-80GB: --fix tensor_parallel=2 instead of" in words
+    (change,) = document["changes"]
+    fixed = change["change"].removeprefix("--fix ")
+    assert planner.plan("llama-3-8b", change["cluster"], fix=fixed, top=1).best is not None
+
+
+@pytest.mark.slow
+def test_where_all_clusters_are_too_small_the_nearest_has_ways_out() -> None:
+    with pytest.raises(NoLegalPlanError) as caught:
+        planner.plan("llama-3-70b", ["2xA100-40GB", "2xA100-80GB"], seq_len=512)
+    document = caught.value.document
+    assert [len(case["reasons"]) > 0 for case in document["cases"]] == [True, True]
+    assert {way["cluster"] for way in document["ways_out"]} == {"2xA100-80GB"}
+    assert "of 39" in str(caught.value)
+    assert "of 79" in str(caught.value)
+
+
+def test_a_front_tells_plans_that_differ_in_layers_alone_in_one_line() -> None:
+    fixed = "tp=1,pp=1,mbs=1,zero=3,dp_replicate=1"
+    answer = planner.plan("llama-3-8b", "8xH100-SXM", pareto="time,memory", fix=fixed)
+    assert isinstance(answer, SurveyAnswer)
+    lines = [line for line in str(answer).splitlines() if "--micro-batch-size 1" in line]
+    shown = [line for line in str(answer).splitlines() if "between, --recompute-layers" in line]
+    between = sum(int(line.split("… ")[1].split()[0]) for line in shown)
+    assert shown
+    assert len(answer.ranked) == between + len(lines) - 1  # the best one is told once more
+    assert len(answer.to_dict()["plans"]) == len(answer.ranked)
