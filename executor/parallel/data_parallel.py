@@ -34,13 +34,13 @@ from cost_models.partition.tensor_sharding import shards_inside
 from cost_models.plan.workload import Workload
 from executor.compat import end_backward, parameter_groups, replicate
 from executor.dtypes import COMPUTE_DTYPE, Kept, master_dtype
-from executor.model.stage import Stage
 from executor.ops.deferred_weight_gradients import Due, Store, by_parameter, compute
 from executor.parallel.gradient_all_reduce import Block, GradientSums
 from executor.parallel.mesh import Grid, data_axis
+from executor.parallel.stage_interface import PipelineStage
 
 
-def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
+def distribute(stage: PipelineStage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     """Share a stage's parameters over the data ranks; return what this rank keeps of them.
 
     With one data rank only mixed precision needs FSDP, for its master weights.
@@ -90,7 +90,9 @@ def distribute(stage: Stage, grid: Grid, workload: Workload) -> dict[str, Kept]:
     return kept
 
 
-def _kept(stage: Stage, grid: Grid, left_alone: set[nn.Parameter]) -> Iterator[tuple[str, Kept]]:
+def _kept(
+    stage: PipelineStage, grid: Grid, left_alone: set[nn.Parameter]
+) -> Iterator[tuple[str, Kept]]:
     """Yield what FSDP2 leaves of each parameter on this data rank: a chunk of its rows."""
     for name, layout in stage.layouts.items():
         parameter = stage.get_parameter(name)
@@ -117,7 +119,7 @@ class _Sharing:
     needed: bool  # there are other ranks, or there are two precisions
 
     @classmethod
-    def of(cls, stage: Stage, grid: Grid, workload: Workload) -> _Sharing:
+    def of(cls, stage: PipelineStage, grid: Grid, workload: Workload) -> _Sharing:
         mixed = master_dtype(workload) != COMPUTE_DTYPE[workload.precision]
         experts = stage.experts_modules() if grid.plan.experts_apart else []
         unshared = bool(experts) and not mixed and grid.sharding_mesh("expert_data").size() == 1
@@ -127,14 +129,14 @@ class _Sharing:
         return cls(mixed, experts, unshared, frozen | own, mixed or not alone)
 
 
-def add_up_gradients(stage: Stage, grid: Grid, workload: Workload) -> None:
+def add_up_gradients(stage: PipelineStage, grid: Grid, workload: Workload) -> None:
     """Let replicas in one precision add up the gradients of their weights, which have memory."""
     sharing = _Sharing.of(stage, grid, workload)
     if grid.plan.zero_stage == 0 and sharing.needed and not sharing.mixed:
         stage.__dict__["gradient_sums"] = GradientSums(list(_blocks(stage, grid, sharing)))
 
 
-def _blocks(stage: Stage, grid: Grid, sharing: _Sharing) -> Iterator[Block]:
+def _blocks(stage: PipelineStage, grid: Grid, sharing: _Sharing) -> Iterator[Block]:
     """Yield what is added up, as a backward pass completes it: a layer's experts, then the rest."""
     seen = set(sharing.left_alone)
     for group in [*reversed(list(stage.groups())), [stage]]:
@@ -147,13 +149,15 @@ def _blocks(stage: Stage, grid: Grid, sharing: _Sharing) -> Iterator[Block]:
                 yield Block(new, grid.group(axis))
 
 
-def gradient_sums(stage: Stage) -> GradientSums | None:
+def gradient_sums(stage: PipelineStage) -> GradientSums | None:
     """Return what adds up the gradients of a stage, where that is not FSDP2."""
     found: GradientSums | None = stage.__dict__.get("gradient_sums")
     return found
 
 
-def before_backward(stage: Stage, zero_stage: int, *, last: bool, complete: bool = True) -> None:
+def before_backward(
+    stage: PipelineStage, zero_stage: int, *, last: bool, complete: bool = True
+) -> None:
     """Say what the coming backward pass of a micro-batch does with weights and gradients.
 
     ``last``: it is the stage's last one in this step. Not ``complete``: the layers' weight
@@ -179,7 +183,7 @@ def before_backward(stage: Stage, zero_stage: int, *, last: bool, complete: bool
     stage.set_requires_all_reduce(last)
 
 
-def keep_apart(stage: Stage, zero_stage: int, due: Store) -> None:
+def keep_apart(stage: PipelineStage, zero_stage: int, due: Store) -> None:
     """Put what a backward pass gave beside its weight gradients: all are reduced together.
 
     Where every micro-batch is reduced for itself (ZeRO 2 and 3), and others are in between.
@@ -190,7 +194,7 @@ def keep_apart(stage: Stage, zero_stage: int, due: Store) -> None:
                 due.append(Due((parameter,), partial(list, (gradient,))))
 
 
-def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -> None:
+def finish_gradients(stage: PipelineStage, zero_stage: int, due: Store, *, last: bool) -> None:
     """Compute the weight gradients that a backward pass left, and reduce them as it would have.
 
     A group (a layer) is reduced as soon as its gradients are complete, behind those of the next.
@@ -213,14 +217,14 @@ def finish_gradients(stage: Stage, zero_stage: int, due: Store, *, last: bool) -
     end_backward(stage)
 
 
-def after_last_backward(stage: Stage) -> None:
+def after_last_backward(stage: PipelineStage) -> None:
     """Start to add up what the last backward pass of a step has left."""
     sums = gradient_sums(stage)
     if sums is not None:
         sums.finish()
 
 
-def wait_for_gradients(stage: Stage) -> None:
+def wait_for_gradients(stage: PipelineStage) -> None:
     """Wait until a step's gradients are added up, behind all of its backward passes."""
     sums = gradient_sums(stage)
     if sums is not None:
@@ -243,7 +247,7 @@ def _sum_gradients(module: FSDPModule) -> None:
     module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
 
-def _set_prefetch(stage: Stage, groups: list[list[nn.Module]]) -> None:
+def _set_prefetch(stage: PipelineStage, groups: list[list[nn.Module]]) -> None:
     """Gather the next group while one runs backward; experts apart are a group inside a layer's.
 
     Named, because FSDP2 would take the order from the last forward passes, and micro-batches

@@ -20,7 +20,6 @@ from torch.autograd.graph import get_gradient_edge
 from cost_models.partition.schedules import Action, actions, rank_of_stage
 from executor.breadcrumbs import TRAIL
 from executor.data.batch import Batch
-from executor.model.stage import Stage
 from executor.ops.deferred_weight_gradients import Store, deferred
 from executor.parallel.data_parallel import (
     after_last_backward,
@@ -30,6 +29,7 @@ from executor.parallel.data_parallel import (
     wait_for_gradients,
 )
 from executor.parallel.mesh import NO_LIMIT, Grid
+from executor.parallel.stage_interface import PipelineStage
 
 Message = Callable[[], Tensor]  # waits for it
 _BACKWARD: Final = ("backward", "backward_input")
@@ -127,7 +127,7 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[PipelineStage],
         grid: Grid,
         shapes: Sequence[tuple[int, ...]],
         dtype: torch.dtype,

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_families import ALL_CASES, CASES, tiny
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
@@ -20,6 +19,7 @@ from cost_models.compute.flops import (
 from cost_models.model.families import model_spec
 from cost_models.model.spec import Attention
 from tests.cost_models.model.real_modules import AUTO_CLASSES
+from tests.cost_models.model.test_families import ALL_CASES, CASES, tiny
 from tests.samples import llama
 
 BATCH, SEQ_LEN = 2, 16

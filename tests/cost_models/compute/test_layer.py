@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_families import tiny
 
 from cost_models.compute.flops import layer_flops_per_token, linear_flops_per_token
 from cost_models.compute.head import head_seconds
@@ -22,6 +21,7 @@ from cost_models.model.presets import load_preset
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.recomputed_layers import last_matrix
 from hardware_profiles.software.trainer import software_profile
+from tests.cost_models.model.test_families import tiny
 from tests.samples import CONFIGS, GPT3, llama, sample_model
 
 SOFTWARE = software_profile("shardplan")

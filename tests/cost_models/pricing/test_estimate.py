@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cost_models.activations import saved as activations
 from cost_models.activations.logits import logits_bytes_per_token
-from cost_models.activations.saved import saved as activations
 from cost_models.communication import ring_and_tree as collectives
+from cost_models.compute import flops
 from cost_models.compute import layer as compute
 from cost_models.compute.head import head_seconds
-from cost_models.compute.layer import flops
 from cost_models.compute.rates import Rates
 from cost_models.legality.rules import legality_codes
 from cost_models.memory import model_states, optimizer_states

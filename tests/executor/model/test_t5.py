@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_parity import assert_equal
 
 from benchmarks import small_models
 from benchmarks.memory_truth.rows import rows_of
@@ -23,6 +22,7 @@ from executor.training.compiled import check_compilable
 from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError
 from tests.executor.tiny import random_batch, tiny, verified
+from tests.executor.verify.test_parity import assert_equal
 
 EAGER: dict[str, Any] = {"attention_kernel": "eager"}
 PLANS: dict[str, tuple[Plan, dict[str, Any]]] = {

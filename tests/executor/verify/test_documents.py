@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cost_models.plan.plan import Plan
-from executor.attention.core import core as attention
+from executor.attention import core as attention
 from executor.attention.core import visible
 from executor.support import SPAN_FAMILIES
 from executor.verify import TOLERANCE, random_batch

@@ -6,11 +6,11 @@ Every family under every kind of layout is in the matrix (``python -m executor.v
 from __future__ import annotations
 
 import pytest
-from test_parity import assert_equal
 
 from cost_models.plan.plan import Plan
 from executor.parallel import tensor_parallel
 from tests.executor.tiny import tiny, verified
+from tests.executor.verify.test_parity import assert_equal
 
 
 @pytest.mark.distributed
