@@ -27,7 +27,7 @@ from cost_models.compute import kernel_launch as host
 from cost_models.compute import matmul, rates
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_step, tests_time
@@ -51,7 +51,7 @@ class Constant:
     holder: Any = None  # module or mapping whose entry it is; None: of software profiles
     key: str = ""
     profile: str = ""  # and those that inherit it from here
-    touches: Callable[[Setting], bool] | None = None  # settings it can change; None: not by runs
+    touches: Callable[[Scenario], bool] | None = None  # settings it can change; None: not by runs
     reach: float = 1.0  # steps of the line search over the usual ones
 
     @property
@@ -64,13 +64,13 @@ class Constant:
         return float(getattr(self.holder, self.key))
 
 
-def _is(*architectures: str) -> Callable[[Setting], bool]:
-    return lambda setting: setting.cluster.accelerator.architecture in architectures
+def _is(*architectures: str) -> Callable[[Scenario], bool]:
+    return lambda scenario: scenario.cluster.accelerator.architecture in architectures
 
 
-def _inherits(name: str, key: str) -> Callable[[Setting], bool]:
+def _inherits(name: str, key: str) -> Callable[[Scenario], bool]:
     source = software_profile(name).sources[key]
-    return lambda setting: setting.software.sources[key] == source
+    return lambda scenario: scenario.software.sources[key] == source
 
 
 KERNELS: Final = "183 bf16 matmuls of an A100-PCIe (python -m benchmarks.fit_matmul)"
@@ -121,7 +121,7 @@ CONSTANTS: Final = (
         "BERT on V100",
         rates,
         "FP32_SHARE",
-        touches=lambda setting: setting.workload.precision == "fp32",
+        touches=lambda scenario: scenario.workload.precision == "fp32",
     ),
     Constant(
         "operator_seconds",
@@ -138,7 +138,7 @@ CONSTANTS: Final = (
         "GPT under Megatron-LM on one node (vtrain-single)",
         host,
         "HOST_OVERLAP",
-        touches=lambda setting: setting.cluster.accelerator.device != "cpu",
+        touches=lambda scenario: scenario.cluster.accelerator.device != "cpu",
         reach=5.0,
     ),
     Constant(
@@ -163,20 +163,20 @@ OF_TRAINERS: Final[Mapping[str, tuple[str, str, int]]] = {
 class Work:
     """Rows that are priced at once, and their measured seconds."""
 
-    setting: Setting
+    scenario: Scenario
     table: PlanTable
     source: str
     measured: np.ndarray
 
     def errors(self, changed: Mapping[str, float]) -> np.ndarray:
         """Predicted over measured."""
-        software = self.setting.software
+        software = self.scenario.software
         for constant in CONSTANTS:
-            ours = constant.touches is None or constant.touches(self.setting)
+            ours = constant.touches is None or constant.touches(self.scenario)
             if constant.holder is None and ours and constant.name in changed:
                 software = replace(software, **{constant.key: changed[constant.name]})
         with written(changed):
-            priced = price(replace(self.setting, software=software), self.table)
+            priced = price(replace(self.scenario, software=software), self.table)
         return np.asarray(priced.step / self.measured)
 
 
@@ -217,7 +217,7 @@ def published() -> list[Work]:
             groups[row.source_group, case.key].append((case, seconds))
     works = [
         Work(
-            part[0][0].setting,
+            part[0][0].scenario,
             PlanTable.from_plans([case.plan for case, _ in part]),
             source,
             np.array([seconds for _, seconds in part]),
@@ -237,7 +237,7 @@ def losses(works: Sequence[Work], constant: Constant) -> pd.DataFrame:
     for step in STEPS:
         value = (1.0 + constant.reach * step) * constant.value
         for work in works:
-            if touches(work.setting):
+            if touches(work.scenario):
                 size = np.abs(np.log(work.errors({constant.name: value})))
                 loss, count = float(np.minimum(size, MOST).sum()), len(size)
                 found.append((value, work.source, loss, count))
@@ -255,10 +255,10 @@ def best_value(table: pd.DataFrame, without: str) -> float | None:
 
 def in_its_place(work: Work) -> Work:
     """The same rows under the profile that stands in for one fitted on them."""
-    source, parent, _ = OF_TRAINERS.get(work.setting.software.name, ("", "", 0))
+    source, parent, _ = OF_TRAINERS.get(work.scenario.software.name, ("", "", 0))
     if source != work.source:
         return work
-    return replace(work, setting=replace(work.setting, software=software_profile(parent)))
+    return replace(work, scenario=replace(work.scenario, software=software_profile(parent)))
 
 
 def figures(errors: np.ndarray) -> tuple[float, float, float]:

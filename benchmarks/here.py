@@ -31,7 +31,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.local_machine import cpu_cluster
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.plan_document import plan_file
@@ -121,11 +121,11 @@ def timed(rank: int, file: PlanFile) -> list[dict[str, float]]:
     return seconds[WARM_UP:]
 
 
-def run(setting: Setting, plan: Plan, threads: int) -> dict[str, Any]:
+def run(scenario: Scenario, plan: Plan, threads: int) -> dict[str, Any]:
     """Predict and measure one plan."""
     from executor.processes.fork import run_forked
 
-    file = plan_file(setting, plan, "benchmarks.here")
+    file = plan_file(scenario, plan, "benchmarks.here")
     time = file.prediction["time"]
     ranks, others = undisturbed(
         lambda: run_forked(timed, plan.world_size, file, timeout=300.0, threads=threads)
@@ -159,8 +159,8 @@ def rows_of(counts: list[int], *, parts: bool) -> Iterator[dict[str, Any]]:
             if plan.world_size != processes:
                 continue
             workload = Workload(SEQ_LEN[name], plan.global_batch_size, precision="fp32")
-            setting = Setting(known[name], cluster, workload, software_profile("shardplan"))
-            row = run(setting, plan, threads_per_process(processes))
+            scenario = Scenario(known[name], cluster, workload, software_profile("shardplan"))
+            row = run(scenario, plan, threads_per_process(processes))
             row = {"model": name, "plan": words(plan), "processes": processes, **row}
             row["error_percent"] = 100.0 * (row["predicted"] / row["measured"] - 1.0)
             show(row, parts=parts)

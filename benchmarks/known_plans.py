@@ -22,7 +22,7 @@ from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from cost_models.units import GIB
 from planner.assessment.verdict import budget_bytes, verdict
@@ -86,12 +86,12 @@ def cases(only: Sequence[str] = ()) -> Iterator[tuple[Case, float]]:
         except Unpriceable:
             continue
         measured = measured_step(row, case)
-        if measured is not None and _code(case.setting, case.plan) in ("legal", *PRICED_ANYWAY):
+        if measured is not None and _code(case.scenario, case.plan) in ("legal", *PRICED_ANYWAY):
             yield case, measured
 
 
 def known_plans(asked: Iterable[tuple[Case, float]]) -> list[Known]:
-    """Every case beside the best plan of its setting; a setting is searched once."""
+    """Every case beside the best plan of its scenario; a scenario is searched once."""
     settings: dict[object, list[tuple[Case, float]]] = {}
     for case, measured in asked:
         settings.setdefault(case.key, []).append((case, measured))
@@ -99,30 +99,30 @@ def known_plans(asked: Iterable[tuple[Case, float]]) -> list[Known]:
     for group in settings.values():
         offloads = {"none", *(case.plan.offload for case, _ in group)}
         first = group[0][0]
-        choices = priced_choices(first.setting, first.plan, offloads=sorted(offloads))
+        choices = priced_choices(first.scenario, first.plan, offloads=sorted(offloads))
         found += [_known(choices, case, measured) for case, measured in group]
     return found
 
 
 def _known(choices: Choices, case: Case, measured: float) -> Known:
-    setting = case.setting
+    scenario = case.scenario
     plan, completed, words, step = _completed(case)
-    code = _code(setting, plan)
+    code = _code(scenario, plan)
     ours = best_plan(choices, tight=words == "tight")
     row = case.row
     return Known(
         row_id=row.row_id,
         source=str(row.get("source_group")),
-        model=setting.model.name,
-        gpus=setting.cluster.num_gpus,
-        gpu=setting.cluster.accelerator.name,
-        trainer=setting.software.name,
+        model=scenario.model.name,
+        gpus=scenario.cluster.num_gpus,
+        gpu=scenario.cluster.accelerator.name,
+        trainer=scenario.software.name,
         plan=describe_plan(plan),
         completed=completed,
         rule="" if code == "legal" else code,
-        why_rule="" if code == "legal" else _why_rule(setting, plan, code),
+        why_rule="" if code == "legal" else _why_rule(scenario, plan, code),
         verdict=words,
-        why=_why_too_large(setting, plan) if words == "does_not_fit" else "",
+        why=_why_too_large(scenario, plan) if words == "does_not_fit" else "",
         predicted=step,
         measured=measured,
         ours="" if ours is None else describe_plan(choices.table.plan(ours)),
@@ -133,7 +133,7 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
 
 def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
     """Row of the fastest plan that fits, or is at least tight; the published one does not count."""
-    spread = memory_spread(choices.setting.software.name)
+    spread = memory_spread(choices.scenario.software.name)
     most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
     rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
     rows = rows[rows != 0]  # the published one
@@ -142,43 +142,43 @@ def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
 
 def _completed(case: Case) -> tuple[Plan, str, str, float]:
     """The plan that was run with the least recomputation that may fit, where none is said."""
-    setting, plan = case.setting, case.plan
-    words, step = _priced(setting, plan)
+    scenario, plan = case.scenario, case.plan
+    words, step = _priced(scenario, plan)
     unsaid = any("recompute" in default for default in case.defaults)
     if words != "does_not_fit" or not unsaid:
         return plan, "", words, step
     for recompute in ("selective", "full"):
         other = replace(plan, recompute=recompute, recompute_layers=0)
-        its_words, its_step = _priced(setting, other)
+        its_words, its_step = _priced(scenario, other)
         if its_words != "does_not_fit":
             return other, f"recompute {recompute}", its_words, its_step
     return plan, "", words, step
 
 
-def _priced(setting: Setting, plan: Plan) -> tuple[str, float]:
-    priced = price(setting, PlanTable.from_plans([plan]))
-    around = memory_spread(setting.software.name)
+def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
+    priced = price(scenario, PlanTable.from_plans([plan]))
+    around = memory_spread(scenario.software.name)
     peak = float(priced.peak[0])
-    return verdict(peak, budget_bytes(setting.cluster), around), float(priced.step[0])
+    return verdict(peak, budget_bytes(scenario.cluster), around), float(priced.step[0])
 
 
-def _why_too_large(setting: Setting, plan: Plan) -> str:
+def _why_too_large(scenario: Scenario, plan: Plan) -> str:
     """Name the largest parts of a peak that is over the budget."""
-    priced = price(setting, PlanTable.from_plans([plan]))
+    priced = price(scenario, PlanTable.from_plans([plan]))
     parts = {f.name: float(getattr(priced.memory, f.name)[0]) for f in fields(MemoryParts)}
     largest = sorted(parts, key=lambda name: -parts[name])[:3]
     named = ", ".join(f"{name} {parts[name] / GIB:.0f} GiB" for name in largest)
-    peak, budget = float(priced.peak[0]), budget_bytes(setting.cluster)
+    peak, budget = float(priced.peak[0]), budget_bytes(scenario.cluster)
     return f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB ({named})"
 
 
-def _why_rule(setting: Setting, plan: Plan, code: str) -> str:
+def _why_rule(scenario: Scenario, plan: Plan, code: str) -> str:
     rule = next(rule for rule in RULES if rule.code == code)
-    return rule.words(question_of(setting), plan)
+    return rule.words(question_of(scenario), plan)
 
 
-def _code(setting: Setting, plan: Plan) -> str:
-    return CODES[int(legality_codes(question_of(setting), PlanTable.from_plans([plan]))[0])]
+def _code(scenario: Scenario, plan: Plan) -> str:
+    return CODES[int(legality_codes(question_of(scenario), PlanTable.from_plans([plan]))[0])]
 
 
 def table_of(found: Sequence[Known]) -> pd.DataFrame:

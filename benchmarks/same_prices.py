@@ -22,11 +22,11 @@ from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import with_simulated_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import profile_names, software_profile
-from planner.request.setting import adapting, build_question
+from planner.request.scenario import adapting, build_question
 from planner.search.space import enumerate_plans
 
 TOLERANCE: Final = 1e-12
@@ -83,33 +83,33 @@ def _training() -> Iterator[tuple[str, float]]:
         for number, (model, cluster, seq_len, batch, rest) in enumerate(QUESTIONS):
             name = f"train/{software}/{model}"
             try:
-                setting = _setting(model, cluster, seq_len, batch, software, rest)
+                scenario = _scenario(model, cluster, seq_len, batch, software, rest)
             except InputError as error:
                 yield f"{name}/refused/{type(error).__name__}", 1.0
                 continue
-            fixed = {} if setting.workload.seq_len <= 8192 else {"micro_batch_size": 1}
+            fixed = {} if scenario.workload.seq_len <= 8192 else {"micro_batch_size": 1}
             table = enumerate_plans(
-                setting.model, setting.workload, setting.cluster.num_gpus, fixed
+                scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed
             )
-            legal = np.flatnonzero(legality_codes(question_of(setting), table) == 0)
+            legal = np.flatnonzero(legality_codes(question_of(scenario), table) == 0)
             yield f"{name}/legal", float(len(legal))
             if not len(legal):
                 continue
             chosen = np.random.default_rng(number).choice(legal, min(PLANS, len(legal)), False)
             few = table.rows(np.sort(chosen))
-            priced = price(setting, few)
+            priced = price(scenario, few)
             for part in (priced.memory, priced.time, priced.host):
                 yield from _columns(part, f"{name}/{type(part).__name__}")
             yield from _numbers(priced.peak.tolist(), f"{name}/peak")
             head = few.rows(np.arange(min(SIMULATED, len(few))))
-            steps = with_simulated_steps(setting, head, price(setting, head)).step
+            steps = with_simulated_steps(scenario, head, price(scenario, head)).step
             yield from _numbers(steps.tolist(), f"{name}/simulated")
 
 
-def _setting(
+def _scenario(
     model: str, cluster: str, seq_len: int, batch: int, software: str, rest: Mapping[str, Any]
-) -> Setting:
-    """Return a setting, with the workload that the command line would build."""
+) -> Scenario:
+    """Return a scenario, with the workload that the command line would build."""
     assert software_profile(software)
     options = dict(rest)
     lora = options.pop("lora", None)
@@ -121,7 +121,7 @@ def _setting(
         software=software,
         adapter=adapting(lora, None, None, None),
         **options,
-    ).setting
+    ).scenario
 
 
 def _documents() -> Iterator[tuple[str, float]]:

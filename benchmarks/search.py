@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.pricing.table import price_table
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
-from planner.request.setting import build_question
+from planner.request.scenario import build_question
 from planner.search.candidates import Candidates
 from planner.search.search import search
 from planner.search.space import allowed_offloads
@@ -46,7 +46,7 @@ class Problem:
     offloads: tuple[str, ...] = ()
 
     @property
-    def setting(self) -> Setting:
+    def scenario(self) -> Scenario:
         """Everything but the plan."""
         nodes = self.num_gpus // 8
         cluster = parse_cluster(f"{nodes}x8xH100-SXM" if nodes > 1 else "8xH100-SXM")
@@ -56,7 +56,7 @@ class Problem:
             seq_len=self.seq_len,
             global_batch_size=self.global_batch_size,
         )
-        return question.setting
+        return question.scenario
 
 
 LARGEST: Final = Problem(16_384, 16_384, 131_072)
@@ -72,9 +72,9 @@ BY_CANDIDATES: Final = (
 
 def measure(problem: Problem) -> dict[str, Any]:
     """Return what one question took."""
-    setting = problem.setting
+    scenario = problem.scenario
     begin, clock = time.process_time(), time.perf_counter()
-    counts = search(setting, offloads=allowed_offloads(problem.offloads)).counts
+    counts = search(scenario, offloads=allowed_offloads(problem.offloads)).counts
     core, wall = time.process_time() - begin, time.perf_counter() - clock
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     return {
@@ -90,10 +90,10 @@ def measure(problem: Problem) -> dict[str, Any]:
 
 def pricing(problem: Problem) -> dict[str, Any]:
     """Return what it takes to price every legal plan, those that cannot fit too."""
-    setting = problem.setting
-    legal = Candidates.of(setting, {}, offloads=allowed_offloads(problem.offloads)).legal
+    scenario = problem.scenario
+    legal = Candidates.of(scenario, {}, offloads=allowed_offloads(problem.offloads)).legal
     begin = time.process_time()
-    price_table(setting, legal)
+    price_table(scenario, legal)
     return {"plans": len(legal), "price_seconds": time.process_time() - begin}
 
 

@@ -11,7 +11,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Scenario:
     """Everything but the plan."""
 
     model: ModelSpec

@@ -17,7 +17,7 @@ from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.parts import RankSeconds
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
@@ -78,7 +78,7 @@ def sample_model(name: str, **changes: Any) -> ModelSpec:
     return model_spec(load_preset(name).config, name=name)
 
 
-def make_setting(
+def make_scenario(
     model: str | ModelSpec = "llama",
     cluster: str = "8xA100-80GB",
     *,
@@ -86,9 +86,9 @@ def make_setting(
     global_batch_size: int = 16,
     software: str = "shardplan",
     **workload: Any,
-) -> Setting:
+) -> Scenario:
     spec = sample_model(model) if isinstance(model, str) else model
-    return Setting(
+    return Scenario(
         spec,
         parse_cluster(cluster),
         Workload(seq_len, global_batch_size, **workload),
@@ -96,12 +96,12 @@ def make_setting(
     )
 
 
-def question(setting: Setting) -> Question:
-    return Question(setting.model, setting.workload, setting.cluster.num_gpus)
+def question(scenario: Scenario) -> Question:
+    return Question(scenario.model, scenario.workload, scenario.cluster.num_gpus)
 
 
 def all_plans(
-    setting: Setting,
+    scenario: Scenario,
     *,
     virtual_stages: tuple[int, ...] = (1, 2, 3, 4),
     recompute: tuple[str, ...] = SEARCHED_RECOMPUTE,
@@ -109,7 +109,7 @@ def all_plans(
     experts: bool = False,
 ) -> Iterator[Plan]:
     """Every plan that uses all accelerators and the whole batch, legal or not, by nested loops."""
-    gpus, batch = setting.cluster.num_gpus, setting.workload.global_batch_size
+    gpus, batch = scenario.cluster.num_gpus, scenario.workload.global_batch_size
     for data, tensor in itertools.product(range(1, gpus + 1), repeat=2):
         if gpus % (data * tensor) or batch % data:
             continue
@@ -145,10 +145,10 @@ def all_plans(
 
 
 @cache
-def legal_table(setting_key: tuple[str, str, int, int, str, str]) -> tuple[Setting, PlanTable]:
-    """A setting and all its legal plans; the key is hashable so that it is made once."""
-    model, cluster, seq_len, batch, software, kernel = setting_key
-    setting = make_setting(
+def legal_table(scenario_key: tuple[str, str, int, int, str, str]) -> tuple[Scenario, PlanTable]:
+    """A scenario and all its legal plans; the key is hashable so that it is made once."""
+    model, cluster, seq_len, batch, software, kernel = scenario_key
+    scenario = make_scenario(
         model,
         cluster,
         seq_len=seq_len,
@@ -156,8 +156,8 @@ def legal_table(setting_key: tuple[str, str, int, int, str, str]) -> tuple[Setti
         software=software,
         attention_kernel=kernel,
     )
-    table = PlanTable.from_plans(list(all_plans(setting)))
-    return setting, table.rows(legality_codes(question(setting), table) == 0)
+    table = PlanTable.from_plans(list(all_plans(scenario)))
+    return scenario, table.rows(legality_codes(question(scenario), table) == 0)
 
 
 def columns(record: Any) -> dict[str, np.ndarray]:

@@ -21,10 +21,10 @@ from benchmarks.known_plans import (
 )
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.search.search import search
 from planner.validation.case import Case
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 # Megatron with all that it has, FSDP alone, a plan with context parallelism
 ROWS = ("korthikanti-2022-0004", "ibm-fms-fsdp-0001", "dgxc-benchmarking-0092")
@@ -53,15 +53,15 @@ def test_every_plan_of_a_hundred_rows_of_three_trainers_fits_and_is_legal() -> N
     for case, _ in asked:
         plan, _, words, _ = _completed(case)
         assert words != "does_not_fit", case.row.row_id
-        assert _code(case.setting, plan) == "legal", case.row.row_id
+        assert _code(case.scenario, plan) == "legal", case.row.row_id
 
 
-def step(setting: Setting, plan: Plan) -> float:
-    return float(price(setting, PlanTable.from_plans([plan])).step[0])
+def step(scenario: Scenario, plan: Plan) -> float:
+    return float(price(scenario, PlanTable.from_plans([plan])).step[0])
 
 
-def best_step(setting: Setting, **fixed: object) -> float:
-    return step(setting, search(setting, fixed, top=1).plans[0])
+def best_step(scenario: Scenario, **fixed: object) -> float:
+    return step(scenario, search(scenario, fixed, top=1).plans[0])
 
 
 @pytest.mark.slow
@@ -74,15 +74,15 @@ def test_the_plan_of_a_trillion_parameters_is_within_5_percent_of_the_best_of_it
     recomputation, Korthikanti et al.; ZeRO 1) the same cluster is predicted over 40 % faster.
     """
     case, measured = published("megatron-sc21", "megatron-sc21-0010")
-    setting, plan = case.setting, case.plan
+    scenario, plan = case.scenario, case.plan
     assert (plan.data_parallel, plan.tensor_parallel, plan.pipeline_parallel) == (6, 8, 64)
     of_its_time = {"sequence_parallel": False, "recompute": "full", "zero_stage": 0}
-    best = search(setting, of_its_time, top=1).plans[0]
+    best = search(scenario, of_its_time, top=1).plans[0]
     assert (best.data_parallel, best.tensor_parallel, best.pipeline_parallel) == (6, 8, 64)
-    assert step(setting, plan) < 1.05 * step(setting, best)
-    assert step(setting, plan) == pytest.approx(measured, rel=0.05)
-    today = search(setting, {"tensor_parallel": 8, "pipeline_parallel": 64}, top=1).plans[0]
-    assert step(setting, plan) > 1.2 * step(setting, today)
+    assert step(scenario, plan) < 1.05 * step(scenario, best)
+    assert step(scenario, plan) == pytest.approx(measured, rel=0.05)
+    today = search(scenario, {"tensor_parallel": 8, "pipeline_parallel": 64}, top=1).plans[0]
+    assert step(scenario, plan) > 1.2 * step(scenario, today)
 
 
 # --- rules of thumb ---
@@ -95,20 +95,20 @@ def test_tensor_parallelism_stays_inside_the_node() -> None:
     175 billion parameters on 64 A100, nodes of 8: the best plans have tp 8, and tp 16 costs 5 %.
     """
     case, _ = published("korthikanti-2022", "korthikanti-2022-0004")
-    setting = case.setting
-    node = setting.cluster.gpus_per_node
-    best = search(setting, {}, top=5).plans
+    scenario = case.scenario
+    node = scenario.cluster.gpus_per_node
+    best = search(scenario, {}, top=5).plans
     assert all(plan.tensor_parallel <= node for plan in best)
-    across = best_step(setting, tensor_parallel=2 * node)
-    assert across > 1.04 * step(setting, best[0])
+    across = best_step(scenario, tensor_parallel=2 * node)
+    assert across > 1.04 * step(scenario, best[0])
 
 
 @pytest.mark.slow
 def test_sharding_more_than_the_optimizer_loses_under_a_pipeline() -> None:
     """Weights would be gathered, and gradients reduced, behind every micro-batch of every stage."""
-    setting = make_setting("llama-3-70b", "8x8xH100-SXM", seq_len=4096, global_batch_size=128)
+    scenario = make_scenario("llama-3-70b", "8x8xH100-SXM", seq_len=4096, global_batch_size=128)
     fixed = {"pipeline_parallel": 4, "tensor_parallel": 2, "recompute": "full"}
-    steps = {stage: best_step(setting, **fixed, zero_stage=stage) for stage in (1, 2, 3)}
+    steps = {stage: best_step(scenario, **fixed, zero_stage=stage) for stage in (1, 2, 3)}
     assert steps[1] < steps[2] < steps[3]
 
 
@@ -120,12 +120,12 @@ def test_t5_of_13_billion_does_without_a_pipeline_but_in_pieces() -> None:
     the slowest. The exception: schedules that give each rank pieces of both halves (ZB-V,
     interleaved) balance them, and beat DP + TP by a few per cent.
     """
-    setting = make_setting("t5-11b", "8x8xA100-80GB", seq_len=512, global_batch_size=1024)
-    without = best_step(setting, pipeline_parallel=1)
+    scenario = make_scenario("t5-11b", "8x8xA100-80GB", seq_len=512, global_batch_size=1024)
+    without = best_step(scenario, pipeline_parallel=1)
     for stages in (2, 4):
-        whole = best_step(setting, pipeline_parallel=stages, pipeline_schedule="1f1b")
+        whole = best_step(scenario, pipeline_parallel=stages, pipeline_schedule="1f1b")
         assert whole > 1.1 * without
-    pieces = best_step(setting, pipeline_parallel=8, pipeline_schedule="zbv")
+    pieces = best_step(scenario, pipeline_parallel=8, pipeline_schedule="zbv")
     assert 0.9 * without < pieces < without
 
 

@@ -12,7 +12,7 @@ from cost_models.model.presets import load_preset
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.plan_document import plan_file
@@ -134,10 +134,10 @@ def config_of(name: str) -> dict[str, Any]:
 def file_of(config: dict[str, Any], plan: Plan, workload: Workload) -> PlanFile:
     """Return a plan file; the cluster's figures do not matter for live tensors."""
     model = model_spec(config, name=str(config["model_type"]))
-    setting = Setting(
+    scenario = Scenario(
         model=adapted(model, workload),
         cluster=parse_cluster("8xH100-SXM-80GB"),
         workload=workload,
         software=software_profile("shardplan"),
     )
-    return plan_file(setting, plan, "benchmarks.memory_truth")
+    return plan_file(scenario, plan, "benchmarks.memory_truth")

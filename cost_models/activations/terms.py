@@ -21,7 +21,7 @@ from cost_models.activations.saved import (
 )
 from cost_models.model.spec import FeedForward, LayerKind
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class LayerTerm:
     size: float  # bytes a token, on one rank
 
 
-def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm]:
+def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTerm]:
     """Return what a layer of a kind saves where nothing is recomputed; largest first.
 
     Source: ``activations.layer_regions`` (Korthikanti et al., arXiv:2205.05198, eq. 1 and 4).
     """
-    workload, software, model = setting.workload, setting.software, setting.model
+    workload, software, model = scenario.workload, scenario.software, scenario.model
     compute, kernel = workload.compute_bytes, workload.attention_kernel
     dropout = model.attention_dropout > 0
     regions = layer_regions(
@@ -78,7 +78,7 @@ def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm
         LayerTerm("inputs of matrices", "c·h each", regions.inputs / inputs_over),
         LayerTerm("queries, keys, values, output", "c·(a·d + k·d + k·e + a·e)", heads / tensor),
         LayerTerm("attention core", core, scores / tensor),
-        LayerTerm("MLP", _mlp_formula(kind.feed_forward, setting), mlp / tensor),
+        LayerTerm("MLP", _mlp_formula(kind.feed_forward, scenario), mlp / tensor),
         LayerTerm("norms of queries and keys", "∝ a·d", (split - heads - scores - mlp) / tensor),
         LayerTerm("copies for experts", "2·experts a token·c·h", (routed - router) * over),
         LayerTerm("router", "its input, ∝ experts", router * over),
@@ -86,12 +86,12 @@ def layer_terms(setting: Setting, plan: Plan, kind: LayerKind) -> list[LayerTerm
     return sorted((t for t in terms if t.size > 0.5), key=lambda term: -term.size)
 
 
-def _mlp_formula(mlp: FeedForward, setting: Setting) -> str:
+def _mlp_formula(mlp: FeedForward, scenario: Scenario) -> str:
     """Return c (saved + 3) F with its numbers: 8 F for a gated MLP in 16 bits."""
-    saved = setting.software.activation_saved.get(
-        mlp.activation, setting.software.activation_saved["default"]
+    saved = scenario.software.activation_saved.get(
+        mlp.activation, scenario.software.activation_saved["default"]
     )
-    copies = setting.workload.compute_bytes * (saved + (3.0 if mlp.gated else 1.0))
+    copies = scenario.workload.compute_bytes * (saved + (3.0 if mlp.gated else 1.0))
     one = f"{copies:g}·F"
     if not mlp.num_experts:
         return one

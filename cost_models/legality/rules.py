@@ -42,7 +42,7 @@ from cost_models.partition.schedules import (
 )
 from cost_models.plan.factored import factored, find_levels
 from cost_models.plan.plan import NVME, SCHEDULES, Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
@@ -62,18 +62,18 @@ FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def question_of(setting: Setting) -> Question:
-    """Return what the rules ask of a setting."""
-    software = setting.software
+def question_of(scenario: Scenario) -> Question:
+    """Return what the rules ask of a scenario."""
+    software = scenario.software
     largest = int(software.largest_zero_stage)
     return Question(
-        setting.model,
-        setting.workload,
-        setting.cluster.num_gpus,
+        scenario.model,
+        scenario.workload,
+        scenario.cluster.num_gpus,
         largest,
         software.splits_backward,
-        setting.layer_ranges,
-        setting.stage_recompute_layers,
+        scenario.layer_ranges,
+        scenario.stage_recompute_layers,
         software.fp8_whole_matrices,
         software.short_pipelines,
         software.autocasts_weights,

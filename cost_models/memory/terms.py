@@ -23,7 +23,7 @@ from cost_models.model.lora import has_frozen, trainable_part
 from cost_models.partition.rank_parameters import RankParameters, frozen_bytes, table_parameters
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_count
 
 SMALL: Final = 0.005  # of the peak: what is less is not listed apart
@@ -42,24 +42,24 @@ class Term:
 
 
 def memory_terms(
-    setting: Setting, plan: Plan, rank: PipelineRank, parts: MemoryParts, moment: int
+    scenario: Scenario, plan: Plan, rank: PipelineRank, parts: MemoryParts, moment: int
 ) -> list[Term]:
     """Return the terms of the parts of a rank at one of ``MOMENTS``, largest first.
 
     The terms of a part add up to it; a term below ``SMALL`` of the peak joins the part's largest.
     """
     table = PlanTable.from_plans([plan])
-    if not setting.on_gpu:
+    if not scenario.on_gpu:
         table = without_offload(table)
-    params = table_parameters(trainable_part(setting.model), rank, table)
-    held = held_activations(setting.model, setting.workload, setting.software, table, rank)
+    params = table_parameters(trainable_part(scenario.model), rank, table)
+    held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
     found = [
-        *_states(setting, plan, table, rank, params, parts),
+        *_states(scenario, plan, table, rank, params, parts),
         *_gradients(plan, params, parts, moment),
-        *_activations(setting, plan, table, rank, held, parts, moment),
-        *_logits(setting, plan, table, parts),
+        *_activations(scenario, plan, table, rank, held, parts, moment),
+        *_logits(scenario, plan, table, parts),
         *_buffers(plan, params, held, parts, moment),
-        *_runtime(setting, parts),
+        *_runtime(scenario, parts),
     ]
     listed = [term for term in found if term.size >= SMALL * float(parts.peak)]
     return sorted(listed, key=lambda term: -term.size)
@@ -85,7 +85,7 @@ def _sharded(plan: Plan, params: RankParameters, least_stage: int) -> tuple[floa
 
 
 def _states(
-    setting: Setting,
+    scenario: Scenario,
     plan: Plan,
     table: PlanTable,
     rank: PipelineRank,
@@ -93,13 +93,13 @@ def _states(
     parts: MemoryParts,
 ) -> list[Term]:
     """Weights and optimizer: bytes a parameter times parameters."""
-    model = setting.model
+    model = scenario.model
     frozen = 0.0
     if has_frozen(model):
-        frozen = first(frozen_bytes(model, rank, table, setting.workload, setting.software))
+        frozen = first(frozen_bytes(model, rank, table, scenario.workload, scenario.software))
     terms = []
     if frozen:
-        shared = setting.software.shards_frozen_weights and plan.zero_stage == 3
+        shared = scenario.software.shards_frozen_weights and plan.zero_stage == 3
         numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
         terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
     for part, least, size in (
@@ -113,7 +113,7 @@ def _states(
             terms.append(_fetched(plan, size))
             continue
         each = size / elements
-        what = _what_states(setting, plan)[part]
+        what = _what_states(scenario, plan)[part]
         terms.append(Term(part, what, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
     return terms
 
@@ -125,9 +125,9 @@ def _fetched(plan: Plan, size: float) -> Term:
     return Term("weights", f"shards on their way from {where}", layers, "", size)
 
 
-def _what_states(setting: Setting, plan: Plan) -> dict[str, str]:
+def _what_states(scenario: Scenario, plan: Plan) -> dict[str, str]:
     """Say what weights and optimizer are, under the plan's ZeRO stage."""
-    workload = setting.workload
+    workload = scenario.workload
     precision, states = workload.precision, f"states of {workload.optimizer}"
     mixed = workload.master_bytes != workload.compute_bytes
     if plan.zero_stage >= 3:
@@ -170,7 +170,7 @@ def _gradients(plan: Plan, params: RankParameters, parts: MemoryParts, moment: i
 
 
 def _activations(
-    setting: Setting,
+    scenario: Scenario,
     plan: Plan,
     table: PlanTable,
     rank: PipelineRank,
@@ -183,17 +183,17 @@ def _activations(
         return []
     name = MOMENTS[moment]
     if name == "last_layer":
-        tokens = first(rank_tokens(setting.workload, table))
+        tokens = first(rank_tokens(scenario.workload, table))
         numbers = f"{size / tokens:,.0f} bytes × {tokens:,.0f} tokens"
         what = "one layer on its way backward, the last one left"
         return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
     flying = first(held.in_flight)
     if name == "later_backward":
         flying = max(0.0, flying - 1.0)
-    one = first(layer_bytes(setting.model, setting.workload, setting.software, table, rank))
+    one = first(layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank))
     terms, rest = [], size
     if 0.0 < flying * one <= size and not plan.offloads_activations:
-        tokens, layers = first(rank_tokens(setting.workload, table)), sum(rank.kind_counts)
+        tokens, layers = first(rank_tokens(scenario.workload, table)), sum(rank.kind_counts)
         each = one / tokens / layers
         numbers = (
             f"{flying:g} in flight × {layers} layers × {tokens:,.0f} tokens × {each:,.0f} bytes"
@@ -218,11 +218,11 @@ def _activations(
     return terms
 
 
-def _logits(setting: Setting, plan: Plan, table: PlanTable, parts: MemoryParts) -> list[Term]:
+def _logits(scenario: Scenario, plan: Plan, table: PlanTable, parts: MemoryParts) -> list[Term]:
     size = first(parts.logits)
     if size <= 0.0:
         return []
-    tokens, vocab = first(rank_tokens(setting.workload, table)), setting.model.vocab_size
+    tokens, vocab = first(rank_tokens(scenario.workload, table)), scenario.model.vocab_size
     share = vocab / plan.tensor_parallel
     over = f" ÷ {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
     return [
@@ -265,10 +265,10 @@ def _buffers(
     return terms
 
 
-def _runtime(setting: Setting, parts: MemoryParts) -> list[Term]:
-    if not setting.on_gpu:
+def _runtime(scenario: Scenario, parts: MemoryParts) -> list[Term]:
+    if not scenario.on_gpu:
         return []
-    software, allocated = setting.software, float(parts.allocated)
+    software, allocated = scenario.software, float(parts.allocated)
     return [
         Term(
             "runtime",

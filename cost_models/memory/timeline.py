@@ -14,11 +14,11 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_timeline
 from cost_models.partition.of_plan import pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 
 
 def timelines(
-    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+    scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
 ) -> list[tuple[MemoryParts, ...]]:
     """Return, for every pipeline rank of one plan, the parts at each of ``memory.MOMENTS``."""
     table = PlanTable.from_plans([plan])
@@ -26,12 +26,12 @@ def timelines(
         tuple(
             _plain(parts)
             for parts in rank_timeline(
-                setting.model,
-                setting.workload,
-                setting.software,
+                scenario.model,
+                scenario.workload,
+                scenario.software,
                 table,
-                pipeline_rank(setting, plan, layer_ranges, rank),
-                on_gpu=setting.on_gpu,
+                pipeline_rank(scenario, plan, layer_ranges, rank),
+                on_gpu=scenario.on_gpu,
             )
         )
         for rank in range(plan.pipeline_parallel)

@@ -18,7 +18,7 @@ from cost_models.partition.stages import (
     rank_contents,
 )
 from cost_models.plan.plan import Plan, PlanTable, split_layers
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 
 # what the stages of a pipeline, and the layers that are recomputed in them, follow from
 STAGES_BY: Final = (
@@ -31,7 +31,7 @@ STAGES_BY: Final = (
 
 
 def stages_of(
-    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> tuple[Index, list[Sequence[PipelineRank]]]:
     """Return which of the contents the pipeline ranks of each plan have, and these."""
     v_shaped = of_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
@@ -51,31 +51,31 @@ def stages_of(
             "recomputed": Recomputed(
                 int(table.recompute_layers[row]),
                 int(table.recompute_every[row]),
-                setting.stage_recompute_layers,
+                scenario.stage_recompute_layers,
             ),
         }
-        stages = layer_ranges or setting.pinned_stages(pipeline * virtual)
+        stages = layer_ranges or scenario.pinned_stages(pipeline * virtual)
         if stages is not None:
-            contents.append(rank_contents(setting.model, stages, pipeline, **options))
+            contents.append(rank_contents(scenario.model, stages, pipeline, **options))
         else:
-            contents.append(even_rank_contents(setting.model, pipeline, virtual, **options))
+            contents.append(even_rank_contents(scenario.model, pipeline, virtual, **options))
     return group, contents
 
 
 def pipeline_rank(
-    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]], rank: int
+    scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]], rank: int
 ) -> PipelineRank:
     """Return what one pipeline rank of a plan holds."""
     return contents_of(
-        setting.model,
+        scenario.model,
         layer_ranges,
         ranks_of_stages(plan),
         rank,
-        recomputed=recomputed_layers(plan, setting.stage_recompute_layers),
+        recomputed=recomputed_layers(plan, scenario.stage_recompute_layers),
     )
 
 
-def default_layer_ranges(setting: Setting, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Return the stages that the search prices: those of the setting, else even ones."""
-    pinned = setting.pinned_stages(plan.num_stages)
-    return pinned or split_layers(setting.model.num_layers, plan.num_stages)
+def default_layer_ranges(scenario: Scenario, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return the stages that the search prices: those of the scenario, else even ones."""
+    pinned = scenario.pinned_stages(plan.num_stages)
+    return pinned or split_layers(scenario.model.num_layers, plan.num_stages)

@@ -29,7 +29,7 @@ from cost_models.partition.stages import (
     PipelineRank,
 )
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.step import rank_seconds, step_seconds
@@ -70,15 +70,15 @@ class Priced:
 
 
 def price(
-    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> Priced:
-    """Price legal plans; stages: ``layer_ranges``, else those of the setting, else even ones."""
+    """Price legal plans; stages: ``layer_ranges``, else those of the scenario, else even ones."""
     blocks = []
     order = []
-    group, contents = stages_of(setting, table, layer_ranges)
+    group, contents = stages_of(scenario, table, layer_ranges)
     for position, ranks in enumerate(contents):
         rows = np.flatnonzero(group == position)
-        blocks.append(_price_block(setting, table.rows(rows), ranks))
+        blocks.append(_price_block(scenario, table.rows(rows), ranks))
         order.append(rows)
     back = np.argsort(np.concatenate(order), kind="stable")
 
@@ -103,10 +103,10 @@ def price(
     )
 
 
-def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
+def _price_block(scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
     """Price plans of the same stages: their number, places and layers that are recomputed."""
-    model, workload, software = setting.model, setting.workload, setting.software
-    on_gpu = setting.on_gpu
+    model, workload, software = scenario.model, scenario.workload, scenario.software
+    on_gpu = scenario.on_gpu
     fullest = list(ranks)
     if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
         # of ranks with the same contents the last one has the most weight gradients due
@@ -115,12 +115,12 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
         rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in fullest
     ]
     memory, limiting, moment = stack_ranks(memories)
-    time, slowest = block_time(setting, table, ranks, block_seconds(setting, table, ranks))
+    time, slowest = block_time(scenario, table, ranks, block_seconds(scenario, table, ranks))
     index = np.array([rank.index for rank in ranks])
     limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
     hosts = [
         rank_host_bytes(model, workload, software, table, rank, on_gpu=on_gpu).of_node(
-            table, setting.cluster.gpus_per_node
+            table, scenario.cluster.gpus_per_node
         )
         for rank in fullest
     ]
@@ -133,35 +133,35 @@ def _price_block(setting: Setting, table: PlanTable, ranks: Sequence[PipelineRan
 
 
 def block_seconds(
-    setting: Setting, table: PlanTable, ranks: Sequence[PipelineRank]
+    scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
 ) -> list[RankSeconds]:
     """Return the seconds of every rank under plans of the same stages."""
-    model, workload, software = setting.model, setting.workload, setting.software
-    rate = rates(setting.cluster.accelerator, workload.precision, software)
+    model, workload, software = scenario.model, scenario.workload, scenario.software
+    rate = rates(scenario.cluster.accelerator, workload.precision, software)
     seconds = [
-        rank_seconds(model, workload, setting.cluster, software, rate, table, rank)
+        rank_seconds(model, workload, scenario.cluster, software, rate, table, rank)
         for rank in ranks
     ]
-    if not (setting.on_gpu and RULES[workload.optimizer].paged):
+    if not (scenario.on_gpu and RULES[workload.optimizer].paged):
         return seconds
     return [
-        replace(one, optimizer=one.optimizer + _paged_seconds(setting, table, rank))
+        replace(one, optimizer=one.optimizer + _paged_seconds(scenario, table, rank))
         for one, rank in zip(seconds, ranks, strict=True)
     ]
 
 
-def _paged_seconds(setting: Setting, table: PlanTable, rank: PipelineRank) -> Real:
+def _paged_seconds(scenario: Scenario, table: PlanTable, rank: PipelineRank) -> Real:
     """Return the seconds in which states that do not fit come and go."""
-    model, workload, software = setting.model, setting.workload, setting.software
+    model, workload, software = scenario.model, scenario.workload, scenario.software
     paged = np.where(table.offloads_optimizer, 0.0, rank_states(model, workload, table, rank).paged)
     memory, _ = rank_memory(model, workload, software, table, rank, on_gpu=True)
-    chip = setting.cluster.accelerator
-    link = host_link(setting.cluster, table, software)
+    chip = scenario.cluster.accelerator
+    link = host_link(scenario.cluster, table, software)
     return paged_seconds(paged, memory.peak, usable_bytes(chip), link)
 
 
 def block_time(
-    setting: Setting,
+    scenario: Scenario,
     table: PlanTable,
     ranks: Sequence[PipelineRank],
     seconds: Sequence[RankSeconds],
@@ -175,9 +175,9 @@ def block_time(
         seconds,
         [rank.positions for rank in ranks],
         table,
-        Hiding.of(setting.software),
-        on_gpu=setting.on_gpu,
-        core_share=setting.core_share,
+        Hiding.of(scenario.software),
+        on_gpu=scenario.on_gpu,
+        core_share=scenario.core_share,
         bound=bound,
     )
 
@@ -186,31 +186,31 @@ RankMemory = tuple[MemoryParts, int]  # and the moment of its peak
 
 
 def rank_memories(
-    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+    scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
 ) -> list[RankMemory]:
     """Return the memory of every pipeline rank of one plan."""
-    (found,) = memories_by_rank(setting, PlanTable.from_plans([plan]), layer_ranges)
+    (found,) = memories_by_rank(scenario, PlanTable.from_plans([plan]), layer_ranges)
     return found
 
 
 def memories_by_rank(
-    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> list[list[RankMemory]]:
     """Return the memory of every pipeline rank of every plan; stages: as of ``price``."""
     answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
-    group, contents = stages_of(setting, table, layer_ranges)
+    group, contents = stages_of(scenario, table, layer_ranges)
     for number in range(len(contents)):
         rows = np.flatnonzero(group == number)
         few, plan = table.rows(rows), table.plan(int(rows[0]))
-        ranges = layer_ranges or default_layer_ranges(setting, plan)
+        ranges = layer_ranges or default_layer_ranges(scenario, plan)
         for rank in range(plan.pipeline_parallel):
             parts, moment = rank_memory(
-                setting.model,
-                setting.workload,
-                setting.software,
+                scenario.model,
+                scenario.workload,
+                scenario.software,
                 few,
-                pipeline_rank(setting, plan, ranges, rank),
-                on_gpu=setting.on_gpu,
+                pipeline_rank(scenario, plan, ranges, rank),
+                on_gpu=scenario.on_gpu,
             )
             columns = (*(getattr(parts, f.name) for f in fields(MemoryParts)), moment)
             by_plan = zip(*(np.broadcast_to(c, len(rows)).tolist() for c in columns), strict=True)
@@ -220,28 +220,28 @@ def memories_by_rank(
 
 
 def rank_communication(
-    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+    scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
 ) -> list[dict[tuple[str, str], Traffic]]:
     """Return the traffic of every pipeline rank of one plan in one step, by axis and kind."""
     table = PlanTable.from_plans([plan])
     return [
         rank_traffic(
-            setting.model,
-            setting.workload,
+            scenario.model,
+            scenario.workload,
             table,
-            pipeline_rank(setting, plan, layer_ranges, rank),
+            pipeline_rank(scenario, plan, layer_ranges, rank),
         )
         for rank in range(plan.pipeline_parallel)
     ]
 
 
-def throughput(setting: Setting, plan: Plan, step: float) -> dict[str, float | None]:
+def throughput(scenario: Scenario, plan: Plan, step: float) -> dict[str, float | None]:
     """Return tokens/s per accelerator and the model FLOP utilisation (of the datasheet's peak)."""
-    tokens = setting.workload.tokens_per_step / plan.world_size / step
-    peak = setting.cluster.accelerator.peak_flops.get(setting.workload.precision)
+    tokens = scenario.workload.tokens_per_step / plan.world_size / step
+    peak = scenario.cluster.accelerator.peak_flops.get(scenario.workload.precision)
     flops = float(
         model_flops_per_step(
-            setting.model, setting.workload.seq_len, setting.workload.global_batch_size
+            scenario.model, scenario.workload.seq_len, scenario.workload.global_batch_size
         )
     )
     mfu = None if peak is None else flops / (step * plan.world_size * peak.value)

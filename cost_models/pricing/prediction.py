@@ -22,7 +22,7 @@ from cost_models.pricing.estimate import (
     rank_memories,
     throughput,
 )
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
 from cost_models.uncertainty import interval, memory_spread, time_spread
 from hardware_profiles.software.trainer import software_profile
@@ -38,19 +38,19 @@ CONVENTION: Final = (
 SAME: Final = 1e-9  # relative: what a plan.json says and what is predicted for it
 
 
-def predict(setting: Setting, plan: Plan, layer_ranges: Ranges) -> dict[str, Any]:
+def predict(scenario: Scenario, plan: Plan, layer_ranges: Ranges) -> dict[str, Any]:
     """Return memory, time and communication of one legal plan."""
-    priced = price(setting, PlanTable.from_plans([plan]), layer_ranges)
+    priced = price(scenario, PlanTable.from_plans([plan]), layer_ranges)
     return {
-        "memory": memory_prediction(setting, priced, rank_memories(setting, plan, layer_ranges)),
-        "time": time_prediction(setting, plan, priced),
-        "communication": communication_prediction(setting, plan, layer_ranges),
+        "memory": memory_prediction(scenario, priced, rank_memories(scenario, plan, layer_ranges)),
+        "time": time_prediction(scenario, plan, priced),
+        "communication": communication_prediction(scenario, plan, layer_ranges),
     }
 
 
-def setting_of(file: PlanFile) -> Setting:
+def scenario_of(file: PlanFile) -> Scenario:
     """Return everything but the plan and its stages that a plan.json holds."""
-    return Setting(
+    return Scenario(
         file.model,
         file.cluster,
         file.workload,
@@ -72,11 +72,11 @@ def still_holds(file: PlanFile, fresh: Mapping[str, Any]) -> bool:
 
 
 def memory_prediction(
-    setting: Setting, priced: Priced, ranks: Sequence[RankMemory]
+    scenario: Scenario, priced: Priced, ranks: Sequence[RankMemory]
 ) -> dict[str, Any]:
     """Peak with its interval, its parts, and every pipeline rank's own peak."""
     peak = float(priced.peak[0])
-    low, high = interval(peak, memory_spread(setting.software.name))
+    low, high = interval(peak, memory_spread(scenario.software.name))
     return {
         "peak_bytes": peak,
         "low_bytes": low,
@@ -97,15 +97,15 @@ def memory_prediction(
     }
 
 
-def time_prediction(setting: Setting, plan: Plan, priced: Priced) -> dict[str, Any]:
+def time_prediction(scenario: Scenario, plan: Plan, priced: Priced) -> dict[str, Any]:
     """Step time with its interval and parts, and the rates that follow from it."""
     step = float(priced.step[0])
     spread = time_spread(
-        setting.software.name, setting.cluster.accelerator, experts=setting.model.has_experts
+        scenario.software.name, scenario.cluster.accelerator, experts=scenario.model.has_experts
     )
     low, high = interval(step, spread)
     parts = {name: float(getattr(priced.time, name)[0]) for name in TIME_PARTS}
-    rates = throughput(setting, plan, step)
+    rates = throughput(scenario, plan, step)
     mfu = rates["mfu"]
     # what is computed twice counts for hardware, not for the model
     twice = 1.0 + parts["recompute"] / parts["compute"]
@@ -115,7 +115,7 @@ def time_prediction(setting: Setting, plan: Plan, priced: Priced) -> dict[str, A
         "high_seconds": high,
         "parts": parts,
         "slowest_stage": int(priced.slowest_rank[0]),
-        "tokens_per_second": setting.workload.tokens_per_step / step,
+        "tokens_per_second": scenario.workload.tokens_per_step / step,
         "tokens_per_second_per_gpu": rates["tokens_per_second_per_gpu"],
         "mfu": mfu,
         "hfu": None if mfu is None else mfu * twice,
@@ -123,7 +123,9 @@ def time_prediction(setting: Setting, plan: Plan, priced: Priced) -> dict[str, A
     }
 
 
-def communication_prediction(setting: Setting, plan: Plan, ranges: Ranges) -> list[dict[str, Any]]:
+def communication_prediction(
+    scenario: Scenario, plan: Plan, ranges: Ranges
+) -> list[dict[str, Any]]:
     """Collectives of every pipeline rank in one step: axis, kind, count, bytes."""
     return [
         {
@@ -133,7 +135,7 @@ def communication_prediction(setting: Setting, plan: Plan, ranges: Ranges) -> li
             "count": round(float(traffic.count[0])),  # type: ignore[index]
             "bytes": round(float(traffic.size[0])),  # type: ignore[index]
         }
-        for stage, by_axis in enumerate(rank_communication(setting, plan, ranges))
+        for stage, by_axis in enumerate(rank_communication(scenario, plan, ranges))
         for (axis, kind), traffic in sorted(by_axis.items())
         if float(traffic.count[0]) > 0  # type: ignore[index]
     ]

@@ -17,7 +17,7 @@ from cost_models.partition.of_plan import stages_of
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable, Schedule
 from cost_models.pricing.estimate import Priced, block_seconds, block_time
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import owners
 from cost_models.step_time.pipeline_simulation import makespan
 
@@ -27,7 +27,7 @@ ROUNDING: Final = 1e-12  # within which a simulated step is its bound
 
 
 def with_simulated_steps(
-    setting: Setting,
+    scenario: Scenario,
     table: PlanTable,
     priced: Priced,
     layer_ranges: Sequence[tuple[int, int]] | None = None,
@@ -37,7 +37,7 @@ def with_simulated_steps(
     if len(piped) == 0:
         return priced
     least = priced.step[piped]
-    found = above(least, simulated_steps(setting, table.rows(piped), layer_ranges))
+    found = above(least, simulated_steps(scenario, table.rows(piped), layer_ranges))
     bubble = np.array(priced.time.bubble, dtype=float)
     bubble[piped] += found - least
     return replace(priced, time=replace(priced.time, bubble=bubble))
@@ -50,18 +50,18 @@ def above(least: Floats, found: Floats) -> Floats:
 
 
 def simulated_steps(
-    setting: Setting, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> Floats:
     """Return the seconds of a step of every plan; stages of one rank are equal shares of its time.
 
     ``layer_ranges``: stages, as of ``estimate.price``.
     """
     steps = np.empty(len(table))
-    group, contents = stages_of(setting, table, layer_ranges)
+    group, contents = stages_of(scenario, table, layer_ranges)
     for number, ranks in enumerate(contents):
         rows = np.flatnonzero(group == number)
         few = table.rows(rows)
-        seconds = block_seconds(setting, few, ranks)
+        seconds = block_seconds(scenario, few, ranks)
         passes = np.stack(
             [
                 [np.broadcast_to(getattr(each, name), len(rows)) for each in seconds]
@@ -70,7 +70,7 @@ def simulated_steps(
         )
         owner = owners([rank.positions for rank in ranks])
         bound = np.array([_pipeline(few.plan(i), passes[:, owner, i]) for i in range(len(rows))])
-        time, _ = block_time(setting, few, ranks, seconds, bound)
+        time, _ = block_time(scenario, few, ranks, seconds, bound)
         steps[rows] = time.step
     return steps
 

@@ -11,23 +11,23 @@ from cost_models.partition.of_plan import stages_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import Floats, block_seconds, block_time
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 
 
-def step_times(setting: Setting, table: PlanTable) -> tuple[Floats, Floats]:
+def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
     """Return seconds of a step of every legal plan, and what they are at least on faster machines.
 
-    Stages: those of the setting, else even ones. A faster machine shortens what every plan
+    Stages: those of the scenario, else even ones. A faster machine shortens what every plan
     computes, waits for and sends. It may lengthen the bubble of a schedule that splits the backward
     pass, where weight gradients become shorter than what they fill: their bubble is not counted in
     the second column, which therefore never grows as a rate does.
     """
     seconds, least = np.empty(len(table)), np.empty(len(table))
-    group, contents = stages_of(setting, table)
+    group, contents = stages_of(scenario, table)
     for position, ranks in enumerate(contents):
         rows = np.flatnonzero(group == position)
         few = table.rows(rows)
-        parts, _ = block_time(setting, few, ranks, block_seconds(setting, few, ranks))
+        parts, _ = block_time(scenario, few, ranks, block_seconds(scenario, few, ranks))
         splits = np.isin(few.pipeline_schedule, SPLIT_CODES)
         seconds[rows] = parts.step
         least[rows] = np.where(splits, parts.step - parts.bubble, parts.step)

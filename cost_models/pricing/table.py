@@ -28,7 +28,7 @@ from cost_models.plan.factored import factored, find_levels, mask_of
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import block_seconds, block_time, price
 from cost_models.pricing.step_bounds import step_times
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_bound import owners, pipeline_bound
 
@@ -57,21 +57,21 @@ class Figures:
     host: HostBytes
 
 
-def price_table(setting: Setting, table: PlanTable) -> Figures:
+def price_table(scenario: Scenario, table: PlanTable) -> Figures:
     """Price legal plans."""
-    if _few(setting, table):
-        priced = price(setting, table.plain())
+    if _few(scenario, table):
+        priced = price(scenario, table.plain())
         return Figures(priced.step, priced.peak, priced.host)
     step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
-    for rows, group in _groups(setting, table):
-        step[rows], peak[rows] = _steps(setting, group), _peaks(setting, group)
-        memory[rows], nvme[rows] = _hosts(setting, group)
+    for rows, group in _groups(scenario, table):
+        step[rows], peak[rows] = _steps(scenario, group), _peaks(scenario, group)
+        memory[rows], nvme[rows] = _hosts(scenario, group)
         group.frame.forget()
     return Figures(step, peak, HostBytes(memory, nvme))
 
 
 def table_memory(
-    setting: Setting, table: PlanTable, enough: float = np.inf
+    scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, HostBytes]:
     """Return the peaks of legal plans, and what they have on hosts.
 
@@ -79,38 +79,38 @@ def table_memory(
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
-    if _few(setting, table):
-        priced = price(setting, table.plain())
+    if _few(scenario, table):
+        priced = price(scenario, table.plain())
         return priced.peak, priced.host
     peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
-    for rows, group in _groups(setting, table):
-        peak[rows] = _peaks(setting, group, enough)
-        memory[rows], nvme[rows] = _hosts(setting, group)
+    for rows, group in _groups(scenario, table):
+        peak[rows] = _peaks(scenario, group, enough)
+        memory[rows], nvme[rows] = _hosts(scenario, group)
         group.frame.forget()
     return peak, HostBytes(memory, nvme)
 
 
-def table_steps(setting: Setting, table: PlanTable) -> Floats:
+def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     """Return the steps of legal plans."""
     if len(table) == 0:
         return np.zeros(0)
-    if _few(setting, table):
-        return step_times(setting, table.plain())[0]
+    if _few(scenario, table):
+        return step_times(scenario, table.plain())[0]
     step = np.empty(len(table))
-    for rows, group in _groups(setting, table):
-        step[rows] = _steps(setting, group)
+    for rows, group in _groups(scenario, table):
+        step[rows] = _steps(scenario, group)
         group.frame.forget()
     return step
 
 
-def _few(setting: Setting, table: PlanTable) -> bool:
+def _few(scenario: Scenario, table: PlanTable) -> bool:
     """Whether plans are priced by their stages: few plans, with few different ones."""
-    return not setting.on_gpu or (len(table) < FEW and not np.any(table.recompute_layers))
+    return not scenario.on_gpu or (len(table) < FEW and not np.any(table.recompute_layers))
 
 
-def _groups(setting: Setting, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
+def _groups(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
     """Yield plans that are priced together, and which rows of the table they are."""
-    block, contents = stages_of(setting, table)
+    block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
         kinds = tuple(dict.fromkeys(_kind(rank) for rank in ranks))
@@ -214,9 +214,9 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     return replace(ranks[0], **found, neighbours=tuple(neighbours))
 
 
-def _steps(setting: Setting, group: _Group) -> Floats:
-    seconds = block_seconds(setting, group.table, group.ranks)
-    time, _ = block_time(setting, group.table, group.ranks, seconds, _bound(group, seconds))
+def _steps(scenario: Scenario, group: _Group) -> Floats:
+    seconds = block_seconds(scenario, group.table, group.ranks)
+    time, _ = block_time(scenario, group.table, group.ranks, seconds, _bound(group, seconds))
     return whole(time.step, len(group.plain))
 
 
@@ -247,13 +247,13 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
     return Column(level, found)
 
 
-def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
+def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
     """Return the bytes of the fullest place of the fullest rank, or of one above ``enough``."""
     states: dict[tuple[int, int], Any] = {}  # of two ranks many are the same
     held: dict[int, Any] = {}
     for rank in group.fullest:
         (weights, optimizer), passing, moments = rank_places(
-            setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
+            scenario.model, scenario.workload, scenario.software, group.table, rank, on_gpu=True
         )
         stays, known = weights + optimizer, {}
         for moment in (m for of_moment in moments for m in of_moment):
@@ -276,16 +276,16 @@ def _peaks(setting: Setting, group: _Group, enough: float = np.inf) -> Floats:
     allocated = largest_sums(
         group.frame, list(states.values()), list(held.values()), partners, enough
     )
-    software = setting.software
+    software = scenario.software
     return allocated + (software.context_bytes + software.allocator_slack * allocated)
 
 
-def _hosts(setting: Setting, group: _Group) -> tuple[Floats, Floats]:
+def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
     """Return what a node of each plan has in host memory and on drives."""
     hosts = [
         rank_host_bytes(
-            setting.model, setting.workload, setting.software, group.table, rank, on_gpu=True
-        ).of_node(group.table, setting.cluster.gpus_per_node)
+            scenario.model, scenario.workload, scenario.software, group.table, rank, on_gpu=True
+        ).of_node(group.table, scenario.cluster.gpus_per_node)
         for rank in group.fullest
     ]
     size = len(group.plain)

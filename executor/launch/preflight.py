@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cost_models.legality.executor_proofs import unproven
 from cost_models.plan_file import PlanFile, read_plan_file
-from cost_models.pricing.prediction import predict, setting_of, still_holds
+from cost_models.pricing.prediction import predict, scenario_of, still_holds
 from cost_models.units import format_bytes
 from executor.data import Corpus, DataOptions, open_corpus
 from executor.machine.measure import free_memory_bytes
@@ -93,7 +93,7 @@ def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile
     """
     workload = replace(file.workload, document_mask=documents)
     own = replace(file, software=OWN_PROFILE, workload=workload)
-    fresh = predict(setting_of(own), own.plan, own.layer_ranges)
+    fresh = predict(scenario_of(own), own.plan, own.layer_ranges)
     if workload != file.workload:
         why = (
             f"has {'no ' * documents}document masks, this run has {'some' if documents else 'none'}"

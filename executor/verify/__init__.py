@@ -20,7 +20,7 @@ from cost_models.compute.flops import hardware_flops_per_step
 from cost_models.plan.plan import PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import rank_memories
-from cost_models.pricing.prediction import setting_of
+from cost_models.pricing.prediction import scenario_of
 from executor.counters.collectives_and_flops import FlopCounter
 from executor.data.batch import IGNORED, Batch
 from executor.dtypes import local_tensor
@@ -183,8 +183,8 @@ def predicted_flops(file: PlanFile) -> float | None:
 
 def predicted_memory(file: PlanFile, counted: list[float]) -> list[dict[str, float]]:
     """Return every rank's peak of live tensors beside the one that is predicted for its stage."""
-    setting = setting_of(replace(file, software="shardplan"))
-    stages = rank_memories(setting, file.plan, file.layer_ranges)
+    scenario = scenario_of(replace(file, software="shardplan"))
+    stages = rank_memories(scenario, file.plan, file.layer_ranges)
     of_stage = file.plan.world_size // file.plan.pipeline_parallel
     return [
         {

@@ -10,7 +10,7 @@ from cost_models.memory.optimizer_states import RULES
 from cost_models.model.lora import adapted, without_adapters
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.plan.workload import Optimizer
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
@@ -49,28 +49,28 @@ OFFLOADED: Final[dict[Offload, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One changed setting or plan, not priced yet."""
+    """One changed scenario or plan, not priced yet."""
 
     group: str
     kind: str  # of ways of one kind the cheapest is listed
     words: str
     options: str  # added to the command that was typed
-    setting: Setting
+    scenario: Scenario
     plan: Plan
 
 
-def other_plans(setting: Setting, plan: Plan, nothing: Sequence[str] = ()) -> Iterator[Change]:
+def other_plans(scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()) -> Iterator[Change]:
     """Other plans on the same accelerators, for the same training.
 
-    ``nothing``: ways to offload with which no plan of the setting fits, as is known.
+    ``nothing``: ways to offload with which no plan of the scenario fits, as is known.
     """
-    even = without_own_stages(setting)
-    if setting.stage_recompute_layers is not None or plan.offload_device != "cpu":
+    even = without_own_stages(scenario)
+    if scenario.stage_recompute_layers is not None or plan.offload_device != "cpu":
         nothing = ()  # what was searched is not what is searched here
-    some = recomputes_some(setting, plan)
+    some = recomputes_some(scenario, plan)
 
     def change(kind: str, words: str, options: str, changed: Plan) -> Change:
-        asked = even if kind in ANEW else setting
+        asked = even if kind in ANEW else scenario
         return Change(PLAN, kind, words, options, asked, changed)
 
     for recompute in SEARCHED_RECOMPUTE[1:]:
@@ -87,7 +87,7 @@ def other_plans(setting: Setting, plan: Plan, nothing: Sequence[str] = ()) -> It
     for size in _divisors(plan.micro_batch_size):
         count = plan.num_microbatches * plan.micro_batch_size // size
         changed = replace(plan, micro_batch_size=size, num_microbatches=count)
-        options = f"--micro-batch-size {size} {retyped_batch(setting, changed, plan)}"
+        options = f"--micro-batch-size {size} {retyped_batch(scenario, changed, plan)}"
         yield change("micro-batch", f"micro-batch size {size}", options, changed)
     if plan.micro_batch_size > 1 and (some or plan.recompute != "full"):
         changed = replace(
@@ -98,27 +98,27 @@ def other_plans(setting: Setting, plan: Plan, nothing: Sequence[str] = ()) -> It
             recompute_layers=0,
             recompute_every=0,
         )
-        options = f"--micro-batch-size 1 --recompute full {retyped_batch(setting, changed, plan)}"
+        options = f"--micro-batch-size 1 --recompute full {retyped_batch(scenario, changed, plan)}"
         options += TAKE_BACK if some else ""
         yield change("both", "micro-batch size 1 and recompute full", options, changed)
     whole = plan if not some else replace(plan, recompute_layers=0, recompute_every=0)
-    for kind, words, changed in _more_parallel(setting, whole):
-        yield change(kind, words, retyped_plan(setting, changed, plan, anew=some), changed)
+    for kind, words, changed in _more_parallel(scenario, whole):
+        yield change(kind, words, retyped_plan(scenario, changed, plan, anew=some), changed)
     offloaded = [replace(plan, offload=more) for more in MORE_OFFLOAD[plan.offload]]
-    for changed in offloaded if setting.on_gpu else ():
+    for changed in offloaded if scenario.on_gpu else ():
         options = f"--offload {changed.offload}"
         yield change("offload", _offload_words(changed.offload), options, changed)
     if best := None if "none" in nothing else _best(even):
-        options = retyped_plan(setting, best, plan, anew=some)
+        options = retyped_plan(scenario, best, plan, anew=some)
         yield change("search", "another plan on the same cluster", options, best)
-    elif setting.on_gpu and not any(fits(setting, changed) for changed in offloaded):
+    elif scenario.on_gpu and not any(fits(scenario, changed) for changed in offloaded):
         for offload in MORE_OFFLOAD[plan.offload]:
             if offload in nothing:
                 continue
             best = _best(even, offload=offload, offload_device=plan.offload_device)
             if best is not None and fits(even, best):
                 words = f"{_offload_words(offload)}, under another plan"
-                yield change("search", words, retyped_plan(setting, best, plan, anew=some), best)
+                yield change("search", words, retyped_plan(scenario, best, plan, anew=some), best)
                 return
 
 
@@ -127,7 +127,7 @@ def _offload_words(offload: Offload) -> str:
     return f"offload {OFFLOADED[offload]} to the host"
 
 
-def _more_parallel(setting: Setting, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _more_parallel(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
     """More tensor, pipeline or context parallelism instead of data parallelism."""
     for ranks in _divisors(plan.data_parallel // plan.dp_replicate, whole=True)[::-1]:
         if ranks == 1:
@@ -138,16 +138,16 @@ def _more_parallel(setting: Setting, plan: Plan) -> Iterator[tuple[str, str, Pla
             num_microbatches=plan.num_microbatches * ranks,
         )
         tensor = plan.tensor_parallel * ranks
-        if tensor <= setting.cluster.gpus_per_node:
+        if tensor <= scenario.cluster.gpus_per_node:
             changed = replace(fewer, tensor_parallel=tensor, sequence_parallel=True)
             yield "tensor", f"tensor parallel {tensor}", changed
         pipeline = plan.pipeline_parallel * ranks
-        if setting.layer_ranges is None and pipeline * plan.virtual_stages <= (
-            setting.model.num_layers
+        if scenario.layer_ranges is None and pipeline * plan.virtual_stages <= (
+            scenario.model.num_layers
         ):
             changed = replace(fewer, pipeline_parallel=pipeline)
             yield "pipeline", f"pipeline parallel {pipeline}", changed
-        if setting.workload.seq_len >= LONG_SEQUENCE:
+        if scenario.workload.seq_len >= LONG_SEQUENCE:
             context = plan.context_parallel * ranks
             changed = replace(fewer, context_parallel=context)
             yield "context", f"context parallel {context}", changed
@@ -163,37 +163,37 @@ def _recomputing(plan: Plan, count: int) -> Plan:
     return replace(plan, recompute="full", recompute_layers=count, recompute_every=0)
 
 
-def _fewest_recomputed(setting: Setting, plan: Plan) -> int:
+def _fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
     """Recompute as few whole layers of every stage as it takes (more never need more memory)."""
-    smallest = setting.model.num_layers // plan.num_stages
+    smallest = scenario.model.num_layers // plan.num_stages
 
     def spared(layers: int) -> bool:
-        return fits(setting, _recomputing(plan, smallest - layers))
+        return fits(scenario, _recomputing(plan, smallest - layers))
 
     most = largest(spared, smallest - 1)
     return smallest - most if most else 0
 
 
-def _best(setting: Setting, **fixed: Any) -> Plan | None:
-    if setting.on_gpu and _too_small(setting, fixed.get("offload", "none")):
+def _best(scenario: Scenario, **fixed: Any) -> Plan | None:
+    if scenario.on_gpu and _too_small(scenario, fixed.get("offload", "none")):
         return None  # what a search would find out
-    plans = search(setting, fixed, top=1).plans
+    plans = search(scenario, fixed, top=1).plans
     return plans[0] if plans else None
 
 
-def without_own_stages(setting: Setting) -> Setting:
-    """Return the setting without numbers of recomputed layers for each stage."""
-    return replace(setting, stage_recompute_layers=None)
+def without_own_stages(scenario: Scenario) -> Scenario:
+    """Return the scenario without numbers of recomputed layers for each stage."""
+    return replace(scenario, stage_recompute_layers=None)
 
 
-def recomputes_some(setting: Setting, plan: Plan) -> bool:
+def recomputes_some(scenario: Scenario, plan: Plan) -> bool:
     """Whether only some layers were asked to be recomputed."""
-    return plan.recompute_layers > 0 or setting.stage_recompute_layers is not None
+    return plan.recompute_layers > 0 or scenario.stage_recompute_layers is not None
 
 
-def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
+def other_trainings(scenario: Scenario, plan: Plan) -> Iterator[Change]:
     """What is trained changes: an optimizer that remembers less, adapters, shorter sequences."""
-    workload = setting.workload
+    workload = scenario.workload
     if workload.adapter == "none":
         if workload.optimizer in ("adam", "adamw"):
             small = replace(workload, optimizer=SMALL_OPTIMIZER)
@@ -202,37 +202,37 @@ def other_trainings(setting: Setting, plan: Plan) -> Iterator[Change]:
                 "optimizer",
                 "an optimizer with 8-bit states",
                 f"--optimizer {SMALL_OPTIMIZER}",
-                replace(setting, workload=small),
+                replace(scenario, workload=small),
                 plan,
             )
         for adapter in () if workload.freeze else ("lora", "qlora"):
-            yield from _adapters(setting, plan, adapter)
+            yield from _adapters(scenario, plan, adapter)
     elif workload.adapter == "lora":
-        yield from _quantised_base(setting, plan)
-    if length := longest_sequence(setting, plan, workload.seq_len - 1):
+        yield from _quantised_base(scenario, plan)
+    if length := longest_sequence(scenario, plan, workload.seq_len - 1):
         yield Change(
             TRAINING,
             "sequence",
             f"sequences of {length:,} tokens",
             f"--seq-len {length}",
-            with_seq_len(setting, length),
+            with_seq_len(scenario, length),
             plan,
         )
 
 
-def _adapters(setting: Setting, plan: Plan, adapter: str) -> Iterator[Change]:
-    experts = any(kind.feed_forward.num_experts for kind in setting.model.kinds)
-    targets, rank = "attention" if experts else setting.workload.adapter_targets, ADAPTER_RANK
+def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
+    experts = any(kind.feed_forward.num_experts for kind in scenario.model.kinds)
+    targets, rank = "attention" if experts else scenario.workload.adapter_targets, ADAPTER_RANK
     workload = replace(
-        setting.workload,
+        scenario.workload,
         adapter=adapter,  # type: ignore[arg-type]
         adapter_rank=rank,
         adapter_targets=targets,
         adapter_alpha=2.0 * rank,
     )
-    every = setting.software.quantises_every_matrix
+    every = scenario.software.quantises_every_matrix
     try:
-        model = adapted(setting.model, workload, quantises_every_matrix=every)
+        model = adapted(scenario.model, workload, quantises_every_matrix=every)
     except InputError:  # no matrix takes one
         return
     frozen = "its frozen base in 4 bits" if adapter == "qlora" else "the base frozen"
@@ -241,39 +241,39 @@ def _adapters(setting: Setting, plan: Plan, adapter: str) -> Iterator[Change]:
         adapter,
         f"adapters of rank {rank} alone, {frozen}",
         f"--{adapter} {rank}" + (f" --lora-targets {targets}" if experts else ""),
-        replace(setting, model=model, workload=workload),
+        replace(scenario, model=model, workload=workload),
         plan,
     )
 
 
-def _quantised_base(setting: Setting, plan: Plan) -> Iterator[Change]:
+def _quantised_base(scenario: Scenario, plan: Plan) -> Iterator[Change]:
     """The same adapters on a base in 4 bits."""
-    workload = replace(setting.workload, adapter="qlora")
-    every = setting.software.quantises_every_matrix
-    base = without_adapters(setting.model)
+    workload = replace(scenario.workload, adapter="qlora")
+    every = scenario.software.quantises_every_matrix
+    base = without_adapters(scenario.model)
     model = adapted(base, workload, quantises_every_matrix=every)
     yield Change(
         TRAINING,
         "qlora",
         "the frozen base in 4 bits, --qlora instead of --lora",
         f"--qlora {workload.adapter_rank}",
-        replace(setting, model=model, workload=workload),
+        replace(scenario, model=model, workload=workload),
         plan,
     )
 
 
-def other_hardware(setting: Setting, plan: Plan) -> Iterator[Change]:
+def other_hardware(scenario: Scenario, plan: Plan) -> Iterator[Change]:
     """The same plan on larger accelerators, and the fewest more nodes on which some plan fits."""
-    if not setting.on_gpu:
+    if not scenario.on_gpu:
         return
-    yield from _larger_accelerator(setting, plan)
-    some = recomputes_some(setting, plan)
-    yield from _more_nodes(without_own_stages(setting), plan, anew=some)
+    yield from _larger_accelerator(scenario, plan)
+    some = recomputes_some(scenario, plan)
+    yield from _more_nodes(without_own_stages(scenario), plan, anew=some)
 
 
-def _larger_accelerator(setting: Setting, plan: Plan) -> Iterator[Change]:
+def _larger_accelerator(scenario: Scenario, plan: Plan) -> Iterator[Change]:
     """The smallest larger accelerator of the catalogue on which the plan fits as it is."""
-    cluster = setting.cluster
+    cluster = scenario.cluster
     have = cluster.accelerator.memory_capacity.value
 
     def memory(accelerator: Accelerator) -> float:
@@ -284,16 +284,16 @@ def _larger_accelerator(setting: Setting, plan: Plan) -> Iterator[Change]:
             continue
         if not _same_programs(accelerator, cluster.accelerator):
             continue
-        if setting.workload.precision not in accelerator.peak_flops:
+        if scenario.workload.precision not in accelerator.peak_flops:
             continue
         larger = build_cluster(
             accelerator, num_nodes=cluster.num_nodes, gpus_per_node=cluster.gpus_per_node
         )
         name = typed_cluster(larger)
-        changed = replace(setting, cluster=larger)
+        changed = replace(scenario, cluster=larger)
         if name is not None and fits(changed, plan):
             words = f"{cluster.num_gpus} {accelerator.name} instead"
-            options = f"{name} {retyped_plan(setting, plan, plan)}"
+            options = f"{name} {retyped_plan(scenario, plan, plan)}"
             yield Change(HARDWARE, "accelerator", words, options, changed, plan)
             return
 
@@ -321,39 +321,39 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     )
 
 
-def least_bytes(setting: Setting, offload: Offload = "none") -> float:
+def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
     """Bytes that all accelerators of any number hold together.
 
     One copy of the trained weights in the precision of the updates, and what the optimizer keeps;
     unless these leave for the host.
     """
-    workload, rule = setting.workload, RULES[setting.workload.optimizer]
+    workload, rule = scenario.workload, RULES[scenario.workload.optimizer]
     if "weights" in offload:
         return 0.0
     kept = rule.is_uniform and not rule.paged and "optimizer" not in offload
     states = workload.state_bytes * rule.states if kept else 0.0
-    return setting.model.num_trainable_parameters * (workload.master_bytes + states)
+    return scenario.model.num_trainable_parameters * (workload.master_bytes + states)
 
 
-def _too_small(setting: Setting, offload: Offload = "none") -> bool:
+def _too_small(scenario: Scenario, offload: Offload = "none") -> bool:
     """Whether no plan can fit, since not even what all of them hold does."""
-    shared, software = least_bytes(setting, offload) / setting.cluster.num_gpus, setting.software
+    shared, software = least_bytes(scenario, offload) / scenario.cluster.num_gpus, scenario.software
     runtime = software.context_bytes + software.allocator_slack * shared
-    return shared + runtime > budget_bytes(setting.cluster)
+    return shared + runtime > budget_bytes(scenario.cluster)
 
 
-def _more_nodes(setting: Setting, plan: Plan, *, anew: bool) -> Iterator[Change]:
+def _more_nodes(scenario: Scenario, plan: Plan, *, anew: bool) -> Iterator[Change]:
     """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
-    if setting.cluster.levels:
+    if scenario.cluster.levels:
         return  # nobody can say how an irregular tree grows
-    nodes = setting.cluster.num_nodes * 2
+    nodes = scenario.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
-        larger = resized(setting.cluster, nodes)
-        batch = max(setting.workload.global_batch_size, larger.num_gpus)
-        workload = replace(setting.workload, global_batch_size=batch)
-        changed = replace(setting, cluster=larger, workload=workload)
+        larger = resized(scenario.cluster, nodes)
+        batch = max(scenario.workload.global_batch_size, larger.num_gpus)
+        workload = replace(scenario.workload, global_batch_size=batch)
+        changed = replace(scenario, cluster=larger, workload=workload)
         words = f"{nodes} nodes ({larger.num_gpus} accelerators)"
-        if batch != setting.workload.global_batch_size:
+        if batch != scenario.workload.global_batch_size:
             words += f" and a global batch of {batch:,}"
         best = _best(changed)
         if best is not None and fits(changed, best):

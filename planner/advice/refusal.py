@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import MEMORY_PARTS
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from planner.advice.relax import satisfies, smallest_changes
 from planner.advice.ways_out import ways_out
@@ -25,7 +25,7 @@ MOST_REASONS: Final = 3
 class Refusal:
     """A search that found nothing: what removed the candidates, and what would help."""
 
-    setting: Setting
+    scenario: Scenario
     result: SearchResult
     assumptions: tuple[str, ...]
     reasons: tuple[tuple[int, str], ...]  # candidates and why, most first
@@ -35,7 +35,7 @@ class Refusal:
     def __str__(self) -> str:
         counts = self.result.counts
         lines = [
-            f"no plan for {self.setting.model.name} on {self.setting.cluster.name}: "
+            f"no plan for {self.scenario.model.name} on {self.scenario.cluster.name}: "
             f"{counts.enumerated:,} candidates, {counts.legal:,} legal, "
             + ("none of them fits as required" if counts.excluded else "0 fit")
         ]
@@ -63,7 +63,7 @@ class Refusal:
 
 
 def no_plan(
-    setting: Setting,
+    scenario: Scenario,
     result: SearchResult,
     assumptions: tuple[str, ...] = (),
     *,
@@ -76,23 +76,23 @@ def no_plan(
 
     ``tried``: more ways to offload that were searched in vain.
     """
-    reasons = reasons_of(setting, result)
+    reasons = reasons_of(scenario, result)
     # what was searched with nothing pinned or required is not searched again
     nothing = () if fixed or require else (*offloads, *tried)
-    ways = () if result.smallest is None else ways_out(setting, result.smallest, nothing)
+    ways = () if result.smallest is None else ways_out(scenario, result.smallest, nothing)
     ways = tuple(way for way in ways if satisfies(way, Plan(**way["plan"]), require))
-    changes = tuple(smallest_changes(setting, fixed or {}, require, offloads))
-    return Refusal(setting, result, assumptions, reasons, ways, changes)
+    changes = tuple(smallest_changes(scenario, fixed or {}, require, offloads))
+    return Refusal(scenario, result, assumptions, reasons, ways, changes)
 
 
-def reasons_of(setting: Setting, result: SearchResult) -> tuple[tuple[int, str], ...]:
+def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str], ...]:
     """Return what removed the candidates: how many, and why, the most first."""
     reasons = [
         (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
     ]
     reasons += [(number, f"excluded by {text}") for text, number in result.counts.excluded.items()]
     if result.smallest is not None:
-        reasons.append((result.counts.too_large, _too_large(setting, result.smallest)))
+        reasons.append((result.counts.too_large, _too_large(scenario, result.smallest)))
     return tuple(sorted(reasons, key=lambda pair: -pair[0]))
 
 
@@ -112,9 +112,9 @@ def search_document(counts: Counts) -> dict[str, Any]:
     }
 
 
-def _too_large(setting: Setting, plan: Plan) -> str:
-    memory = plan_document(setting, plan)["memory"]
-    budget = format_bytes(budget_bytes(setting.cluster))
+def _too_large(scenario: Scenario, plan: Plan) -> str:
+    memory = plan_document(scenario, plan)["memory"]
+    budget = format_bytes(budget_bytes(scenario.cluster))
     largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
     return (
         f"too large; the smallest ({describe_plan(plan)}) needs "

@@ -12,7 +12,7 @@ import numpy as np
 
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import FLAGS, WORDS, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import GIB
 from planner.assessment.plan_document import plan_document
 from planner.request.constraints import (
@@ -31,7 +31,7 @@ LEFT_OUT: Final = "leave it out"
 
 
 def smallest_changes(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     offloads: Sequence[str] = ("none",),
@@ -41,14 +41,14 @@ def smallest_changes(
     Where none does: another batch, else the first two that stand in the way together.
     """
     obstacles: list[Constraint | str] = [*require, *fixed]
-    found = [_of(setting, fixed, require, one, offloads) for one in obstacles]
+    found = [_of(scenario, fixed, require, one, offloads) for one in obstacles]
     known = [change for change in found if change is not None]
-    known = known or list(_of_batch(setting, fixed, require, offloads))
-    return known or list(itertools.islice(_of_two(setting, fixed, require, offloads), 1))
+    known = known or list(_of_batch(scenario, fixed, require, offloads))
+    return known or list(itertools.islice(_of_two(scenario, fixed, require, offloads), 1))
 
 
 def _of(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     one: Constraint | str,
@@ -56,12 +56,12 @@ def _of(
 ) -> dict[str, str] | None:
     """The smallest change of a constraint, or of the part that is pinned."""
     of_one: Any = _of_pin if isinstance(one, str) else _of_constraint
-    change: dict[str, str] | None = of_one(setting, fixed, require, one, offloads)
+    change: dict[str, str] | None = of_one(scenario, fixed, require, one, offloads)
     return change
 
 
 def _of_two(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     offloads: Sequence[str],
@@ -70,7 +70,7 @@ def _of_two(
     obstacles: list[Constraint | str] = [*require, *fixed]
     for one, other in itertools.combinations(obstacles, 2):
         pins, constraints = _without(fixed, require, one)
-        second = _of(setting, pins, constraints, other, offloads)
+        second = _of(scenario, pins, constraints, other, offloads)
         if second is None or second["change"].startswith(("--budget", "--days")):
             continue
         pins, constraints = _without(fixed, require, other)
@@ -78,7 +78,7 @@ def _of_two(
             pins |= parse_fixed(second["change"].removeprefix("--fix "))
         elif second["change"] != LEFT_OUT:
             constraints += parse_requirements(second["change"])
-        first = _of(setting, pins, constraints, one, offloads)
+        first = _of(scenario, pins, constraints, one, offloads)
         if first is not None:
             yield {key: f"{first[key]} and {second[key]}" for key in ("instead_of", "change")}
 
@@ -92,13 +92,13 @@ def _without(
 
 
 def _of_batch(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     offloads: Sequence[str],
 ) -> Iterator[dict[str, str]]:
     """The nearest batches that all accelerators share evenly, where no plan is legal."""
-    workload, ranks = setting.workload, setting.cluster.num_gpus
+    workload, ranks = scenario.workload, scenario.cluster.num_gpus
     batch = workload.global_batch_size
     if batch % ranks == 0:
         return
@@ -106,7 +106,7 @@ def _of_batch(
         {batch // ranks * ranks, -(-batch // ranks) * ranks} - {0},
         key=lambda size: abs(size - batch),
     ):
-        changed = replace(setting, workload=replace(workload, global_batch_size=nearest))
+        changed = replace(scenario, workload=replace(workload, global_batch_size=nearest))
         if search(changed, fixed, require=require, offloads=offloads, top=1).plans:
             given = f"--global-batch-size {batch}"
             yield {"instead_of": given, "change": f"--global-batch-size {nearest}"}
@@ -114,7 +114,7 @@ def _of_batch(
 
 
 def _of_constraint(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     one: Constraint,
@@ -124,20 +124,20 @@ def _of_constraint(
     if one.of_result:
         objective: Any = "memory" if one.name == "memory" else "time"
         options: dict[str, Any] = {"offloads": offloads, "top": 1, "objective": objective}
-        plans = search(setting, fixed, require=others, **options).plans
+        plans = search(scenario, fixed, require=others, **options).plans
         if not plans:
             return None
-        return {"instead_of": one.text, "change": _result_words(setting, one, plans[0])}
+        return {"instead_of": one.text, "change": _result_words(scenario, one, plans[0])}
     if one.name in WORDS or one.name in FLAGS:
-        plans = search(setting, fixed, require=others, offloads=offloads, top=1).plans
+        plans = search(scenario, fixed, require=others, offloads=offloads, top=1).plans
         return {"instead_of": one.text, "change": LEFT_OUT} if plans else None
 
     def found(value: int | None) -> bool:
         exact = [] if value is None else [Constraint(one.name, "==", value, one.text)]
         asked = [*others, *exact]
-        return bool(search(setting, fixed, require=asked, offloads=offloads, top=1).plans)
+        return bool(search(scenario, fixed, require=asked, offloads=offloads, top=1).plans)
 
-    value = _nearest(_values(setting, fixed, one.name, one.value, offloads), found)
+    value = _nearest(_values(scenario, fixed, one.name, one.value, offloads), found)
     return None if value is None else {"instead_of": one.text, "change": f"{one.name}=={value}"}
 
 
@@ -151,9 +151,9 @@ def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int 
     return None
 
 
-def _result_words(setting: Setting, one: Constraint, plan: Any) -> str:
+def _result_words(scenario: Scenario, one: Constraint, plan: Any) -> str:
     """Say what the best plan without a constraint has; rounded so that this plan satisfies it."""
-    document = plan_document(setting, plan)
+    document = plan_document(scenario, plan)
     time = document["time"]
     if one.name == "memory":
         gib = document["memory"]["peak_bytes"] / GIB
@@ -174,7 +174,7 @@ def _rounded(value: float, *, up: bool) -> float:
 
 
 def _of_pin(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     name: str,
@@ -184,26 +184,26 @@ def _of_pin(
     text = f"--fix {name}={fixed[name]}"
     options: dict[str, Any] = {"require": require, "offloads": offloads, "top": 1}
     if name in WORDS or name in FLAGS or not isinstance(fixed[name], int):
-        plans = search(setting, rest, **options).plans
+        plans = search(scenario, rest, **options).plans
         if not plans:
             return None
         return {"instead_of": text, "change": f"--fix {name}={getattr(plans[0], name)}"}
 
     def found(value: int | None) -> bool:
         asked = rest if value is None else {**rest, name: value}
-        return bool(search(setting, asked, **options).plans)
+        return bool(search(scenario, asked, **options).plans)
 
-    value = _nearest(_values(setting, rest, name, fixed[name], offloads), found)
+    value = _nearest(_values(scenario, rest, name, fixed[name], offloads), found)
     return None if value is None else {"instead_of": text, "change": f"--fix {name}={value}"}
 
 
 def _values(
-    setting: Setting, fixed: Mapping[str, Any], name: str, given: int, offloads: Sequence[str]
+    scenario: Scenario, fixed: Mapping[str, Any], name: str, given: int, offloads: Sequence[str]
 ) -> Iterator[int]:
     """Return the values that legal plans have for a part, the nearest first."""
-    num_gpus = setting.cluster.num_gpus
-    table = enumerate_plans(setting.model, setting.workload, num_gpus, fixed, offloads=offloads)
-    legal = legality_codes(question_of(setting), table) == 0
+    num_gpus = scenario.cluster.num_gpus
+    table = enumerate_plans(scenario.model, scenario.workload, num_gpus, fixed, offloads=offloads)
+    legal = legality_codes(question_of(scenario), table) == 0
     values = np.unique(getattr(table, name)[legal]).tolist()
     yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
 

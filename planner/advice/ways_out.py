@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.advice.changes import (
     HARDWARE,
     PLAN,
@@ -47,8 +47,8 @@ class _Way:
     @property
     def cost(self) -> float:
         """Seconds of one accelerator for a token."""
-        setting = self.change.setting
-        return self.step * setting.cluster.num_gpus / setting.workload.tokens_per_step
+        scenario = self.change.scenario
+        return self.step * scenario.cluster.num_gpus / scenario.workload.tokens_per_step
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -58,37 +58,37 @@ class _Way:
             "group": change.group,
             "kind": change.kind,
             "options": change.options,
-            "command": fit_command(change.setting, change.plan),
+            "command": fit_command(change.scenario, change.plan),
             "plan": change.plan.to_dict(),
             "peak_bytes": self.peak,
             "step_seconds": self.step,
             "device_seconds_per_token": self.cost,
             "mfu": self.time["mfu"],
-            "num_gpus": change.setting.cluster.num_gpus,
+            "num_gpus": change.scenario.cluster.num_gpus,
         }
 
 
 def check(change: Change) -> _Way | None:
     """Price one change; None unless it is legal and fits."""
-    if not is_legal(change.setting, change.plan):
+    if not is_legal(change.scenario, change.plan):
         return None
-    document = plan_document(change.setting, change.plan)
+    document = plan_document(change.scenario, change.plan)
     if document["memory"]["verdict"] != "fits":
         return None
     return _Way(change, document["memory"]["peak_bytes"], document["time"])
 
 
 def ways_out(
-    setting: Setting, plan: Plan, nothing: Sequence[str] = ()
+    scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()
 ) -> tuple[dict[str, Any], ...]:
     """Return up to MOST_WAYS changes that make it fit, cheapest first in every group.
 
-    ``nothing``: ways to offload with which no plan of the setting fits, as is known.
+    ``nothing``: ways to offload with which no plan of the scenario fits, as is known.
     """
     found = [
-        *_cheapest_of_kinds(other_plans(setting, plan, nothing), plan),
-        *_in_order(other_trainings(setting, plan)),
-        *_cheapest_of_kinds(other_hardware(setting, plan), None),
+        *_cheapest_of_kinds(other_plans(scenario, plan, nothing), plan),
+        *_in_order(other_trainings(scenario, plan)),
+        *_cheapest_of_kinds(other_hardware(scenario, plan), None),
     ]
     return tuple(way.to_dict() for way in found)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cost_models.legality.executor_proofs import unproven
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from planner.advice.refusal import search_document
 from planner.advice.ways_out import ways_out
@@ -26,7 +26,7 @@ from planner.assessment.reach import reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.refinement.best_partition import Staged
 from planner.refinement.placement import Placed
-from planner.request.setting import DEFAULT_SOFTWARE
+from planner.request.scenario import DEFAULT_SOFTWARE
 from planner.search.search import SearchResult
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 
 
-def header(setting: Setting) -> dict[str, Any]:
+def header(scenario: Scenario) -> dict[str, Any]:
     """Return what every JSON answer begins with."""
-    pinned, by_stage = setting.layer_ranges, setting.stage_recompute_layers
+    pinned, by_stage = scenario.layer_ranges, scenario.stage_recompute_layers
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": model_document(setting.model),
-        "cluster": cluster_document(setting.cluster),
-        "workload": setting.workload.to_dict(),
-        "software": setting.software.name,
+        "model": model_document(scenario.model),
+        "cluster": cluster_document(scenario.cluster),
+        "workload": scenario.workload.to_dict(),
+        "software": scenario.software.name,
         **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
         **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
     }
@@ -56,7 +56,7 @@ class FitAnswer:
     What to do next takes searches; they are made when it is asked for.
     """
 
-    setting: Setting
+    scenario: Scenario
     plan: Plan
     document: Mapping[str, Any]
     assumptions: tuple[str, ...]
@@ -70,17 +70,17 @@ class FitAnswer:
     @cached_property
     def ways_out(self) -> tuple[Mapping[str, Any], ...]:
         """Where it does not fit: what would, each with its command."""
-        return () if self.verdict == "fits" else ways_out(self.setting, self.plan)
+        return () if self.verdict == "fits" else ways_out(self.scenario, self.plan)
 
     @cached_property
     def reach(self) -> Mapping[str, Any]:
         """Where it fits: the largest micro-batch and the longest sequence that do as well."""
-        return reach(self.setting, self.plan) if self.verdict == "fits" else {}
+        return reach(self.scenario, self.plan) if self.verdict == "fits" else {}
 
     @property
     def step_memory(self) -> StepMemory:
         """One step's memory: moments of the fullest stage, all stages, the largest terms."""
-        return step_memory(self.setting, self.plan, self.document["memory"])
+        return step_memory(self.scenario, self.plan, self.document["memory"])
 
     def explain(self) -> str:
         """Tell where the peak comes from, moment by moment."""
@@ -91,22 +91,22 @@ class FitAnswer:
         memory = {**self.document["memory"], **self.step_memory.to_dict()}
         memory.pop("verdict")
         return {
-            **header(self.setting),
+            **header(self.scenario),
             "verdict": self.verdict,
             "plan": self.document["plan"],
             "memory": memory,
             "time": self.document["time"],
             "job": None if self.job is None else dict(self.job),
-            "not_run": not_run(self.setting, self.plan),
+            "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
-            "confidence": confidence(self.setting),
+            "confidence": confidence(self.scenario),
             "ways_out": [dict(way) for way in self.ways_out],
             "reach": dict(self.reach),
         }
 
     def __str__(self) -> str:
         return fit_text(
-            self.setting,
+            self.scenario,
             self.plan,
             self.document,
             assumptions=self.assumptions,
@@ -114,7 +114,7 @@ class FitAnswer:
             reach=self.reach,
             largest=self._largest,
             job=self.job,
-            not_run=not_run(self.setting, self.plan),
+            not_run=not_run(self.scenario, self.plan),
         )
 
     __repr__ = __str__
@@ -141,7 +141,7 @@ class FitAnswer:
 
     @property
     def _title(self) -> str:
-        name = f"{self.setting.model.name} on {self.setting.cluster.name}"
+        name = f"{self.scenario.model.name} on {self.scenario.cluster.name}"
         return drawing_title(name, self.document["memory"])
 
     def _repr_html_(self) -> str:
@@ -153,7 +153,7 @@ class FitAnswer:
 class PlanAnswer:
     """What is the best plan: the ranked plans and what the search saw."""
 
-    setting: Setting
+    scenario: Scenario
     result: SearchResult
     documents: tuple[Mapping[str, Any], ...]
     assumptions: tuple[str, ...]
@@ -193,28 +193,28 @@ class PlanAnswer:
         version = importlib.metadata.version("shardplan")
         made_by = f"shardplan {version}"
         if rank == 0 and self.placed is not None:
-            return plan_file(self.placed.setting, self.placed.plan, made_by)
+            return plan_file(self.placed.scenario, self.placed.plan, made_by)
         if rank == 0 and self.staged is not None:
-            return plan_file(self.staged.setting(self.setting), self.staged.plan, made_by)
-        return plan_file(self.setting, self.result.plans[rank], made_by)
+            return plan_file(self.staged.scenario(self.scenario), self.staged.plan, made_by)
+        return plan_file(self.scenario, self.result.plans[rank], made_by)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            **header(self.setting),
+            **header(self.scenario),
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
             "staged": None if self.staged is None else self.staged.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
             "search": search_document(self.result.counts),
-            "not_run": not_run(self.setting, self.best),
+            "not_run": not_run(self.scenario, self.best),
             "assumptions": list(self.assumptions),
-            "confidence": confidence(self.setting),
+            "confidence": confidence(self.scenario),
         }
 
     def __str__(self) -> str:
         return plan_text(
-            self.setting,
+            self.scenario,
             self.result.counts,
             self.documents,
             assumptions=self.assumptions,
@@ -228,11 +228,11 @@ class PlanAnswer:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def not_run(setting: Setting, plan: Plan) -> str | None:
+def not_run(scenario: Scenario, plan: Plan) -> str | None:
     """Return why the bundled executor does not run a plan, in words; None where it does."""
-    if setting.software.name != DEFAULT_SOFTWARE:
-        return f"priced for {setting.software.name}"
-    why = unproven(setting.model, setting.workload, plan)
+    if scenario.software.name != DEFAULT_SOFTWARE:
+        return f"priced for {scenario.software.name}"
+    why = unproven(scenario.model, scenario.workload, plan)
     return None if why is None else f"the bundled executor is not proven to run it: {why}"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.advice.changes import HARDWARE, PLAN, TRAINING
@@ -48,9 +48,9 @@ TIME_WORDS: Final = {
 GROUP_LABEL: Final = {PLAN: "Ways out", TRAINING: "Or train", HARDWARE: "Or use"}
 
 
-def head(setting: Setting) -> list[str]:
+def head(scenario: Scenario) -> list[str]:
     """The question, said back."""
-    model, workload = setting.model, setting.workload
+    model, workload = scenario.model, scenario.workload
     size = format_count(model.num_parameters)
     active = active_parameters(model)
     if active < 0.99 * model.num_parameters:
@@ -66,7 +66,7 @@ def head(setting: Setting) -> list[str]:
     return [
         f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
         f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",
-        describe(setting.cluster),
+        describe(scenario.cluster),
     ]
 
 
@@ -128,7 +128,7 @@ def binds(document: Mapping[str, Any]) -> str:
 
 
 def fit_text(
-    setting: Setting,
+    scenario: Scenario,
     plan: Plan,
     document: Mapping[str, Any],
     *,
@@ -144,7 +144,7 @@ def fit_text(
     fits = memory["verdict"] == "fits"
     budget = memory["budget_bytes"]
     verdict = WORDS[memory["verdict"]]
-    lines = [*head(setting), ""]
+    lines = [*head(scenario), ""]
     sizes = f"peak {format_gib(memory['peak_bytes'])} of {format_bytes(budget)}"
     margin = memory["margin_bytes"]
     word = "margin" if margin >= 0 else "short of"
@@ -153,8 +153,8 @@ def fit_text(
         f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory['low_bytes'])} to "
         f"{format_gib(memory['high_bytes'])} GiB"
     )
-    stages = [] if setting.layer_ranges is None else [typed_layers(setting.layer_ranges)]
-    stages += typed_by_stage(setting.stage_recompute_layers)
+    stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
+    stages += typed_by_stage(scenario.stage_recompute_layers)
     lines += labelled("", " ".join([describe_plan(plan), *stages]))
     where = f"{MOMENT_WORDS[memory['moment']]}"
     if plan.pipeline_parallel > 1:
@@ -174,10 +174,10 @@ def fit_text(
         lines += run_lines(job, document, plan.world_size)
     lines += _reach(reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
     if not_run is not None:
         lines += labelled("Not run", not_run)
-    lines += labelled("Next", _next_command(setting, plan, ways_out))
+    lines += labelled("Next", _next_command(scenario, plan, ways_out))
     return "\n".join(lines)
 
 
@@ -206,10 +206,10 @@ def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _next_command(setting: Setting, plan: Plan, ways_out: Sequence[Mapping[str, Any]]) -> str:
+def _next_command(scenario: Scenario, plan: Plan, ways_out: Sequence[Mapping[str, Any]]) -> str:
     if ways_out:
         return "add the options of one of the ways out (each was checked to fit)"
-    return plan_command(setting, plan)
+    return plan_command(scenario, plan)
 
 
 COLUMNS: Final = (
@@ -288,7 +288,7 @@ def _cell(value: object) -> str:
 
 
 def plan_text(
-    setting: Setting,
+    scenario: Scenario,
     counts: Counts,
     documents: Sequence[Mapping[str, Any]],
     *,
@@ -298,9 +298,9 @@ def plan_text(
 ) -> str:
     """The answer of ``plan``."""
     best = documents[0]
-    lines = [*head(setting), ""]
+    lines = [*head(scenario), ""]
     if best["memory"]["verdict"] == "tight":
-        lines += labelled("TIGHT", tight_words(setting, best["plan"]))
+        lines += labelled("TIGHT", tight_words(scenario, best["plan"]))
     lines += ranked_table(documents)
     lines.append("")
     lines += labelled("Best", time_line(best["time"]))
@@ -313,14 +313,14 @@ def plan_text(
         lines += labelled("Order", placed_words(placed))
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(setting)])
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
     return "\n".join(lines)
 
 
-def tight_words(setting: Setting, plan: Mapping[str, Any]) -> str:
+def tight_words(scenario: Scenario, plan: Mapping[str, Any]) -> str:
     """Say what a tight plan means, and where plans that fit may be found."""
     words = "no plan fits with its whole interval; these may run out of memory"
-    if setting.on_gpu and plan["offload"] == "none":
+    if scenario.on_gpu and plan["offload"] == "none":
         words += " (--allow offload also looks at plans that keep parts in the host's memory)"
     return words
 

@@ -11,7 +11,7 @@ from cost_models.legality.rules import FEWEST, question_of, require_legal
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
@@ -22,7 +22,7 @@ from planner.request.module_trace import is_module
 from planner.request.pins import check_fixed
 from planner.request.recompute import without_list
 from planner.request.resolve import ModelLike, cluster_of, model_of
-from planner.request.setting import Question, adapting, build_question
+from planner.request.scenario import Question, adapting, build_question
 from planner.run_cost.failures import run_of
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import job_of
@@ -33,7 +33,7 @@ from planner.serving.request import (
     refuse_serving_options,
     refuse_training_options,
 )
-from planner.serving.setting import PLAN_FIELDS
+from planner.serving.scenario import PLAN_FIELDS
 from planner.traced.answers import TracedFitAnswer
 from planner.traced.fit_and_plan import fit_module
 
@@ -126,25 +126,25 @@ def fit(
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=global_batch_size is not None
     )
-    setting = question.setting
+    scenario = question.scenario
     asked = plan
     some = by_stage is not None or plan.recompute_layers > 0
     if some and "recompute" not in fixed:
         asked = replace(plan, recompute="full")  # some layers, so these wholly
-    require_legal(question_of(setting), asked)
+    require_legal(question_of(scenario), asked)
     if "recompute" in fixed:
-        document = plan_document(setting, plan)
+        document = plan_document(scenario, plan)
     elif some:
-        plan, document = asked, plan_document(setting, asked)
+        plan, document = asked, plan_document(scenario, asked)
         assumptions.append("recompute full (default: where --recompute-layers is given)")
     else:
-        plan, document, why = _least_recompute(setting, plan)
+        plan, document, why = _least_recompute(scenario, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
-    assumptions += about_offload(setting, plan, document["memory"]["host"])
-    run, said = run_of(setting, plan, document, job, prices)
+    assumptions += about_offload(scenario, plan, document["memory"]["host"])
+    run, said = run_of(scenario, plan, document, job, prices)
     assumptions += said
     return FitAnswer(
-        setting=setting,
+        scenario=scenario,
         plan=plan,
         document=document,
         assumptions=(*question.assumptions, *assumptions),
@@ -160,11 +160,11 @@ def _serve(model: ModelSpec, cluster: Cluster, given: Mapping[str, Any]) -> Serv
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 
-def _least_recompute(setting: Setting, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
+def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
     """Return the plan with the least recomputation that fits, or else with the most."""
     for recompute in SEARCHED_RECOMPUTE:
         candidate = replace(plan, recompute=recompute)
-        document = plan_document(setting, candidate)
+        document = plan_document(scenario, candidate)
         if document["memory"]["verdict"] == "fits":
             return candidate, document, "the least that fits"
     return candidate, document, "nothing fits, so the one that saves most"
@@ -174,7 +174,7 @@ def _default_plan(
     question: Question, fixed: Mapping[str, Any], *, batch_given: bool
 ) -> tuple[Question, Plan, list[str]]:
     """Fill in a plan; the batch follows from it where nobody gave one."""
-    num_gpus = question.setting.cluster.num_gpus
+    num_gpus = question.scenario.cluster.num_gpus
     assumptions: list[str] = []
 
     def value(name: str, default: Any, why: str) -> Any:
@@ -184,7 +184,7 @@ def _default_plan(
         return default
 
     tensor = value("tensor_parallel", 1, "none")
-    pinned = question.setting.layer_ranges
+    pinned = question.scenario.layer_ranges
     virtual = fixed.get("virtual_stages")
     if virtual is None:
         virtual = default_virtual_stages(fixed.get("pipeline_schedule"))
@@ -207,7 +207,7 @@ def _default_plan(
     if not batch_given:
         count = fixed.get("num_microbatches") or _fewest_microbatches(fixed, pipeline)
         question = _with_batch(question, micro * count * data)
-    share = question.setting.workload.global_batch_size // (micro * data)
+    share = question.scenario.workload.global_batch_size // (micro * data)
     count = fixed.get("num_microbatches", max(1, share))
     schedule = fixed.get("pipeline_schedule")
     plan = replace(
@@ -219,7 +219,7 @@ def _default_plan(
         pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
             "zero_stage",
-            int(question.setting.software.largest_zero_stage) if data * context > 1 else 0,
+            int(question.scenario.software.largest_zero_stage) if data * context > 1 else 0,
             "shard all that the trainer can over data-parallel ranks",
         ),
         sequence_parallel=(
@@ -242,13 +242,13 @@ def _fewest_microbatches(fixed: Mapping[str, Any], pipeline: int) -> int:
 
 
 def _with_batch(question: Question, batch: int) -> Question:
-    setting = question.setting
-    if batch == setting.workload.global_batch_size:
+    scenario = question.scenario
+    if batch == scenario.workload.global_batch_size:
         return question
-    workload = replace(setting.workload, global_batch_size=batch)
+    workload = replace(scenario.workload, global_batch_size=batch)
     kept = [a for a in question.assumptions if not a.startswith("global_batch_size")]
     note = f"global_batch_size {batch} (default: the smallest that keeps every rank busy)"
-    return Question(replace(setting, workload=workload), (*kept, note))
+    return Question(replace(scenario, workload=workload), (*kept, note))
 
 
-__all__ = ["Setting", "fit", "plan"]
+__all__ = ["Scenario", "fit", "plan"]

@@ -18,7 +18,7 @@ from planner.request.objectives import OBJECTIVES, Objective
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.recompute import without_list
 from planner.request.resolve import ModelLike, clusters_of, model_of
-from planner.request.setting import adapting, check_choice
+from planner.request.scenario import adapting, check_choice
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import job_of
 from planner.search.partial_recompute import PINNED
@@ -163,10 +163,10 @@ def plan(
     )
     if not simple:
         return _survey(questions, asked)
-    places = objective == "time" and can_be_placed(questions[0].setting.cluster)
+    places = objective == "time" and can_be_placed(questions[0].scenario.cluster)
     wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
     (case,) = survey(questions, replace(asked, top=wide, places=False))
-    setting, result = case.question.setting, case.result
+    scenario, result = case.question.scenario, case.result
     assert result is not None
     if not result.plans:
         if places and constraints:  # in an order of its own a plan may be as required
@@ -177,15 +177,15 @@ def plan(
     pinned = any(name in fixed for name in PINNED)
     free = objective == "time" and not constraints and not pinned
     fits = documents[0]["memory"]["verdict"] == "fits"
-    staged = best_staged(setting, result.plans) if free and fits else None
+    staged = best_staged(scenario, result.plans) if free and fits else None
     return PlanAnswer(
-        setting=setting,
+        scenario=scenario,
         result=result,
         documents=documents,
         assumptions=case.question.assumptions,
         fixed=fixed,
         staged=staged,
-        placed=best_placed(setting, seen, staged) if places and fits else None,
+        placed=best_placed(scenario, seen, staged) if places and fits else None,
     )
 
 

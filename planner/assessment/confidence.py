@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import was_compared
 
 Confidence = Literal["measured", "published", "datasheet"]
@@ -14,21 +14,21 @@ COMPARED_PRECISIONS: Final = ("bf16", "fp16")
 COMPARED: Final = ("A100-SXM-80GB", "H100-SXM-80GB")
 
 
-def confidence(setting: Setting) -> Confidence:
-    """Return the word for a setting.
+def confidence(scenario: Scenario) -> Confidence:
+    """Return the word for a scenario.
 
     measured   the rates were measured on this machine
     published  runs of this trainer on this accelerator with such a model and precision are among
                the published ones that ``shardplan validate`` compares with, inside the interval
     datasheet  they are not: rates come from the vendor, the error is carried over
     """
-    accelerator = setting.cluster.accelerator
+    accelerator = scenario.cluster.accelerator
     if accelerator.device == "cpu":
         return "measured"
     alike = (
         accelerator.name in COMPARED
-        and was_compared(setting.software.name, accelerator)
-        and setting.model.family in COMPARED_FAMILIES
-        and setting.workload.precision in COMPARED_PRECISIONS
+        and was_compared(scenario.software.name, accelerator)
+        and scenario.model.family in COMPARED_FAMILIES
+        and scenario.workload.precision in COMPARED_PRECISIONS
     )
     return "published" if alike else "datasheet"

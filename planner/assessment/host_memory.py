@@ -11,7 +11,7 @@ from cost_models.communication.host_link import HOST_MEMORY_BANDWIDTH, NVME_BAND
 from cost_models.memory.host import HostBytes
 from cost_models.plan.plan import Plan
 from cost_models.pricing.estimate import Priced
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from hardware_profiles.cluster.schema import Cluster, Figure
 from planner.assessment.verdict import CPU_SHARE
@@ -30,9 +30,9 @@ def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
     return np.where(short, TOO_LARGE, 0).astype(np.int8)
 
 
-def host_document(setting: Setting, priced: Priced) -> dict[str, Any]:
+def host_document(scenario: Scenario, priced: Priced) -> dict[str, Any]:
     """Return what a node's host and drives hold of one plan, and have; None: unknown."""
-    cluster, host = setting.cluster, priced.host
+    cluster, host = scenario.cluster, priced.host
     memory, nvme = float(np.ravel(host.memory)[0]), float(np.ravel(host.nvme)[0])
     room = None if cluster.host_memory is None else HOST_SHARE * cluster.host_memory.value
     drives = None if cluster.nvme is None else cluster.nvme.value
@@ -65,9 +65,9 @@ def host_text(host: dict[str, Any]) -> str | None:
     return "; ".join(parts) + (f": {what[short]}" if short else "")
 
 
-def host_assumptions(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[str]:
+def host_assumptions(scenario: Scenario, plan: Plan, host: dict[str, Any]) -> list[str]:
     """Say what the check of a node's host stands on."""
-    cluster, said = setting.cluster, []
+    cluster, said = scenario.cluster, []
     for name, what, figure in (
         ("memory", "host memory", cluster.host_memory),
         ("nvme", "NVMe drives", cluster.nvme),
@@ -87,12 +87,12 @@ def _known(figure: Figure | None) -> str:
     return f"{format_bytes(figure.value)} ({figure.kind}: {figure.source})"
 
 
-def about_offload(setting: Setting, plan: Plan, host: dict[str, Any]) -> list[str]:
+def about_offload(scenario: Scenario, plan: Plan, host: dict[str, Any]) -> list[str]:
     """Say what offload stands on."""
-    said = host_assumptions(setting, plan, host)
+    said = host_assumptions(scenario, plan, host)
     if plan.offload == "none":
         return said
-    if not setting.on_gpu:
+    if not scenario.on_gpu:
         return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
     if plan.offloads_optimizer:
         rate, drives = HOST_MEMORY_BANDWIDTH / 1e9, NVME_BANDWIDTH / 1e9

@@ -17,7 +17,7 @@ from cost_models.pricing.prediction import (
     time_prediction,
 )
 from cost_models.pricing.simulated_steps import with_simulated_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.cluster.schema import Cluster
@@ -49,69 +49,69 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
 
 
 def plan_document(
-    setting: Setting, plan: Plan, layer_ranges: Sequence[tuple[int, int]] | None = None
+    scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> dict[str, Any]:
     """Plan, memory and time of one legal plan, and whether it fits."""
-    (document,) = plan_documents(setting, [plan], layer_ranges)
+    (document,) = plan_documents(scenario, [plan], layer_ranges)
     return document
 
 
 def plan_documents(
-    setting: Setting, plans: Sequence[Plan], layer_ranges: Sequence[tuple[int, int]] | None = None
+    scenario: Scenario, plans: Sequence[Plan], layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> list[dict[str, Any]]:
     """Return the documents of some plans, which are priced as one table."""
     if not plans:
         return []
     table = PlanTable.from_plans(list(plans))
-    priced = price(setting, table, layer_ranges)
-    priced = with_simulated_steps(setting, table, priced, layer_ranges)
-    ranks = memories_by_rank(setting, table, layer_ranges)
+    priced = price(scenario, table, layer_ranges)
+    priced = with_simulated_steps(scenario, table, priced, layer_ranges)
+    ranks = memories_by_rank(scenario, table, layer_ranges)
     return [
-        _document(setting, plan, priced.row(row), of_plan)
+        _document(scenario, plan, priced.row(row), of_plan)
         for row, (plan, of_plan) in enumerate(zip(plans, ranks, strict=True))
     ]
 
 
 def _document(
-    setting: Setting, plan: Plan, priced: Priced, ranks: Sequence[RankMemory]
+    scenario: Scenario, plan: Plan, priced: Priced, ranks: Sequence[RankMemory]
 ) -> dict[str, Any]:
-    memory = memory_prediction(setting, priced, ranks)
-    allowed = memory_budget(setting.cluster.accelerator)
+    memory = memory_prediction(scenario, priced, ranks)
+    allowed = memory_budget(scenario.cluster.accelerator)
     budget = allowed.size
-    host = host_document(setting, priced)
-    around = memory_spread(setting.software.name)
+    host = host_document(scenario, priced)
+    around = memory_spread(scenario.software.name)
     short = host["short_of"] is not None
     return {
         "plan": plan.to_dict(),
         "memory": {
             "verdict": "does_not_fit" if short else verdict(memory["peak_bytes"], budget, around),
-            "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
+            "capacity_bytes": scenario.cluster.accelerator.memory_capacity.value,
             "budget_bytes": budget,
             "budget_source": f"{allowed.kind}: {allowed.source}",
             "margin_bytes": budget - memory["peak_bytes"],
             **memory,
             "host": host,
         },
-        "time": time_prediction(setting, plan, priced),
+        "time": time_prediction(scenario, plan, priced),
     }
 
 
-def plan_file(setting: Setting, plan: Plan, created_by: str) -> PlanFile:
-    """Return the contents of a plan.json, with the stages of the setting or even ones."""
-    ranges = default_layer_ranges(setting, plan)
-    document = plan_document(setting, plan, ranges)
+def plan_file(scenario: Scenario, plan: Plan, created_by: str) -> PlanFile:
+    """Return the contents of a plan.json, with the stages of the scenario or even ones."""
+    ranges = default_layer_ranges(scenario, plan)
+    document = plan_document(scenario, plan, ranges)
     return PlanFile(
-        model=setting.model,
-        cluster=setting.cluster,
-        workload=setting.workload,
+        model=scenario.model,
+        cluster=scenario.cluster,
+        workload=scenario.workload,
         plan=plan,
         layer_ranges=ranges,
         prediction={
             "memory": document["memory"],
             "time": document["time"],
-            "communication": communication_prediction(setting, plan, ranges),
+            "communication": communication_prediction(scenario, plan, ranges),
         },
         created_by=created_by,
-        software=setting.software.name,
-        stage_recompute_layers=setting.stage_recompute_layers,
+        software=scenario.software.name,
+        stage_recompute_layers=scenario.stage_recompute_layers,
     )

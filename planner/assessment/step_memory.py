@@ -16,7 +16,7 @@ from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.prediction import MEMORY_PARTS
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 
 # what a newcomer reads; in the order of a step
 MOMENT_STORY: Final = {
@@ -127,16 +127,16 @@ def _plain(term: Term) -> dict[str, Any]:
     return {**values, "bytes": values.pop("size")}
 
 
-def step_memory(setting: Setting, plan: Plan, memory: Mapping[str, Any]) -> StepMemory:
+def step_memory(scenario: Scenario, plan: Plan, memory: Mapping[str, Any]) -> StepMemory:
     """Tell the story of a plan that was priced; ``memory`` is its prediction."""
-    ranges = default_layer_ranges(setting, plan)
-    lines = timelines(setting, plan, ranges)
+    ranges = default_layer_ranges(scenario, plan)
+    lines = timelines(scenario, plan, ranges)
     table = PlanTable.from_plans([plan])
     fullest = int(memory["limiting_stage"])
     stages = []
     for index, line in enumerate(lines):
-        rank = pipeline_rank(setting, plan, ranges, index)
-        held = held_activations(setting.model, setting.workload, setting.software, table, rank)
+        rank = pipeline_rank(scenario, plan, ranges, index)
+        held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
         peak = max(range(len(line)), key=lambda position: float(line[position].peak))
         stages.append(
             StageMemory(
@@ -149,17 +149,17 @@ def step_memory(setting: Setting, plan: Plan, memory: Mapping[str, Any]) -> Step
                 parts=line[peak],
             )
         )
-    rank = pipeline_rank(setting, plan, ranges, fullest)
+    rank = pipeline_rank(scenario, plan, ranges, fullest)
     moment = MOMENTS.index(memory["moment"])
-    kinds = setting.model.kinds
+    kinds = scenario.model.kinds
     common = max(range(len(kinds)), key=lambda kind: rank.kind_counts[kind])
     return StepMemory(
         stage=fullest,
         peak=moment,
         moments=tuple(Moment(n, p) for n, p in zip(MOMENTS, lines[fullest], strict=True)),
         stages=tuple(stages),
-        terms=tuple(memory_terms(setting, plan, rank, lines[fullest][moment], moment)),
-        layer=tuple(layer_terms(setting, plan, kinds[common])),
+        terms=tuple(memory_terms(scenario, plan, rank, lines[fullest][moment], moment)),
+        layer=tuple(layer_terms(scenario, plan, kinds[common])),
         num_microbatches=plan.num_microbatches,
         schedule=_schedule(plan, stages[fullest], len(stages_of_rank(plan, fullest))),
     )

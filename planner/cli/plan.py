@@ -163,6 +163,6 @@ def plan(
         write_plan_file(output, answer.plan_file(), force=force)
     print(to_json(answer.to_dict()) if json else answer)
     if output is not None and not isinstance(answer, TracedPlanAnswer):
-        why = not_run(answer.setting, answer.best)
+        why = not_run(answer.scenario, answer.best)
         following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
         say(f"{'':<11}wrote {output}; {following if why is None else why}")

@@ -11,8 +11,8 @@ from typing import Any
 from cost_models.legality.rules import question_of, require_legal
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile, read_plan_file
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, setting_of
-from cost_models.scenario import Setting
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, scenario_of
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.advice.ways_out import ways_out
 from planner.answer.answers import PlanAnswer, header
@@ -37,7 +37,7 @@ Asked = str | Mapping[str, Any]
 class Explanation:
     """One plan explained; ``best``: what the search finds, None where nothing fits."""
 
-    setting: Setting
+    scenario: Scenario
     plan: Plan
     layer_ranges: tuple[tuple[int, int], ...]
     document: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Explanation:
                     "part": name,
                     "seconds": time["parts"][name],
                     "share": time["parts"][name] / step,
-                    "words": lesson(self.setting, self.plan, name),
+                    "words": lesson(self.scenario, self.plan, name),
                 }
                 for name in sorted(TIME_PARTS, key=lambda part: -time["parts"][part])
                 if time["parts"][name] > 0.0
@@ -113,7 +113,7 @@ class Explanation:
                 "changes": changes(self.plan, self.best),
             }
         return {
-            **header(self.setting),
+            **header(self.scenario),
             "verdict": self.verdict,
             "plan": self.document["plan"],
             "layer_ranges": [list(pair) for pair in self.layer_ranges],
@@ -151,30 +151,30 @@ def explain(
     scaled, and with other batches.
     """
     file = _file(plan)
-    setting = setting_of(file)
-    require_legal(question_of(setting), file.plan, plan if isinstance(plan, (str, Path)) else "")
-    even = file.layer_ranges == split_layers(setting.model.num_layers, file.plan.num_stages)
-    document = plan_document(setting, file.plan, None if even else file.layer_ranges)
+    scenario = scenario_of(file)
+    require_legal(question_of(scenario), file.plan, plan if isinstance(plan, (str, Path)) else "")
+    even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
+    document = plan_document(scenario, file.plan, None if even else file.layer_ranges)
     asked = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
     for one in asked:
         asked_parts(one)  # what is mistyped is said before anything is searched
-    found = search(setting, top=1)
+    found = search(scenario, top=1)
     best = found.plans[0] if found.plans else None
-    choices = priced_choices(setting, best) if sensitivity and best is not None else None
+    choices = priced_choices(scenario, best) if sensitivity and best is not None else None
     varied = None if choices is None else choices.table.plan(choices.chosen)
     return Explanation(
-        setting=setting,
+        scenario=scenario,
         plan=file.plan,
         layer_ranges=file.layer_ranges,
         document=document,
-        story=story(setting, file.plan),
+        story=story(scenario, file.plan),
         best=best,
-        best_document=None if best is None else plan_document(setting, best),
+        best_document=None if best is None else plan_document(scenario, best),
         varied=varied,
         sensitivity=() if choices is None else sensitivities(choices),
-        batches=() if varied is None else other_batches(setting, varied),
-        why_not=tuple(against(setting, file.plan, document, one) for one in asked),
-        ways_out=(() if document["memory"]["verdict"] == "fits" else ways_out(setting, file.plan)),
+        batches=() if varied is None else other_batches(scenario, varied),
+        why_not=tuple(against(scenario, file.plan, document, one) for one in asked),
+        ways_out=(() if document["memory"]["verdict"] == "fits" else ways_out(scenario, file.plan)),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cost_models.partition.schedules import SPLIT
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import format_seconds
 from hardware_profiles.cluster.link_tree import is_regular, neighbour_link, ring_link
 from hardware_profiles.cluster.links import group_link, point_to_point_link
@@ -58,30 +58,30 @@ MEMORY_LESSONS: Final[Mapping[str, str]] = {
 }
 
 
-def story(setting: Setting, plan: Plan) -> tuple[str, ...]:
+def story(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
     """Return a plan in sentences, from the outermost split to the innermost."""
-    return tuple(_story(setting, plan))
+    return tuple(_story(scenario, plan))
 
 
-def _story(setting: Setting, plan: Plan) -> Iterator[str]:
-    batch = setting.workload.global_batch_size
+def _story(scenario: Scenario, plan: Plan) -> Iterator[str]:
+    batch = scenario.workload.global_batch_size
     yield from _data(plan, batch)
     if plan.pipeline_parallel > 1:
-        yield from _pipeline(setting, plan)
+        yield from _pipeline(scenario, plan)
     if plan.tensor_parallel > 1:
-        yield from _tensor(setting, plan)
+        yield from _tensor(scenario, plan)
     if plan.context_parallel > 1:
         yield (
             f"Context parallelism {plan.context_parallel}: so many ranks share each sequence of "
-            f"{setting.workload.seq_len:,} tokens, {place(setting.cluster, plan, 'context')}."
+            f"{scenario.workload.seq_len:,} tokens, {place(scenario.cluster, plan, 'context')}."
         )
     if plan.expert_parallel > 1:
         yield (
             f"Expert parallelism {plan.expert_parallel}: so many ranks share out the experts of a "
             "layer; tokens travel to the experts that they chose, and back, "
-            f"{place(setting.cluster, plan, 'expert')}."
+            f"{place(scenario.cluster, plan, 'expert')}."
         )
-    yield RECOMPUTE[plan.recompute] + _some_layers(setting, plan)
+    yield RECOMPUTE[plan.recompute] + _some_layers(scenario, plan)
     if plan.offload != "none":
         yield f"In the host's memory, or on its drives, instead of the device's: {plan.offload}."
 
@@ -108,8 +108,8 @@ def _data(plan: Plan, batch: int) -> Iterator[str]:
     )
 
 
-def _pipeline(setting: Setting, plan: Plan) -> Iterator[str]:
-    layers = setting.model.num_layers
+def _pipeline(scenario: Scenario, plan: Plan) -> Iterator[str]:
+    layers = scenario.model.num_layers
     stages = f"{plan.pipeline_parallel} stages"
     if plan.virtual_stages > 1:
         stages += f", each of {plan.virtual_stages} pieces that lie apart in the model"
@@ -117,22 +117,22 @@ def _pipeline(setting: Setting, plan: Plan) -> Iterator[str]:
     yield (
         f"Pipeline parallelism {plan.pipeline_parallel}: the {layers} layers are cut into "
         f"{stages}, and micro-batches flow through them ({plan.pipeline_schedule}{split}); stages "
-        f"talk little, {place(setting.cluster, plan, 'pipeline')}, but wait while the pipeline "
+        f"talk little, {place(scenario.cluster, plan, 'pipeline')}, but wait while the pipeline "
         "fills and drains."
     )
 
 
-def _tensor(setting: Setting, plan: Plan) -> Iterator[str]:
+def _tensor(scenario: Scenario, plan: Plan) -> Iterator[str]:
     also = "; norms and dropout are split along the sequence" if plan.sequence_parallel else ""
     yield (
         f"Tensor parallelism {plan.tensor_parallel}: every matrix is cut over so many ranks, which "
         "exchange results several times a layer and wait for it, "
-        f"{place(setting.cluster, plan, 'tensor')}{also}."
+        f"{place(scenario.cluster, plan, 'tensor')}{also}."
     )
 
 
-def _some_layers(setting: Setting, plan: Plan) -> str:
-    by_stage = setting.stage_recompute_layers
+def _some_layers(scenario: Scenario, plan: Plan) -> str:
+    by_stage = scenario.stage_recompute_layers
     if plan.recompute == "none" or not (plan.recompute_layers or by_stage):
         return ""
     if by_stage is not None:
@@ -194,11 +194,11 @@ AXES_OF_TIME: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def lesson(setting: Setting, plan: Plan, part: str) -> str:
+def lesson(scenario: Scenario, plan: Plan, part: str) -> str:
     """Say what a part of the time is and, where ranks talk, how many of them over which links."""
     words = TIME_LESSONS[part]
     talks = [
-        f"{size} ranks, {place(setting.cluster, plan, axis)}"
+        f"{size} ranks, {place(scenario.cluster, plan, axis)}"
         for axis in AXES_OF_TIME.get(part, ())
         if (size := layout(plan, axis)[0]) > 1
     ]

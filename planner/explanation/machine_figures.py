@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from cost_models.compute.rates import best_matmul
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.cluster_file import with_levels
 from hardware_profiles.cluster.link_tree import with_bandwidths
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
@@ -25,12 +25,12 @@ class ScaledFigure:
     scaled: Callable[[float], Cluster]
 
 
-def figures(setting: Setting) -> tuple[ScaledFigure, ...]:
-    """Return the figures of a setting's cluster, from the device outwards."""
-    cluster = setting.cluster
+def figures(scenario: Scenario) -> tuple[ScaledFigure, ...]:
+    """Return the figures of a scenario's cluster, from the device outwards."""
+    cluster = scenario.cluster
     chip = cluster.accelerator
     device = "a process" if chip.device == "cpu" else "an accelerator"
-    matmul = best_matmul(chip, setting.workload.precision) or 0.0
+    matmul = best_matmul(chip, scenario.workload.precision) or 0.0
     found = [
         ScaledFigure(
             MEMORY,
@@ -41,7 +41,7 @@ def figures(setting: Setting) -> tuple[ScaledFigure, ...]:
         ),
         ScaledFigure(
             "flops",
-            f"{setting.workload.precision} matrix products",
+            f"{scenario.workload.precision} matrix products",
             "FLOP/s",
             matmul,
             lambda factor: _with_chip(cluster, _with_flops(chip, factor)),

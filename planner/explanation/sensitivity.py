@@ -22,7 +22,7 @@ from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.step_bounds import step_times
 from cost_models.pricing.table import table_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.assessment.verdict import budget_bytes
 from planner.explanation.glossary import same_layout
@@ -108,9 +108,9 @@ class BatchChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Every legal plan of a setting, priced; ``chosen``: the row of the present choice."""
+    """Every legal plan of a scenario, priced; ``chosen``: the row of the present choice."""
 
-    setting: Setting
+    scenario: Scenario
     table: PlanTable
     chosen: int
     step: Floats
@@ -126,7 +126,7 @@ class Choices:
 
 
 def priced_choices(
-    setting: Setting,
+    scenario: Scenario,
     chosen: Plan,
     fixed: Mapping[str, Any] | None = None,
     *,
@@ -136,22 +136,22 @@ def priced_choices(
 
     Where another one is the best in closed form, that one is the choice.
     """
-    cluster = setting.cluster
+    cluster = scenario.cluster
     table = enumerate_plans(
-        setting.model,
-        setting.workload,
+        scenario.model,
+        scenario.workload,
         cluster.num_gpus,
         fixed or {},
         offloads=offloads,
     )
-    if varies_layers(setting, fixed or {}):
-        table = _joined(table, _numbered(setting, table, chosen))
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    if varies_layers(scenario, fixed or {}):
+        table = _joined(table, _numbered(scenario, table, chosen))
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
-    step, (peak, host) = table_steps(setting, joined), peaks_and_hosts(setting, joined)
-    upper = 1.0 + memory_spread(setting.software.name).above
+    step, (peak, host) = table_steps(scenario, joined), peaks_and_hosts(scenario, joined)
+    upper = 1.0 + memory_spread(scenario.software.name).above
     found = Choices(
-        setting,
+        scenario,
         joined,
         0,
         step=step,
@@ -161,7 +161,7 @@ def priced_choices(
     )
     splits = np.flatnonzero(found.fits & np.isin(joined.pipeline_schedule, SPLIT_CODES))
     if len(splits):
-        found.least[splits] = _in_chunks(setting, joined.rows(splits))[1]
+        found.least[splits] = _in_chunks(scenario, joined.rows(splits))[1]
     # the search simulates its finalists: in closed form another one may be the best by a little
     fitting = np.flatnonzero(found.fits)
     if not len(fitting) or not found.fits[0]:
@@ -170,14 +170,14 @@ def priced_choices(
     return found if found.step[best] >= found.step[0] else replace(found, chosen=best)
 
 
-def _numbered(setting: Setting, table: PlanTable, chosen: Plan) -> PlanTable:
+def _numbered(scenario: Scenario, table: PlanTable, chosen: Plan) -> PlanTable:
     """Return plans that recompute 1, 2, … of their layers; of very many the chosen one alone."""
     whole = table.rows(table.recompute == FULL)
-    smallest, largest = stage_sizes(setting, whole)
+    smallest, largest = stage_sizes(scenario, whole)
     if int(np.sum(smallest)) > MOST_NUMBERED:
         own = replace(chosen, recompute="full", recompute_layers=0, recompute_every=0)
         whole = PlanTable.from_plans([own])
-        smallest, largest = stage_sizes(setting, whole)
+        smallest, largest = stage_sizes(scenario, whole)
     rows, number = every_count(smallest - (smallest == largest))
     return replace(whole.rows(rows), recompute_layers=number)
 
@@ -193,7 +193,7 @@ def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
 
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
     """Return what every figure of the cluster does to the choice."""
-    return tuple(_sensitivity(choices, figure) for figure in figures(choices.setting))
+    return tuple(_sensitivity(choices, figure) for figure in figures(choices.scenario))
 
 
 def _sensitivity(choices: Choices, figure: ScaledFigure) -> Sensitivity:
@@ -262,12 +262,12 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Change
 def _steps(
     choices: Choices, figure: ScaledFigure, scale: float, table: PlanTable
 ) -> tuple[Floats, Floats]:
-    return _in_chunks(replace(choices.setting, cluster=figure.scaled(scale)), table)
+    return _in_chunks(replace(choices.scenario, cluster=figure.scaled(scale)), table)
 
 
-def _in_chunks(setting: Setting, table: PlanTable) -> tuple[Floats, Floats]:
+def _in_chunks(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
     parts = [
-        step_times(setting, table.rows(slice(start, start + CHUNK)))
+        step_times(scenario, table.rows(slice(start, start + CHUNK)))
         for start in range(0, len(table), CHUNK)
     ]
     seconds, least = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -336,16 +336,16 @@ def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Change |
 
 
 def other_batches(
-    setting: Setting, chosen: Plan, fixed: Mapping[str, Any] | None = None
+    scenario: Scenario, chosen: Plan, fixed: Mapping[str, Any] | None = None
 ) -> tuple[BatchChoice, ...]:
     """Search again with half, double and four times the batch."""
     found = []
     for factor in BATCHES:
-        batch = int(setting.workload.global_batch_size * factor)
-        if batch < 1 or batch != setting.workload.global_batch_size * factor:
+        batch = int(scenario.workload.global_batch_size * factor)
+        if batch < 1 or batch != scenario.workload.global_batch_size * factor:
             continue
-        workload = replace(setting.workload, global_batch_size=batch)
-        plans = search(replace(setting, workload=workload), fixed, top=1).plans
+        workload = replace(scenario.workload, global_batch_size=batch)
+        plans = search(replace(scenario, workload=workload), fixed, top=1).plans
         best = plans[0] if plans else None
         found.append(BatchChoice(batch, best, best is not None and same_layout(chosen, best)))
     return tuple(found)

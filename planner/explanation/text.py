@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from cost_models.compute.rates import power_limit
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_gib, format_seconds
 from planner.answer.text import TIME_WORDS, head, time_line
 from planner.assessment.verdict import WORDS
@@ -27,7 +27,7 @@ class Explanation(Protocol):
     """What is told; see ``planner.explanation.explain``."""
 
     @property
-    def setting(self) -> Setting: ...
+    def scenario(self) -> Scenario: ...
     @property
     def plan(self) -> Plan: ...
     @property
@@ -59,7 +59,7 @@ class Explanation(Protocol):
 
 def explanation_text(found: Explanation) -> str:
     """The answer of ``explain``."""
-    lines = [*head(found.setting), ""]
+    lines = [*head(found.scenario), ""]
     lines += labelled("Plan", describe_plan(found.plan))
     for number, sentence in enumerate(found.story):
         lines += labelled("In words" if not number else "", sentence)
@@ -140,7 +140,7 @@ def _sensitivity(found: Explanation) -> list[str]:
     about = "this plan" if found.varied == found.plan else "the best plan"
     lines = labelled("Sensitive", f"what would make another plan better than {about}:")
     for one in found.sensitivity:
-        lines += indented(_figure(one, found.varied, found.setting))
+        lines += indented(_figure(one, found.varied, found.scenario))
     batches = []
     for batch in found.batches:
         if batch.plan is None:
@@ -151,12 +151,12 @@ def _sensitivity(found: Explanation) -> list[str]:
             words = changes(found.varied, batch.plan)
         batches.append(f"{batch.global_batch_size:,}: {words}")
     if batches:
-        size = found.setting.workload.global_batch_size
+        size = found.scenario.workload.global_batch_size
         lines += indented(f"global batch, now {size:,}. With {'; '.join(batches)}")
     return lines
 
 
-def _figure(one: Sensitivity, best: Plan, setting: Setting) -> str:
+def _figure(one: Sensitivity, best: Plan, scenario: Scenario) -> str:
     parts = []
     for change, word, end in ((one.less, "below", "half"), (one.more, "from", "four times")):
         if change is None:
@@ -171,21 +171,21 @@ def _figure(one: Sensitivity, best: Plan, setting: Setting) -> str:
         words = f"{parts[0]}; {parts[1]} nothing changes"
     else:
         words = f"{parts[0]}; {parts[1]}"
-    shorter = "" if one.name == "memory" else _depends(one, setting)
+    shorter = "" if one.name == "memory" else _depends(one, scenario)
     return f"{one.words}, now {say_value(one.value, one.unit)}{shorter}: {words}"
 
 
-def _depends(one: Sensitivity, setting: Setting) -> str:
+def _depends(one: Sensitivity, scenario: Scenario) -> str:
     step_change = one.step_change
     if abs(step_change) < 0.0005:
-        return f" (10 % more changes no step time{_power(one, setting)})"
+        return f" (10 % more changes no step time{_power(one, scenario)})"
     word = "shortens" if step_change < 0 else "lengthens"
     return f" (10 % more {word} the step by {100 * abs(step_change):.1f} %)"
 
 
-def _power(one: Sensitivity, setting: Setting) -> str:
+def _power(one: Sensitivity, scenario: Scenario) -> str:
     """Why faster matrix products do not help: in a long run the power limit comes first."""
-    chip, precision = setting.cluster.accelerator, setting.workload.precision
+    chip, precision = scenario.cluster.accelerator, scenario.workload.precision
     limit = power_limit(chip, precision)
     if one.name != "flops" or limit is None or chip.power is None or limit > one.value:
         return ""

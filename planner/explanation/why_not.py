@@ -11,7 +11,7 @@ import numpy as np
 from cost_models.legality.rules import RULES, legality_codes, question_of
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.plan_document import plan_document
 from planner.explanation.glossary import MEMORY_LESSONS, lesson
@@ -100,26 +100,26 @@ def asked_parts(asked: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_not(
-    setting: Setting, plan: Plan, document: Mapping[str, Any], asked: str | Mapping[str, Any]
+    scenario: Scenario, plan: Plan, document: Mapping[str, Any], asked: str | Mapping[str, Any]
 ) -> WhyNot:
     """Complete what was asked for as well as can be, and say what speaks against it."""
     text = asked if isinstance(asked, str) else ",".join(f"{k}={v}" for k, v in asked.items())
     fixed = asked_parts(asked)
-    result = search(setting, fixed, top=1)
+    result = search(scenario, fixed, top=1)
     if result.plans:
-        return _against(setting, text, plan, document, result.plans[0], result)
+        return _against(scenario, text, plan, document, result.plans[0], result)
     if result.smallest is not None:
-        return _too_large(setting, text, document, result.smallest, result)
-    return _illegal(setting, text, fixed)
+        return _too_large(scenario, text, document, result.smallest, result)
+    return _illegal(scenario, text, fixed)
 
 
-def _illegal(setting: Setting, text: str, fixed: Mapping[str, Any]) -> WhyNot:
+def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
     """Name the rule that all candidates break; else those that the most of them break first."""
-    question = question_of(setting)
+    question = question_of(scenario)
     table = enumerate_plans(
-        setting.model,
-        setting.workload,
-        setting.cluster.num_gpus,
+        scenario.model,
+        scenario.workload,
+        scenario.cluster.num_gpus,
         fixed,
     )
     broken = {
@@ -144,14 +144,14 @@ def _illegal(setting: Setting, text: str, fixed: Mapping[str, Any]) -> WhyNot:
 
 
 def _too_large(
-    setting: Setting,
+    scenario: Scenario,
     text: str,
     document: Mapping[str, Any],
     smallest: Plan,
     result: SearchResult,
 ) -> WhyNot:
     """Compare the memory of the smallest plan, on its fullest stage, with this plan's."""
-    other = plan_document(setting, smallest)
+    other = plan_document(scenario, smallest)
     return WhyNot(
         text,
         "too_large",
@@ -181,7 +181,7 @@ def _memory_terms(other: Mapping[str, Any], this: Mapping[str, Any]) -> tuple[Te
 
 
 def _against(
-    setting: Setting,
+    scenario: Scenario,
     text: str,
     plan: Plan,
     document: Mapping[str, Any],
@@ -189,7 +189,7 @@ def _against(
     result: SearchResult,
 ) -> WhyNot:
     """Compare the best plan with what was asked for to this one."""
-    other = plan_document(setting, best)
+    other = plan_document(scenario, best)
     slower = other["time"]["step_seconds"] - document["time"]["step_seconds"]
     tight = other["memory"]["verdict"] == "tight" and document["memory"]["verdict"] == "fits"
     kind: Kind
@@ -208,12 +208,12 @@ def _against(
         candidates=result.counts.enumerated,
         legal=result.counts.priced,
         over_bytes=_over(other) if tight else 0.0,
-        terms=terms or time_terms(setting, best, other, document),
+        terms=terms or time_terms(scenario, best, other, document),
     )
 
 
 def time_terms(
-    setting: Setting, plan: Plan, other: Mapping[str, Any], this: Mapping[str, Any]
+    scenario: Scenario, plan: Plan, other: Mapping[str, Any], this: Mapping[str, Any]
 ) -> tuple[Term, ...]:
     """Return the terms of the time that differ, what the other plan loses first."""
     parts = [
@@ -221,7 +221,7 @@ def time_terms(
             name,
             other["time"]["parts"][name],
             this["time"]["parts"][name],
-            lesson(setting, plan, name),
+            lesson(scenario, plan, name),
         )
         for name in TIME_PARTS
     ]

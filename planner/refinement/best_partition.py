@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import Plan, PlanTable, split_layers
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.refinement.minimal_recompute import recompute_what_must_be
 from planner.refinement.stage_costs import simulated_step, with_stages
 from planner.refinement.stage_search import Ranges, best_stages, can_be_uneven
@@ -45,9 +45,9 @@ class Staged:
         """How many layers each stage has."""
         return tuple(last - first for first, last in self.layer_ranges)
 
-    def setting(self, setting: Setting) -> Setting:
-        """Return a setting with these stages."""
-        return with_stages(setting, self.layer_ranges, self.by_stage)
+    def scenario(self, scenario: Scenario) -> Scenario:
+        """Return a scenario with these stages."""
+        return with_stages(scenario, self.layer_ranges, self.by_stage)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -63,31 +63,31 @@ class Staged:
         }
 
 
-def best_staged(setting: Setting, plans: Sequence[Plan]) -> Staged | None:
+def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> Staged | None:
     """Return the best of the first plans with stages of its own; None where that gains nothing."""
-    if not plans or not setting.on_gpu:
+    if not plans or not scenario.on_gpu:
         return None
-    if setting.layer_ranges is not None or setting.stage_recompute_layers is not None:
+    if scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None:
         return None
-    even = _even_step(setting, plans[0])
+    even = _even_step(scenario, plans[0])
     found = [
         staged
         for rank, plan in enumerate(plans[:FINALISTS])
-        if (staged := staged_plan(setting, plan, rank, even)) is not None
+        if (staged := staged_plan(scenario, plan, rank, even)) is not None
     ]
     best = min(found, key=lambda one: one.step, default=None)
     return best if best is not None and best.gain > GAIN else None
 
 
-def _even_step(setting: Setting, plan: Plan) -> float:
-    return simulated_step(setting, plan, split_layers(setting.model.num_layers, plan.num_stages))
+def _even_step(scenario: Scenario, plan: Plan) -> float:
+    return simulated_step(scenario, plan, split_layers(scenario.model.num_layers, plan.num_stages))
 
 
-def staged_plan(setting: Setting, plan: Plan, rank: int, even_step: float) -> Staged | None:
+def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> Staged | None:
     """Return one plan with the best stages that are looked for; None where none are."""
     plan = replace(plan, recompute_layers=0)  # chosen anew, for each stage
-    if can_be_uneven(setting, plan):
-        found = best_stages(setting, plan)
+    if can_be_uneven(scenario, plan):
+        found = best_stages(scenario, plan)
         if found is None:
             return None
         ranges, recomputed, proven = found.layer_ranges, found.recomputed, found.proven
@@ -95,10 +95,10 @@ def staged_plan(setting: Setting, plan: Plan, rank: int, even_step: float) -> St
         plan.recompute in RECOMPUTES
         and plan.recompute_every == 0
         and plan.offload == "none"
-        and setting.on_gpu
+        and scenario.on_gpu
     ):
-        ranges = split_layers(setting.model.num_layers, plan.num_stages)
-        shared = recompute_what_must_be(setting, plan, ranges)
+        ranges = split_layers(scenario.model.num_layers, plan.num_stages)
+        shared = recompute_what_must_be(scenario, plan, ranges)
         if shared is None:
             return None
         recomputed, proven = shared, True
@@ -109,8 +109,8 @@ def staged_plan(setting: Setting, plan: Plan, rank: int, even_step: float) -> St
         plan, by_stage = replace(plan, recompute="none"), None
     elif recomputed == tuple(last - first for first, last in ranges):
         by_stage = None
-    staged = with_stages(setting, ranges, by_stage)
+    staged = with_stages(scenario, ranges, by_stage)
     if legality_codes(question_of(staged), PlanTable.from_plans([plan]))[0]:
         return None
-    step = simulated_step(setting, plan, ranges, by_stage)
+    step = simulated_step(scenario, plan, ranges, by_stage)
     return Staged(rank, plan, ranges, by_stage, step, even_step, proven)

@@ -20,7 +20,7 @@ from cost_models.partition.recomputed_layers import recomputed_layers
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.stage_costs import Pricing, Ranges, one
@@ -28,16 +28,18 @@ from planner.refinement.stage_costs import Pricing, Ranges, one
 EPSILON: Final = 1e-3  # of equal longest stages, the least recomputation
 
 
-def recompute_what_must_be(setting: Setting, plan: Plan, ranges: Ranges) -> tuple[int, ...] | None:
+def recompute_what_must_be(
+    scenario: Scenario, plan: Plan, ranges: Ranges
+) -> tuple[int, ...] | None:
     """Return how many of each stage's first layers are recomputed; None: nothing fits."""
     owner = ranks_of_stages(plan)
     sizes = [last - first for first, last in ranges]
-    pricing = Pricing(setting, plan)
-    most = budget_bytes(setting.cluster) / (1.0 + memory_spread(setting.software.name).above)
+    pricing = Pricing(scenario, plan)
+    most = budget_bytes(scenario.cluster) / (1.0 + memory_spread(scenario.software.name).above)
 
     def peak(rank: int, by_stage: tuple[int, ...]) -> float:
         recomputed = recomputed_layers(plan, by_stage)
-        contents = contents_of(setting.model, ranges, owner, rank, recomputed=recomputed)
+        contents = contents_of(scenario.model, ranges, owner, rank, recomputed=recomputed)
         return pricing.peak(contents)
 
     ranks = range(plan.pipeline_parallel)
@@ -104,7 +106,7 @@ def spread_over(least: list[int], mine: list[list[int]], count: int) -> tuple[in
 
 def _seconds(pricing: Pricing, ranges: Ranges) -> tuple[list[float], list[float]]:
     """Return seconds of every stage without recomputation, and of one recomputed layer of it."""
-    plan, model = pricing.plan, pricing.setting.model
+    plan, model = pricing.plan, pricing.scenario.model
     owner = ranks_of_stages(plan)
     without, each = [], []
     found: dict[int, tuple[float, float]] = {}

@@ -19,7 +19,7 @@ from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_communication
 from cost_models.pricing.simulated_steps import with_simulated_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
 from planner.refinement.best_partition import Staged
@@ -56,7 +56,7 @@ class Placed:
 
     rank: int  # among the plans that the search found, from 0
     plan: Plan
-    setting: Setting  # with the order, and the plan's own stages
+    scenario: Scenario  # with the order, and the plan's own stages
     step: float  # simulated
     usual_step: float  # of the best plan in the accelerators' order
     proven: bool  # every order of this plan was looked at
@@ -65,7 +65,7 @@ class Placed:
     @property
     def order(self) -> Order:
         """The accelerator of each rank."""
-        order = self.setting.cluster.rank_order
+        order = self.scenario.cluster.rank_order
         assert order is not None
         return order
 
@@ -105,36 +105,36 @@ def can_be_placed(cluster: Cluster) -> bool:
     return bool(cluster.levels) and cluster.rank_order is None and gpus
 
 
-def best_placed(setting: Setting, plans: Sequence[Plan], staged: Staged | None) -> Placed | None:
+def best_placed(scenario: Scenario, plans: Sequence[Plan], staged: Staged | None) -> Placed | None:
     """Return the best of some plans with an order of its own; None where that gains nothing.
 
     ``plans``: as they rank in the accelerators' order; of each grid the first is placed.
     ``staged``: the answer so far, if the best plan has stages of its own.
     """
-    if not plans or not can_be_placed(setting.cluster):
+    if not plans or not can_be_placed(scenario.cluster):
         return None
-    grids: dict[tuple[int, ...], tuple[int, Plan, Setting]] = {}
+    grids: dict[tuple[int, ...], tuple[int, Plan, Scenario]] = {}
     for rank, plan in enumerate(plans):
-        grids.setdefault((*grid_of(plan), plan.expert_parallel), (rank, plan, setting))
-    most = FINALISTS if setting.cluster.num_gpus <= SMALL else FEW
+        grids.setdefault((*grid_of(plan), plan.expert_parallel), (rank, plan, scenario))
+    most = FINALISTS if scenario.cluster.num_gpus <= SMALL else FEW
     choices = list(grids.values())[:most]
     if staged is not None:
-        choices.insert(0, (staged.rank, staged.plan, staged.setting(setting)))
+        choices.insert(0, (staged.rank, staged.plan, staged.scenario(scenario)))
     usual = ordered_step(choices[0][2], choices[0][1], None)
     placed = [_placed(rank, plan, own, usual) for rank, plan, own in choices]
     found = [one for one in placed if one is not None and one.gain > GAIN]
     return min(found, key=lambda one: one.step, default=None)
 
 
-def place(setting: Setting, plan: Plan) -> Found:
+def place(scenario: Scenario, plan: Plan) -> Found:
     """Return the order of a plan's ranks with the shortest simulated step."""
-    software = setting.software
-    reached = achieved(setting.cluster, software.bus_efficiency, software.network_efficiency)
+    software = scenario.software
+    reached = achieved(scenario.cluster, software.bus_efficiency, software.network_efficiency)
     groups = [
         Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
     ]
     return best_order(
-        tree_of(reached), groups, grid_of(plan), lambda order: ordered_step(setting, plan, order)
+        tree_of(reached), groups, grid_of(plan), lambda order: ordered_step(scenario, plan, order)
     )
 
 
@@ -149,9 +149,9 @@ def grid_of(plan: Plan) -> tuple[int, ...]:
     )
 
 
-def ordered_step(setting: Setting, plan: Plan, order: Order | None) -> float:
+def ordered_step(scenario: Scenario, plan: Plan, order: Order | None) -> float:
     """Return simulated seconds of a plan whose ranks stand in an order."""
-    ordered = replace(setting, cluster=replace(setting.cluster, rank_order=order))
+    ordered = replace(scenario, cluster=replace(scenario.cluster, rank_order=order))
     table = PlanTable.from_plans([plan])
     priced = with_simulated_steps(ordered, table, price(ordered, table))
     return float(priced.step[0])
@@ -175,21 +175,21 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
     }
 
 
-def _placed(rank: int, plan: Plan, setting: Setting, usual: float) -> Placed | None:
+def _placed(rank: int, plan: Plan, scenario: Scenario, usual: float) -> Placed | None:
     if len(groups_of(plan)) == 0:
         return None
-    found = place(setting, plan)
+    found = place(scenario, plan)
     if found.order == tuple(range(plan.world_size)):
         return None
-    ordered = replace(setting, cluster=replace(setting.cluster, rank_order=found.order))
+    ordered = replace(scenario, cluster=replace(scenario.cluster, rank_order=found.order))
     places = tuple(_places(ordered, plan))
     return Placed(rank, plan, ordered, found.cost, usual, found.proven, places)
 
 
-def _places(setting: Setting, plan: Plan) -> list[AxisPlace]:
+def _places(scenario: Scenario, plan: Plan) -> list[AxisPlace]:
     """Say where the groups of every axis talk, with the order and without it."""
-    by_rank = rank_communication(setting, plan, default_layer_ranges(setting, plan))
-    usual = replace(setting.cluster, rank_order=None)
+    by_rank = rank_communication(scenario, plan, default_layer_ranges(scenario, plan))
+    usual = replace(scenario.cluster, rank_order=None)
     places = []
     for axis, (size, stride) in groups_of(plan).items():
         sent = max(
@@ -197,7 +197,7 @@ def _places(setting: Setting, plan: Plan) -> list[AxisPlace]:
             for traffic in by_rank
         )
         if sent > 0.0:
-            sides = [_link(cluster, axis, size, stride) for cluster in (setting.cluster, usual)]
+            sides = [_link(cluster, axis, size, stride) for cluster in (scenario.cluster, usual)]
             places.append(AxisPlace(axis, size, sent, *sides[0], *sides[1]))
     return sorted(places, key=lambda one: -one.sent)
 

@@ -15,7 +15,7 @@ from cost_models.partition.recomputed_layers import Recomputed, recomputed_layer
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import PipelineRank, contents_of
 from cost_models.plan.plan import Plan, PlanTable, split_layers
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan
@@ -46,7 +46,7 @@ class StageCost:
 class Pricing:
     """Prices pipeline ranks of one plan, one at a time."""
 
-    setting: Setting
+    scenario: Scenario
     plan: Plan
 
     @cached_property
@@ -56,38 +56,38 @@ class Pricing:
 
     def seconds(self, rank: PipelineRank) -> RankSeconds:
         """Return what a rank takes."""
-        setting = self.setting
+        scenario = self.scenario
         return rank_seconds(
-            setting.model,
-            setting.workload,
-            setting.cluster,
-            setting.software,
-            rates(setting.cluster.accelerator, setting.workload.precision, setting.software),
+            scenario.model,
+            scenario.workload,
+            scenario.cluster,
+            scenario.software,
+            rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software),
             self.table,
             rank,
         )
 
     def once(self, seconds: RankSeconds) -> float:
         """Return what a rank takes once a step, behind its last pass."""
-        software = self.setting.software
+        software = self.scenario.software
         exposed = exposed_data_seconds(
             seconds,
             self.table,
             Hiding.of(software),
-            on_gpu=self.setting.on_gpu,
+            on_gpu=self.scenario.on_gpu,
         )
         return one(exposed) + one(seconds.optimizer)
 
     def peak(self, rank: PipelineRank) -> float:
         """Return bytes in use at a rank's peak."""
-        setting = self.setting
+        scenario = self.scenario
         parts, _ = rank_memory(
-            setting.model,
-            setting.workload,
-            setting.software,
+            scenario.model,
+            scenario.workload,
+            scenario.software,
             self.table,
             rank,
-            on_gpu=setting.on_gpu,
+            on_gpu=scenario.on_gpu,
         )
         return one(parts.peak)
 
@@ -106,12 +106,12 @@ class StageCosts:
     memory.
     """
 
-    def __init__(self, setting: Setting, plan: Plan) -> None:
+    def __init__(self, scenario: Scenario, plan: Plan) -> None:
         assert plan.virtual_stages == 1
-        self.setting, self.plan = setting, plan
-        self.pricing = Pricing(setting, plan)
-        spread = memory_spread(setting.software.name)
-        self.most = budget_bytes(setting.cluster) / (1.0 + spread.above)
+        self.scenario, self.plan = scenario, plan
+        self.pricing = Pricing(scenario, plan)
+        spread = memory_spread(scenario.software.name)
+        self.most = budget_bytes(scenario.cluster) / (1.0 + spread.above)
         self._seconds: dict[Any, tuple[float, float, float, float, float]] = {}
         self._peaks: dict[Any, float] = {}
         self._least: dict[Any, int | None] = {}
@@ -180,13 +180,13 @@ class StageCosts:
         """Whether some layers are a part of others, or are as many of the only kind or fewer."""
         if other[0] <= layers[0] and layers[1] <= other[1]:
             return True
-        model = self.setting.model
+        model = self.scenario.model
         return len(model.kinds) == 1 and layers[1] - layers[0] <= other[1] - other[0]
 
     def _key(self, stage: int, first: int, last: int) -> Any:
         place = (stage, first, last)
         if place not in self._keys:
-            model, stages = self.setting.model, self.plan.pipeline_parallel
+            model, stages = self.scenario.model, self.plan.pipeline_parallel
             key: Any = (stage == 0, stage == stages - 1, model.pattern[first:last])
             if model.bridge_layer is not None:
                 key = replace(self._contents(stage, first, last, 0), index=0, positions=())
@@ -195,12 +195,12 @@ class StageCosts:
 
     def _contents(self, stage: int, first: int, last: int, recomputed: int) -> PipelineRank:
         """Return the contents of a stage; the others share what is left."""
-        stages, layers = self.plan.pipeline_parallel, self.setting.model.num_layers
+        stages, layers = self.plan.pipeline_parallel, self.scenario.model.num_layers
         before = split_layers(first, stage) if stage else ()
         after = split_layers(layers - last, stages - 1 - stage) if stage < stages - 1 else ()
         ranges = [*before, (first, last), *((last + a, last + b) for a, b in after)]
         return contents_of(
-            self.setting.model,
+            self.scenario.model,
             ranges,
             range(stages),
             stage,
@@ -209,13 +209,13 @@ class StageCosts:
 
 
 def simulated_step(
-    setting: Setting, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
+    scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
 ) -> float:
     """Return seconds of a step, every pass of every micro-batch simulated, with any stages."""
-    pricing, owner = Pricing(setting, plan), ranks_of_stages(plan)
+    pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
     recomputed = recomputed_layers(plan, by_stage)
     ranks = [
-        pricing.seconds(contents_of(setting.model, ranges, owner, rank, recomputed=recomputed))
+        pricing.seconds(contents_of(scenario.model, ranges, owner, rank, recomputed=recomputed))
         for rank in range(plan.pipeline_parallel)
     ]
     virtual = plan.virtual_stages
@@ -230,18 +230,18 @@ def simulated_step(
 
 
 def peaks(
-    setting: Setting, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
+    scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
 ) -> list[float]:
     """Return bytes at the peak of every pipeline rank."""
-    pricing, owner = Pricing(setting, plan), ranks_of_stages(plan)
+    pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
     recomputed = recomputed_layers(plan, by_stage)
     return [
-        pricing.peak(contents_of(setting.model, ranges, owner, rank, recomputed=recomputed))
+        pricing.peak(contents_of(scenario.model, ranges, owner, rank, recomputed=recomputed))
         for rank in range(plan.pipeline_parallel)
     ]
 
 
-def with_stages(setting: Setting, ranges: Ranges, by_stage: tuple[int, ...] | None) -> Setting:
-    """Return a setting with such stages."""
+def with_stages(scenario: Scenario, ranges: Ranges, by_stage: tuple[int, ...] | None) -> Scenario:
+    """Return a scenario with such stages."""
     pairs = tuple((first, last) for first, last in ranges)
-    return replace(setting, layer_ranges=pairs, stage_recompute_layers=by_stage)
+    return replace(scenario, layer_ranges=pairs, stage_recompute_layers=by_stage)

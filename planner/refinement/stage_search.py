@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.plan.plan import Plan, PlanTable, split_layers
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import pipeline_bound
 from cost_models.step_time.pipeline_simulation import makespan
 from planner.refinement.stage_costs import StageCost, StageCosts
@@ -58,7 +58,7 @@ class Staged:
         return tuple(last - first for first, last in self.layer_ranges)
 
 
-def can_be_uneven(setting: Setting, plan: Plan) -> bool:
+def can_be_uneven(scenario: Scenario, plan: Plan) -> bool:
     """Whether stages are chosen for a plan: one on each rank, on GPUs, nothing of it pinned."""
     return (
         plan.pipeline_parallel > 1
@@ -66,21 +66,21 @@ def can_be_uneven(setting: Setting, plan: Plan) -> bool:
         and plan.pipeline_schedule in ONE_STAGE_A_RANK
         and plan.offload == "none"
         and plan.recompute_layers == 0
-        and setting.layer_ranges is None
-        and setting.stage_recompute_layers is None
-        and setting.on_gpu
+        and scenario.layer_ranges is None
+        and scenario.stage_recompute_layers is None
+        and scenario.on_gpu
     )
 
 
 def best_stages(
-    setting: Setting,
+    scenario: Scenario,
     plan: Plan,
     *,
     most_nodes: int = MOST_NODES,
     most_simulated: int = MOST_SIMULATED,
 ) -> Staged | None:
     """Return the stages with the shortest simulated step among those that fit; None: none does."""
-    return _Search(setting, plan).run(most_nodes, most_simulated)
+    return _Search(scenario, plan).run(most_nodes, most_simulated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class _Node:
 
 
 class _Search:
-    def __init__(self, setting: Setting, plan: Plan) -> None:
+    def __init__(self, scenario: Scenario, plan: Plan) -> None:
         self.plan = plan
-        self.costs = StageCosts(setting, plan)
-        self.count, self.layers = plan.pipeline_parallel, setting.model.num_layers
+        self.costs = StageCosts(scenario, plan)
+        self.count, self.layers = plan.pipeline_parallel, scenario.model.num_layers
         self.microbatches = plan.num_microbatches
         self.splits = plan.pipeline_schedule == "zero_bubble"
         self.table = PlanTable.from_plans([plan])
@@ -112,7 +112,7 @@ class _Search:
     def run(self, most_nodes: int, most_simulated: int) -> Staged | None:
         even = split_layers(self.layers, self.count)
         self._try(tuple(last for _, last in even))
-        if len(self.costs.setting.model.kinds) == 1:
+        if len(self.costs.scenario.model.kinds) == 1:
             self._narrow([last - first for first, last in even])
         longest, rest, through = self._bounds()
         if not np.isfinite(longest[0][0]):

@@ -6,12 +6,12 @@ import shlex
 
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from planner.request.recompute import typed_by_stage, typed_recompute
-from planner.request.setting import DEFAULT_SOFTWARE, default_precision
+from planner.request.scenario import DEFAULT_SOFTWARE, default_precision
 from planner.request.stage_layers import typed_layers
 
 
@@ -62,27 +62,27 @@ def typed_cluster(cluster: Cluster) -> str | None:
     return shlex.quote(cluster.name) if same else None
 
 
-def plan_command(setting: Setting, plan: Plan) -> str:
+def plan_command(scenario: Scenario, plan: Plan) -> str:
     """Return the command that searches for the best plan, offloading what a plan offloads."""
     pinned = []
     if plan.offload != "none":
         device = f",offload_device={plan.offload_device}" if plan.offload_device != "cpu" else ""
         pinned = [f"--fix offload={plan.offload}{device}"]
-    return " ".join(["shardplan plan", *_asked(setting), *pinned, "-o plan.json"])
+    return " ".join(["shardplan plan", *_asked(scenario), *pinned, "-o plan.json"])
 
 
-def fit_command(setting: Setting, plan: Plan) -> str:
-    """Return the command that asks whether a plan of a setting fits."""
-    return " ".join(["shardplan fit", *_asked(setting), describe_plan(plan)])
+def fit_command(scenario: Scenario, plan: Plan) -> str:
+    """Return the command that asks whether a plan of a scenario fits."""
+    return " ".join(["shardplan fit", *_asked(scenario), describe_plan(plan)])
 
 
-def _asked(setting: Setting) -> list[str]:
-    """Return a setting as words: model, cluster and every option that is not the default."""
-    workload = setting.workload
-    words = [shlex.quote(setting.model.name), shlex.quote(setting.cluster.name)]
+def _asked(scenario: Scenario) -> list[str]:
+    """Return a scenario as words: model, cluster and every option that is not the default."""
+    workload = scenario.workload
+    words = [shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
     words += [f"--seq-len {workload.seq_len}", typed_batch(workload)]
     usual = Workload(1, 1)
-    if workload.precision != default_precision(setting.cluster.accelerator):
+    if workload.precision != default_precision(scenario.cluster.accelerator):
         words.append(f"--precision {workload.precision}")
     if workload.optimizer != usual.optimizer:
         words.append(f"--optimizer {workload.optimizer}")
@@ -94,8 +94,8 @@ def _asked(setting: Setting) -> list[str]:
         words.append("--no-master-weights")
     if workload.attention_kernel != usual.attention_kernel:
         words.append(f"--attention {workload.attention_kernel}")
-    if setting.software.name != DEFAULT_SOFTWARE:
-        words.append(f"--software {setting.software.name}")
+    if scenario.software.name != DEFAULT_SOFTWARE:
+        words.append(f"--software {scenario.software.name}")
     if workload.freeze:
         words.append(f"--freeze {workload.freeze}")
     if workload.adapter != "none":
@@ -104,7 +104,7 @@ def _asked(setting: Setting) -> list[str]:
         words.append(f"--lora-targets {workload.adapter_targets}")
         if workload.quantisation != usual.quantisation:
             words.append(f"--quantisation {workload.quantisation}")
-    if setting.layer_ranges is not None:
-        words.append(typed_layers(setting.layer_ranges))
-    words += typed_by_stage(setting.stage_recompute_layers)
+    if scenario.layer_ranges is not None:
+        words.append(typed_layers(scenario.layer_ranges))
+    words += typed_by_stage(scenario.stage_recompute_layers)
     return words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.request.command import describe_plan, typed_batch
 
 DEFAULT_PLAN: Final = Plan()
@@ -28,18 +28,18 @@ DEFAULT_OPTION: Final = {
 TAKE_BACK: Final = " --recompute-layers 0"  # what was typed before
 
 
-def retyped_plan(setting: Setting, plan: Plan, before: Plan, *, anew: bool = False) -> str:
+def retyped_plan(scenario: Scenario, plan: Plan, before: Plan, *, anew: bool = False) -> str:
     """Return a whole plan and its batch as options, to be typed behind those of another one.
 
     ``anew``: numbers of recomputed layers are taken back, too.
     """
-    words = [describe_plan(plan), *_taken_back(plan, before), retyped_batch(setting, plan, before)]
+    words = [describe_plan(plan), *_taken_back(plan, before), retyped_batch(scenario, plan, before)]
     return " ".join(words) + (TAKE_BACK if anew else "")
 
 
-def retyped_batch(setting: Setting, plan: Plan, before: Plan) -> str:
+def retyped_batch(scenario: Scenario, plan: Plan, before: Plan) -> str:
     """Return the batch as options; whoever typed a number of micro-batches needs the new one."""
-    typed = typed_batch(setting.workload)
+    typed = typed_batch(scenario.workload)
     if plan.num_microbatches != before.num_microbatches:
         typed += f" --num-microbatches {plan.num_microbatches}"
     return typed

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.plan.plan import PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 
 Floats = NDArray[np.float64]
 Objective = Literal["time", "cost", "memory", "energy"]
@@ -22,25 +22,25 @@ OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 
 
 def sort_keys(objective: Objective, step: Floats, peak: Floats) -> tuple[Floats, Floats]:
-    """Return the columns to sort the plans of one setting by, the last one first (``lexsort``)."""
+    """Return the columns to sort the plans of one scenario by, the last one first (``lexsort``)."""
     return (step, peak) if objective == "memory" else (peak, step)
 
 
-def results(setting: Setting, table: PlanTable, step: Floats, peak: Floats) -> dict[str, Floats]:
+def results(scenario: Scenario, table: PlanTable, step: Floats, peak: Floats) -> dict[str, Floats]:
     """Return the results that can be constrained, by the names of ``constraints.RESULTS``.
 
     ``mfu`` is missing where the datasheet has no peak in this precision.
     """
-    workload = setting.workload
+    workload = scenario.workload
     seconds = step * table.world_size
     columns = {
         "memory": peak,
         "step": step,
         "tokens_per_second_per_gpu": workload.tokens_per_step / seconds,
     }
-    best = setting.cluster.accelerator.peak_flops.get(workload.precision)
+    best = scenario.cluster.accelerator.peak_flops.get(workload.precision)
     if best is not None:
-        flops = model_flops_per_step(setting.model, workload.seq_len, workload.global_batch_size)
+        flops = model_flops_per_step(scenario.model, workload.seq_len, workload.global_batch_size)
         columns["mfu"] = float(flops) / (seconds * best.value)
     return columns
 

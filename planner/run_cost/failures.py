@@ -10,7 +10,7 @@ import numpy as np
 
 from cost_models.memory.optimizer_states import RULES
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.goodput import (
     checkpoint_bytes,
     checkpoint_interval,
@@ -24,7 +24,7 @@ from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY, Prices, tariff
 from planner.run_cost.training_run import DAY, Job, StepCost, job_document
 
 
-def writers_of(setting: Setting, plan: Plan) -> tuple[int, int]:
+def writers_of(scenario: Scenario, plan: Plan) -> tuple[int, int]:
     """Return how many ranks write a part of a checkpoint, and on how many nodes they are.
 
     Without ZeRO one replica writes what all of them hold.
@@ -32,23 +32,23 @@ def writers_of(setting: Setting, plan: Plan) -> tuple[int, int]:
     shards = plan.world_size // plan.dp_replicate
     ranks = plan.tensor_parallel * plan.pipeline_parallel
     writers = shards if plan.zero_stage >= 1 else ranks
-    nodes = min(setting.cluster.num_nodes, -(-writers // setting.cluster.gpus_per_node))
+    nodes = min(scenario.cluster.num_nodes, -(-writers // scenario.cluster.gpus_per_node))
     return writers, max(1, nodes)
 
 
 def failing_document(
-    setting: Setting, plan: Plan, failures: FailureProfile, step: float
+    scenario: Scenario, plan: Plan, failures: FailureProfile, step: float
 ) -> dict[str, Any]:
     """Return how often a job fails, when it saves, and which share of its time is progress.
 
     ``step``: seconds of a step, of which a checkpoint follows a whole number.
     """
-    workload, accelerator = setting.workload, setting.cluster.accelerator
+    workload, accelerator = scenario.workload, scenario.cluster.accelerator
     states = RULES[workload.optimizer].states * workload.state_bytes
     size = float(
-        checkpoint_bytes(setting.model.num_trainable_parameters, workload.master_bytes, states)
+        checkpoint_bytes(scenario.model.num_trainable_parameters, workload.master_bytes, states)
     )
-    writers, nodes = writers_of(setting, plan)
+    writers, nodes = writers_of(scenario, plan)
     storage = failures.storage_bytes_per_second_per_node.value
     written = float(write_seconds(size, nodes, storage))
     link = accelerator.host_bandwidth
@@ -108,11 +108,11 @@ def with_failures(job: dict[str, Any], failing: dict[str, Any], asked: Job) -> d
     }
 
 
-def whole_run(setting: Setting, plan: Plan, job: Job, step: StepCost) -> dict[str, Any] | None:
+def whole_run(scenario: Scenario, plan: Plan, job: Job, step: StepCost) -> dict[str, Any] | None:
     """Return what a whole run takes without failures, and under ``with_failures`` by the clock."""
     if not job.is_asked:
         return None
-    failing = failing_document(setting, plan, job.failures or failure_profile(), step.seconds)
+    failing = failing_document(scenario, plan, job.failures or failure_profile(), step.seconds)
     document = job_document(job, step, failing["goodput"])
     if document is None:
         return None
@@ -136,14 +136,14 @@ def failure_notes(job: Job) -> list[str]:
 
 
 def run_of(
-    setting: Setting, plan: Plan, document: Mapping[str, Any], job: Job, prices: Prices
+    scenario: Scenario, plan: Plan, document: Mapping[str, Any], job: Job, prices: Prices
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Return a whole run of one plan, and what it stands on; nothing where none was asked for."""
     if not job.is_asked:
         return None, []
-    rate = tariff(setting.cluster, prices)
+    rate = tariff(scenario.cluster, prices)
     seconds = document["time"]["step_seconds"]
-    step = StepCost(seconds, setting.workload.tokens_per_step, plan.world_size, rate)
+    step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
     said = [*rate.notes, *([ABOUT_COST] if rate.notes else [])]
     said += [ABOUT_ENERGY] if rate.watts is not None else []
-    return whole_run(setting, plan, job, step), [*said, *failure_notes(job)]
+    return whole_run(scenario, plan, job, step), [*said, *failure_notes(job)]

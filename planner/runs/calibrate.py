@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cost_models.pricing.prediction import predict, setting_of
+from cost_models.pricing.prediction import predict, scenario_of
 from cost_models.units import format_seconds
 from hardware_profiles.cluster.calibration import (
     HIGHEST,
@@ -214,7 +214,7 @@ def _base_cluster(run: RunRecord) -> tuple[Cluster, bool]:
 
 def _predicted(run: RunRecord, cluster: Cluster) -> Any:
     file = replace(run.plan_file, cluster=cluster)
-    return predict(setting_of(file), file.plan, file.layer_ranges)["time"]
+    return predict(scenario_of(file), file.plan, file.layer_ranges)["time"]
 
 
 def _step(run: RunRecord, cluster: Cluster) -> float:

@@ -16,7 +16,7 @@ from cost_models.pricing.observed import (
     peak_bytes,
     with_predicted_names,
 )
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, predict, setting_of
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, predict, scenario_of
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 
@@ -76,13 +76,13 @@ def compare(first: Path, second: Path) -> Comparison:
 
 def _legal(path: Path) -> PlanFile:
     file = read_plan_file(path)
-    require_legal(question_of(setting_of(file)), file.plan, path)
+    require_legal(question_of(scenario_of(file)), file.plan, path)
     return file
 
 
 def _prediction(file: PlanFile) -> dict[str, Any]:
     """Return what is predicted now: a file may have been edited, or be of another version."""
-    return predict(setting_of(file), file.plan, file.layer_ranges)
+    return predict(scenario_of(file), file.plan, file.layer_ranges)
 
 
 # --- two plans ---

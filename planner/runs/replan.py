@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.plan_file import PlanFile, read_plan_file
-from cost_models.pricing.prediction import setting_of
+from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.cluster.subset import part_of
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.assessment.plan_document import plan_file
@@ -51,13 +51,13 @@ def replan(path: Path, accelerators: int) -> Replanned:
     ranks = before.plan.world_size
     if not 1 <= accelerators <= ranks:
         raise InputError(f"--gpus = {accelerators} (must be 1 to {ranks}, those of {path})")
-    setting = replace(
-        setting_of(before),
+    scenario = replace(
+        scenario_of(before),
         cluster=part_of(before.cluster, accelerators),
         stage_recompute_layers=None,  # the stages will be others
     )
     for batch in _batches(before.workload.global_batch_size, accelerators):
-        found = replace(setting, workload=replace(setting.workload, global_batch_size=batch))
+        found = replace(scenario, workload=replace(scenario.workload, global_batch_size=batch))
         result = search(found, top=1)
         if result.plans:
             return Replanned(before, plan_file(found, result.plans[0], before.created_by))

@@ -13,7 +13,7 @@ from cost_models.columnar.alignment import at_level, level_of
 from cost_models.columnar.codes import joined
 from cost_models.legality.rules import CODES, RULES, broken_rules, question_of
 from cost_models.plan.plan import PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.space import plan_products
 
@@ -30,19 +30,19 @@ class Candidates:
     @classmethod
     def of(
         cls,
-        setting: Setting,
+        scenario: Scenario,
         fixed: Mapping[str, Any],
         require: Sequence[Constraint] = (),
         offloads: Sequence[str] = ("none",),
     ) -> Candidates:
         """Enumerate and judge."""
-        question = question_of(setting)
+        question = question_of(scenario)
         counts = np.zeros(len(CODES), dtype=np.int64)
         examples: dict[str, str] = {}
         unwanted: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
         for product in plan_products(
-            setting.model, setting.workload, setting.cluster.num_gpus, fixed, offloads=offloads
+            scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed, offloads=offloads
         ):
             few, frame = product.factored()
             broken = broken_rules(question, few)

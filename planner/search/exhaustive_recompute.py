@@ -27,7 +27,7 @@ from cost_models.columnar.codes import joined, plain
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.pricing.table import table_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.search.finalists import Broken
 from planner.search.partial_recompute import FULL, MOST_SAVED, ROUNDING, Less, stage_sizes
 from planner.search.ranking import Ranked, Ranking
@@ -86,13 +86,13 @@ class Grids:
     least_step: Floats  # seconds
 
     @classmethod
-    def of(cls, setting: Setting, every: Whole, most: float, *, timed: bool = True) -> Grids:
+    def of(cls, scenario: Scenario, every: Whole, most: float, *, timed: bool = True) -> Grids:
         """Bound those that can come to ``most`` bytes; not ``timed``: a step takes what it may."""
         table, none, whole = every.table, every.none, every.peak
-        smallest, largest = stage_sizes(setting, table)
+        smallest, largest = stage_sizes(scenario, table)
         counts = smallest - (smallest == largest)
         peak = np.zeros(len(table))
-        alike = len(setting.model.kinds) == 1
+        alike = len(scenario.model.kinds) == 1
         if alike:
             share = whole * smallest / largest
             peak = np.nan_to_num(none * share / (none + share)) * (1.0 - ROUNDING)
@@ -100,7 +100,7 @@ class Grids:
         table = table.rows(rows)
         kept = np.zeros(len(table))
         if timed:
-            kept = table_steps(setting, replace(table, offload=KEPT[table.offload]))
+            kept = table_steps(scenario, replace(table, offload=KEPT[table.offload]))
         first = 1.0 / largest[rows] if alike else np.zeros(len(rows))
         step = kept * (1.0 - MOST_SAVED * (1.0 - first)) * (1.0 - ROUNDING)
         return cls(table, counts[rows], whole[rows], peak[rows], step)
@@ -153,7 +153,7 @@ def every_number(
     left = grids.rows((~beaten(grids.least_step, grids.least_peak)).nonzero()[0])
     largest = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
     some = _that_fit(
-        ranking.setting,
+        ranking.scenario,
         left,
         lambda table, grid: _no_larger(largest[grid], *fits(table)),
         lambda *of: may(*of) & ~beaten(*of[1:]),
@@ -174,7 +174,7 @@ def _no_larger(largest: Floats, fitting: Flags, peak: Floats) -> tuple[Flags, Fl
 
 
 def _that_fit(
-    setting: Setting,
+    scenario: Scenario,
     grids: Grids,
     fits: Callable[[PlanTable, Rows], tuple[Flags, Floats]],
     stays: Callable[[PlanTable, Floats, Floats], Flags],
@@ -187,9 +187,9 @@ def _that_fit(
         fitting, peak = fits(table, grid)
         rows = fitting.nonzero()[0]
         table, grid, peak = table.rows(rows), grid[rows], peak[rows]
-        step = table_steps(setting, table)
+        step = table_steps(scenario, table)
         rows = stays(table, step, peak).nonzero()[0]
-        rows = rows[legality_codes(question_of(setting), table.rows(rows)) == 0]
+        rows = rows[legality_codes(question_of(scenario), table.rows(rows)) == 0]
         tables.append(table.rows(rows))
         columns.append((grid[rows], step[rows], peak[rows]))
     grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.simulated_steps import above, simulated_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.request.objectives import pareto_front
 
 Rows = NDArray[np.intp]
@@ -51,7 +51,7 @@ class Finalists:
 
 
 def simulate(
-    setting: Setting,
+    scenario: Scenario,
     table: PlanTable,
     order: Rows,
     step: Floats,
@@ -74,7 +74,7 @@ def simulate(
         batch = batch[step[batch] <= longest]
         if len(batch) == 0:
             break
-        seconds, piped = _seconds(setting, table, batch, step)
+        seconds, piped = _seconds(scenario, table, batch, step)
         simulated += piped
         codes = broken(batch, seconds)
         dropped.append(codes[codes > 0])
@@ -101,18 +101,18 @@ def _of_families(
     return list(first.values())
 
 
-def _seconds(setting: Setting, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
+def _seconds(scenario: Scenario, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
     """Return the simulated steps of some rows, and how many of them have a pipeline."""
     seconds = step[rows]
     piped = table.pipeline_parallel[rows] > 1
     if piped.any():
-        found = simulated_steps(setting, table.rows(rows[piped]))
+        found = simulated_steps(scenario, table.rows(rows[piped]))
         seconds[piped] = above(seconds[piped], found)
     return seconds, int(np.sum(piped))
 
 
 def smallest_first(
-    setting: Setting,
+    scenario: Scenario,
     table: PlanTable,
     order: Rows,
     step: Floats,
@@ -133,7 +133,7 @@ def smallest_first(
             same = same[~np.isin(family[same], np.concatenate([family[:0], *taken]))]
         found.append(
             simulate(
-                setting, table, same, step, peak, top=top - known, broken=broken, family=family
+                scenario, table, same, step, peak, top=top - known, broken=broken, family=family
             )
         )
         known += len(found[-1].rows)
@@ -147,7 +147,7 @@ def smallest_first(
 
 
 def simulate_front(
-    setting: Setting,
+    scenario: Scenario,
     table: PlanTable,
     order: Rows,
     step: Floats,
@@ -167,7 +167,7 @@ def simulate_front(
     simulated = bounded_away = 0
     while len(left):
         batch, left = left[:AT_ONCE], left[AT_ONCE:]
-        found, piped = _seconds(setting, table, batch, step)
+        found, piped = _seconds(scenario, table, batch, step)
         simulated += piped
         codes = broken(batch, found)
         dropped.append(codes[codes > 0])

@@ -32,7 +32,7 @@ from cost_models.columnar.codes import Coded, plain
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.search.finalists import Broken, simulate
 
 Floats = NDArray[np.float64]
@@ -45,9 +45,9 @@ AT_ONCE: Final = 200_000  # plans, with all their numbers of layers, that are pr
 PINNED: Final = ("recompute", "recompute_layers", "recompute_every")
 
 
-def varies_layers(setting: Setting, fixed: Mapping[str, Any]) -> bool:
+def varies_layers(scenario: Scenario, fixed: Mapping[str, Any]) -> bool:
     """Whether numbers of recomputed layers are looked for: nothing of it is pinned."""
-    given = setting.layer_ranges is not None or setting.stage_recompute_layers is not None
+    given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
     return not given and not any(name in fixed for name in PINNED)
 
 
@@ -76,17 +76,17 @@ def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
     return found
 
 
-def stage_sizes(setting: Setting, table: PlanTable) -> tuple[Whole, Whole]:
+def stage_sizes(scenario: Scenario, table: PlanTable) -> tuple[Whole, Whole]:
     """Return the layers of the smallest and of the largest stage of every plan."""
-    return _sizes(setting, table.pipeline_parallel * table.virtual_stages)
+    return _sizes(scenario, table.pipeline_parallel * table.virtual_stages)
 
 
-def _sizes(setting: Setting, stages: Whole) -> tuple[Whole, Whole]:
-    return setting.model.num_layers // stages, -(-setting.model.num_layers // stages)
+def _sizes(scenario: Scenario, stages: Whole) -> tuple[Whole, Whole]:
+    return scenario.model.num_layers // stages, -(-scenario.model.num_layers // stages)
 
 
 def numbers_that_may_fit(
-    setting: Setting, sizes: tuple[Whole, Whole], whole: Floats, none: Floats, most: float
+    scenario: Scenario, sizes: tuple[Whole, Whole], whole: Floats, none: Floats, most: float
 ) -> tuple[Whole, Whole]:
     """Return the fewest and the most layers of each stage that may come to ``most`` bytes.
 
@@ -96,7 +96,7 @@ def numbers_that_may_fit(
     """
     smallest, largest = sizes
     share = np.zeros(len(whole))
-    if len(setting.model.kinds) == 1:
+    if len(scenario.model.kinds) == 1:
         share = np.nan_to_num(1.0 - most / none)
     fewest = np.maximum(1.0, np.ceil(smallest * share - ROUNDING))
     last = np.floor(largest * (most / whole) * (1.0 + ROUNDING))
@@ -105,13 +105,13 @@ def numbers_that_may_fit(
 
 
 def rows_too_large(
-    setting: Setting, legal: PlanTable, peak: Floats, none: Floats, most: float
+    scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, most: float
 ) -> NDArray[np.intp]:
     """Return plans above ``most`` bytes with all layers recomputed that fewer may bring below."""
     rows = ((plain(legal.recompute) == FULL) & (peak > most) & ~(none <= most)).nonzero()[0]
     stages = legal.pipeline_parallel[rows] * legal.virtual_stages[rows]
-    sizes = _sizes(setting, stages)
-    fewest, last = numbers_that_may_fit(setting, sizes, peak[rows], none[rows], most)
+    sizes = _sizes(scenario, stages)
+    fewest, last = numbers_that_may_fit(scenario, sizes, peak[rows], none[rows], most)
     found: NDArray[np.intp] = rows[fewest <= last]
     return found
 
@@ -137,16 +137,16 @@ class Families:
     @classmethod
     def of(
         cls,
-        setting: Setting,
+        scenario: Scenario,
         table: PlanTable,
         step: Floats,
         peaks: tuple[Floats, Floats],
         most: float,
     ) -> Families:
         """Bound those that may come to ``most`` bytes; ``peaks``: with all and with no layers."""
-        sizes = stage_sizes(setting, table)
-        fewest, last = numbers_that_may_fit(setting, sizes, *peaks, most)
-        alike = len(setting.model.kinds) == 1
+        sizes = stage_sizes(scenario, table)
+        fewest, last = numbers_that_may_fit(scenario, sizes, *peaks, most)
+        alike = len(scenario.model.kinds) == 1
         recomputed = fewest / sizes[1] if alike else np.zeros(len(table))
         floor = step * (1.0 - MOST_SAVED * (1.0 - recomputed)) * (1.0 - ROUNDING)
         return cls(table, fewest, last, floor)
@@ -174,7 +174,7 @@ class Families:
 
 
 def recompute_less(
-    setting: Setting,
+    scenario: Scenario,
     families: Families,
     best: list[float],
     *,
@@ -203,13 +203,13 @@ def recompute_less(
         if len(some.table) == 0:
             break
         if longest < np.inf:
-            least = table_steps(setting, replace(some.table, recompute_layers=some.fewest))
+            least = table_steps(scenario, replace(some.table, recompute_layers=some.fewest))
             priced += len(least)
             some = some.rows((least < longest) & may(some.table, least))
         family, table = some.with_every_number()
         priced += len(table)
         if longest < np.inf:
-            step = table_steps(setting, table)
+            step = table_steps(scenario, table)
             index = ((step < longest) & may(table, step)).nonzero()[0]
             family, table, step = family[index], table.rows(index), step[index]
             fitting, peak = fits(table)
@@ -218,16 +218,16 @@ def recompute_less(
         else:  # nothing to beat: most of these questions end with what fits
             fitting, peak = fits(table)
             index = fitting.nonzero()[0]
-            step, peak = table_steps(setting, table.rows(index)), peak[index]
+            step, peak = table_steps(scenario, table.rows(index)), peak[index]
             kept = may(table.rows(index), step)
             index, step, peak = index[kept], step[kept], peak[kept]
         family, table = family[index], table.rows(index)
-        index = (legality_codes(question_of(setting), table) == 0).nonzero()[0]
+        index = (legality_codes(question_of(scenario), table) == 0).nonzero()[0]
         _, first = np.unique(family[index], return_index=True)  # the fewest layers
         index = index[first]
         table, step, peak = table.rows(index), step[index], peak[index]
         order = np.lexsort((peak, step))
-        ranked = simulate(setting, table, order, step, peak, top=top, broken=broken(table, peak))
+        ranked = simulate(scenario, table, order, step, peak, top=top, broken=broken(table, peak))
         simulated += ranked.simulated
         found += ranked.plans(table, peak)
     found.sort(key=lambda one: one[:2])

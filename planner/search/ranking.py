@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.request.objectives import Objective, pareto_front, sort_keys
 from planner.search.finalists import Broken, Finalists, simulate, simulate_front, smallest_first
 
@@ -23,7 +23,7 @@ Ranked: TypeAlias = tuple[float, float, Plan]  # seconds, bytes, plan
 class Ranking:
     """What is asked of a search: the first ``top`` by an objective, or a front."""
 
-    setting: Setting
+    scenario: Scenario
     objective: Objective
     top: int
     front: bool
@@ -42,10 +42,10 @@ class Ranking:
         keys = (_rank_of_effort(table), *sort_keys(self.objective, step, peak))
         order = rows[np.lexsort([key[rows] for key in keys])]
         if self.front:
-            return simulate_front(self.setting, table, order, step, peak, broken=broken)
+            return simulate_front(self.scenario, table, order, step, peak, broken=broken)
         rank = smallest_first if self.objective == "memory" else simulate
         return rank(
-            self.setting, table, order, step, peak, top=self.top, broken=broken, family=family
+            self.scenario, table, order, step, peak, top=self.top, broken=broken, family=family
         )
 
     def merged(self, some: Sequence[Ranked], more: Sequence[Ranked]) -> list[Ranked]:

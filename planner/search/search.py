@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.table import table_memory, table_steps
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import budget_bytes, most_bytes, verdict_codes
@@ -81,7 +81,7 @@ class SearchResult:
 
 @seldom_collected()
 def search(
-    setting: Setting,
+    scenario: Scenario,
     fixed: Mapping[str, Any] | None = None,
     *,
     top: int = 10,
@@ -100,16 +100,16 @@ def search(
     of the first ``top``.
     """
     started = time.perf_counter()
-    candidates = Candidates.of(setting, fixed or {}, require, offloads)
+    candidates = Candidates.of(scenario, fixed or {}, require, offloads)
     legal = candidates.legal
-    budget, around = budget_bytes(setting.cluster), memory_spread(setting.software.name)
+    budget, around = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
     enough = 4.0 * budget  # far too large: by how much does not matter, unless all plans are
-    peak, verdicts = _judged(setting, legal, enough)
+    peak, verdicts = _judged(scenario, legal, enough)
     if len(legal) and peak.min() > enough:
-        peak, verdicts = _judged(setting, legal)
+        peak, verdicts = _judged(scenario, legal)
     smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
     apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
-    varies = varies_layers(setting, fixed or {})
+    varies = varies_layers(scenario, fixed or {})
     fewest_count = objective != "memory" and not front and fewest_layers_are_best(require)
     leaves_some = any("activations" in words for words in offloads)
     every = None  # plans of which every number of recomputed layers is tried
@@ -119,14 +119,14 @@ def search(
     rows = np.flatnonzero(verdicts < 2)
     if varies and fewest_count:
         most = most_memory(require, most_bytes(budget, around, 1))
-        rows = np.union1d(rows, rows_too_large(setting, legal, peak, none, most))
+        rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, most))
     table, peak, verdicts = legal.rows(rows).plain(), peak[rows], verdicts[rows]
     none = none[rows]
-    step = table_steps(setting, table)
-    at_best = results(setting, table, step, peak)
+    step = table_steps(scenario, table)
+    at_best = results(scenario, table, step, peak)
     short = broken_by_result(require, at_best, len(table), at_best=True)
-    broken = partial(_broken, setting, require)
-    ranking = Ranking(setting, objective, top, front)
+    broken = partial(_broken, scenario, require)
+    ranking = Ranking(scenario, objective, top, front)
     chosen: list[Ranked] = []
     simulated = bounded_away = priced = 0
     codes: list[NDArray[Any]] = [candidates.unwanted, short[verdicts < 2]]
@@ -138,7 +138,7 @@ def search(
         codes.append(finalists.broken)
         chosen = finalists.plans(table, peak)
         most = most_memory(require, most_bytes(budget, around, verdict))
-        fits, may = _Fits(setting, verdict, most), partial(_may, setting, require)
+        fits, may = _Fits(scenario, verdict, most), partial(_may, scenario, require)
         # where nothing fits so far those that may be tight are looked at in one go
         widest = most if chosen else most_memory(require, most_bytes(budget, around, 1))
         found = []
@@ -146,16 +146,16 @@ def search(
             whole = np.flatnonzero(_recomputes_all(table))
             whole = whole[~(none[whole] <= most)]  # without recomputation it is faster, and fits
             families = Families.of(
-                setting, table.rows(whole), step[whole], (peak[whole], none[whole]), widest
+                scenario, table.rows(whole), step[whole], (peak[whole], none[whole]), widest
             )
             best = finalists.seconds.tolist()
             found.append(
-                recompute_less(setting, families, best, top=top, fits=fits, may=may, broken=broken)
+                recompute_less(scenario, families, best, top=top, fits=fits, may=may, broken=broken)
             )
         if every is not None:
             found.append(
                 every_number(
-                    Grids.of(setting, every, widest, timed=bool(chosen)),
+                    Grids.of(scenario, every, widest, timed=bool(chosen)),
                     ranking,
                     chosen,
                     fits=fits,
@@ -190,13 +190,13 @@ def search(
 
 
 def _broken(
-    setting: Setting, require: Sequence[Constraint], table: PlanTable, peak: NDArray[np.float64]
+    scenario: Scenario, require: Sequence[Constraint], table: PlanTable, peak: NDArray[np.float64]
 ) -> Broken:
     """Return what says which constraints on results the simulated steps of a table break."""
     if not any(constraint.of_result for constraint in require):
         return nothing_broken
     return lambda rows, seconds: broken_by_result(
-        require, results(setting, table.rows(rows), seconds, peak[rows]), len(rows)
+        require, results(scenario, table.rows(rows), seconds, peak[rows]), len(rows)
     )
 
 
@@ -207,14 +207,14 @@ def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:
 
 
 def _may(
-    setting: Setting,
+    scenario: Scenario,
     require: Sequence[Constraint],
     table: PlanTable,
     step: NDArray[np.float64],
     peak: NDArray[np.float64] | None = None,
 ) -> NDArray[np.bool_]:
     """Return which plans may be as is required; ``step``: what they take at least."""
-    found = results(setting, table, step, np.zeros(len(table)) if peak is None else peak)
+    found = results(scenario, table, step, np.zeros(len(table)) if peak is None else peak)
     kept: NDArray[np.bool_] = broken_by_result(require, found, len(table), at_best=True) == 0
     return kept
 
@@ -223,42 +223,42 @@ def _may(
 class _Fits:
     """Says which plans have a verdict and no larger peak, and the peaks of all."""
 
-    setting: Setting
+    scenario: Scenario
     verdict: int
     most: float
     tight: bool = False  # whether one that was asked is
 
     def __call__(self, table: PlanTable) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """Price some plans."""
-        peak, found = _judged(self.setting, table)
+        peak, found = _judged(self.scenario, table)
         self.tight = self.tight or bool(np.any(found == 1))
         return (found == self.verdict) & (peak <= self.most), peak
 
 
 def _judged(
-    setting: Setting, table: PlanTable, enough: float = np.inf
+    scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
     """Return bytes and verdicts: of the accelerator or of its host, the worse one."""
-    peak, on_host = peaks_and_hosts(setting, table, enough)
-    around = memory_spread(setting.software.name)
-    fits = verdict_codes(peak, budget_bytes(setting.cluster), around)
+    peak, on_host = peaks_and_hosts(scenario, table, enough)
+    around = memory_spread(scenario.software.name)
+    fits = verdict_codes(peak, budget_bytes(scenario.cluster), around)
     return peak, np.maximum(fits, on_host)
 
 
 def peaks_and_hosts(
-    setting: Setting, table: PlanTable, enough: float = np.inf
+    scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
     """Return bytes, and the verdict on a node's host, of every plan (``table_memory``)."""
-    peak, host = table_memory(setting, table, enough)
-    near = np.flatnonzero(_at_a_border(setting, peak))
+    peak, host = table_memory(scenario, table, enough)
+    near = np.flatnonzero(_at_a_border(scenario, peak))
     if len(near):
-        peak[near] = price(setting, table.rows(near).plain()).peak
-    return peak, host_codes(setting.cluster, host)
+        peak[near] = price(scenario, table.rows(near).plain()).peak
+    return peak, host_codes(scenario.cluster, host)
 
 
-def _at_a_border(setting: Setting, peak: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _at_a_border(scenario: Scenario, peak: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether the last bits of a peak could change its verdict."""
-    budget, around = budget_bytes(setting.cluster), memory_spread(setting.software.name)
+    budget, around = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
     ends = (1.0 + around.above, 1.0 - around.below)
     found: NDArray[np.bool_] = np.logical_or.reduce(
         [np.abs(peak * end - budget) <= NEAR * budget for end in ends]

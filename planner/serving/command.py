@@ -8,7 +8,7 @@ import shlex
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from planner.request.stage_layers import typed_layers
-from planner.serving.setting import ServingSetting, memory_document, sequences_of
+from planner.serving.scenario import ServingScenario, memory_document, sequences_of
 
 
 def describe_serving(plan: Plan) -> str:
@@ -21,10 +21,10 @@ def describe_serving(plan: Plan) -> str:
     return f"{words} --ep {plan.expert_parallel}" if plan.expert_parallel > 1 else words
 
 
-def serve_command(setting: ServingSetting, plan: Plan) -> str:
+def serve_command(scenario: ServingScenario, plan: Plan) -> str:
     """Return the command that asks whether just this can be served."""
-    workload = setting.workload
-    words = ["shardplan fit", shlex.quote(setting.model.name), shlex.quote(setting.cluster.name)]
+    workload = scenario.workload
+    words = ["shardplan fit", shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
     words.append(f"--inference --concurrency {workload.concurrency}")
     words.append(f"--context-len {workload.context_len} --prefill-chunk {workload.prefill_chunk}")
     words.append(f"--precision {workload.precision}")
@@ -37,20 +37,20 @@ def serve_command(setting: ServingSetting, plan: Plan) -> str:
     if workload.attention_kernel != "flash":
         words.append(f"--attention {workload.attention_kernel}")
     words.append(describe_serving(plan))
-    if setting.layer_ranges is not None:
-        words.append(typed_layers(setting.layer_ranges))
+    if scenario.layer_ranges is not None:
+        words.append(typed_layers(scenario.layer_ranges))
     return " ".join(words)
 
 
-def vllm_options(setting: ServingSetting, plan: Plan) -> str | None:
+def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
     """Return the options that make vLLM serve so; None for what it does not serve.
 
     The share of the memory is what the prediction needs, rounded up.
     """
-    model, workload = setting.model, setting.workload
+    model, workload = scenario.model, scenario.workload
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
         return None
-    on_gpu = setting.cluster.accelerator.device == "gpu"
+    on_gpu = scenario.cluster.accelerator.device == "gpu"
     if not on_gpu or workload.kv_precision in ("int8", "int4"):
         return None
     words = [f"--tensor-parallel-size {plan.tensor_parallel}"]
@@ -61,14 +61,14 @@ def vllm_options(setting: ServingSetting, plan: Plan) -> str | None:
     if plan.expert_parallel > 1:
         words.append("--enable-expert-parallel")
     words.append(f"--max-model-len {workload.context_len}")
-    words.append(f"--max-num-seqs {sequences_of(setting, plan)}")
+    words.append(f"--max-num-seqs {sequences_of(scenario, plan)}")
     words.append(
-        f"--max-num-batched-tokens {max(workload.prefill_chunk, sequences_of(setting, plan))}"
+        f"--max-num-batched-tokens {max(workload.prefill_chunk, sequences_of(scenario, plan))}"
     )
     if not workload.cuda_graphs:
         words.append("--enforce-eager")
     if workload.kv_precision == "fp8":
         words.append("--kv-cache-dtype fp8")
-    memory = memory_document(setting, plan)
+    memory = memory_document(scenario, plan)
     share = math.ceil(100 * memory["peak_bytes"] / memory["capacity_bytes"]) / 100
     return " ".join([*words, f"--gpu-memory-utilization {share:.2f}"]) if share <= 1 else None

@@ -16,7 +16,7 @@ from planner.assessment.plan_document import cluster_document, model_document
 from planner.serving.command import vllm_options
 from planner.serving.layouts import usual_layouts
 from planner.serving.request import build_serving
-from planner.serving.setting import PLAN_FIELDS, ServingSetting, memory_document, why_not
+from planner.serving.scenario import PLAN_FIELDS, ServingScenario, memory_document, why_not
 from planner.serving.speed import time_document
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.ways_out import serving_reach, serving_ways
@@ -30,7 +30,7 @@ COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
 class ServingAnswer:
     """Can it be served: the verdict on one way to cut it, its parts, and what to do next."""
 
-    setting: ServingSetting
+    scenario: ServingScenario
     plan: Plan
     memory: Mapping[str, Any]
     time: Mapping[str, Any] | None  # None: no rate is known
@@ -46,21 +46,21 @@ class ServingAnswer:
     @property
     def confidence(self) -> str:
         """Published, where logs of such a model were compared with, else datasheet."""
-        on_gpu = self.setting.cluster.accelerator.device == "gpu"
-        alike = self.setting.model.family in COMPARED_FAMILIES
+        on_gpu = self.scenario.cluster.accelerator.device == "gpu"
+        alike = self.scenario.model.family in COMPARED_FAMILIES
         return "published" if on_gpu and alike else "datasheet"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        setting, memory = self.setting, dict(self.memory)
+        scenario, memory = self.scenario, dict(self.memory)
         memory.pop("verdict")
-        pinned = setting.layer_ranges
+        pinned = scenario.layer_ranges
         return {
             "schema_version": SCHEMA_VERSION,
-            "model": model_document(setting.model),
-            "cluster": cluster_document(setting.cluster),
-            "workload": setting.workload.to_dict(),
-            "engine": {"name": setting.engine.name, "options": vllm_options(setting, self.plan)},
+            "model": model_document(scenario.model),
+            "cluster": cluster_document(scenario.cluster),
+            "workload": scenario.workload.to_dict(),
+            "engine": {"name": scenario.engine.name, "options": vllm_options(scenario, self.plan)},
             **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
             "verdict": self.verdict,
             "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
@@ -74,7 +74,7 @@ class ServingAnswer:
 
     def __str__(self) -> str:
         return serving_text(
-            self.setting,
+            self.scenario,
             self.plan,
             self.memory,
             self.time,
@@ -112,7 +112,7 @@ def fit_serving(
     ``fixed``: the parts of the plan that were given. What is left out of it is the fewest
     accelerators for a replica with which everything fits; the others hold more replicas.
     """
-    setting, assumptions = build_serving(
+    scenario, assumptions = build_serving(
         model,
         cluster,
         concurrency=1 if concurrency is None else concurrency,
@@ -127,63 +127,65 @@ def fit_serving(
         prompt_len=prompt_len,
         cuda_graphs=cuda_graphs,
     )
-    plan, memory, why = _layout(setting, fixed)
+    plan, memory, why = _layout(scenario, fixed)
     named = PLAN_FIELDS if plan.expert_parallel > 1 else PLAN_FIELDS[:3]
     taken = [f"{name} {getattr(plan, name)}" for name in named if name not in fixed]
     if taken:
         assumptions.append(f"{', '.join(taken)} (default: {why})")
     if concurrency is None:  # as many as there are replicas: each still has one
-        setting = _with_concurrency(setting, plan.data_parallel)
+        scenario = _with_concurrency(scenario, plan.data_parallel)
         assumptions.append(
             f"concurrency {plan.data_parallel} (default: one sequence for each replica)"
         )
     fits = memory["verdict"] == "fits"
     try:
-        time = time_document(setting, plan)
+        time = time_document(scenario, plan)
     except InputError as error:
         time = None
         assumptions.append(f"time is not predicted: {error}")
     return ServingAnswer(
-        setting=setting,
+        scenario=scenario,
         plan=plan,
         memory=memory,
         time=time,
         assumptions=tuple(assumptions),
-        ways_out=() if fits else serving_ways(setting, plan),
-        reach=serving_reach(setting, plan) if fits and has_cache(model) else {},
+        ways_out=() if fits else serving_ways(scenario, plan),
+        reach=serving_reach(scenario, plan) if fits and has_cache(model) else {},
     )
 
 
-def _with_concurrency(setting: ServingSetting, concurrency: int) -> ServingSetting:
-    return replace(setting, workload=replace(setting.workload, concurrency=concurrency))
+def _with_concurrency(scenario: ServingScenario, concurrency: int) -> ServingScenario:
+    return replace(scenario, workload=replace(scenario.workload, concurrency=concurrency))
 
 
-def _layout(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[Plan, dict[str, Any], str]:
+def _layout(
+    scenario: ServingScenario, fixed: Mapping[str, Any]
+) -> tuple[Plan, dict[str, Any], str]:
     """Return the first way that fits, else the one that needs least; why it was taken."""
     best: tuple[Plan, dict[str, Any]] | None = None
-    for plan in usual_layouts(setting, fixed):
-        memory = memory_document(setting, plan)
+    for plan in usual_layouts(scenario, fixed):
+        memory = memory_document(scenario, plan)
         if memory["verdict"] == "fits":
             return plan, memory, "the smallest replica that fits, and as many as there is place for"
         if best is None or memory["peak_bytes"] < best[1]["peak_bytes"]:
             best = plan, memory
     if best is None:
-        raise InputError(_why_no_layout(setting, fixed))
+        raise InputError(_why_no_layout(scenario, fixed))
     return *best, "nothing fits, so the one that needs least"
 
 
-def _why_no_layout(setting: ServingSetting, fixed: Mapping[str, Any]) -> str:
+def _why_no_layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> str:
     """Return why the plan that is asked for, or the simplest one, cannot be."""
-    pinned = 1 if setting.layer_ranges is None else len(setting.layer_ranges)
+    pinned = 1 if scenario.layer_ranges is None else len(scenario.layer_ranges)
     tp, pp = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", pinned)
-    data = fixed.get("data_parallel", max(1, setting.cluster.num_gpus // (tp * pp)))
+    data = fixed.get("data_parallel", max(1, scenario.cluster.num_gpus // (tp * pp)))
     plan = Plan(
         data_parallel=data,
         tensor_parallel=tp,
         pipeline_parallel=pp,
         expert_parallel=fixed.get("expert_parallel", 1),
     )
-    why = why_not(setting, plan)
+    why = why_not(scenario, plan)
     if why is None:  # pragma: no cover - layouts() would have found it
         raise AssertionError(plan)
     return why

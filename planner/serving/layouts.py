@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cost_models.plan.plan import Plan
-from planner.serving.setting import ServingSetting, why_not
+from planner.serving.scenario import ServingScenario, why_not
 
 
-def layouts(setting: ServingSetting, fixed: Mapping[str, Any]) -> Iterator[Plan]:
+def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Plan]:
     """Yield every legal way to cut a replica: fewest accelerators first, then fewest stages.
 
     Of ways over as many accelerators, tensor parallelism across nodes comes last. Behind all of
     them those that share out whole experts over replicas, unless ``fixed`` says something of it.
     """
-    num_gpus = setting.cluster.num_gpus
+    num_gpus = scenario.cluster.num_gpus
     divisors = [n for n in range(1, num_gpus + 1) if num_gpus % n == 0]
     tensors = [fixed["tensor_parallel"]] if "tensor_parallel" in fixed else divisors
-    pinned = None if setting.layer_ranges is None else len(setting.layer_ranges)
+    pinned = None if scenario.layer_ranges is None else len(scenario.layer_ranges)
     pipeline = fixed.get("pipeline_parallel", pinned)
     pipelines = divisors if pipeline is None else [pipeline]
-    node = setting.cluster.gpus_per_node
+    node = scenario.cluster.gpus_per_node
     sizes = [(tp, pp) for tp in tensors for pp in pipelines]
     sizes.sort(key=lambda size: (size[0] * size[1], size[0] > node, size[1]))
     for apart in (False,) if "expert_parallel" in fixed else (False, True):
@@ -35,17 +35,17 @@ def layouts(setting: ServingSetting, fixed: Mapping[str, Any]) -> Iterator[Plan]
                 pipeline_parallel=pp,
                 expert_parallel=data * tp if apart else fixed.get("expert_parallel", 1),
             )
-            if why_not(setting, plan) is None:
+            if why_not(scenario, plan) is None:
                 yield plan
 
 
-def usual_layouts(setting: ServingSetting, fixed: Mapping[str, Any]) -> Sequence[Plan]:
+def usual_layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Sequence[Plan]:
     """Return the ways that are taken unasked: tensor parallelism inside a node, then stages.
 
     All of them where there is no such way.
     """
-    every = list(layouts(setting, fixed))
-    node = setting.cluster.gpus_per_node
+    every = list(layouts(scenario, fixed))
+    node = scenario.cluster.gpus_per_node
     inside = [plan for plan in every if plan.tensor_parallel <= node]
     widest = max((plan.tensor_parallel for plan in inside), default=0)
     usual = [p for p in inside if p.pipeline_parallel == 1 or p.tensor_parallel == widest]

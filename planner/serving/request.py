@@ -1,4 +1,4 @@
-"""From what the user typed after ``--inference`` to a setting; every default is written down."""
+"""From what the user typed after ``--inference`` to a scenario; every default is written down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cost_models.serving.number_formats import WEIGHT_FORMATS, stored_format
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.serving_engine import serving_engine
-from planner.request.setting import (
+from planner.request.scenario import (
     DEFAULT_SEQ_LEN,
     MAX_BATCH,
     MAX_SEQ_LEN,
@@ -28,7 +28,7 @@ from planner.request.setting import (
     default_precision,
 )
 from planner.request.stage_layers import stage_ranges
-from planner.serving.setting import PLAN_FIELDS, ServingSetting
+from planner.serving.scenario import PLAN_FIELDS, ServingScenario
 
 # arguments of fit() that training and serving share
 SHARED: Final = ("seq_len", "precision", "attention_kernel", "layers")
@@ -88,8 +88,8 @@ def build_serving(
     layers: str | Sequence[int] | None,
     prompt_len: int | None = None,
     cuda_graphs: bool | None = None,
-) -> tuple[ServingSetting, list[str]]:
-    """Check what was given and fill in what was not; return the setting and the assumptions."""
+) -> tuple[ServingScenario, list[str]]:
+    """Check what was given and fill in what was not; return the scenario and the assumptions."""
     about = [words for words in model.assumptions if words != LENGTHS]  # as of training
     assumptions = [*about, *cluster.notes]
     engine = serving_engine()
@@ -137,7 +137,7 @@ def build_serving(
         )
     assumptions += _about(model, workload)
     ranges = None if layers is None else stage_ranges(layers, model)
-    return ServingSetting(model, cluster, workload, engine, ranges), assumptions
+    return ServingScenario(model, cluster, workload, engine, ranges), assumptions
 
 
 def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, default: Any) -> int:

@@ -10,28 +10,28 @@ from cost_models.serving.forward_pass import PassTime
 from cost_models.serving.kv_cache import has_cache
 from cost_models.serving.latency import serving_times
 from cost_models.uncertainty import interval, serving_spreads
-from planner.serving.setting import ServingSetting, point_of, sequences_of, stages_of
+from planner.serving.scenario import ServingScenario, point_of, sequences_of, stages_of
 
 
-def time_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
+def time_document(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
     """Return what one legal way to serve takes: prompts, tokens, and tokens a second.
 
     The fullest replica counts; all replicas work at the same time. An encoder writes no tokens.
     """
-    workload = setting.workload
+    workload = scenario.workload
     prompt = workload.prompt_tokens
     times = serving_times(
-        setting.model,
+        scenario.model,
         workload,
-        setting.cluster,
-        setting.engine,
-        stages_of(setting, plan),
-        point_of(setting, plan),
+        scenario.cluster,
+        scenario.engine,
+        stages_of(scenario, plan),
+        point_of(scenario, plan),
         prompt,
     )
     prefill, alone, token = (float(x) for x in (times.prefill, times.alone, times.token))
-    answer, sequences = float(times.answer_len), sequences_of(setting, plan)
-    around_first, around_token = serving_spreads(setting.cluster.accelerator)
+    answer, sequences = float(times.answer_len), sequences_of(scenario, plan)
+    around_first, around_token = serving_spreads(scenario.cluster.accelerator)
     low, high = interval(alone, around_first)
     document: dict[str, Any] = {
         "prompt_len": prompt,
@@ -51,7 +51,7 @@ def time_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
         "output_tokens_per_second_per_gpu": None,
         "parts": {"prefill": _parts(times.prefill_parts), "token": None},
     }
-    if has_cache(setting.model) and answer >= 1.0:
+    if has_cache(scenario.model) and answer >= 1.0:
         low, high = interval(token, around_token)
         batch = float(times.batch)
         rate = workload.concurrency * answer / batch
@@ -62,7 +62,7 @@ def time_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
             "tokens_per_second_per_sequence": 1.0 / token,
             "batch_seconds": batch,
             "output_tokens_per_second": rate,
-            "output_tokens_per_second_per_gpu": rate / setting.cluster.num_gpus,
+            "output_tokens_per_second_per_gpu": rate / scenario.cluster.num_gpus,
             "parts": {
                 "prefill": document["parts"]["prefill"],
                 "token": {**_parts(times.token_parts), "stage_wait": float(times.stage_wait)},

@@ -14,7 +14,7 @@ from planner.answer.text import bars
 from planner.assessment.verdict import WORDS
 from planner.request.stage_layers import typed_layers
 from planner.serving.command import describe_serving, vllm_options
-from planner.serving.setting import ServingSetting, sequences_of
+from planner.serving.scenario import ServingScenario, sequences_of
 from planner.serving.time_text import time_lines
 from planner.text.paragraphs import INDENT, labelled
 
@@ -31,7 +31,7 @@ CONFIDENCE: Final = {
 
 
 def serving_text(
-    setting: ServingSetting,
+    scenario: ServingScenario,
     plan: Plan,
     memory: Mapping[str, Any],
     time: Mapping[str, Any] | None,
@@ -44,16 +44,16 @@ def serving_text(
     """Verdict, parts, the cache of a token, how far it goes or what to change."""
     budget, fits = memory["budget_bytes"], memory["verdict"] == "fits"
     margin, verdict = memory["margin_bytes"], WORDS[memory["verdict"]]
-    lines = [*_head(setting), ""]
+    lines = [*_head(scenario), ""]
     lines.append(
         f"{verdict:<{max(INDENT, len(verdict) + 2)}}peak {format_gib(memory['peak_bytes'])} of "
         f"{format_bytes(budget)}   {'margin' if margin >= 0 else 'short of'} "
         f"{format_bytes(abs(margin))} ({100 * abs(margin) / budget:.0f} %)   likely "
         f"{format_gib(memory['low_bytes'])} to {format_gib(memory['high_bytes'])} GiB"
     )
-    stages = [] if setting.layer_ranges is None else [typed_layers(setting.layer_ranges)]
+    stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
     lines += labelled("", " ".join([describe_serving(plan), *stages]))
-    lines += labelled("", f"{_replicas(setting, plan)}; peak {_where(setting, plan, memory)}")
+    lines += labelled("", f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}")
     parts = {name: value for name, value in memory["parts"].items() if value > 0.0}
     lines += bars(dict(sorted(parts.items(), key=lambda part: -part[1])), budget)
     sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
@@ -61,14 +61,14 @@ def serving_text(
     if not fits:
         name = max(parts, key=lambda part: parts[part])
         lines += labelled("Largest", f"{name}: {format_bytes(parts[name])}")
-    if has_cache(setting.model):
-        lines += labelled("Cache", _cache(setting, plan, memory))
+    if has_cache(scenario.model):
+        lines += labelled("Cache", _cache(scenario, plan, memory))
     if time is not None:
-        lines += time_lines(setting, time)
-    lines += _reach(setting, reach) if fits else _ways(ways_out)
+        lines += time_lines(scenario, time)
+    lines += _reach(scenario, reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", confidence)
-    options = vllm_options(setting, plan) if fits else None
+    options = vllm_options(scenario, plan) if fits else None
     if options is not None:
         lines += labelled("As vLLM's", options)
     elif ways_out:
@@ -78,8 +78,8 @@ def serving_text(
     return "\n".join(lines)
 
 
-def _head(setting: ServingSetting) -> list[str]:
-    model, workload = setting.model, setting.workload
+def _head(scenario: ServingScenario) -> list[str]:
+    model, workload = scenario.model, scenario.workload
     size, active = f"{format_count(model.num_parameters)} parameters", active_parameters(model)
     if active < 0.99 * model.num_parameters:
         size += f" ({format_count(active)} active)"
@@ -90,7 +90,7 @@ def _head(setting: ServingSetting) -> list[str]:
         f"{model.name}  {size}",
         f"inference · {formats} · {_sequences(workload.concurrency)} of "
         f"{workload.context_len:,} tokens",
-        describe(setting.cluster),
+        describe(scenario.cluster),
     ]
 
 
@@ -98,24 +98,24 @@ def _sequences(count: int) -> str:
     return f"{count:,} sequence{'s' if count != 1 else ''}"
 
 
-def _replicas(setting: ServingSetting, plan: Plan) -> str:
-    ranks, each = plan.tensor_parallel * plan.pipeline_parallel, sequences_of(setting, plan)
+def _replicas(scenario: ServingScenario, plan: Plan) -> str:
+    ranks, each = plan.tensor_parallel * plan.pipeline_parallel, sequences_of(scenario, plan)
     cut = f"{ranks} accelerator{'s' if ranks > 1 else ''}"
     if plan.data_parallel == 1:
         return f"one replica on {cut}"
     return f"{plan.data_parallel} replicas of {cut}, up to {_sequences(each)} each"
 
 
-def _where(setting: ServingSetting, plan: Plan, memory: Mapping[str, Any]) -> str:
+def _where(scenario: ServingScenario, plan: Plan, memory: Mapping[str, Any]) -> str:
     where = MOMENTS[memory["moment"]]
-    if memory["moment"] == "sampling" and not has_cache(setting.model):
+    if memory["moment"] == "sampling" and not has_cache(scenario.model):
         where = "at the scores of every token"
     if plan.pipeline_parallel > 1:
         return f"on stage {memory['limiting_stage']}, the fullest, {where}"
     return where
 
 
-def _cache(setting: ServingSetting, plan: Plan, memory: Mapping[str, Any]) -> str:
+def _cache(scenario: ServingScenario, plan: Plan, memory: Mapping[str, Any]) -> str:
     """Bytes of a token, and of a sequence as far as they can be told apart."""
     ranks = plan.tensor_parallel * plan.pipeline_parallel
     stages = f" over {plan.pipeline_parallel} stages" if plan.pipeline_parallel > 1 else ""
@@ -125,21 +125,21 @@ def _cache(setting: ServingSetting, plan: Plan, memory: Mapping[str, Any]) -> st
         words += f" ({format_bytes(beyond) if beyond else 'nothing more'} beyond the window)"
     if ranks > 1:
         words += " on each tensor-parallel rank" if plan.tensor_parallel > 1 else ""
-    each = memory["parts"]["kv_cache"] / sequences_of(setting, plan)
-    words += f"; {format_bytes(each)} a sequence of {setting.workload.context_len:,} tokens"
+    each = memory["parts"]["kv_cache"] / sequences_of(scenario, plan)
+    words += f"; {format_bytes(each)} a sequence of {scenario.workload.context_len:,} tokens"
     if ranks > 1:
         words += " on an accelerator"
     return words
 
 
-def _reach(setting: ServingSetting, reach: Mapping[str, Any]) -> list[str]:
+def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
     parts = []
     if reach.get("largest_concurrency"):
         parts.append(f"{_sequences(reach['largest_concurrency'])} at once")
     if reach.get("longest_context_len"):
         longest = reach["longest_context_len"]
         words = f"sequences of {longest:,} tokens"
-        parts.append(words + " (its longest)" * (longest == setting.model.max_seq_len))
+        parts.append(words + " (its longest)" * (longest == scenario.model.max_seq_len))
     return labelled("Goes up to", " · or ".join(parts)) if parts else []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cost_models.units import format_seconds
-from planner.serving.setting import ServingSetting
+from planner.serving.scenario import ServingScenario
 from planner.text.paragraphs import labelled
 
 PART_WORDS: Final = {
@@ -22,7 +22,7 @@ PART_WORDS: Final = {
 SMALL: Final = 0.005  # parts below this share are not told
 
 
-def time_lines(setting: ServingSetting, time: Mapping[str, Any]) -> list[str]:
+def time_lines(scenario: ServingScenario, time: Mapping[str, Any]) -> list[str]:
     """Return the lines: prompts, tokens, both together."""
     first = format_seconds(time["time_to_first_token_seconds"])
     low, high = (
@@ -50,7 +50,7 @@ def time_lines(setting: ServingSetting, time: Mapping[str, Any]) -> list[str]:
     )
     lines += labelled("", _shares(time["parts"]["token"]))
     per_gpu = time["output_tokens_per_second_per_gpu"]
-    each = f" ({_rate(per_gpu)} per accelerator)" if setting.cluster.num_gpus > 1 else ""
+    each = f" ({_rate(per_gpu)} per accelerator)" if scenario.cluster.num_gpus > 1 else ""
     return lines + labelled(
         "Together",
         f"{_rate(time['output_tokens_per_second'])} tokens/s{each} while a batch of answers of "

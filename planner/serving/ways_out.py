@@ -19,9 +19,9 @@ from planner.assessment.reach import MAX_SEQ_LEN, largest
 from planner.request.command import typed_cluster
 from planner.serving.command import describe_serving, serve_command
 from planner.serving.layouts import layouts, usual_layouts
-from planner.serving.setting import (
+from planner.serving.scenario import (
     PLAN_FIELDS,
-    ServingSetting,
+    ServingScenario,
     memory_document,
     sequences_of,
     why_not,
@@ -34,18 +34,18 @@ SAME, OTHER = "same service", "another service"
 BLOCK: Final = 16  # steps in which the context is searched, in tokens
 
 
-def _changed(setting: ServingSetting, **changes: Any) -> ServingSetting:
-    workload: ServingWorkload = replace(setting.workload, **changes)
-    return replace(setting, workload=workload)
+def _changed(scenario: ServingScenario, **changes: Any) -> ServingScenario:
+    workload: ServingWorkload = replace(scenario.workload, **changes)
+    return replace(scenario, workload=workload)
 
 
 def _check(
-    setting: ServingSetting, plan: Plan, group: str, kind: str, change: str, options: str
+    scenario: ServingScenario, plan: Plan, group: str, kind: str, change: str, options: str
 ) -> dict[str, Any] | None:
     """Price one changed way to serve; None unless it is legal and fits."""
-    if why_not(setting, plan) is not None:
+    if why_not(scenario, plan) is not None:
         return None
-    memory = memory_document(setting, plan)
+    memory = memory_document(scenario, plan)
     if memory["verdict"] != "fits":
         return None
     return {
@@ -53,104 +53,104 @@ def _check(
         "group": group,
         "kind": kind,
         "options": options,
-        "command": serve_command(setting, plan),
+        "command": serve_command(scenario, plan),
         "plan": {name: getattr(plan, name) for name in PLAN_FIELDS},
         "peak_bytes": memory["peak_bytes"],
         "step_seconds": None,
-        "num_gpus": setting.cluster.num_gpus,
+        "num_gpus": scenario.cluster.num_gpus,
     }
 
 
-def fits(setting: ServingSetting, plan: Plan) -> bool:
+def fits(scenario: ServingScenario, plan: Plan) -> bool:
     """Return whether it is legal and fits."""
-    if why_not(setting, plan) is not None:
+    if why_not(scenario, plan) is not None:
         return False
-    return bool(memory_document(setting, plan)["verdict"] == "fits")
+    return bool(memory_document(scenario, plan)["verdict"] == "fits")
 
 
-def serving_ways(setting: ServingSetting, plan: Plan) -> tuple[dict[str, Any], ...]:
+def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[dict[str, Any], ...]:
     """Return up to MOST_WAYS changes that make it fit, those that cost least first."""
     found: list[dict[str, Any]] = []
-    for way in _all_ways(setting, plan):
+    for way in _all_ways(scenario, plan):
         if way is not None:
             found.append(way)
         if len(found) == MOST_WAYS:
             break
     if len(found) <= 1:  # hardly anything helps alone
-        found += [way for way in _several_at_once(setting, plan) if way is not None]
+        found += [way for way in _several_at_once(scenario, plan) if way is not None]
     return tuple(found)
 
 
-def _all_ways(setting: ServingSetting, plan: Plan) -> Iterator[dict[str, Any] | None]:
-    workload, cached = setting.workload, has_cache(setting.model)
-    yield _another_layout(setting, plan)
+def _all_ways(scenario: ServingScenario, plan: Plan) -> Iterator[dict[str, Any] | None]:
+    workload, cached = scenario.workload, has_cache(scenario.model)
+    yield _another_layout(scenario, plan)
     narrower = cached and CACHE_FORMATS[workload.kv_precision].element > 1.0
     if narrower:
-        yield _formats(setting, plan, kv_precision="fp8")
+        yield _formats(scenario, plan, kv_precision="fp8")
     if workload.prefill_chunk > SMALL_CHUNK and cached:
-        changed = _changed(setting, prefill_chunk=SMALL_CHUNK)
+        changed = _changed(scenario, prefill_chunk=SMALL_CHUNK)
         words = f"prompts in steps of {SMALL_CHUNK:,} tokens"
         yield _check(changed, plan, SAME, "prefill", words, f"--prefill-chunk {SMALL_CHUNK}")
-    yield _fewer(setting, plan)
-    yield _shorter(setting, plan)
-    for name in _smaller_formats(setting):
-        yield _formats(setting, plan, weight_precision=name)
-    if narrower and "int4" in _smaller_formats(setting):
-        yield _formats(setting, plan, weight_precision="int4", kv_precision="fp8")
-    yield _more_nodes(setting)
+    yield _fewer(scenario, plan)
+    yield _shorter(scenario, plan)
+    for name in _smaller_formats(scenario):
+        yield _formats(scenario, plan, weight_precision=name)
+    if narrower and "int4" in _smaller_formats(scenario):
+        yield _formats(scenario, plan, weight_precision="int4", kv_precision="fp8")
+    yield _more_nodes(scenario)
 
 
-def _another_layout(setting: ServingSetting, plan: Plan) -> dict[str, Any] | None:
-    for other in layouts(setting, {}):
+def _another_layout(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
+    for other in layouts(scenario, {}):
         ranks = other.tensor_parallel * other.pipeline_parallel
         words = f"replicas of {ranks} accelerator{'s' if ranks > 1 else ''}"
         if other.expert_parallel > 1:
             words += ", which share experts"
-        way = _check(setting, other, SAME, "layout", words, describe_serving(other))
+        way = _check(scenario, other, SAME, "layout", words, describe_serving(other))
         if way is not None and other != plan:
             return way
     return None
 
 
-def _fewer(setting: ServingSetting, plan: Plan) -> dict[str, Any] | None:
-    most = largest_concurrency(setting, plan, sequences_of(setting, plan))
-    if not most or most >= setting.workload.concurrency:
+def _fewer(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
+    most = largest_concurrency(scenario, plan, sequences_of(scenario, plan))
+    if not most or most >= scenario.workload.concurrency:
         return None
-    changed, words = _changed(setting, concurrency=most), _sequences(most)
+    changed, words = _changed(scenario, concurrency=most), _sequences(most)
     return _check(changed, plan, OTHER, "concurrency", words, f"--concurrency {most}")
 
 
-def _shorter(setting: ServingSetting, plan: Plan) -> dict[str, Any] | None:
-    longest = longest_context(setting, plan, setting.workload.context_len)
+def _shorter(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
+    longest = longest_context(scenario, plan, scenario.workload.context_len)
     if not longest:
         return None
-    changed, words = _changed(setting, context_len=longest), f"sequences of {longest:,} tokens"
+    changed, words = _changed(scenario, context_len=longest), f"sequences of {longest:,} tokens"
     return _check(changed, plan, OTHER, "context", words, f"--context-len {longest}")
 
 
-def _formats(setting: ServingSetting, plan: Plan, **formats: str) -> dict[str, Any] | None:
+def _formats(scenario: ServingScenario, plan: Plan, **formats: str) -> dict[str, Any] | None:
     """Weights or cache, or both, in other formats."""
     words = {"weight_precision": "weights in", "kv_precision": "a cache in"}
     change = " and ".join(f"{words[name]} {value}" for name, value in formats.items())
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in formats.items())
-    return _check(_changed(setting, **formats), plan, OTHER, "formats", change, options)
+    return _check(_changed(scenario, **formats), plan, OTHER, "formats", change, options)
 
 
-def _smaller_formats(setting: ServingSetting) -> list[str]:
+def _smaller_formats(scenario: ServingScenario) -> list[str]:
     """Return formats of 8 and 4 bits with fewer bytes than now."""
-    has_fp8 = "fp8" in setting.cluster.accelerator.peak_flops
-    now = WEIGHT_FORMATS[setting.workload.weight_precision].element
+    has_fp8 = "fp8" in scenario.cluster.accelerator.peak_flops
+    now = WEIGHT_FORMATS[scenario.workload.weight_precision].element
     names = ("fp8" if has_fp8 else "int8", "int4")
     return [name for name in names if WEIGHT_FORMATS[name].element < now]
 
 
-def _several_at_once(setting: ServingSetting, plan: Plan) -> Iterator[dict[str, Any] | None]:
+def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[dict[str, Any] | None]:
     """The smallest formats and fewer sequences; more nodes with one sequence for each replica."""
     formats = {"kv_precision": "fp8"}
-    if "int4" in _smaller_formats(setting):
+    if "int4" in _smaller_formats(scenario):
         formats["weight_precision"] = "int4"
-    small = _changed(setting, **formats)
-    most = largest_concurrency(small, plan, sequences_of(setting, plan))
+    small = _changed(scenario, **formats)
+    most = largest_concurrency(small, plan, sequences_of(scenario, plan))
     if most:
         words = " and ".join(f"{key.split('_')[0]} {value}" for key, value in formats.items())
         options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in formats.items())
@@ -162,16 +162,16 @@ def _several_at_once(setting: ServingSetting, plan: Plan) -> Iterator[dict[str, 
             f"{words.replace('kv', 'cache').replace('weight', 'weights')} and {_sequences(most)}",
             f"{options} --concurrency {most}",
         )
-    yield _more_nodes(_changed(setting, concurrency=1), one_each=True)
+    yield _more_nodes(_changed(scenario, concurrency=1), one_each=True)
 
 
-def _more_nodes(setting: ServingSetting, *, one_each: bool = False) -> dict[str, Any] | None:
+def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> dict[str, Any] | None:
     """The fewest nodes, by doubling, on which some way to cut it fits."""
-    if setting.cluster.accelerator.device == "cpu" or setting.cluster.levels:
+    if scenario.cluster.accelerator.device == "cpu" or scenario.cluster.levels:
         return None
-    nodes = setting.cluster.num_nodes * 2
+    nodes = scenario.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
-        larger = replace(setting, cluster=resized(setting.cluster, nodes))
+        larger = replace(scenario, cluster=resized(scenario.cluster, nodes))
         name = typed_cluster(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
         # one sequence each is the last resort: tensor parallelism may then cross nodes
         for plan in layouts(larger, {}) if one_each else usual_layouts(larger, {}):
@@ -193,7 +193,7 @@ def _sequences(count: int) -> str:
     return f"{count:,} sequence{'s' if count > 1 else ''} at once"
 
 
-def largest_concurrency(setting: ServingSetting, plan: Plan, highest: int = MAX_SEQUENCES) -> int:
+def largest_concurrency(scenario: ServingScenario, plan: Plan, highest: int = MAX_SEQUENCES) -> int:
     """Return the most sequences at once that fit, of all replicas together; 0 if none.
 
     Bisection is exact because the peak never shrinks with the sequences; ``highest`` is of one
@@ -201,29 +201,29 @@ def largest_concurrency(setting: ServingSetting, plan: Plan, highest: int = MAX_
     """
 
     def enough(sequences: int) -> bool:
-        return fits(_changed(setting, concurrency=sequences * plan.data_parallel), plan)
+        return fits(_changed(scenario, concurrency=sequences * plan.data_parallel), plan)
 
     return largest(enough, highest) * plan.data_parallel
 
 
-def longest_context(setting: ServingSetting, plan: Plan, highest: int) -> int:
+def longest_context(scenario: ServingScenario, plan: Plan, highest: int) -> int:
     """Return the longest sequence up to ``highest`` that fits, in whole blocks; 0 if none."""
-    if fits(_changed(setting, context_len=highest), plan):
+    if fits(_changed(scenario, context_len=highest), plan):
         return highest
 
     def enough(blocks: int) -> bool:
-        return fits(_changed(setting, context_len=blocks * BLOCK), plan)
+        return fits(_changed(scenario, context_len=blocks * BLOCK), plan)
 
     return BLOCK * largest(enough, highest // BLOCK)
 
 
-def serving_reach(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
+def serving_reach(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
     """How far a way to serve that fits can go: most sequences, longest sequence.
 
     Sequences are no longer than the model was made for, or than was asked.
     """
-    highest = max(setting.model.max_seq_len or MAX_SEQ_LEN, setting.workload.context_len)
+    highest = max(scenario.model.max_seq_len or MAX_SEQ_LEN, scenario.workload.context_len)
     return {
-        "largest_concurrency": largest_concurrency(setting, plan) or None,
-        "longest_context_len": longest_context(setting, plan, highest) or None,
+        "largest_concurrency": largest_concurrency(scenario, plan) or None,
+        "longest_context_len": longest_context(scenario, plan, highest) or None,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan, reasons_of, search_document
 from planner.answer.answers import header, not_run
@@ -48,9 +48,9 @@ class SurveyAnswer:
         return self.ranked[0].plan
 
     @property
-    def setting(self) -> Setting:
-        """The setting of the first plan."""
-        return self.ranked[0].setting
+    def scenario(self) -> Scenario:
+        """The scenario of the first plan."""
+        return self.ranked[0].scenario
 
     @property
     def fixed(self) -> Mapping[str, Any]:
@@ -90,12 +90,12 @@ class SurveyAnswer:
 
         version = importlib.metadata.version("shardplan")
         found = self.ranked[rank]
-        return plan_file(found.setting, found.plan, f"shardplan {version}")
+        return plan_file(found.scenario, found.plan, f"shardplan {version}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            **header(self.setting),
+            **header(self.scenario),
             "objective": self.asked.objective,
             "pareto": None if self.asked.pareto is None else list(self.asked.pareto),
             "plans": [dict(document) for document in self.documents],
@@ -103,9 +103,9 @@ class SurveyAnswer:
             "fixed": dict(self.asked.fixed),
             "require": [constraint.text for constraint in self.asked.require],
             "search": search_document(total_counts(self.cases)),
-            "not_run": not_run(self.setting, self.best),
+            "not_run": not_run(self.scenario, self.best),
             "assumptions": list(self.assumptions),
-            "confidence": confidence(self.setting),
+            "confidence": confidence(self.scenario),
         }
 
     def __str__(self) -> str:
@@ -125,12 +125,12 @@ class SurveyAnswer:
 
 def case_document(case: Case) -> dict[str, Any]:
     """Return what is said about one case."""
-    setting, result = case.question.setting, case.result
+    scenario, result = case.question.scenario, case.result
     best = case.found[0].to_dict() if case.found else None
     return {
         "cluster": case.name,
-        "num_gpus": setting.cluster.num_gpus,
-        "precision": setting.workload.precision,
+        "num_gpus": scenario.cluster.num_gpus,
+        "precision": scenario.workload.precision,
         "best": best,
         "why_not": case.why,
         "search": None if result is None else search_document(result.counts),
@@ -173,7 +173,7 @@ def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: As
         said.append(ABOUT_ENERGY)
     if asked.job.is_asked and any(found.run for found in ranked[:1]):
         said += failure_notes(asked.job)
-    settings = [case.question.setting for case in cases]
+    settings = [case.question.scenario for case in cases]
     if any(can_be_placed(one.cluster) and not is_placed(one, asked) for one in settings):
         said.append(NOT_PLACED)
     return list(dict.fromkeys(said))
@@ -188,26 +188,26 @@ def nothing_found(
     """
     case, result = cases[0], cases[0].result
     if len(cases) == 1 and why is None and result is not None:
-        setting = case.question.setting
+        scenario = case.question.scenario
         refusal = no_plan(
-            setting,
+            scenario,
             result,
             case.question.assumptions,
             fixed=asked.fixed,
-            require=(*asked.require, *job_limits(setting, asked)),
+            require=(*asked.require, *job_limits(scenario, asked)),
             offloads=asked.offloads,
             tried=case.tried,
         )
-        document = {**header(case.question.setting), **refusal.to_dict()}
+        document = {**header(case.question.scenario), **refusal.to_dict()}
         return NoLegalPlanError(str(refusal), document)
-    first = cases[0].question.setting
+    first = cases[0].question.scenario
     lines = [why or f"no plan for {first.model.name} on any of {len(cases)} clusters"]
     documents = []
     for one in cases:
         lines.append(f"  {one.name}: {why_nothing(one)}")
         document = case_document(one)
         if one.result is not None and one.result.counts.priced:
-            reasons = reasons_of(one.question.setting, one.result)
+            reasons = reasons_of(one.question.scenario, one.result)
             lines += [f"    {number:,} candidates: {said}" for number, said in reasons[:3]]
             document["reasons"] = [{"candidates": n, "reason": said} for n, said in reasons]
         documents.append(document)
@@ -236,13 +236,13 @@ def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, 
     """
     searched = [case for case in cases if case.result is not None]
     for case in sorted(searched, key=_lacking)[:MOST_ASKED]:
-        setting, result = case.question.setting, case.result
+        scenario, result = case.question.scenario, case.result
         assert result is not None
         refusal = no_plan(
-            setting,
+            scenario,
             result,
             fixed=asked.fixed,
-            require=(*asked.require, *job_limits(setting, asked)),
+            require=(*asked.require, *job_limits(scenario, asked)),
             offloads=asked.offloads,
             tried=case.tried,
         )
@@ -259,8 +259,8 @@ def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, 
 
 def _lacking(case: Case) -> float:
     """Return the smallest peak over what there is; above all others where no plan is legal."""
-    result, setting = case.result, case.question.setting
+    result, scenario = case.result, case.question.scenario
     if result is None or result.smallest is None:
         return float("inf")
-    peak = plan_document(setting, result.smallest)["memory"]["peak_bytes"]
-    return float(peak / budget_bytes(setting.cluster))
+    peak = plan_document(scenario, result.smallest)["memory"]["peak_bytes"]
+    return float(peak / budget_bytes(scenario.cluster))

@@ -11,7 +11,7 @@ from cost_models.plan.workload import Precision
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.errors import InputError
 from planner.request.clusters import parts_of
-from planner.request.setting import Question, build_question, check_choice, check_count
+from planner.request.scenario import Question, build_question, check_choice, check_count
 
 MOST_AUTOMATIC: Final = 8  # clusters of which parts are tried unasked
 BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the largest cluster"

@@ -15,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.plan_document import plan_document, plan_documents
 from planner.refinement.placement import WIDE, Placed, best_placed, can_be_placed
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
 from planner.request.objectives import Objective, pareto_front, results
-from planner.request.setting import Question
+from planner.request.scenario import Question
 from planner.run_cost.failures import whole_run
 from planner.run_cost.prices import Prices, tariff
 from planner.run_cost.training_run import DAY, Job, StepCost
@@ -52,21 +52,21 @@ class Asked:
 class Found:
     """One plan of one case, with what is said about it."""
 
-    setting: Setting
+    scenario: Scenario
     plan: Plan
     step: StepCost
     job: Job
-    placed: Placed | None = None  # its ranks stand in an order of their own, as in the setting
+    placed: Placed | None = None  # its ranks stand in an order of their own, as in the scenario
 
     @cached_property
     def document(self) -> dict[str, Any]:
         """Plan, memory and time, as ``fit`` says them."""
-        return plan_document(self.setting, self.plan)
+        return plan_document(self.scenario, self.plan)
 
     @cached_property
     def run(self) -> dict[str, Any] | None:
         """The whole run, with failures and without; None where nothing of it is known."""
-        return whole_run(self.setting, self.plan, self.job, self.step)
+        return whole_run(self.scenario, self.plan, self.job, self.step)
 
     @property
     def fits(self) -> bool:
@@ -87,9 +87,9 @@ class Found:
         """Return plain JSON values."""
         tariff_ = self.step.tariff
         return {
-            "cluster": self.setting.cluster.name,
-            "num_gpus": self.setting.cluster.num_gpus,
-            "precision": self.setting.workload.precision,
+            "cluster": self.scenario.cluster.name,
+            "num_gpus": self.scenario.cluster.num_gpus,
+            "precision": self.scenario.workload.precision,
             **self.document,
             "cost": {
                 "dollars_per_gpu_hour": tariff_.dollars_per_hour,
@@ -117,7 +117,7 @@ class Case:
     @property
     def name(self) -> str:
         """The cluster, as it was typed."""
-        return self.question.setting.cluster.name
+        return self.question.scenario.cluster.name
 
 
 def survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
@@ -159,12 +159,12 @@ def _survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
 
 def _search_case(question: Question, asked: Asked) -> Case:
     """Search one case; on irregular trees the best plan gets its best order of ranks."""
-    setting = question.setting
-    require = (*asked.require, *job_limits(setting, asked))
-    places = is_placed(setting, asked)
+    scenario = question.scenario
+    require = (*asked.require, *job_limits(scenario, asked))
+    places = is_placed(scenario, asked)
     ask = partial(
         search,
-        setting,
+        scenario,
         asked.fixed,
         offloads=asked.offloads,
         top=max(asked.top, WIDE) if places else asked.top,
@@ -173,90 +173,90 @@ def _search_case(question: Question, asked: Asked) -> Case:
     )
     result = ask(require=require)
     if not places:
-        return Case(question, result, found_of(setting, result, asked))
+        return Case(question, result, found_of(scenario, result, asked))
     # in another order a step may be as short as is required
     slower = [one for one in require if not only_breaks(one)]
     wide = result if result.plans or len(slower) == len(require) else ask(require=slower)
-    placed = _placed(setting, wide.plans, asked, require)
+    placed = _placed(scenario, wide.plans, asked, require)
     result = replace(result, plans=result.plans[: asked.top])
-    found = (*placed, *found_of(setting, result, asked))[: asked.top]
+    found = (*placed, *found_of(scenario, result, asked))[: asked.top]
     return Case(question, result, found)
 
 
-def is_placed(setting: Setting, asked: Asked) -> bool:
+def is_placed(scenario: Scenario, asked: Asked) -> bool:
     """Whether the best order of ranks is looked for: not on fronts, nor for the smallest plan."""
     by_step = asked.objective != "memory" and asked.pareto is None
-    return asked.places and by_step and can_be_placed(setting.cluster)
+    return asked.places and by_step and can_be_placed(scenario.cluster)
 
 
 def _placed(
-    setting: Setting, plans: Sequence[Plan], asked: Asked, require: Sequence[Constraint]
+    scenario: Scenario, plans: Sequence[Plan], asked: Asked, require: Sequence[Constraint]
 ) -> list[Found]:
     """Return the best of some plans with an order of its own, if that gains and is as required."""
-    placed = best_placed(setting, plans, None)
+    placed = best_placed(scenario, plans, None)
     if placed is None:
         return []
-    document = plan_document(placed.setting, placed.plan)
+    document = plan_document(placed.scenario, placed.plan)
     time, memory = document["time"], document["memory"]
     columns = results(
-        placed.setting,
+        placed.scenario,
         PlanTable.from_plans([placed.plan]),
         np.array([time["step_seconds"]]),
         np.array([memory["peak_bytes"]]),
     )
     if memory["verdict"] != "fits" or broken_by_result(require, columns, 1)[0]:
         return []
-    return [_found(placed.setting, placed.plan, document, asked, placed)]
+    return [_found(placed.scenario, placed.plan, document, asked, placed)]
 
 
 def _needs_offload(case: Case, asked: Asked) -> bool:
     """Whether offload may help: plans are too large, and nothing was said about it."""
-    setting, result = case.question.setting, case.result
+    scenario, result = case.question.scenario, case.result
     return (
         asked.offload_if_needed
         and result is not None
         and result.counts.too_large > 0
-        and setting.on_gpu
-        and setting.cluster.accelerator.host_bandwidth is not None
+        and scenario.on_gpu
+        and scenario.cluster.accelerator.host_bandwidth is not None
         and "offload" not in asked.fixed
         and asked.offloads == ("none",)
         and not any(c.name == "offload" for c in asked.require)
     )
 
 
-def found_of(setting: Setting, result: SearchResult, asked: Asked) -> tuple[Found, ...]:
+def found_of(scenario: Scenario, result: SearchResult, asked: Asked) -> tuple[Found, ...]:
     """Return the plans of a search with what they cost."""
-    documents = plan_documents(setting, result.plans)
+    documents = plan_documents(scenario, result.plans)
     return tuple(
-        _found(setting, plan, document, asked)
+        _found(scenario, plan, document, asked)
         for plan, document in zip(result.plans, documents, strict=True)
     )
 
 
 def _found(
-    setting: Setting,
+    scenario: Scenario,
     plan: Plan,
     document: dict[str, Any],
     asked: Asked,
     placed: Placed | None = None,
 ) -> Found:
-    seconds, rate = document["time"]["step_seconds"], tariff(setting.cluster, asked.prices)
-    step = StepCost(seconds, setting.workload.tokens_per_step, plan.world_size, rate)
-    one = Found(setting, plan, step, asked.job, placed)
+    seconds, rate = document["time"]["step_seconds"], tariff(scenario.cluster, asked.prices)
+    step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
+    one = Found(scenario, plan, step, asked.job, placed)
     one.__dict__["document"] = document
     return one
 
 
-def job_limits(setting: Setting, asked: Asked) -> list[Constraint]:
+def job_limits(scenario: Scenario, asked: Asked) -> list[Constraint]:
     """Return the longest steps with which a job keeps its budget and its days."""
     job = asked.job
     if job.tokens is None:
         return []
     unit = StepCost(
         1.0,
-        setting.workload.tokens_per_step,
-        setting.cluster.num_gpus,
-        tariff(setting.cluster, asked.prices),
+        scenario.workload.tokens_per_step,
+        scenario.cluster.num_gpus,
+        tariff(scenario.cluster, asked.prices),
     )
     steps = float(np.ceil(job.tokens / unit.tokens))
     limits = []

@@ -35,7 +35,7 @@ from planner.request.clusters import part_of
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.resolve import ModelLike, model_of
-from planner.request.setting import MAX_BATCH, MAX_SEQ_LEN, Question
+from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, Question
 from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
 from planner.survey.cases import Job
 from planner.survey.compare_cases import Asked, Case, Found, ranked, survey
@@ -85,9 +85,9 @@ class InverseAnswer:
         return self.answer.best
 
     @property
-    def setting(self) -> Any:
-        """The setting of that plan."""
-        return self.answer.setting
+    def scenario(self) -> Any:
+        """The scenario of that plan."""
+        return self.answer.scenario
 
     def plan_file(self, rank: int = 0) -> PlanFile:
         """Return the contents of a plan.json for the plan of that rank (0: the best)."""
@@ -260,8 +260,8 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
     def goes_to(found: Found, highest: int) -> int:
         def larger(size: int) -> bool:
             plan = replace(found.plan, micro_batch_size=size)
-            workload = replace(found.setting.workload, global_batch_size=plan.global_batch_size)
-            return fits(replace(found.setting, workload=workload), plan)
+            workload = replace(found.scenario.workload, global_batch_size=plan.global_batch_size)
+            return fits(replace(found.scenario, workload=workload), plan)
 
         return largest(larger, highest)
 
@@ -289,7 +289,7 @@ def _longest_sequence(one: _Inverse) -> InverseAnswer:
 
     def goes_to(found: Found, highest: int) -> int:
         def longer(units: int) -> bool:
-            return fits(with_seq_len(found.setting, units * step), found.plan)
+            return fits(with_seq_len(found.scenario, units * step), found.plan)
 
         return largest(longer, highest)
 
@@ -363,12 +363,12 @@ def _best_of_all(one: _Inverse) -> InverseAnswer:
         raise one.nothing([every])
     answer = one.answer([], every, None, **changes)
     best = answer.answer.ranked[0]
-    value: Any = best.setting.cluster.name
+    value: Any = best.scenario.cluster.name
     words = f"{value}"
     if one.find == "most-tokens":
         assert best.run is not None  # a budget is priced, or refused
         value = best.run["tokens"]
-        words = f"{format_count(value)} tokens on {best.setting.cluster.name}"
+        words = f"{format_count(value)} tokens on {best.scenario.cluster.name}"
     return replace(answer, value=value, words=words)
 
 

@@ -45,9 +45,9 @@ def survey_text(
 ) -> str:
     """The answer of ``plan`` where there is more than one cluster, a price or a job."""
     best = ranked[0]
-    lines = [*head(best.setting), ""]
+    lines = [*head(best.scenario), ""]
     if not best.fits:
-        lines += labelled("TIGHT", tight_words(best.setting, best.document["plan"]))
+        lines += labelled("TIGHT", tight_words(best.scenario, best.document["plan"]))
     if len(cases) > 1:
         lines += [*case_table(asked, cases), ""]
     if asked.pareto is not None:
@@ -64,24 +64,24 @@ def survey_text(
         lines += run_lines(job, best.document, best.plan.world_size)
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.setting)])
+    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.scenario)])
     return "\n".join(lines)
 
 
 def case_table(asked: Asked, cases: Sequence[Case]) -> list[str]:
     """Every case's best plan, best first; those without one last, with the reason."""
     good = sorted((case for case in cases if case.found), key=lambda c: sort_key(asked)(c.found[0]))
-    several = len({case.question.setting.workload.precision for case in cases}) > 1
+    several = len({case.question.scenario.workload.precision for case in cases}) > 1
     headings = ["cluster", *(["precision"] if several else []), *_columns(asked, good)]
     rows = [headings]
     for case in good:
         found = case.found[0]
-        name = [case.name, *([found.setting.workload.precision] if several else [])]
+        name = [case.name, *([found.scenario.workload.precision] if several else [])]
         rows.append([*name, *_columns(asked, good, found)])
     lines = aligned(rows, left=2 if several else 1)
     for case in cases:
         if not case.found:
-            precision = f" {case.question.setting.workload.precision}" if several else ""
+            precision = f" {case.question.scenario.workload.precision}" if several else ""
             lines.append(f"  {case.name}{precision}: {why_nothing(case)}")
     return lines
 
@@ -142,8 +142,8 @@ def tokens_of(job: dict[str, Any] | None) -> str:
 
 def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
     """The ranked plans: where they run, how, and what they come to."""
-    several = len({found.setting.cluster.name for found in ranked}) > 1
-    precisions = len({found.setting.workload.precision for found in ranked}) > 1
+    several = len({found.scenario.cluster.name for found in ranked}) > 1
+    precisions = len({found.scenario.workload.precision for found in ranked}) > 1
     priced = any(found.step.dollars is not None for found in ranked)
     energy = "energy" in (asked.objective, *(asked.pareto or ()))
     rows = [
@@ -164,8 +164,8 @@ def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
             continue
         rows.append(
             [
-                *([found.setting.cluster.name] if several else []),
-                *([found.setting.workload.precision] if precisions else []),
+                *([found.scenario.cluster.name] if several else []),
+                *([found.scenario.workload.precision] if precisions else []),
                 f"{found.plan.world_size:,}",
                 format_gib(found.document["memory"]["peak_bytes"]),
                 format_seconds(found.step.seconds),
@@ -185,7 +185,7 @@ def _between(ranked: Sequence[Found]) -> dict[int, str]:
     """
 
     def alike(found: Found) -> tuple[object, ...]:
-        return (found.setting.cluster.name, replace(found.plan, recompute_layers=0))
+        return (found.scenario.cluster.name, replace(found.plan, recompute_layers=0))
 
     told: dict[int, str] = {}
     start = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from planner.assessment.plan_document import cluster_document
-from planner.traced.setting import TracedSetting, only_varied
+from planner.traced.scenario import TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
 from planner.traced.ways_out import largest_micro_batch, ways_out
@@ -22,9 +22,9 @@ SCHEMA_VERSION: Final = 1
 CONFIDENCE: Final = "traced"
 
 
-def header(setting: TracedSetting) -> dict[str, Any]:
+def header(scenario: TracedScenario) -> dict[str, Any]:
     """Return what every JSON answer begins with."""
-    module = setting.module
+    module = scenario.module
     return {
         "schema_version": SCHEMA_VERSION,
         "model": {
@@ -41,23 +41,23 @@ def header(setting: TracedSetting) -> dict[str, Any]:
                 for name, block in zip(module.block_names, module.blocks, strict=True)
             ],
         },
-        "cluster": cluster_document(setting.cluster),
-        "workload": setting.workload_document(),
-        "software": setting.software.name,
+        "cluster": cluster_document(scenario.cluster),
+        "workload": scenario.workload_document(),
+        "software": scenario.software.name,
     }
 
 
-def train_with(setting: TracedSetting, plan: Plan) -> str:
+def train_with(scenario: TracedScenario, plan: Plan) -> str:
     """Return the Python that trains a module with a plan."""
     options = ", ".join(
         f"{name}={value!r}"
         for name, value in only_varied(plan).items()
         if value != getattr(Plan(), name)
     )
-    module = setting.module
+    module = scenario.module
     return (
         f"ModuleTrainer(load_factory({module.name!r}), Plan({options}), "
-        f"precision={module.precision!r}, optimizer={setting.workload.optimizer!r})"
+        f"precision={module.precision!r}, optimizer={scenario.workload.optimizer!r})"
     )
 
 
@@ -68,7 +68,7 @@ class TracedFitAnswer:
     The last is found when it is asked for.
     """
 
-    setting: TracedSetting
+    scenario: TracedScenario
     plan: Plan
     document: Mapping[str, Any]
     assumptions: tuple[str, ...]
@@ -81,25 +81,25 @@ class TracedFitAnswer:
     @cached_property
     def ways_out(self) -> tuple[Mapping[str, Any], ...]:
         """Where it does not fit: what would."""
-        return () if self.verdict == "fits" else ways_out(self.setting, self.plan)
+        return () if self.verdict == "fits" else ways_out(self.scenario, self.plan)
 
     @cached_property
     def reach(self) -> Mapping[str, Any]:
         """Where it fits: the largest micro-batch that does as well."""
         if self.verdict != "fits":
             return {}
-        return {"largest_micro_batch_size": largest_micro_batch(self.setting, self.plan)}
+        return {"largest_micro_batch_size": largest_micro_batch(self.scenario, self.plan)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         memory = {k: v for k, v in self.document["memory"].items() if k != "verdict"}
         return {
-            **header(self.setting),
+            **header(self.scenario),
             "verdict": self.verdict,
             "plan": self.document["plan"],
             "memory": memory,
             "time": self.document["time"],
-            "train_with": train_with(self.setting, self.plan),
+            "train_with": train_with(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
             "ways_out": [dict(way) for way in self.ways_out],
@@ -108,13 +108,13 @@ class TracedFitAnswer:
 
     def __str__(self) -> str:
         return fit_text(
-            self.setting,
+            self.scenario,
             self.plan,
             self.document,
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
-            following=train_with(self.setting, self.plan),
+            following=train_with(self.scenario, self.plan),
         )
 
     __repr__ = __str__
@@ -127,7 +127,7 @@ class TracedFitAnswer:
 class TracedPlanAnswer:
     """What is the best plan: the ranked plans and what the search saw."""
 
-    setting: TracedSetting
+    scenario: TracedScenario
     plans: tuple[Plan, ...]
     documents: tuple[Mapping[str, Any], ...]
     search: Mapping[str, Any]
@@ -162,23 +162,23 @@ class TracedPlanAnswer:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            **header(self.setting),
+            **header(self.scenario),
             "plans": [dict(document) for document in self.documents],
             "fixed": dict(self.fixed),
             "search": dict(self.search),
             "cut": None if self.cut is None else self.cut.to_dict(),
-            "train_with": train_with(self.setting, self.best),
+            "train_with": train_with(self.scenario, self.best),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
         }
 
     def __str__(self) -> str:
         return plan_text(
-            self.setting,
+            self.scenario,
             self.documents,
             self.search,
             assumptions=self.assumptions,
-            following=train_with(self.setting, self.best),
+            following=train_with(self.scenario, self.best),
             cut=self.cut,
         )
 

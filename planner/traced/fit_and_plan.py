@@ -15,10 +15,10 @@ from hardware_profiles.software.trainer import software_profile
 from planner.assessment.verdict import VERDICTS, budget_bytes
 from planner.request.command import describe_plan
 from planner.request.module_trace import trace
-from planner.request.setting import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
+from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
 from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
-from planner.traced.setting import (
-    TracedSetting,
+from planner.traced.scenario import (
+    TracedScenario,
     candidates,
     documents,
     refuse_structure,
@@ -65,7 +65,7 @@ def fit_module(
         batch = micro * times * data
         assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
     zero = value("zero_stage", 3 if ranks > 1 else 0, "shard all that the trainer can")
-    setting = _setting(model, cluster, inputs, batch, precision, optimizer, assumptions)
+    scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, assumptions)
     plan = replace(
         Plan(**fixed),
         data_parallel=data,
@@ -73,22 +73,24 @@ def fit_module(
         num_microbatches=times,
         zero_stage=zero,
     )
-    if (why := why_illegal(setting, plan)) is not None:
+    if (why := why_illegal(scenario, plan)) is not None:
         raise InputError(why)
-    document = documents(setting, [plan])[0]
+    document = documents(scenario, [plan])[0]
     if "recompute" not in fixed:
-        choices = [replace(plan, recompute=cast(Recompute, name)) for name in setting.module.passes]
-        priced = documents(setting, choices)
+        choices = [
+            replace(plan, recompute=cast(Recompute, name)) for name in scenario.module.passes
+        ]
+        priced = documents(scenario, choices)
         good = [i for i, one in enumerate(priced) if one["memory"]["verdict"] == "fits"]
         chosen = good[0] if good else len(priced) - 1
         plan, document = choices[chosen], priced[chosen]
         why = "the least that fits" if good else "nothing fits, so the one that saves most"
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     return TracedFitAnswer(
-        setting=setting,
+        scenario=scenario,
         plan=plan,
         document=document,
-        assumptions=(*setting.module.notes, *cluster.notes, *assumptions),
+        assumptions=(*scenario.module.notes, *cluster.notes, *assumptions),
     )
 
 
@@ -112,12 +114,12 @@ def plan_module(
     if batch is None:
         batch = cluster.num_gpus * fixed.get("micro_batch_size", 1)
         assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
-    setting = _setting(model, cluster, inputs, batch, precision, optimizer, assumptions)
-    said = (*setting.module.notes, *cluster.notes, *assumptions)
-    plans = candidates(setting, fixed)
+    scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, assumptions)
+    said = (*scenario.module.notes, *cluster.notes, *assumptions)
+    plans = candidates(scenario, fixed)
     if not plans:
-        raise InputError(_why_none(setting, fixed))
-    priced = documents(setting, plans)
+        raise InputError(_why_none(scenario, fixed))
+    priced = documents(scenario, plans)
     verdicts = [VERDICTS.index(one["memory"]["verdict"]) for one in priced]
     search = {
         "enumerated": len(plans),
@@ -126,12 +128,12 @@ def plan_module(
         "fitting": verdicts.count(0),
     }
     order = _ranked(priced, verdicts)[:top]
-    cut = None if fixed else best_cut(setting)
+    cut = None if fixed else best_cut(scenario)
     if not order:
         smallest = min(range(len(plans)), key=lambda i: priced[i]["memory"]["peak_bytes"])
-        raise _no_plan(setting, plans[smallest], priced[smallest], search, said, cut)
+        raise _no_plan(scenario, plans[smallest], priced[smallest], search, said, cut)
     return TracedPlanAnswer(
-        setting=setting,
+        scenario=scenario,
         plans=tuple(plans[i] for i in order),
         documents=tuple(priced[i] for i in order),
         search=search,
@@ -152,7 +154,7 @@ def _ranked(priced: Sequence[Mapping[str, Any]], verdicts: Sequence[int]) -> lis
     return sorted(kept, key=key)
 
 
-def _setting(
+def _scenario(
     model: str,
     cluster: Cluster,
     inputs: Sequence[str] | None,
@@ -160,7 +162,7 @@ def _setting(
     precision: str | None,
     optimizer: str | None,
     assumptions: list[str],
-) -> TracedSetting:
+) -> TracedScenario:
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
         raise InputError(
             f"global_batch_size = {batch!r} (must be a whole number from 1 to {MAX_BATCH:,})"
@@ -189,7 +191,7 @@ def _setting(
     workload = Workload(
         1, batch, precision=cast(Precision, precision), optimizer=cast(Optimizer, optimizer)
     )
-    return TracedSetting(module, cluster, software, workload)
+    return TracedScenario(module, cluster, software, workload)
 
 
 def _refuse(unknown: Mapping[str, Any], model: str) -> None:
@@ -199,9 +201,9 @@ def _refuse(unknown: Mapping[str, Any], model: str) -> None:
             raise InputError(f"{name} = {value}: has no meaning for {model} (leave it out)")
 
 
-def _why_none(setting: TracedSetting, fixed: Mapping[str, Any]) -> str:
+def _why_none(scenario: TracedScenario, fixed: Mapping[str, Any]) -> str:
     """Return why no plan can exist."""
-    ranks, batch = setting.cluster.num_gpus, setting.global_batch_size
+    ranks, batch = scenario.cluster.num_gpus, scenario.global_batch_size
     if batch % ranks:
         return f"global_batch_size = {batch}: {ranks} data ranks do not divide it"
     micro = fixed.get("micro_batch_size", 1)
@@ -211,21 +213,21 @@ def _why_none(setting: TracedSetting, fixed: Mapping[str, Any]) -> str:
         micro_batch_size=micro,
         num_microbatches=fixed.get("num_microbatches", max(1, batch // (ranks * micro))),
     )
-    return why_illegal(setting, plan) or "no plan has what is pinned"
+    return why_illegal(scenario, plan) or "no plan has what is pinned"
 
 
 def _no_plan(
-    setting: TracedSetting,
+    scenario: TracedScenario,
     smallest: Plan,
     document: Mapping[str, Any],
     search: Mapping[str, Any],
     assumptions: tuple[str, ...],
     cut: Cut | None,
 ) -> NoLegalPlanError:
-    ways = ways_out(setting, smallest)
-    peak, budget = document["memory"]["peak_bytes"], budget_bytes(setting.cluster)
+    ways = ways_out(scenario, smallest)
+    peak, budget = document["memory"]["peak_bytes"], budget_bytes(scenario.cluster)
     lines = [
-        f"no plan for {setting.module.name} on {setting.cluster.name}: {search['enumerated']:,} "
+        f"no plan for {scenario.module.name} on {scenario.cluster.name}: {search['enumerated']:,} "
         f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs "
         f"{format_bytes(peak)} of {format_bytes(budget)}",
         *(f"  way out: {way['change']}: fit {way['options']}" for way in ways),
@@ -234,7 +236,7 @@ def _no_plan(
     return NoLegalPlanError(
         "\n".join(lines),
         {
-            **header(setting),
+            **header(scenario),
             "plans": [],
             "search": dict(search),
             "ways_out": list(ways),

@@ -48,7 +48,7 @@ from cost_models.uncertainty import MEMORY, interval
 from hardware_profiles.cluster.links import point_to_point_link
 from planner.assessment.verdict import memory_budget
 from planner.request.divisors import divisors
-from planner.traced.setting import TracedSetting
+from planner.traced.scenario import TracedScenario
 
 Floats = NDArray[np.float64]
 MOST_STAGES: Final = 64
@@ -110,36 +110,36 @@ class Cut:
         }
 
 
-def best_cut(setting: TracedSetting) -> Cut | None:
+def best_cut(scenario: TracedScenario) -> Cut | None:
     """Return the fastest pipeline of stages that fit, over all divisors of the accelerators."""
-    gpus, batch = setting.cluster.num_gpus, setting.global_batch_size
+    gpus, batch = scenario.cluster.num_gpus, scenario.global_batch_size
     found = []
     for stages in divisors(gpus):
-        if not 1 < stages <= min(len(setting.module.blocks), MOST_STAGES) or batch * stages % gpus:
+        if not 1 < stages <= min(len(scenario.module.blocks), MOST_STAGES) or batch * stages % gpus:
             continue
         sizes = divisors(batch * stages // gpus)
         filling = [size for size in sizes if batch * stages // gpus // size >= stages]
-        for micro, recompute in itertools.product(filling or sizes[:1], setting.module.passes):
-            cut = cut_into(setting, _plan(setting, stages, micro, recompute))
+        for micro, recompute in itertools.product(filling or sizes[:1], scenario.module.passes):
+            cut = cut_into(scenario, _plan(scenario, stages, micro, recompute))
             found += [] if cut is None else [cut]
     return min(found, key=lambda cut: (cut.step, cut.peak), default=None)
 
 
-def _plan(setting: TracedSetting, stages: int, micro: int, recompute: Any) -> Plan:
-    data = setting.cluster.num_gpus // stages
+def _plan(scenario: TracedScenario, stages: int, micro: int, recompute: Any) -> Plan:
+    data = scenario.cluster.num_gpus // stages
     return Plan(
         data_parallel=data,
         pipeline_parallel=stages,
         zero_stage=1 if data > 1 else 0,
         recompute=recompute,
         micro_batch_size=micro,
-        num_microbatches=setting.global_batch_size // data // micro,
+        num_microbatches=scenario.global_batch_size // data // micro,
     )
 
 
-def cut_into(setting: TracedSetting, plan: Plan) -> Cut | None:
+def cut_into(scenario: TracedScenario, plan: Plan) -> Cut | None:
     """Return a plan's stages whose longest one is the shortest among those that fit."""
-    costs = StageCosts.of(setting, plan)
+    costs = StageCosts.of(scenario, plan)
     count, stages = len(costs.nodes), plan.pipeline_parallel
     if not stages <= count <= MOST_NODES:
         return None
@@ -167,7 +167,7 @@ def cut_into(setting: TracedSetting, plan: Plan) -> Cut | None:
 class StageCosts:
     """Prices of every stretch of nodes of one plan."""
 
-    setting: TracedSetting
+    scenario: TracedScenario
     plan: Plan
     nodes: Nodes
     rate: Rates
@@ -176,32 +176,32 @@ class StageCosts:
     most: float  # bytes of a stage
 
     @classmethod
-    def of(cls, setting: TracedSetting, plan: Plan) -> StageCosts:
+    def of(cls, scenario: TracedScenario, plan: Plan) -> StageCosts:
         """Walk through the module with a plan's micro-batches."""
-        module, software = setting.module, setting.software
-        rate = rates(setting.cluster.accelerator, module.precision, software).of_unknown_shapes
-        reached = setting.cluster
-        if setting.on_gpu:
+        module, software = scenario.module, scenario.software
+        rate = rates(scenario.cluster.accelerator, module.precision, software).of_unknown_shapes
+        reached = scenario.cluster
+        if scenario.on_gpu:
             reached = achieved(reached, software.bus_efficiency, software.network_efficiency)
         bandwidth, latency = point_to_point_link(
             reached, plan.data_parallel, plan.pipeline_parallel
         )
         around = interval(1.0, MEMORY)[1]
         return cls(
-            setting,
+            scenario,
             plan,
             nodes_of(module, plan.recompute, plan.micro_batch_size, rate),
             rate,
             float(bandwidth),
             float(latency),
-            memory_budget(setting.cluster.accelerator).size / around,
+            memory_budget(scenario.cluster.accelerator).size / around,
         )
 
     def passes(self, first: int, last: int | None = None) -> tuple[Floats, Floats]:
         """Return seconds of both passes of the nodes first..last (default: to each node)."""
         nodes, ends = self.nodes, slice(first, last)
         # data ranks gather and reduce block by block, and what lies outside of blocks together
-        group = self.rate.operator * self.setting.software.group_operators
+        group = self.rate.operator * self.scenario.software.group_operators
         group = group if self.plan.data_parallel > 1 else 0.0
         around = group * (1.0 + np.cumsum(np.array(nodes.blocks[ends]) != OUTSIDE))
         ways = []
@@ -228,23 +228,23 @@ class StageCosts:
 
     def peaks(self, first: int, flight: int) -> Floats:
         """Return bytes of stages that begin with a node, by their end; infinite before it."""
-        nodes, module = self.nodes, self.setting.module
+        nodes, module = self.nodes, self.scenario.module
         every, trained = self.parameters[first]
         master = MASTER_BYTES[module.precision]
-        states = RULES[self.setting.workload.optimizer].states / self.plan.data_parallel
+        states = RULES[self.scenario.workload.optimizer].states / self.plan.data_parallel
         held = master * (every + trained + states * trained) + module.buffer_bytes
         kept = np.cumsum(nodes.kept[first:]) + nodes.crossing[first]
         height = np.maximum.accumulate(nodes.working[first:])
         here = nodes.crossing[first] + nodes.returning[first]
         onward = nodes.crossing[first + 1 :] + nodes.returning[first + 1 :]
         busy = flight * kept + height + MESSAGES * (here + onward)
-        copies = OPTIMIZER_COPIES[self.setting.workload.optimizer] * master
+        copies = OPTIMIZER_COPIES[self.scenario.workload.optimizer] * master
         update = copies * float(module.tensors.largest())
         allocated = held + np.maximum(busy, update)
-        software = self.setting.software
+        software = self.scenario.software
         runtime = software.context_bytes + software.allocator_slack * allocated
         found = np.full(len(nodes) + 1, np.inf)
-        found[first + 1 :] = allocated + (runtime if self.setting.on_gpu else 0.0)
+        found[first + 1 :] = allocated + (runtime if self.scenario.on_gpu else 0.0)
         return found
 
     @cached_property
@@ -297,18 +297,18 @@ class StageCosts:
         return self.nodes.names[(blocks or nodes)[0]]
 
     def _sent(self, size: Floats) -> Real:
-        start = COLLECTIVE_START if self.setting.on_gpu else 0.0
+        start = COLLECTIVE_START if self.scenario.on_gpu else 0.0
         return send(size, self.bandwidth, self.latency) + start
 
     def _once(self, forward: float, backward: float, trained: float) -> float:
         """Return seconds of a stage once a step: gradients that nothing hides, the update."""
-        setting, table = self.setting, PlanTable.from_plans([self.plan])
-        whole = np.array([MASTER_BYTES[setting.module.precision] * trained])
+        scenario, table = self.scenario, PlanTable.from_plans([self.plan])
+        whole = np.array([MASTER_BYTES[scenario.module.precision] * trained])
         calls = np.array([1.0])
         shared = self.plan.data_parallel > 1
         kinds = ("reduce_scatter", "all_gather") if self.plan.zero_stage else ("all_reduce",)
         traffic = {("data", kind): Traffic(calls, whole) for kind in kinds if shared}
-        seconds = axis_seconds(traffic, setting.cluster, setting.software, table)
+        seconds = axis_seconds(traffic, scenario.cluster, scenario.software, table)
         zero = np.zeros(1)
         mine = trained / (self.plan.data_parallel if self.plan.zero_stage else 1)
         rank = RankSeconds(
@@ -321,10 +321,10 @@ class StageCosts:
             weights=zero,
             data_communication=seconds["data"],
             optimizer=optimizer_seconds(
-                mine, self.rate, update_accesses(setting.workload, setting.software)
+                mine, self.rate, update_accesses(scenario.workload, scenario.software)
             )
-            + setting.software.step_operators * self.rate.operator,
+            + scenario.software.step_operators * self.rate.operator,
         )
-        hiding = Hiding.of(setting.software)
-        exposed = exposed_data_seconds(rank, table, hiding, on_gpu=setting.on_gpu)
+        hiding = Hiding.of(scenario.software)
+        exposed = exposed_data_seconds(rank, table, hiding, on_gpu=scenario.on_gpu)
         return float(np.ravel(exposed)[0]) + float(np.ravel(rank.optimizer)[0])

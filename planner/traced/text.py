@@ -12,7 +12,7 @@ from planner.answer.text import TIME_WORDS, bars
 from planner.assessment.verdict import WORDS
 from planner.request.command import describe_plan
 from planner.text.paragraphs import INDENT, labelled
-from planner.traced.setting import TracedSetting
+from planner.traced.scenario import TracedScenario
 from planner.traced.stages import Cut
 
 CONFIDENCE: Final = (
@@ -31,18 +31,18 @@ COLUMNS: Final = (
 )
 
 
-def head(setting: TracedSetting) -> list[str]:
+def head(scenario: TracedScenario) -> list[str]:
     """The question, said back."""
-    module = setting.module
+    module = scenario.module
     size = f"{module.kind}, {format_count(module.num_parameters)} parameters"
     if module.num_trainable_parameters != module.num_parameters:
         size += f", {format_count(module.num_trainable_parameters)} trained"
     size += f" in {len(module.blocks)} blocks" if module.blocks else ", no blocks"
     return [
         f"{module.name}  {size}",
-        f"{module.precision} {setting.workload.optimizer} · "
-        f"global batch {setting.global_batch_size:,}",
-        describe(setting.cluster),
+        f"{module.precision} {scenario.workload.optimizer} · "
+        f"global batch {scenario.global_batch_size:,}",
+        describe(scenario.cluster),
     ]
 
 
@@ -56,7 +56,7 @@ def time_line(time: Mapping[str, Any]) -> str:
 
 
 def fit_text(
-    setting: TracedSetting,
+    scenario: TracedScenario,
     plan: Plan,
     document: Mapping[str, Any],
     *,
@@ -71,7 +71,7 @@ def fit_text(
     budget, margin = memory["budget_bytes"], memory["margin_bytes"]
     word = WORDS[memory["verdict"]]
     lines = [
-        *head(setting),
+        *head(scenario),
         "",
         f"{word:<{max(INDENT, len(word) + 2)}}peak {format_gib(memory['peak_bytes'])} of "
         f"{format_bytes(budget)}   {'margin' if margin >= 0 else 'short of'} "
@@ -111,7 +111,7 @@ def _ways(parts: Mapping[str, float], ways_out: Sequence[Mapping[str, Any]]) -> 
 
 
 def plan_text(
-    setting: TracedSetting,
+    scenario: TracedScenario,
     documents: Sequence[Mapping[str, Any]],
     search: Mapping[str, Any],
     *,
@@ -121,7 +121,7 @@ def plan_text(
 ) -> str:
     """The answer of ``plan``."""
     best = documents[0]
-    lines = [*head(setting), ""]
+    lines = [*head(scenario), ""]
     if best["memory"]["verdict"] == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"

@@ -13,16 +13,16 @@ from cost_models.plan.plan import Plan
 from planner.advice.changes import MAX_NODES, resized
 from planner.assessment.reach import MAX_MICRO_BATCH, largest
 from planner.request.command import describe_plan, typed_cluster
-from planner.traced.setting import TracedSetting, documents, why_illegal, with_batch
+from planner.traced.scenario import TracedScenario, documents, why_illegal, with_batch
 
 MOST_WAYS: Final = 5
 
 
-def ways_out(setting: TracedSetting, plan: Plan) -> tuple[dict[str, Any], ...]:
+def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[dict[str, Any], ...]:
     """Return up to MOST_WAYS changes that make it fit, cheapest first; each is priced."""
     found: list[dict[str, Any]] = []
-    for changed, other, change in _changes(setting, plan):
-        way = _check(changed, other, change, moved=changed.cluster is not setting.cluster)
+    for changed, other, change in _changes(scenario, plan):
+        way = _check(changed, other, change, moved=changed.cluster is not scenario.cluster)
         if way is not None and way["options"] not in {one["options"] for one in found}:
             found.append(way)
         if len(found) == MOST_WAYS:
@@ -30,56 +30,56 @@ def ways_out(setting: TracedSetting, plan: Plan) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def largest_micro_batch(setting: TracedSetting, plan: Plan) -> int | None:
+def largest_micro_batch(scenario: TracedScenario, plan: Plan) -> int | None:
     """Return the largest micro-batch size that fits with as many micro-batches."""
 
     def fits(size: int) -> bool:
         batch = size * plan.num_microbatches * plan.data_parallel
-        changed = with_batch(setting, batch)
+        changed = with_batch(scenario, batch)
         return _check(changed, replace(plan, micro_batch_size=size), "") is not None
 
     return largest(fits, MAX_MICRO_BATCH) or None
 
 
-def _changes(setting: TracedSetting, plan: Plan) -> Iterator[tuple[TracedSetting, Plan, str]]:
+def _changes(scenario: TracedScenario, plan: Plan) -> Iterator[tuple[TracedScenario, Plan, str]]:
     if plan.recompute != "full":
-        yield setting, replace(plan, recompute="full"), "recompute full"
+        yield scenario, replace(plan, recompute="full"), "recompute full"
     for stage in range(plan.zero_stage + 1, 4):
-        yield setting, replace(plan, zero_stage=stage), f"shard more: ZeRO-{stage}"
+        yield scenario, replace(plan, zero_stage=stage), f"shard more: ZeRO-{stage}"
     if plan.micro_batch_size > 1:
         times = plan.num_microbatches * plan.micro_batch_size
         one = replace(plan, micro_batch_size=1, num_microbatches=times)
-        yield setting, one, "micro-batch size 1"
+        yield scenario, one, "micro-batch size 1"
     least = replace(plan, micro_batch_size=1, recompute="full")
-    least = replace(least, num_microbatches=setting.global_batch_size // plan.data_parallel)
+    least = replace(least, num_microbatches=scenario.global_batch_size // plan.data_parallel)
     for stage in range(4):
         other = replace(least, zero_stage=stage)
-        yield setting, other, f"recompute full, ZeRO-{stage}, micro-batch size 1"
-    nodes = setting.cluster.num_nodes * 2
-    grows = setting.on_gpu and not setting.cluster.levels
+        yield scenario, other, f"recompute full, ZeRO-{stage}, micro-batch size 1"
+    nodes = scenario.cluster.num_nodes * 2
+    grows = scenario.on_gpu and not scenario.cluster.levels
     while nodes <= MAX_NODES and grows:
-        larger = resized(setting.cluster, nodes)
-        batch = max(setting.global_batch_size, larger.num_gpus * plan.micro_batch_size)
+        larger = resized(scenario.cluster, nodes)
+        batch = max(scenario.global_batch_size, larger.num_gpus * plan.micro_batch_size)
         times = max(1, batch // (larger.num_gpus * plan.micro_batch_size))
         wider = replace(plan, data_parallel=larger.num_gpus, zero_stage=3, num_microbatches=times)
-        changed = with_batch(replace(setting, cluster=larger), wider.global_batch_size)
+        changed = with_batch(replace(scenario, cluster=larger), wider.global_batch_size)
         yield changed, wider, f"{nodes} nodes ({larger.num_gpus} accelerators)"
         nodes *= 2
 
 
 def _check(
-    setting: TracedSetting, plan: Plan, change: str, *, moved: bool = False
+    scenario: TracedScenario, plan: Plan, change: str, *, moved: bool = False
 ) -> dict[str, Any] | None:
     """Price one changed plan; None unless it can exist and fits."""
-    if why_illegal(setting, plan) is not None:
+    if why_illegal(scenario, plan) is not None:
         return None
-    document = documents(setting, [plan])[0]
+    document = documents(scenario, [plan])[0]
     if document["memory"]["verdict"] != "fits":
         return None
-    options = f"{describe_plan(plan)} --global-batch-size {setting.global_batch_size}"
+    options = f"{describe_plan(plan)} --global-batch-size {scenario.global_batch_size}"
     if moved:
-        name = typed_cluster(setting.cluster)
-        nodes = setting.cluster.num_nodes
+        name = typed_cluster(scenario.cluster)
+        nodes = scenario.cluster.num_nodes
         options = f"{name or f'(nodes = {nodes} in the cluster file)'} {options}"
     return {
         "change": change,
@@ -87,5 +87,5 @@ def _check(
         "plan": plan.to_dict(),
         "peak_bytes": document["memory"]["peak_bytes"],
         "step_seconds": document["time"]["step_seconds"],
-        "num_gpus": setting.cluster.num_gpus,
+        "num_gpus": scenario.cluster.num_gpus,
     }

@@ -231,7 +231,7 @@ def _record(
         "peft": row.get("peft"),
         "plan": None if case is None else case.plan_words,
         "method": None if case is None else case.method,
-        "software": None if case is None else case.setting.software.name,
+        "software": None if case is None else case.scenario.software.name,
         "predicted_step_seconds": None if predicted is None else predicted.step,
         "measured_step_seconds": step,
         "time_error": times[0],

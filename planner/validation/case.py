@@ -15,10 +15,10 @@ from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import OFFLOADS, RECOMPUTE, Plan
 from cost_models.plan.workload import MIXED, Adapter, Optimizer, Precision, Workload
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
-from planner.request.setting import default_precision
+from planner.request.scenario import default_precision
 from planner.validation.cluster_of_row import cluster_of
 from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
@@ -35,10 +35,10 @@ class Case:
     """One row, ready to be priced."""
 
     row: Row
-    setting: Setting
+    scenario: Scenario
     plan: Plan
     defaults: tuple[str, ...]
-    key: tuple[Any, ...] = field(repr=False)  # of the setting: equal keys are priced together
+    key: tuple[Any, ...] = field(repr=False)  # of the scenario: equal keys are priced together
 
     @property
     def plan_words(self) -> str:
@@ -50,7 +50,7 @@ class Case:
     @property
     def method(self) -> str:
         """What is trained and how it is shared out, in a few words."""
-        plan, trained = self.plan, self.setting.workload.adapter
+        plan, trained = self.plan, self.scenario.workload.adapter
         axes = {
             "tp": plan.tensor_parallel,
             "pp": plan.pipeline_parallel,
@@ -87,11 +87,11 @@ def _case(reading: Reading) -> Case:
     first = look_up("adapter", row).get("first_layer", 0)
     model = _adapted(base, model_key, workload, software.quantises_every_matrix, first)
     stages = _stages(row, plan)
-    setting = Setting(model, cluster, workload, software, layer_ranges=stages)
+    scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     changed = tuple(sorted(changes.items()))
-    plan = with_usual_micro_batch(reading, setting, plan)
+    plan = with_usual_micro_batch(reading, scenario, plan)
     key = (model_key, cluster_key, workload, profile, changed, stages, first)
-    return Case(row, setting, plan, tuple(reading.defaults), key)
+    return Case(row, scenario, plan, tuple(reading.defaults), key)
 
 
 _MODELS: dict[tuple[str, str, int, str, bool, int], ModelSpec] = {}

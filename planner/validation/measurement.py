@@ -62,7 +62,7 @@ def measured_step(row: Row, case: Case | None) -> float | None:
         return float(row.get("step_time_s"))
     if case is None:
         return None
-    workload, gpus = case.setting.workload, case.setting.cluster.num_gpus
+    workload, gpus = case.scenario.workload, case.scenario.cluster.num_gpus
     rate = row.get("tokens_per_second_per_gpu")
     if rate:
         return float(workload.tokens_per_step / (rate * gpus))
@@ -70,11 +70,11 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     if definition.get("counts") != "model" or definition.get("attention") != 1.0:
         return None
     flops = float(
-        model_flops_per_step(case.setting.model, workload.seq_len, workload.global_batch_size)
+        model_flops_per_step(case.scenario.model, workload.seq_len, workload.global_batch_size)
     )
     if row.get("tflops_per_gpu"):
         return flops / (float(row.get("tflops_per_gpu")) * 1e12 * gpus)
-    peak = case.setting.cluster.accelerator.peak_flops.get(workload.precision)
+    peak = case.scenario.cluster.accelerator.peak_flops.get(workload.precision)
     if row.get("mfu_pct") and peak is not None:
         return flops / (0.01 * float(row.get("mfu_pct")) * peak.value * gpus)
     return None

@@ -8,14 +8,14 @@ import numpy as np
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.assessment.verdict import budget_bytes
 from planner.validation.reading import Reading
 
 COLUMN = "micro_batch_size"
 
 
-def with_usual_micro_batch(reading: Reading, setting: Setting, plan: Plan) -> Plan:
+def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
     """Return a plan with the micro-batch that whoever ran it will have taken.
 
     Without a pipeline the largest of 1, 2, 4 ... sequences that fits: more and smaller ones only
@@ -34,7 +34,7 @@ def with_usual_micro_batch(reading: Reading, setting: Setting, plan: Plan) -> Pl
     plans = [
         replace(plan, micro_batch_size=size, num_microbatches=sequences // size) for size in sizes
     ]
-    fits = price(setting, PlanTable.from_plans(plans)).peak <= budget_bytes(setting.cluster)
+    fits = price(scenario, PlanTable.from_plans(plans)).peak <= budget_bytes(scenario.cluster)
     largest = int(np.flatnonzero(fits)[-1]) if np.any(fits) else 0
     reading.value(COLUMN, sizes[largest], "the largest that fits, without a pipeline")
     return plans[largest]

@@ -1,4 +1,4 @@
-"""Many cases through the formulas that ``fit`` uses, those of one setting at once."""
+"""Many cases through the formulas that ``fit`` uses, those of one scenario at once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
 
 def why_impossible(case: Case) -> str | None:
     """Return why no trainer runs a case's plan; None where one does."""
-    question = question_of(case.setting)
+    question = question_of(case.scenario)
     code = int(legality_codes(question, PlanTable.from_plans([case.plan]))[0])
     if not code or CODES[code] in PRICED_ANYWAY:
         return None
@@ -72,20 +72,20 @@ def why_impossible(case: Case) -> str | None:
 
 
 def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
-    setting = cases[0].setting
-    accelerator = setting.cluster.accelerator
+    scenario = cases[0].scenario
+    accelerator = scenario.cluster.accelerator
     table = PlanTable.from_plans([case.plan for case in cases])
-    priced = with_simulated_steps(setting, table, price(setting, table))  # as ``fit`` prints
-    spread = time_spread(setting.software.name, accelerator, experts=setting.model.has_experts)
-    budget = budget_bytes(setting.cluster)
-    around = memory_spread(setting.software.name)  # of what the device shows
+    priced = with_simulated_steps(scenario, table, price(scenario, table))  # as ``fit`` prints
+    spread = time_spread(scenario.software.name, accelerator, experts=scenario.model.has_experts)
+    budget = budget_bytes(scenario.cluster)
+    around = memory_spread(scenario.software.name)  # of what the device shows
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
         allocated = float(priced.memory.allocated[number])  # type: ignore[index]
         peak = _compared_peak(case, device, allocated, budget)
         measured = measured_memory(case.row)
-        own = around if measured is None else memory_spread(setting.software.name, measured.kind)
+        own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
         found[case.row.row_id] = Prediction(
             step,
             *interval(step, spread),
@@ -101,8 +101,8 @@ def _compared_peak(case: Case, device: float, allocated: float, budget: float) -
     measured = measured_memory(case.row)
     if measured is None:
         return device
-    setting = case.setting
+    scenario = case.scenario
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
-        ranks = rank_memories(setting, case.plan, default_layer_ranges(setting, case.plan))
+        ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
         allocated = float(ranks[0 if measured.rank == "first" else -1][0].allocated)
-    return shown_bytes(measured.kind, allocated, setting.software, budget)
+    return shown_bytes(measured.kind, allocated, scenario.software, budget)

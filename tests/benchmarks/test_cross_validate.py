@@ -17,16 +17,16 @@ from cost_models.compute import rates
 from cost_models.model.families import model_spec
 from cost_models.plan.plan import Plan, PlanTable
 from hardware_profiles.software.trainer import profile_names
-from tests.samples import GPT3, make_setting
+from tests.samples import GPT3, make_scenario
 
 MOST_CONSTANTS = 15  # of the core
 
 
 def work(cluster: str = "8xH100-SXM", software: str = "shardplan", **plan: int) -> Work:
     model = model_spec(GPT3, name="gpt-3")
-    setting = make_setting(model, cluster, seq_len=2048, software=software)
+    scenario = make_scenario(model, cluster, seq_len=2048, software=software)
     table = PlanTable.from_plans([Plan(data_parallel=8, num_microbatches=2, **plan)])
-    return Work(setting, table, "mosaic-llm-foundry", np.array([1.0]))
+    return Work(scenario, table, "mosaic-llm-foundry", np.array([1.0]))
 
 
 def test_the_core_has_few_fitted_constants_and_each_says_what_it_is() -> None:
@@ -70,8 +70,8 @@ def test_a_source_that_is_left_out_has_no_say() -> None:
 
 def test_a_profile_fitted_on_a_source_is_not_used_where_that_is_left_out() -> None:
     ours = work("8xA100-80GB", "composer")
-    assert in_its_place(ours).setting.software.name == "shardplan"
-    assert in_its_place(work("8xA100-80GB", "megatron")).setting.software.name == "megatron"
+    assert in_its_place(ours).scenario.software.name == "shardplan"
+    assert in_its_place(work("8xA100-80GB", "megatron")).scenario.software.name == "megatron"
 
 
 def test_figures_of_signed_errors() -> None:

@@ -14,21 +14,21 @@ from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.partition.recomputed_layers import Recomputed
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import SCHEMA_VERSION, PlanFile, read_plan_file, write_plan_file
-from cost_models.pricing.prediction import predict, setting_of
+from cost_models.pricing.prediction import predict, scenario_of
 from hardware_profiles.errors import InputError
-from tests.samples import legal_table, make_setting
+from tests.samples import legal_table, make_scenario
 
 
 def contents(**changes: Any) -> PlanFile:
-    setting = make_setting("llama", "8xA100-80GB")
+    scenario = make_scenario("llama", "8xA100-80GB")
     plan = Plan(data_parallel=4, pipeline_parallel=2, zero_stage=1, num_microbatches=4)
     return replace(
         PlanFile(
-            model=setting.model,
-            cluster=setting.cluster,
-            workload=setting.workload,
+            model=scenario.model,
+            cluster=scenario.cluster,
+            workload=scenario.workload,
             plan=plan,
-            layer_ranges=default_layer_ranges(setting, plan),
+            layer_ranges=default_layer_ranges(scenario, plan),
             prediction={"memory": {"peak_bytes": 1.5e9}, "time": {"step_seconds": 0.25}},
             created_by="shardplan test",
         ),
@@ -48,10 +48,10 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_plan_survives(tmp_path: Path) -> None:
-    setting, table = legal_table(("llama", "8xA100-80GB", 256, 16, "shardplan", "flash"))
+    scenario, table = legal_table(("llama", "8xA100-80GB", 256, 16, "shardplan", "flash"))
     for row in range(0, len(table), 61):
         plan = table.plan(row)
-        written = contents(plan=plan, layer_ranges=default_layer_ranges(setting, plan))
+        written = contents(plan=plan, layer_ranges=default_layer_ranges(scenario, plan))
         write_plan_file(tmp_path / "plan.json", written, force=True)
         assert read_plan_file(tmp_path / "plan.json") == written
 
@@ -234,8 +234,8 @@ def test_the_layers_of_each_stage_that_are_recomputed_are_written_and_read(tmp_p
     assert read.stage_recompute_layers == (2, 0)
     assert read.recomputed == Recomputed(by_stage=(2, 0))
     assert read.to_dict() == document
-    require_legal(question_of(setting_of(read)), read.plan)
-    recompute = predict(setting_of(read), read.plan, read.layer_ranges)["time"]["parts"]
+    require_legal(question_of(scenario_of(read)), read.plan)
+    recompute = predict(scenario_of(read), read.plan, read.layer_ranges)["time"]["parts"]
     assert recompute["recompute"] > 0
 
 

@@ -14,7 +14,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 PLANS = {
     "grouped queries": ("llama", "fp32", Plan(micro_batch_size=2)),
@@ -26,14 +26,14 @@ PLANS = {
 
 def test_one_mask_a_window_by_hand():
     """Gemma 3 has full layers and windows of 512; 4 sequences of 8192 tokens in bf16."""
-    setting = make_setting("gemma-3-1b", seq_len=8192, global_batch_size=32)
-    work = replace(setting.workload, document_mask=True, precision="bf16")
+    scenario = make_scenario("gemma-3-1b", seq_len=8192, global_batch_size=32)
+    work = replace(scenario.workload, document_mask=True, precision="bf16")
     table = PlanTable.from_plans([Plan(micro_batch_size=4), Plan(micro_batch_size=1)])
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
 
     def found(workload: Workload, software: str = "shardplan") -> list[float]:
         profile = software_profile(software)
-        return list(mask_bytes(setting.model, workload, profile, table, rank))
+        return list(mask_bytes(scenario.model, workload, profile, table, rank))
 
     assert found(work) == [2 * 2.0 * 4 * 8192**2, 2 * 2.0 * 8192**2]
     assert found(replace(work, seq_len=512))[1] == 2.0 * 512**2  # no window is narrower
@@ -43,7 +43,7 @@ def test_one_mask_a_window_by_hand():
 
 
 def test_keys_are_repeated_for_every_query_head():
-    attention = make_setting("llama-3-8b").model.kinds[0].attention
+    attention = make_scenario("llama-3-8b").model.kinds[0].attention
     work, software = Workload(128, 1, document_mask=True), software_profile("shardplan")
     assert masked_key_bytes(attention, work, software) == 2 * (32 - 8) * 2 * 128
     assert masked_key_bytes(attention, Workload(128, 1), software) == 0
@@ -52,7 +52,7 @@ def test_keys_are_repeated_for_every_query_head():
 
 
 def test_kernels_that_know_documents_compute_their_scores_only():
-    kind = make_setting("llama-3-8b").model.kinds[0]
+    kind = make_scenario("llama-3-8b").model.kinds[0]
     megatron, ours = software_profile("megatron"), software_profile("shardplan")
     work = Workload(4096, 1, document_mask=True, document_length=200)
     assert as_computed(kind, work, megatron).attention.window == 100, "causal: half a document"
@@ -70,17 +70,17 @@ def test_kernels_that_know_documents_compute_their_scores_only():
 
 
 def test_masks_are_never_free():
-    setting = make_setting("llama-3-8b", seq_len=4096, global_batch_size=8)
-    masked = replace(setting, workload=replace(setting.workload, document_mask=True))
+    scenario = make_scenario("llama-3-8b", seq_len=4096, global_batch_size=8)
+    masked = replace(scenario, workload=replace(scenario.workload, document_mask=True))
     table = PlanTable.from_plans(
         [Plan(data_parallel=8), Plan(data_parallel=4, tensor_parallel=2, recompute="full")]
     )
-    plain, dear = price(setting, table), price(masked, table)
+    plain, dear = price(scenario, table), price(masked, table)
     assert dear.peak[0] > plain.peak[0]
     assert dear.peak[1] == plain.peak[1]  # in the optimizer step no mask is left
     assert (dear.step > plain.step).all()
-    kind = setting.model.kinds[0]
-    assert as_computed(kind, setting.workload, setting.software) is kind
+    kind = scenario.model.kinds[0]
+    assert as_computed(kind, scenario.workload, scenario.software) is kind
 
 
 @pytest.mark.slow

@@ -26,16 +26,16 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 
 MISTRAL = "mistral-7b"
 
 
-def setting(
+def scenario(
     name: str, software: str, targets: str, *, gpus: int = 1, kind: str = "lora", **options: Any
-) -> Setting:
+) -> Scenario:
     values = {
         "seq_len": 1024,
         "global_batch_size": gpus,
@@ -50,10 +50,10 @@ def setting(
     workload = Workload(**values)
     every = profile.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
-    return Setting(model, parse_cluster(f"{gpus}xA100-SXM-80GB"), workload, profile)
+    return Scenario(model, parse_cluster(f"{gpus}xA100-SXM-80GB"), workload, profile)
 
 
-def saved_per_layer(case: Setting) -> float:
+def saved_per_layer(case: Scenario) -> float:
     """Bytes a token and layer without recomputation."""
     plan = Plan()
     rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
@@ -73,14 +73,14 @@ def saved_per_layer(case: Setting) -> float:
 def test_a_frozen_layer_saves_what_its_module_does(
     name: str, software: str, targets: str, counted: float
 ) -> None:
-    assert saved_per_layer(setting(name, software, targets)) == pytest.approx(counted, rel=0.1)
+    assert saved_per_layer(scenario(name, software, targets)) == pytest.approx(counted, rel=0.1)
 
 
 def test_frozen_matrices_save_nothing_of_their_own() -> None:
     """Mistral, h 4096, F 14336, kv 1024: two fp32 norms, q k v out, gate, silu and up."""
     heads = 2.0 * (4096 + 1024 + 1024 + 4096) + 4.0 * 32
     mlp = 3.0 * 2.0 * 14336
-    one = setting(MISTRAL, "hf-trainer", "o")
+    one = scenario(MISTRAL, "hf-trainer", "o")
     adapters = 3.0 * 4096  # the dropped input of one adapter, and its mask
     norms = 2.0 * (4.0 * 4096 + 4.0)
     assert saved_per_layer(one) == pytest.approx(norms + heads + mlp + adapters)
@@ -89,15 +89,15 @@ def test_frozen_matrices_save_nothing_of_their_own() -> None:
 def test_frozen_norms_of_queries_and_keys_keep_no_normalised_copy() -> None:
     """Qwen3: two norms of h 1024, 16 heads of queries and 8 of keys, each of 128; 2 bytes."""
     model = model_spec(load_preset("qwen3-0.6b").config, name="qwen3")
-    case = setting("qwen3-0.6b", "shardplan", "q", kind="none", adapter_rank=0)
+    case = scenario("qwen3-0.6b", "shardplan", "q", kind="none", adapter_rank=0)
     frozen = replace(case, model=with_frozen_parts(model, "norms"))
     less = saved_per_layer(replace(case, model=model)) - saved_per_layer(frozen)
     assert less == pytest.approx(2.0 * (2 * 1024 + (16 + 8) * 128))
 
 
 def test_our_own_executor_keeps_inputs_of_frozen_matrices() -> None:
-    assert saved_per_layer(setting(MISTRAL, "shardplan", "q,v")) > saved_per_layer(
-        setting(MISTRAL, "hf-trainer", "q,v")
+    assert saved_per_layer(scenario(MISTRAL, "shardplan", "q,v")) > saved_per_layer(
+        scenario(MISTRAL, "hf-trainer", "q,v")
     )
 
 
@@ -110,7 +110,7 @@ def test_targets_of_a_question_are_checked() -> None:
     assert set(TARGETS) == set(TARGET_NAMES)
     options = {"seq_len": 512, "lora": 8}
     answer = planner.fit("llama-3.2-1b", "1xA100-80GB", lora_targets="q, v", **options)
-    assert answer.setting.workload.adapter_targets == "q,v"
+    assert answer.scenario.workload.adapter_targets == "q,v"
     assert "adapter_targets = q,v" in str(answer.to_dict()["not_run"])
     for wrong in ("q,q", "q,x", ","):
         with pytest.raises(InputError, match="lora_targets"):
@@ -118,7 +118,7 @@ def test_targets_of_a_question_are_checked() -> None:
 
 
 def test_targets_name_matrices() -> None:
-    case = setting(MISTRAL, "hf-trainer", "q,v")
+    case = scenario(MISTRAL, "hf-trainer", "q,v")
     (kind,) = case.model.kinds
     matrices = [w for w in kind.weights if not w.is_adapter]
     chosen = {w.name for w in matrices if is_adapted(w, "q,v")}
@@ -153,14 +153,14 @@ def test_a_chunked_loss_has_copies_of_one_chunk() -> None:
     assert float(np.asarray(none.forward)) < 2000.0
 
 
-def peak(case: Setting, plan: Plan) -> Any:
+def peak(case: Scenario, plan: Plan) -> Any:
     return price(case, PlanTable.from_plans([plan])).memory
 
 
 def test_fsdp1_shards_what_is_frozen_and_gathers_the_root() -> None:
-    case = setting(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
+    case = scenario(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
     plan = Plan(data_parallel=2, zero_stage=3, recompute="full")
-    whole = peak(setting(MISTRAL, "hf-trainer", "q,k,v,o"), Plan(recompute="full"))
+    whole = peak(scenario(MISTRAL, "hf-trainer", "q,k,v,o"), Plan(recompute="full"))
     parts = peak(case, plan)
     assert float(parts.weights[0]) == pytest.approx(float(whole.weights[0]) / 2, rel=0.01)
     root = 2.0 * 2 * 32000 * 4096
@@ -171,7 +171,7 @@ def test_fsdp1_shards_what_is_frozen_and_gathers_the_root() -> None:
 
 
 def test_fsdp1_gathers_no_layer_at_the_loss_but_the_one_that_comes() -> None:
-    case = setting(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
+    case = scenario(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
     table = PlanTable.from_plans([Plan(data_parallel=2, zero_stage=3, recompute="full")])
     (rank,) = even_rank_contents(case.model, 1, 1)
     moments = rank_timeline(case.model, case.workload, case.software, table, rank, on_gpu=True)
@@ -182,17 +182,17 @@ def test_fsdp1_gathers_no_layer_at_the_loss_but_the_one_that_comes() -> None:
 
 
 def test_no_sync_keeps_whole_gradients_of_frozen_weights_too() -> None:
-    case = setting("llama-2-7b", "litgpt", "q,v", gpus=2, global_batch_size=4)
+    case = scenario("llama-2-7b", "litgpt", "q,v", gpus=2, global_batch_size=4)
     plan = Plan(data_parallel=2, zero_stage=3, recompute="full", num_microbatches=2)
     parts = peak(case, plan)
     assert float(parts.gradients[0]) == pytest.approx(2.0 * 6.742e9, rel=0.01)
-    once = setting("llama-2-7b", "litgpt", "q,v", gpus=2)
+    once = scenario("llama-2-7b", "litgpt", "q,v", gpus=2)
     one = peak(once, Plan(data_parallel=2, zero_stage=3, recompute="full"))
     assert float(one.gradients[0]) < 0.1e9
 
 
 def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first() -> None:
-    case = setting("llama-2-7b", "litgpt", "q,v", gpus=2, global_batch_size=4)
+    case = scenario("llama-2-7b", "litgpt", "q,v", gpus=2, global_batch_size=4)
     first = replace(case, software=replace(case.software, longest_first=True))
     plan = Plan(data_parallel=2, zero_stage=3, recompute="full", num_microbatches=2)
     table = PlanTable.from_plans([plan])
@@ -215,7 +215,7 @@ def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first(
 
 def test_a_projection_of_its_own_is_gathered_beside_the_last_layer() -> None:
     """torchtune, custom_sharded_layers: the root holds nothing, the loss in chunks its gradient."""
-    case = setting("llama-3-8b", "torchtune-chunked", "", gpus=8, kind="none", seq_len=4096)
+    case = scenario("llama-3-8b", "torchtune-chunked", "", gpus=8, kind="none", seq_len=4096)
     apart = replace(case, software=replace(case.software, flat_parameters=False))
     table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3, recompute="full")])
     (rank,) = even_rank_contents(case.model, 1, 1)
@@ -237,10 +237,10 @@ def test_bytes_of_a_quantised_element() -> None:
 
 
 def test_qlora_of_other_trainers_quantises_every_matrix_of_a_layer() -> None:
-    ours = setting(MISTRAL, "shardplan", "q,v", kind="qlora")
-    theirs = setting(MISTRAL, "hf-trainer", "q,v", kind="qlora")
+    ours = scenario(MISTRAL, "shardplan", "q,v", kind="qlora")
+    theirs = scenario(MISTRAL, "hf-trainer", "q,v", kind="qlora")
 
-    def small(case: Setting) -> int:
+    def small(case: Scenario) -> int:
         return sum(w.numel for kind in case.model.kinds for w in kind.weights if w.quantised)
 
     assert small(ours) == 4096 * (4096 + 1024)
@@ -250,7 +250,7 @@ def test_qlora_of_other_trainers_quantises_every_matrix_of_a_layer() -> None:
 def test_an_optimizer_in_the_backward_pass_keeps_no_gradients() -> None:
     from dataclasses import replace
 
-    usual = setting(MISTRAL, "torchtune", "q,v", adapter="none", adapter_rank=0)
+    usual = scenario(MISTRAL, "torchtune", "q,v", adapter="none", adapter_rank=0)
     fused = replace(usual, software=replace(usual.software, optimizer_in_backward=True))
     plan = Plan(recompute="full")
     less = float(peak(usual, plan).allocated[0]) - float(peak(fused, plan).allocated[0])

@@ -18,7 +18,7 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import FULL, NONE, SELECTIVE_OPS, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_communication
-from tests.samples import legal_table, llama, make_setting
+from tests.samples import legal_table, llama, make_scenario
 
 OPS = Plan(recompute="selective_ops")
 WORKLOAD = Workload(256, 8, precision="bf16")
@@ -54,8 +54,8 @@ def test_a_llama_layer_by_hand() -> None:
         ]
     )
     (rank,) = even_rank_contents(model, 1, 1)
-    setting = make_setting(seq_len=256, global_batch_size=8)
-    found = layer_bytes(model, WORKLOAD, setting.software, table, rank) / (256 * model.num_layers)
+    scenario = make_scenario(seq_len=256, global_batch_size=8)
+    found = layer_bytes(model, WORKLOAD, scenario.software, table, rank) / (256 * model.num_layers)
     both = 2.0 * h + 2.0 * h  # and the layer's input
     assert found.tolist() == [split + both, split / 2 + both, (split + both) / 2]
 
@@ -90,10 +90,10 @@ def test_no_collective_is_repeated() -> None:
         "mixtral": replace(OPS, data_parallel=2, tensor_parallel=2, expert_parallel=2),
         "qwen3": replace(OPS, context_parallel=2, context_parallel_method="ulysses"),
     }.items():
-        setting = replace(make_setting(seq_len=256), model=of(family))
-        ranges = ((0, setting.model.num_layers),)
+        scenario = replace(make_scenario(seq_len=256), model=of(family))
+        ranges = ((0, scenario.model.num_layers),)
         none, full = (replace(plan, recompute=name) for name in ("none", "full"))
-        again = [rank_communication(setting, p, ranges) for p in (plan, none, full)]
+        again = [rank_communication(scenario, p, ranges) for p in (plan, none, full)]
         assert again[0] == again[1] != again[2]
 
 
@@ -112,15 +112,15 @@ def test_no_matmul_is_repeated_but_those_of_an_eager_core(kernel: Any) -> None:
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_it_lies_between_none_and_full(key: Any) -> None:
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     table = table.rows(slice(0, None, 7))
     none, ops, full = (
-        price(setting, replace(table, recompute=np.full(len(table), code)))
+        price(scenario, replace(table, recompute=np.full(len(table), code)))
         for code in (NONE, SELECTIVE_OPS, FULL)
     )
     assert (ops.time.recompute > 0).all()
     assert (ops.time.recompute < full.time.recompute).all()
-    several = setting.model.num_layers >= 2 * table.pipeline_parallel
+    several = scenario.model.num_layers >= 2 * table.pipeline_parallel
     # what is recomputed for weight gradients that come later stays until then
     slack = np.where(np.isin(table.pipeline_schedule, SPLIT_CODES), 1.001, 1.0 + 1e-9)
     assert (ops.peak * slack >= full.peak)[several].all()
@@ -134,11 +134,11 @@ def test_it_lies_between_none_and_full(key: Any) -> None:
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_a_table_is_priced_as_each_row_alone(key: Any) -> None:
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     rows = table.rows(np.arange(0, len(table), max(1, len(table) // 40)))
     mixed = replace(rows, recompute=np.arange(len(rows)) % 4)
-    together = price(setting, mixed)
+    together = price(scenario, mixed)
     for row in range(len(mixed)):
-        alone = price(setting, mixed.rows(slice(row, row + 1)))
+        alone = price(scenario, mixed.rows(slice(row, row + 1)))
         assert together.peak[row] == alone.peak[0]
         assert together.step[row] == alone.step[0]

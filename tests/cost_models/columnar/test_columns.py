@@ -13,7 +13,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.factored import factored
 from cost_models.plan.plan import PlanTable
 from planner.search.space import enumerate_plans
-from tests.samples import make_setting, question
+from tests.samples import make_scenario, question
 
 
 def random_table(size: int, seed: int = 0) -> PlanTable:
@@ -143,7 +143,7 @@ def test_formulas_that_meet_no_column_are_left_alone() -> None:
     double = on_distinct_rows(lambda x: 2 * x)
     assert double(3) == 6
     assert double.__name__
-    setting = make_setting("llama", "8xA100-80GB")
-    table = enumerate_plans(setting.model, setting.workload, 8, {})
-    legal = table.rows(legality_codes(question(setting), table) == 0)
+    scenario = make_scenario("llama", "8xA100-80GB")
+    table = enumerate_plans(scenario.model, scenario.workload, 8, {})
+    legal = table.rows(legality_codes(question(scenario), table) == 0)
     assert np.array_equal(double(legal.zero_stage), 2 * legal.zero_stage)

@@ -16,8 +16,8 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import CONTEXT_METHODS, RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
-from tests.samples import llama, make_setting, sample_model
+from cost_models.scenario import Scenario
+from tests.samples import llama, make_scenario, sample_model
 
 WORKLOAD = Workload(seq_len=64, global_batch_size=8)
 RING = Plan(context_parallel=4, micro_batch_size=2, num_microbatches=4)
@@ -34,9 +34,9 @@ def traffic(plan: Plan, model: Any = None) -> dict[tuple[str, str], tuple[float,
 
 @pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2"])
 def test_a_table_is_priced_as_its_rows(model: str) -> None:
-    setting = make_setting(model, "2x4xH100-SXM", seq_len=512, global_batch_size=8)
-    if setting.model.attention_dropout:
-        setting = replace(setting, model=replace(setting.model, attention_dropout=0.0))
+    scenario = make_scenario(model, "2x4xH100-SXM", seq_len=512, global_batch_size=8)
+    if scenario.model.attention_dropout:
+        scenario = replace(scenario, model=replace(scenario.model, attention_dropout=0.0))
     plans = [
         Plan(
             data_parallel=2, context_parallel=4, context_parallel_method=method,  # type: ignore[arg-type]
@@ -46,9 +46,9 @@ def test_a_table_is_priced_as_its_rows(model: str) -> None:
             CONTEXT_METHODS, (1, 3), RECOMPUTE, (1, 2)
         )
     ]  # fmt: skip
-    table = price(setting, PlanTable.from_plans(plans))
+    table = price(scenario, PlanTable.from_plans(plans))
     for row, plan in enumerate(plans):
-        alone = price(setting, PlanTable.from_plans([plan]))
+        alone = price(scenario, PlanTable.from_plans([plan]))
         assert table.step[row] == alone.step[0]
         assert table.peak[row] == alone.peak[0]
 
@@ -101,9 +101,9 @@ def test_messages_and_collectives_of_hidden_states_shrink_with_the_tokens() -> N
 
 def test_a_long_ring_hides_behind_attention_and_a_short_one_does_not() -> None:
     def exposed(seq_len: int, method: str, cluster: str = "8xH100-SXM") -> float:
-        setting = make_setting("llama-3-8b", cluster, seq_len=seq_len, global_batch_size=1)
+        scenario = make_scenario("llama-3-8b", cluster, seq_len=seq_len, global_batch_size=1)
         plan = Plan(context_parallel=8, context_parallel_method=method, zero_stage=3)  # type: ignore[arg-type]
-        return float(price(setting, PlanTable.from_plans([plan])).time.context_communication[0])  # type: ignore[index]
+        return float(price(scenario, PlanTable.from_plans([plan])).time.context_communication[0])  # type: ignore[index]
 
     assert exposed(4096, "ring") > 0
     # but for the last hop of the gradients nothing shows
@@ -121,15 +121,15 @@ def test_nothing_hides_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("method", CONTEXT_METHODS)
 def test_saved_activations_are_shared_out(method: str) -> None:
-    setting = make_setting("llama-3-8b", "8xH100-SXM", seq_len=16384, global_batch_size=1)
+    scenario = make_scenario("llama-3-8b", "8xH100-SXM", seq_len=16384, global_batch_size=1)
     table = PlanTable.from_plans(
         [Plan(context_parallel=n, context_parallel_method=method) for n in (1, 4)]  # type: ignore[arg-type]
     )
-    (rank,) = even_rank_contents(setting.model, 1, 1)
-    held = held_activations(setting.model, setting.workload, setting.software, table, rank)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
     one, four = np.asarray(held.saved).tolist()
     # ulysses keeps the output by heads and by tokens
-    attention, layers = setting.model.kinds[0].attention, setting.model.num_layers
+    attention, layers = scenario.model.kinds[0].attention, scenario.model.num_layers
     output = 2 * layers * 16384 * attention.num_heads * attention.head_dim
     assert four == pytest.approx((one + output * (method == "ulysses")) / 4)
 
@@ -138,14 +138,14 @@ def test_time_of_the_layers_is_shared_out() -> None:
     """Exactly where the multiprocessors are unknown; tiles and waves may only add to a share."""
 
     def computing(context: int, *, tiles: bool) -> float:
-        setting: Setting = make_setting(
+        scenario: Scenario = make_scenario(
             "llama-3-8b", f"{context}xH100-SXM", seq_len=32768, global_batch_size=1
         )
         if not tiles:
-            chip = replace(setting.cluster.accelerator, compute_units=None)
-            setting = replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+            chip = replace(scenario.cluster.accelerator, compute_units=None)
+            scenario = replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
         plan = Plan(context_parallel=context)
-        return float(price(setting, PlanTable.from_plans([plan])).time.compute[0])  # type: ignore[index]
+        return float(price(scenario, PlanTable.from_plans([plan])).time.compute[0])  # type: ignore[index]
 
     assert computing(8, tiles=False) == pytest.approx(computing(1, tiles=False) / 8, rel=1e-6)
     shared = 8 * computing(8, tiles=True) / computing(1, tiles=True)

@@ -14,26 +14,26 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import Priced, price
 from cost_models.pricing.step_bounds import step_times
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 PLAN = Plan(8, zero_stage=2, num_microbatches=2)
 
 
-def setting_of(cluster: str = "8xA100-80GB", **options: Any) -> Setting:
+def scenario_of(cluster: str = "8xA100-80GB", **options: Any) -> Scenario:
     chosen: dict[str, Any] = {"seq_len": 2048, "global_batch_size": 16, **options}
-    return make_setting("llama-3-8b", cluster, **chosen)
+    return make_scenario("llama-3-8b", cluster, **chosen)
 
 
-def priced(setting: Setting, offload: Any, plan: Plan = PLAN) -> Priced:
-    return price(setting, PlanTable.from_plans([replace(plan, offload=offload)]))
+def priced(scenario: Scenario, offload: Any, plan: Plan = PLAN) -> Priced:
+    return price(scenario, PlanTable.from_plans([replace(plan, offload=offload)]))
 
 
 def test_moments_leave_and_master_weights_stay() -> None:
-    setting = setting_of()
-    plain, moved = priced(setting, "none"), priced(setting, "optimizer")
-    share = setting.model.num_parameters / 8
+    scenario = scenario_of()
+    plain, moved = priced(scenario, "none"), priced(scenario, "optimizer")
+    share = scenario.model.num_parameters / 8
     assert float(plain.memory.optimizer[0] - moved.memory.optimizer[0]) == 8 * share  # type: ignore[index]
     assert float(moved.memory.optimizer[0]) == 4 * share  # type: ignore[index]
     for part in ("weights", "gradients", "activations", "buffers"):
@@ -41,15 +41,15 @@ def test_moments_leave_and_master_weights_stay() -> None:
 
 
 def test_the_update_on_the_host_by_hand() -> None:
-    setting = setting_of()
-    figure = setting.cluster.accelerator.host_bandwidth
+    scenario = scenario_of()
+    figure = scenario.cluster.accelerator.host_bandwidth
     assert figure is not None
     # two accelerators behind each of a DGX A100's PCIe switches
-    link = figure.value * setting.software.bus_efficiency / 2
-    share = setting.model.num_parameters / 8
+    link = figure.value * scenario.software.bus_efficiency / 2
+    share = scenario.model.num_parameters / 8
     on_host = 8 * share / link
-    on_host += 8 * setting.software.optimizer_accesses_bytes * share / HOST_MEMORY_BANDWIDTH
-    parts = {name: priced(setting, name).time for name in ("none", "optimizer")}
+    on_host += 8 * scenario.software.optimizer_accesses_bytes * share / HOST_MEMORY_BANDWIDTH
+    parts = {name: priced(scenario, name).time for name in ("none", "optimizer")}
     more = float((parts["optimizer"].optimizer - parts["none"].optimizer)[0])  # type: ignore[index]
     assert 0.9 * on_host < more < on_host  # without what the device needed for it
     assert parts["optimizer"].compute[0] == parts["none"].compute[0]  # type: ignore[index]
@@ -58,7 +58,7 @@ def test_the_update_on_the_host_by_hand() -> None:
 def test_accelerators_behind_one_switch_share_its_link_to_the_host() -> None:
     plan = Plan(4, zero_stage=2, num_microbatches=4)
     table = PlanTable.from_plans([plan])
-    whole, half = setting_of(), setting_of("4xA100-80GB")
+    whole, half = scenario_of(), scenario_of("4xA100-80GB")
     each = [host_link(s.cluster, table, s.software) for s in (whole, half)]
     assert each[1] == 2 * each[0]  # a job of half a node need not share
 
@@ -66,19 +66,19 @@ def test_accelerators_behind_one_switch_share_its_link_to_the_host() -> None:
 def test_paged_states_that_do_not_fit_come_and_go_once_a_step() -> None:
     plan = Plan(1, num_microbatches=16)
     fits, full = (
-        make_setting("llama-3-8b", f"1x{name}", seq_len=2048, global_batch_size=16, **chosen)
+        make_scenario("llama-3-8b", f"1x{name}", seq_len=2048, global_batch_size=16, **chosen)
         for name, chosen in (
             ("B200", {"optimizer": "paged_adamw"}),
             ("H200", {"optimizer": "paged_adamw"}),
         )
     )
     seconds = []
-    for setting in (fits, full):
-        plain = replace(setting, workload=replace(setting.workload, optimizer="adamw"))
+    for scenario in (fits, full):
+        plain = replace(scenario, workload=replace(scenario.workload, optimizer="adamw"))
         table = PlanTable.from_plans([plan])
-        times = [price(one, table).time.optimizer[0] for one in (setting, plain)]  # type: ignore[index]
+        times = [price(one, table).time.optimizer[0] for one in (scenario, plain)]  # type: ignore[index]
         seconds.append(float(times[0] - times[1]))
-        assert step_times(setting, table)[0] == pytest.approx(price(setting, table).step)
+        assert step_times(scenario, table)[0] == pytest.approx(price(scenario, table).step)
     assert seconds[0] == 0.0
     priced_full = price(full, PlanTable.from_plans([plan]))
     states = 8 * full.model.num_parameters
@@ -89,13 +89,13 @@ def test_paged_states_that_do_not_fit_come_and_go_once_a_step() -> None:
 
 
 def test_two_layers_are_all_that_is_left_of_the_activations() -> None:
-    setting = setting_of()
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    scenario = scenario_of()
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
-    every = layer_bytes(setting.model, setting.workload, setting.software, table, rank)
-    plain, moved = priced(setting, "none"), priced(setting, "activations")
+    every = layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank)
+    plain, moved = priced(scenario, "none"), priced(scenario, "activations")
     saved = float(plain.memory.activations[0] - moved.memory.activations[0])  # type: ignore[index]
-    layers = setting.model.num_layers
+    layers = scenario.model.num_layers
     assert saved == pytest.approx(float(every[0]) * (layers - 2) / layers, rel=1e-12)  # type: ignore[index]
     assert float(moved.step[0]) > float(plain.step[0])
 
@@ -107,8 +107,8 @@ def test_a_copy_that_computation_hides_costs_only_its_way_back() -> None:
 
 
 def test_both_together_save_and_cost_what_each_does() -> None:
-    setting = setting_of()
-    found = {name: priced(setting, name) for name in OFFLOADS}
+    scenario = scenario_of()
+    found = {name: priced(scenario, name) for name in OFFLOADS}
     both = found["optimizer+activations"]
     assert both.memory.optimizer[0] == found["optimizer"].memory.optimizer[0]  # type: ignore[index]
     assert both.memory.activations[0] == found["activations"].memory.activations[0]  # type: ignore[index]
@@ -117,25 +117,25 @@ def test_both_together_save_and_cost_what_each_does() -> None:
 
 
 def test_in_a_pipeline_the_messages_stay() -> None:
-    setting = setting_of()
+    scenario = scenario_of()
     plan = Plan(2, 1, 4, num_microbatches=8)
-    plain, moved = priced(setting, "none", plan), priced(setting, "activations", plan)
+    plain, moved = priced(scenario, "none", plan), priced(scenario, "activations", plan)
     assert moved.memory.allocated[0] < plain.memory.allocated[0]  # type: ignore[index]
 
 
 def test_an_unknown_link_is_an_error_only_where_it_is_used() -> None:
-    setting = setting_of()
-    accelerator = replace(setting.cluster.accelerator, host_bandwidth=None)
-    unknown = replace(setting, cluster=replace(setting.cluster, accelerator=accelerator))
+    scenario = scenario_of()
+    accelerator = replace(scenario.cluster.accelerator, host_bandwidth=None)
+    unknown = replace(scenario, cluster=replace(scenario.cluster, accelerator=accelerator))
     with pytest.raises(InputError, match="offload needs host_bandwidth"):
         priced(unknown, "optimizer")
-    assert priced(unknown, "none").step[0] == priced(setting, "none").step[0]
+    assert priced(unknown, "none").step[0] == priced(scenario, "none").step[0]
 
 
 def test_on_a_cpu_nothing_is_saved_and_nothing_costs() -> None:
-    setting = setting_of()
-    accelerator = replace(setting.cluster.accelerator, device="cpu", host_bandwidth=None)
-    cpu = replace(setting, cluster=replace(setting.cluster, accelerator=accelerator))
+    scenario = scenario_of()
+    accelerator = replace(scenario.cluster.accelerator, device="cpu", host_bandwidth=None)
+    cpu = replace(scenario, cluster=replace(scenario.cluster, accelerator=accelerator))
     plain, moved = priced(cpu, "none"), priced(cpu, "optimizer+activations")
     assert plain.peak[0] == moved.peak[0]
     assert plain.step[0] == moved.step[0]

@@ -12,22 +12,22 @@ from cost_models.communication.volumes import blocks, data_traffic
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import Priced, price
-from cost_models.scenario import Setting
-from tests.samples import make_setting
+from cost_models.scenario import Scenario
+from tests.samples import make_scenario
 
 PLAN = Plan(16, zero_stage=3, num_microbatches=1)
 NEAR = {"secondary_ranks": 8}
 ALL = {**NEAR, "quantised_weights": True, "quantised_gradients": True}
 
 
-def setting_of() -> Setting:
+def scenario_of() -> Scenario:
     """Return two nodes of eight, gradients in 16 bits as the paper's."""
-    setting = make_setting("llama-3-8b", "2x8xA100-80GB", seq_len=128, global_batch_size=16)
-    return replace(setting, workload=replace(setting.workload, gradient_precision="bf16"))
+    scenario = make_scenario("llama-3-8b", "2x8xA100-80GB", seq_len=128, global_batch_size=16)
+    return replace(scenario, workload=replace(scenario.workload, gradient_precision="bf16"))
 
 
-def priced(setting: Setting, **changes: Any) -> Priced:
-    return price(setting, PlanTable.from_plans([replace(PLAN, **changes)]))
+def priced(scenario: Scenario, **changes: Any) -> Priced:
+    return price(scenario, PlanTable.from_plans([replace(PLAN, **changes)]))
 
 
 def first(column: Any) -> float:
@@ -36,14 +36,14 @@ def first(column: Any) -> float:
 
 def volumes(**changes: Any) -> dict[str, float]:
     """Bytes of the layers, in 16-bit weights of them, by axis and kind."""
-    setting = setting_of()
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    scenario = scenario_of()
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([replace(PLAN, **changes)])
-    found = data_traffic(setting.model, setting.workload, table, rank)
+    found = data_traffic(scenario.model, scenario.workload, table, rank)
     outer = sum(
-        2.0 * w.numel for b in blocks(setting.model, rank) if b.gathers == 1.0 for w in b.weights
+        2.0 * w.numel for b in blocks(scenario.model, rank) if b.gathers == 1.0 for w in b.weights
     )
-    layers = 2.0 * setting.model.num_parameters - outer
+    layers = 2.0 * scenario.model.num_parameters - outer
     int8, int4 = changes.get("quantised_weights"), changes.get("quantised_gradients")
     # embedding and head: gathered once, reduced once
     beside = {
@@ -76,36 +76,36 @@ def test_table_1_of_the_paper(changes: dict[str, Any], over_all: float, near: fl
 
 def test_the_second_copy_by_hand() -> None:
     """c P / n more, on every rank; MiCS and HSDP have it as their only copy."""
-    setting = setting_of()
-    plain, second = priced(setting).memory, priced(setting, **NEAR).memory
-    assert first(second.weights - plain.weights) == 2 * setting.model.num_parameters / 8
+    scenario = scenario_of()
+    plain, second = priced(scenario).memory, priced(scenario, **NEAR).memory
+    assert first(second.weights - plain.weights) == 2 * scenario.model.num_parameters / 8
     for part in ("gradients", "optimizer", "activations", "logits"):
         assert first(getattr(second, part)) == first(getattr(plain, part))
 
 
 def test_it_saves_time_between_nodes() -> None:
-    setting = setting_of()
+    scenario = scenario_of()
     seconds = {
-        name: first(priced(setting, **changes).time.data_communication)
+        name: first(priced(scenario, **changes).time.data_communication)
         for name, changes in {"plain": {}, "near": NEAR, "all": ALL}.items()
     }
     assert seconds["all"] < seconds["near"] < seconds["plain"]
 
 
 def test_quantised_values_lie_beside_what_they_become() -> None:
-    setting = setting_of()
-    plain = priced(setting).memory
-    weights = priced(setting, quantised_weights=True).memory
+    scenario = scenario_of()
+    plain = priced(scenario).memory
+    weights = priced(scenario, quantised_weights=True).memory
     assert first(weights.buffers) > first(plain.buffers)
-    gradients = priced(setting, quantised_gradients=True).memory
+    gradients = priced(scenario, quantised_gradients=True).memory
     assert first(gradients.buffers) <= first(plain.buffers)
 
 
 def test_a_table_equals_its_rows() -> None:
-    setting = setting_of()
+    scenario = scenario_of()
     plans = [replace(PLAN, **changes) for changes in ({}, NEAR, ALL)]
-    together = price(setting, PlanTable.from_plans(plans))
+    together = price(scenario, PlanTable.from_plans(plans))
     for row, plan in enumerate(plans):
-        alone = price(setting, PlanTable.from_plans([plan]))
+        alone = price(scenario, PlanTable.from_plans([plan]))
         assert alone.peak[0] == together.peak[row]
         assert alone.step[0] == together.step[row]

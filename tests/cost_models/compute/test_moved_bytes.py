@@ -31,7 +31,7 @@ from cost_models.step_time.tensor_parallel_overlap import chunked_seconds
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Figure
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
-from tests.samples import make_setting, sample_model
+from tests.samples import make_scenario, sample_model
 
 EAGER = software_profile("shardplan")
 ONE_RANK: dict[str, Any] = {  # of layer_seconds: a 16-bit layer of which nothing is recomputed
@@ -203,15 +203,15 @@ def test_the_host_waits_at_adapters_that_are_groups_of_their_own() -> None:
 
 def test_wrapped_adapters_cost_a_sharded_run_only() -> None:
     def host(plan: Plan, *, wraps: bool) -> float:
-        setting = make_setting(
+        scenario = make_scenario(
             "llama", "4xA100-80GB", adapter="lora", adapter_rank=8, adapter_targets="q,v"
         )
-        setting = replace(
-            setting,
-            model=adapted(setting.model, setting.workload),
-            software=replace(setting.software, wraps_adapters=wraps),
+        scenario = replace(
+            scenario,
+            model=adapted(scenario.model, scenario.workload),
+            software=replace(scenario.software, wraps_adapters=wraps),
         )
-        return float(price(setting, PlanTable.from_plans([plan])).time.host[0])
+        return float(price(scenario, PlanTable.from_plans([plan])).time.host[0])
 
     sharded, whole = (Plan(4, zero_stage=z, num_microbatches=4) for z in (3, 0))
     assert host(sharded, wraps=True) > host(sharded, wraps=False)
@@ -305,15 +305,15 @@ def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmu
     ],
 )
 def test_what_is_hidden_is_not_waited_for(change: dict[str, Any], part: str) -> None:
-    setting = make_setting(
+    scenario = make_scenario(
         "llama", "2x8xA100-80GB", seq_len=1024, global_batch_size=64, software="megatron"
     )
-    usual = replace(setting.software, data_parallel_overlap=1.0, operator_seconds=0.0)
+    usual = replace(scenario.software, data_parallel_overlap=1.0, operator_seconds=0.0)
     plans = PlanTable.from_plans(
         [Plan(tensor_parallel=4, data_parallel=4, zero_stage=1, num_microbatches=16)]
     )
     times = [
-        float(np.ravel(getattr(price(replace(setting, software=s), plans).time, part))[0])
+        float(np.ravel(getattr(price(replace(scenario, software=s), plans).time, part))[0])
         for s in (usual, replace(usual, **change))
     ]
     assert times[1] < times[0]

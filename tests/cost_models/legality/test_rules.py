@@ -23,7 +23,7 @@ from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import simulated_steps
 from hardware_profiles.errors import InputError
-from tests.samples import CONFIGS, llama, make_setting, sample_model
+from tests.samples import CONFIGS, llama, make_scenario, sample_model
 
 LEGAL = Plan(
     data_parallel=2,
@@ -431,10 +431,10 @@ def first_broken(question: Question, plan: Plan) -> str:
 @pytest.mark.parametrize("splits_backward", [True, False])
 def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> None:
     random = np.random.default_rng(1)
-    setting = make_setting(name, seq_len=252, global_batch_size=12)
+    scenario = make_scenario(name, seq_len=252, global_batch_size=12)
     question = Question(
-        setting.model,
-        setting.workload,
+        scenario.model,
+        scenario.workload,
         12,
         splits_backward=splits_backward,
         short_pipelines=not splits_backward,
@@ -498,7 +498,7 @@ def test_megatron_runs_fewer_micro_batches_than_ranks_and_torch_does_not() -> No
         for schedule in ("1f1b", "gpipe")
     ]
     settings = {
-        software: make_setting("llama", "8xA100-80GB", global_batch_size=2, software=software)
+        software: make_scenario("llama", "8xA100-80GB", global_batch_size=2, software=software)
         for software in ("megatron", "shardplan")
     }
     legal = {

@@ -13,7 +13,7 @@ from cost_models.model.families import model_spec
 from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -51,17 +51,17 @@ def counted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> floa
     return peak_allocated(step, *model.parameters())
 
 
-def setting(layers: int, tokens: int, *, autocast: bool) -> Setting:
+def scenario(layers: int, tokens: int, *, autocast: bool) -> Scenario:
     config = {"model_type": "llama", "num_hidden_layers": layers, **SIZES}
     workload = Workload(tokens, 1, master_weights=autocast)
     software = software_profile(SOFTWARE[autocast])
-    return Setting(
+    return Scenario(
         model_spec(config, name="llama"), parse_cluster("1xA100-80GB"), workload, software
     )
 
 
 def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> float:
-    case = setting(layers, tokens, autocast=autocast)
+    case = scenario(layers, tokens, autocast=autocast)
     plan = Plan(recompute=recompute)  # type: ignore[arg-type]
     rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
     table = PlanTable.from_plans([plan])
@@ -92,9 +92,9 @@ def test_a_step_of_transformers_allocates_what_is_predicted(
 
 
 def test_replicas_hold_copies_and_no_rank_shards() -> None:
-    model = setting(4, 1024, autocast=True).model
+    model = scenario(4, 1024, autocast=True).model
     software = software_profile("hf-trainer-autocast")
-    eight = Setting(model, parse_cluster("8xA100-80GB"), Workload(1024, 8), software)
+    eight = Scenario(model, parse_cluster("8xA100-80GB"), Workload(1024, 8), software)
     require_legal(question_of(eight), Plan(data_parallel=8))
     with pytest.raises(InputError, match="this trainer shards up to stage 0"):
         require_legal(question_of(eight), Plan(data_parallel=8, zero_stage=1))

@@ -12,10 +12,10 @@ from cost_models.memory.head_gradients import HeadGradients, head_gradients
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.allocations import peak_allocated
-from tests.samples import make_setting, sample_model
+from tests.samples import make_scenario, sample_model
 
 VOCABULARY, HIDDEN, TOKENS = 4096, 64, 8
 TABLE = VOCABULARY * HIDDEN * 4  # bytes
@@ -24,15 +24,15 @@ LOGITS = VOCABULARY * TOKENS * 4
 
 def waiting(
     name: str, software: SoftwareProfile, plan: Plan | None = None, logits: float = 0.0
-) -> tuple[Setting, HeadGradients]:
-    setting = make_setting(sample_model(name), seq_len=8192, global_batch_size=1)
+) -> tuple[Scenario, HeadGradients]:
+    scenario = make_scenario(sample_model(name), seq_len=8192, global_batch_size=1)
     table = PlanTable.from_plans([plan or Plan()])
-    (rank,) = even_rank_contents(setting.model, 1, 1)
-    params = rank_parameters(setting.model, rank, table.tensor_parallel, 1)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    params = rank_parameters(scenario.model, rank, table.tensor_parallel, 1)
     found = head_gradients(
-        setting.model, setting.workload, software, table, rank, params, np.array([logits])
+        scenario.model, scenario.workload, software, table, rank, params, np.array([logits])
     )
-    return setting, found
+    return scenario, found
 
 
 def at_head(found: HeadGradients) -> list[tuple[float, float]]:
@@ -40,8 +40,8 @@ def at_head(found: HeadGradients) -> list[tuple[float, float]]:
 
 
 def test_a_tied_table_waits_for_the_embedding() -> None:
-    setting, found = waiting("llama tied", software_profile("torchtune"), logits=7.0)
-    model = setting.model
+    scenario, found = waiting("llama tied", software_profile("torchtune"), logits=7.0)
+    model = scenario.model
     table = 2.0 * model.vocab_size * model.hidden_size
     assert (float(found.layers[0]), float(found.embedding[0])) == (table, 3.0 * table)
     assert at_head(found) == [(table + 2.0 * model.hidden_size, 7.0)]  # and the last norm
@@ -52,8 +52,8 @@ def test_a_tied_table_waits_for_the_embedding() -> None:
 def test_a_loss_in_chunks_makes_it_once_more() -> None:
     """Eight chunks: with the second one's gradient and their sum, two chunks' logits are gone."""
     chunked = software_profile("torchtune-chunked")
-    setting, found = waiting("llama tied", chunked, logits=800.0)
-    model = setting.model
+    scenario, found = waiting("llama tied", chunked, logits=800.0)
+    model = scenario.model
     head = 2.0 * (model.vocab_size + 1) * model.hidden_size
     assert at_head(found) == [(head, 800.0), (2.0 * head, 700.0), (3.0 * head, 600.0)]
     assert float(found.embedding[0]) == 2.0 * 2.0 * model.vocab_size * model.hidden_size

@@ -16,21 +16,21 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import Priced, price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 PLAN = Plan(8, zero_stage=3, num_microbatches=2)
 
 
-def setting_of(**options: Any) -> Setting:
+def scenario_of(**options: Any) -> Scenario:
     chosen: dict[str, Any] = {"seq_len": 2048, "global_batch_size": 16, **options}
-    return make_setting("llama-3-8b", "8xA100-80GB", **chosen)
+    return make_scenario("llama-3-8b", "8xA100-80GB", **chosen)
 
 
-def priced(setting: Setting, offload: Any, device: Any = "cpu", plan: Plan = PLAN) -> Priced:
+def priced(scenario: Scenario, offload: Any, device: Any = "cpu", plan: Plan = PLAN) -> Priced:
     plan = replace(plan, offload=offload, offload_device=device)
-    return price(setting, PlanTable.from_plans([plan]))
+    return price(scenario, PlanTable.from_plans([plan]))
 
 
 def first(column: Any) -> float:
@@ -40,53 +40,53 @@ def first(column: Any) -> float:
 @pytest.mark.parametrize("offload", ["optimizer", "weights"])
 def test_sixteen_bytes_a_parameter_of_the_model_on_one_node(offload: str) -> None:
     """DeepSpeed, estimate_zero3_model_states_mem_needs: 16 bytes, its factor of 1.5 left out."""
-    setting = setting_of()
-    found = priced(setting, offload).host
-    assert first(found.memory) == 16 * setting.model.num_parameters
+    scenario = scenario_of()
+    found = priced(scenario, offload).host
+    assert first(found.memory) == 16 * scenario.model.num_parameters
     assert first(found.nvme) == 0
 
 
 def test_nothing_is_there_without_offload_and_on_a_cpu() -> None:
-    setting = setting_of()
-    assert first(priced(setting, "none").host.memory) == 0
-    accelerator = replace(setting.cluster.accelerator, device="cpu", host_bandwidth=None)
-    cpu = replace(setting, cluster=replace(setting.cluster, accelerator=accelerator))
+    scenario = scenario_of()
+    assert first(priced(scenario, "none").host.memory) == 0
+    accelerator = replace(scenario.cluster.accelerator, device="cpu", host_bandwidth=None)
+    cpu = replace(scenario, cluster=replace(scenario.cluster, accelerator=accelerator))
     assert first(priced(cpu, "weights+activations", "nvme").host.memory) == 0
 
 
 def test_whole_replicas_take_the_host_eight_times() -> None:
-    setting = setting_of()
+    scenario = scenario_of()
     plain = replace(PLAN, zero_stage=0)
-    found = priced(setting, "optimizer", plan=plain).host
-    assert first(found.memory) == 8 * 16 * setting.model.num_parameters
+    found = priced(scenario, "optimizer", plan=plain).host
+    assert first(found.memory) == 8 * 16 * scenario.model.num_parameters
 
 
 def test_activations_but_those_of_two_layers() -> None:
-    setting = setting_of()
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    scenario = scenario_of()
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
-    every = first(layer_bytes(setting.model, setting.workload, setting.software, table, rank))
-    layers = setting.model.num_layers
-    found = first(priced(setting, "activations").host.memory)
+    every = first(layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank))
+    layers = scenario.model.num_layers
+    found = first(priced(scenario, "activations").host.memory)
     assert found == pytest.approx(8 * every * (layers - 2) / layers, rel=1e-12)
 
 
 def test_paged_states_may_all_be_in_the_host() -> None:
-    setting = setting_of()
-    setting = replace(setting, workload=replace(setting.workload, optimizer="paged_adamw"))
-    found = priced(setting, "none").host
-    states = 8 * setting.model.num_parameters
+    scenario = scenario_of()
+    scenario = replace(scenario, workload=replace(scenario.workload, optimizer="paged_adamw"))
+    found = priced(scenario, "none").host
+    states = 8 * scenario.model.num_parameters
     assert 0.999 * states < first(found.memory) <= states
 
 
 def test_drives_hold_states_and_weights_and_the_host_buffers() -> None:
-    setting = setting_of()
-    share = setting.model.num_parameters / 8
-    found = priced(setting, "optimizer", "nvme").host
+    scenario = scenario_of()
+    share = scenario.model.num_parameters / 8
+    found = priced(scenario, "optimizer", "nvme").host
     assert first(found.nvme) == pytest.approx(8 * 12 * share)
     buffers = 4 * 4 * min(share, 1e9)
     assert first(found.memory) == pytest.approx(8 * (4 * share + buffers))
-    weights = priced(setting, "weights", "nvme").host
+    weights = priced(scenario, "weights", "nvme").host
     assert first(weights.memory - found.memory) == pytest.approx(8 * 5 * 2 * 1e8)
 
 
@@ -95,25 +95,25 @@ def test_weights_leave_the_device_but_for_two_layers_shards() -> None:
 
     And the whole gradient of the head, until it is reduced.
     """
-    setting = setting_of()
-    plain, moved = priced(setting, "none").memory, priced(setting, "weights").memory
-    largest = max(sum(w.numel for w in kind.weights) for kind in setting.model.kinds)
+    scenario = scenario_of()
+    plain, moved = priced(scenario, "none").memory, priced(scenario, "weights").memory
+    largest = max(sum(w.numel for w in kind.weights) for kind in scenario.model.kinds)
     assert first(moved.weights) == pytest.approx(2 * 4 * largest / 8)
     assert first(moved.optimizer) == 0
-    head = sum(w.numel for w in setting.model.head if w.role == "linear")
+    head = sum(w.numel for w in scenario.model.head if w.role == "linear")
     assert first(moved.gradients) <= 4 * (largest / 8 + head)
-    assert first(plain.gradients - moved.gradients) > 0.9 * (4 * setting.model.num_parameters / 8)
+    assert first(plain.gradients - moved.gradients) > 0.9 * (4 * scenario.model.num_parameters / 8)
     assert first(moved.buffers) == first(plain.buffers)
     assert first(moved.activations) == first(plain.activations)
 
 
 def test_offloaded_weights_cost_time() -> None:
-    setting = setting_of()
-    plain, moved = priced(setting, "none").time, priced(setting, "weights").time
-    driven = priced(setting, "weights", "nvme").time
+    scenario = scenario_of()
+    plain, moved = priced(scenario, "none").time, priced(scenario, "weights").time
+    driven = priced(scenario, "weights", "nvme").time
     assert first(moved.host) >= first(plain.host)
     assert first(moved.optimizer) > first(plain.optimizer)
-    stored = 12 * setting.model.num_parameters
+    stored = 12 * scenario.model.num_parameters
     more = first(driven.optimizer) - first(moved.optimizer)
     assert more == pytest.approx(2 * stored / NVME_BANDWIDTH)
     assert first(drive_seconds(NVME_BANDWIDTH)) == 2
@@ -130,22 +130,22 @@ def test_offloaded_weights_cost_time() -> None:
 )
 def test_what_cannot_be_offloaded_is_said(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
-        require_legal(question_of(setting_of()), replace(PLAN, **changes))
+        require_legal(question_of(scenario_of()), replace(PLAN, **changes))
     assert said in str(caught.value)
 
 
 def test_a_table_equals_its_rows() -> None:
-    setting = setting_of()
+    scenario = scenario_of()
     plans = [
         replace(PLAN, offload=offload, offload_device=device)
         for offload in OFFLOADS
         for device in OFFLOAD_DEVICES
     ]
     table = PlanTable.from_plans(plans)
-    legal = legality_codes(question_of(setting), table) == 0
-    together = price(setting, table.rows(legal))
+    legal = legality_codes(question_of(scenario), table) == 0
+    together = price(scenario, table.rows(legal))
     for row, plan in enumerate(p for p, good in zip(plans, legal, strict=True) if good):
-        alone = price(setting, PlanTable.from_plans([plan]))
+        alone = price(scenario, PlanTable.from_plans([plan]))
         assert alone.peak[0] == together.peak[row]
         assert alone.step[0] == together.step[row]
         assert first(alone.host.memory) == together.host.memory[row]  # type: ignore[index]

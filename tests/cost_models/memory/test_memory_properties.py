@@ -21,7 +21,7 @@ from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price, rank_memories
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.schema import Cluster
@@ -70,13 +70,13 @@ def cluster_of(plan: Plan) -> Cluster:
     return build_cluster(A100, num_nodes=nodes, gpus_per_node=gpus)
 
 
-def setting_of(model: ModelSpec, workload: Workload, plan: Plan, software: str) -> Setting:
+def scenario_of(model: ModelSpec, workload: Workload, plan: Plan, software: str) -> Scenario:
     batch = replace(workload, global_batch_size=plan.global_batch_size)
-    return Setting(adapted(model, batch), cluster_of(plan), batch, software_profile(software))
+    return Scenario(adapted(model, batch), cluster_of(plan), batch, software_profile(software))
 
 
-def is_legal(setting: Setting, *plans: Plan) -> bool:
-    return not legality_codes(question_of(setting), PlanTable.from_plans(list(plans))).any()
+def is_legal(scenario: Scenario, *plans: Plan) -> bool:
+    return not legality_codes(question_of(scenario), PlanTable.from_plans(list(plans))).any()
 
 
 @st.composite
@@ -107,8 +107,8 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Setting, Plan]:
-    """A legal plan with its setting."""
+def asked(draw: st.DrawFn) -> tuple[Scenario, Plan]:
+    """A legal plan with its scenario."""
     plan = draw(plans())
     adapter = draw(st.sampled_from(["none", "none", "lora", "qlora"]))
     workload = Workload(
@@ -124,17 +124,17 @@ def asked(draw: st.DrawFn) -> tuple[Setting, Plan]:
     name = draw(st.sampled_from(sorted(MODELS)))
     model = model_spec(MODELS[name] | _longer(name), name=name)
     software = draw(st.sampled_from(["shardplan", "megatron"]))
-    setting = setting_of(model, workload, plan, software)
-    assume(is_legal(setting, plan))
-    return setting, plan
+    scenario = scenario_of(model, workload, plan, software)
+    assume(is_legal(scenario, plan))
+    return scenario, plan
 
 
 def _longer(name: str) -> dict[str, Any]:
     return {"n_positions": 10**6} if name == "gpt2" else {"max_position_embeddings": 10**6}
 
 
-def peak(setting: Setting, plan: Plan) -> float:
-    return float(price(setting, PlanTable.from_plans([plan])).peak[0])
+def peak(scenario: Scenario, plan: Plan) -> float:
+    return float(price(scenario, PlanTable.from_plans([plan])).peak[0])
 
 
 def numbers(parts: MemoryParts) -> list[float]:
@@ -144,12 +144,12 @@ def numbers(parts: MemoryParts) -> list[float]:
 @SETTINGS
 @given(asked())
 def test_the_peak_is_the_largest_moment_and_its_parts_add_up(
-    case: tuple[Setting, Plan],
+    case: tuple[Scenario, Plan],
 ) -> None:
-    setting, plan = case
-    ranges = default_layer_ranges(setting, plan)
-    lines = timelines(setting, plan, ranges)
-    for line, (parts, moment) in zip(lines, rank_memories(setting, plan, ranges), strict=True):
+    scenario, plan = case
+    ranges = default_layer_ranges(scenario, plan)
+    lines = timelines(scenario, plan, ranges)
+    for line, (parts, moment) in zip(lines, rank_memories(scenario, plan, ranges), strict=True):
         assert len(line) == len(MOMENTS)
         for each in line:
             assert all(np.isfinite(value) and value >= 0.0 for value in numbers(each))
@@ -157,47 +157,47 @@ def test_the_peak_is_the_largest_moment_and_its_parts_add_up(
         assert line[moment] == parts
         assert float(parts.peak) == pytest.approx(max(float(p.peak) for p in line), rel=1e-12)
     fullest = max(float(parts.peak) for line in lines for parts in line)
-    assert peak(setting, plan) == pytest.approx(fullest, rel=1e-12)
+    assert peak(scenario, plan) == pytest.approx(fullest, rel=1e-12)
 
 
 @SETTINGS
 @given(asked(), st.integers(1, 4))
-def test_more_work_never_needs_less(case: tuple[Setting, Plan], more: int) -> None:
-    setting, plan = case
-    before = peak(setting, plan)
-    longer = replace(setting, workload=replace(setting.workload, seq_len=64 * 41 * more))
+def test_more_work_never_needs_less(case: tuple[Scenario, Plan], more: int) -> None:
+    scenario, plan = case
+    before = peak(scenario, plan)
+    longer = replace(scenario, workload=replace(scenario.workload, seq_len=64 * 41 * more))
     assert peak(longer, plan) * SAME >= before
     larger = replace(plan, micro_batch_size=plan.micro_batch_size + more)
-    assert peak(setting, larger) * SAME >= before
+    assert peak(scenario, larger) * SAME >= before
 
 
 @SETTINGS
 @given(asked(), st.integers(1, 3))
-def test_more_layers_never_need_less(case: tuple[Setting, Plan], more: int) -> None:
+def test_more_layers_never_need_less(case: tuple[Scenario, Plan], more: int) -> None:
     """As many more for every stage, so that stages stay as even as they are."""
-    setting, plan = case
-    model = setting.model
+    scenario, plan = case
+    model = scenario.model
     key = next(key for key in ("num_hidden_layers", "n_layer") if key in model.config)
     config = dict(model.config) | {key: model.num_layers + more * plan.num_stages}
-    deeper = adapted(model_spec(config, name="deeper"), setting.workload)
-    assert peak(replace(setting, model=deeper), plan) * SAME >= peak(setting, plan)
+    deeper = adapted(model_spec(config, name="deeper"), scenario.workload)
+    assert peak(replace(scenario, model=deeper), plan) * SAME >= peak(scenario, plan)
 
 
 @SETTINGS
 @given(asked())
-def test_zero_shards_states_and_never_adds_to_them(case: tuple[Setting, Plan]) -> None:
+def test_zero_shards_states_and_never_adds_to_them(case: tuple[Scenario, Plan]) -> None:
     """Weights, optimizer and reduced gradients, in mixed precision.
 
     In one precision ZeRO-1 lays a shard beside whole weights, which can be more.
     """
-    setting, plan = case
-    assume(plan.shard_ranks > 1 and setting.workload.precision != "fp32")
+    scenario, plan = case
+    assume(plan.shard_ranks > 1 and scenario.workload.precision != "fp32")
     states = []
-    for stage in range(int(setting.software.largest_zero_stage) + 1):
+    for stage in range(int(scenario.software.largest_zero_stage) + 1):
         changed = replace(plan, zero_stage=stage)
-        if not is_legal(setting, changed):
+        if not is_legal(scenario, changed):
             continue
-        line = timelines(setting, changed, default_layer_ranges(setting, changed))[0]
+        line = timelines(scenario, changed, default_layer_ranges(scenario, changed))[0]
         step = line[MOMENTS.index("optimizer")]
         states.append(float(step.weights) + float(step.gradients) + float(step.optimizer))
     for few, many in zip(states[1:], states[:-1], strict=True):
@@ -206,24 +206,24 @@ def test_zero_shards_states_and_never_adds_to_them(case: tuple[Setting, Plan]) -
 
 @SETTINGS
 @given(asked())
-def test_more_tensor_parallel_ranks_never_need_more(case: tuple[Setting, Plan]) -> None:
-    setting, plan = case
+def test_more_tensor_parallel_ranks_never_need_more(case: tuple[Scenario, Plan]) -> None:
+    scenario, plan = case
     wider = replace(plan, tensor_parallel=2 * plan.tensor_parallel)
-    larger = replace(setting, cluster=cluster_of(wider))
+    larger = replace(scenario, cluster=cluster_of(wider))
     assume(is_legal(larger, wider))
-    assert peak(larger, wider) <= peak(setting, plan) * SAME
+    assert peak(larger, wider) <= peak(scenario, plan) * SAME
 
 
 @SETTINGS
 @given(asked(), st.lists(plans(), min_size=1, max_size=6))
 def test_a_table_is_priced_as_each_of_its_rows(
-    case: tuple[Setting, Plan], others: list[Plan]
+    case: tuple[Scenario, Plan], others: list[Plan]
 ) -> None:
-    setting, plan = case
-    rows = [plan, *(o for o in others if is_legal_alone(setting, o))]
-    table = price(setting, PlanTable.from_plans(rows))
+    scenario, plan = case
+    rows = [plan, *(o for o in others if is_legal_alone(scenario, o))]
+    table = price(scenario, PlanTable.from_plans(rows))
     for row, each in enumerate(rows):
-        alone = price(setting, PlanTable.from_plans([each]))
+        alone = price(scenario, PlanTable.from_plans([each]))
         assert numbers(alone.memory) == [
             float(getattr(table.memory, f.name)[row]) for f in fields(MemoryParts)
         ]
@@ -231,10 +231,10 @@ def test_a_table_is_priced_as_each_of_its_rows(
         assert alone.limiting_rank[0] == table.limiting_rank[row]
 
 
-def is_legal_alone(setting: Setting, plan: Plan) -> bool:
+def is_legal_alone(scenario: Scenario, plan: Plan) -> bool:
     """Whether a plan is legal on a cluster and with a batch of its own."""
-    batch = replace(setting.workload, global_batch_size=plan.global_batch_size)
-    return is_legal(replace(setting, cluster=cluster_of(plan), workload=batch), plan)
+    batch = replace(scenario.workload, global_batch_size=plan.global_batch_size)
+    return is_legal(replace(scenario, cluster=cluster_of(plan), workload=batch), plan)
 
 
 @SETTINGS
@@ -260,10 +260,10 @@ def test_extreme_sizes_stay_finite_and_positive(
     }
     plan = replace(plan, micro_batch_size=10**micro, expert_parallel=1)
     workload = Workload(10**length * 8, 1, precision=precision, attention_kernel=kernel)
-    setting = setting_of(model_spec(config, name="extreme"), workload, plan, "shardplan")
+    scenario = scenario_of(model_spec(config, name="extreme"), workload, plan, "shardplan")
     with np.errstate(all="raise"):
-        lines = timelines(setting, plan, default_layer_ranges(setting, plan))
-        found = peak(setting, plan)
+        lines = timelines(scenario, plan, default_layer_ranges(scenario, plan))
+        found = peak(scenario, plan)
     assert np.isfinite(found)
     assert found > 0.0
     for line in lines:

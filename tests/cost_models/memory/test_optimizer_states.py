@@ -28,9 +28,9 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import CONFIGS, make_setting, sample_model
+from tests.samples import CONFIGS, make_scenario, sample_model
 
 MATRIX = Weight("mlp.up_proj.weight", (11008, 4096), "linear", "column", "mlp")
 NORM = Weight("norm.weight", (4096,), "vector", "replicate", "norm")
@@ -171,41 +171,41 @@ def test_states_are_those_of_torch(family: str, optimizer: Optimizer) -> None:
     assert float(found.resident[0]) == _torch_states(model, optimizer)  # type: ignore[index]
 
 
-def memory(optimizer: Optimizer, setting: Setting, plan: Plan) -> float:
-    workload = replace(setting.workload, optimizer=optimizer)
-    priced = price(replace(setting, workload=workload), PlanTable.from_plans([plan]))
+def memory(optimizer: Optimizer, scenario: Scenario, plan: Plan) -> float:
+    workload = replace(scenario.workload, optimizer=optimizer)
+    priced = price(replace(scenario, workload=workload), PlanTable.from_plans([plan]))
     return float(priced.memory.optimizer[0])  # type: ignore[index]
 
 
 def test_what_a_7_billion_model_needs() -> None:
     """Bytes a parameter of optimizer and fp32 master weights, on one GPU."""
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
-    parameters = setting.model.num_parameters
-    each = {name: memory(name, setting, Plan()) / parameters for name in RULES}
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
+    parameters = scenario.model.num_parameters
+    each = {name: memory(name, scenario, Plan()) / parameters for name in RULES}
     assert each["adamw"] == 12
     assert each["sgd"] == 4
     assert each["sgd_momentum"] == each["lion"] == 8
     assert each["adamw_8bit"] == pytest.approx(4 + 2 + 8 / BLOCK, rel=1e-3)
     assert each["adafactor"] == pytest.approx(4, rel=0.01)
     assert each["paged_adamw"] == pytest.approx(4, rel=0.01)
-    outside = 2 * setting.model.vocab_size * setting.model.hidden_size / parameters
+    outside = 2 * scenario.model.vocab_size * scenario.model.hidden_size / parameters
     assert each["muon"] == pytest.approx(8 + 4 * outside, rel=1e-4)
 
 
 def test_pure_bf16_training_takes_8_bytes_a_parameter() -> None:
     """torchtune's full finetune in bf16: weights, gradients and both states in bf16."""
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
-    workload = replace(setting.workload, master_weights=False)
-    parts = price(replace(setting, workload=workload), table()).memory
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
+    workload = replace(scenario.workload, master_weights=False)
+    parts = price(replace(scenario, workload=workload), table()).memory
     total = float((parts.weights + parts.gradients + parts.optimizer)[0])  # type: ignore[index]
-    assert total == 8 * setting.model.num_parameters
+    assert total == 8 * scenario.model.num_parameters
 
 
 def test_gradients_in_bf16_halve_them_and_their_traffic() -> None:
-    setting = make_setting("llama-3-8b", seq_len=128, global_batch_size=8)
+    scenario = make_scenario("llama-3-8b", seq_len=128, global_batch_size=8)
     plan = PlanTable.from_plans([Plan(8, zero_stage=1)])
-    half = replace(setting, workload=replace(setting.workload, gradient_precision="bf16"))
-    usual, halved = price(setting, plan), price(half, plan)
+    half = replace(scenario, workload=replace(scenario.workload, gradient_precision="bf16"))
+    usual, halved = price(scenario, plan), price(half, plan)
     assert halved.memory.gradients[0] == usual.memory.gradients[0] / 2  # type: ignore[index]
     assert halved.memory.optimizer[0] == usual.memory.optimizer[0]  # type: ignore[index]
     assert halved.time.data_communication[0] < usual.time.data_communication[0]  # type: ignore[index]
@@ -213,17 +213,17 @@ def test_gradients_in_bf16_halve_them_and_their_traffic() -> None:
 
 @pytest.mark.parametrize("optimizer", get_args(Optimizer))
 def test_a_table_equals_its_rows(optimizer: Optimizer) -> None:
-    setting = make_setting("mixtral", "8xA100-80GB", seq_len=64, global_batch_size=64)
-    setting = replace(setting, workload=replace(setting.workload, optimizer=optimizer))
+    scenario = make_scenario("mixtral", "8xA100-80GB", seq_len=64, global_batch_size=64)
+    scenario = replace(scenario, workload=replace(scenario.workload, optimizer=optimizer))
     plans = [
         Plan(8, zero_stage=3, num_microbatches=8),
         Plan(4, 2, zero_stage=1, num_microbatches=16),
         Plan(2, 4, zero_stage=0, num_microbatches=32),
         Plan(8, zero_stage=2, num_microbatches=8, expert_parallel=4),
     ]
-    together = price(setting, PlanTable.from_plans(plans))
+    together = price(scenario, PlanTable.from_plans(plans))
     for row, plan in enumerate(plans):
-        alone = price(setting, PlanTable.from_plans([plan]))
+        alone = price(scenario, PlanTable.from_plans([plan]))
         assert alone.peak[0] == together.peak[row]
         assert alone.memory.optimizer[0] == together.memory.optimizer[row]  # type: ignore[index]
         assert alone.step[0] == together.step[row]
@@ -231,12 +231,12 @@ def test_a_table_equals_its_rows(optimizer: Optimizer) -> None:
 
 
 def test_updates_over_lists_make_copies_and_can_be_the_peak() -> None:
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=1, global_batch_size=1)
-    fused, listed = setting, replace(setting, software=replace(OURS, fused_optimizer=False))
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=1, global_batch_size=1)
+    fused, listed = scenario, replace(scenario, software=replace(OURS, fused_optimizer=False))
     plan = PlanTable.from_plans([Plan()])
     first, second = price(fused, plan), price(listed, plan)
     assert MOMENTS[int(second.moment[0])] == "optimizer"
-    assert second.memory.buffers[0] == 4 * setting.model.num_parameters  # type: ignore[index]
+    assert second.memory.buffers[0] == 4 * scenario.model.num_parameters  # type: ignore[index]
     assert second.memory.allocated[0] > first.memory.allocated[0]  # type: ignore[index]
 
 

@@ -17,8 +17,8 @@ from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_memories
-from cost_models.scenario import Setting
-from tests.samples import CONFIGS, LLAMA, llama, make_setting, sample_model
+from cost_models.scenario import Scenario
+from tests.samples import CONFIGS, LLAMA, llama, make_scenario, sample_model
 
 
 def total_parameters(model: ModelSpec, pipeline: int, tensor: int = 1) -> float:
@@ -51,18 +51,18 @@ def table_of(plan: Plan) -> PlanTable:
     return PlanTable.from_plans([plan])
 
 
-def memory_of(setting: Setting, plan: Plan) -> MemoryParts:
-    return price(setting, table_of(plan)).memory
+def memory_of(scenario: Scenario, plan: Plan) -> MemoryParts:
+    return price(scenario, table_of(plan)).memory
 
 
 def test_states_of_an_8_billion_model_by_hand() -> None:
     """bf16 with fp32 master weights, ZeRO-3 on 8: 12 bytes a parameter (and gradients) over 8."""
-    setting = make_setting("llama-3-8b", seq_len=128, global_batch_size=8)
-    memory = memory_of(setting, Plan(data_parallel=8, zero_stage=3))
-    parameters = setting.model.num_parameters
+    scenario = make_scenario("llama-3-8b", seq_len=128, global_batch_size=8)
+    memory = memory_of(scenario, Plan(data_parallel=8, zero_stage=3))
+    parameters = scenario.model.num_parameters
     assert float(memory.weights[0]) == 4 * parameters / 8  # type: ignore[index]
     assert float(memory.optimizer[0]) == 8 * parameters / 8  # type: ignore[index]
-    one = make_setting("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
+    one = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
     (line,) = timelines(one, Plan(), default_layer_ranges(one, Plan()))
     at_loss, at_update = line[0], line[-1]
     assert float(at_loss.weights) == 2 * parameters
@@ -73,8 +73,8 @@ def test_states_of_an_8_billion_model_by_hand() -> None:
 
 def test_the_loss_of_a_large_vocabulary_is_the_peak() -> None:
     big = llama(vocab_size=10**6, num_hidden_layers=1)
-    setting = make_setting(big, "1xA100-80GB", seq_len=4096, global_batch_size=4)
-    priced = price(setting, table_of(Plan(micro_batch_size=4)))
+    scenario = make_scenario(big, "1xA100-80GB", seq_len=4096, global_batch_size=4)
+    priced = price(scenario, table_of(Plan(micro_batch_size=4)))
     assert MOMENTS[int(priced.moment[0])].startswith("loss")
     # bf16 logits, their gradient, and of four tokens at a time a copy and probabilities in fp32
     wide = 2 * 4 * 4 * 10**6
@@ -82,23 +82,23 @@ def test_the_loss_of_a_large_vocabulary_is_the_peak() -> None:
 
 
 def test_without_micro_batches_to_add_up_the_optimizer_step_can_be_the_peak() -> None:
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=1, global_batch_size=1)
-    priced = price(setting, table_of(Plan()))
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=1, global_batch_size=1)
+    priced = price(scenario, table_of(Plan()))
     # gathered weights have gone before the optimizer runs: the last reduction is fuller
     assert MOMENTS[int(priced.moment[0])] in ("optimizer", "embedding")
     assert priced.memory.activations[0] == 0  # type: ignore[index]
 
 
 def test_earlier_stages_keep_more_micro_batches() -> None:
-    setting = make_setting("llama", "4xA100-80GB", seq_len=2048, global_batch_size=32)
+    scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=32)
     plan = Plan(pipeline_parallel=4, num_microbatches=32)
-    ranks = rank_memories(setting, plan, default_layer_ranges(setting, plan))
+    ranks = rank_memories(scenario, plan, default_layer_ranges(scenario, plan))
     activations = [float(parts.activations) for parts, _ in ranks]
     assert activations[:3] == sorted(activations[:3], reverse=True)
     per_micro_batch = activations[0] - activations[1]
     assert per_micro_batch == pytest.approx(activations[1] - activations[2], rel=1e-9)
     gpipe = replace(plan, pipeline_schedule="gpipe")
-    all_kept = rank_memories(setting, gpipe, default_layer_ranges(setting, plan))
+    all_kept = rank_memories(scenario, gpipe, default_layer_ranges(scenario, plan))
     # 32 micro-batches instead of 4
     assert float(all_kept[0][0].activations) == pytest.approx(
         activations[0] + 28 * per_micro_batch, rel=0.01
@@ -106,7 +106,7 @@ def test_earlier_stages_keep_more_micro_batches() -> None:
 
 
 def test_on_a_cpu_there_is_no_context_and_no_allocator() -> None:
-    on_gpu = make_setting("llama", "1xA100-80GB", global_batch_size=1)
+    on_gpu = make_scenario("llama", "1xA100-80GB", global_batch_size=1)
     cpu = replace(on_gpu.cluster, accelerator=replace(on_gpu.cluster.accelerator, device="cpu"))
     on_cpu = replace(on_gpu, cluster=cpu)
     assert memory_of(on_cpu, Plan()).runtime[0] == 0  # type: ignore[index]
@@ -117,7 +117,7 @@ def test_on_a_cpu_there_is_no_context_and_no_allocator() -> None:
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[Setting, Plan]:
+def questions(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     heads = draw(st.sampled_from([4, 8, 16]))
     family = draw(st.sampled_from(["llama", "mixtral", "gpt2"]))
     config = {
@@ -147,7 +147,7 @@ def questions(draw: st.DrawFn) -> tuple[Setting, Plan]:
         num_microbatches=pipeline * draw(st.integers(1, 4)),
         pipeline_schedule=draw(st.sampled_from(["1f1b", "gpipe"])) if pipeline > 1 else "1f1b",
     )
-    setting = make_setting(
+    scenario = make_scenario(
         model_spec(config, name="drawn"),
         f"1x{plan.world_size}xA100-80GB",
         seq_len=4 * draw(st.integers(1, 1000)),
@@ -156,18 +156,20 @@ def questions(draw: st.DrawFn) -> tuple[Setting, Plan]:
         attention_kernel=draw(st.sampled_from(["flash", "eager"])),
         precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
     )
-    return setting, plan
+    return scenario, plan
 
 
-def peaks(setting: Setting, *plans: Plan) -> list[float]:
-    found: list[float] = price(setting, PlanTable.from_plans(plans)).peak.tolist()
+def peaks(scenario: Scenario, *plans: Plan) -> list[float]:
+    found: list[float] = price(scenario, PlanTable.from_plans(plans)).peak.tolist()
     return found
 
 
 @given(questions())
-def test_parts_are_not_negative_and_more_work_never_needs_less(asked: tuple[Setting, Plan]) -> None:
-    setting, plan = asked
-    memory = memory_of(setting, plan)
+def test_parts_are_not_negative_and_more_work_never_needs_less(
+    asked: tuple[Scenario, Plan],
+) -> None:
+    scenario, plan = asked
+    memory = memory_of(scenario, plan)
     parts = [
         memory.weights,
         memory.gradients,
@@ -179,43 +181,43 @@ def test_parts_are_not_negative_and_more_work_never_needs_less(asked: tuple[Sett
     ]
     values = [float(part[0]) for part in parts]  # type: ignore[index]
     assert min(values) >= 0
-    here, more = peaks(setting, plan, replace(plan, micro_batch_size=plan.micro_batch_size + 1))
+    here, more = peaks(scenario, plan, replace(plan, micro_batch_size=plan.micro_batch_size + 1))
     assert sum(values) == pytest.approx(here, rel=1e-12)
     assert more >= here
-    longer = replace(setting, workload=replace(setting.workload, seq_len=1_000 * 4))
-    if longer.workload.seq_len >= setting.workload.seq_len:
+    longer = replace(scenario, workload=replace(scenario.workload, seq_len=1_000 * 4))
+    if longer.workload.seq_len >= scenario.workload.seq_len:
         assert peaks(longer, plan)[0] >= here
 
 
 @given(questions())
-def test_more_ranks_never_need_more_memory(asked: tuple[Setting, Plan]) -> None:
+def test_more_ranks_never_need_more_memory(asked: tuple[Scenario, Plan]) -> None:
     """With the same micro-batch, sharding a model further leaves less on each rank."""
-    setting, plan = asked
+    scenario, plan = asked
     wider = [replace(plan, tensor_parallel=4)] if plan.tensor_parallel < 4 else []
     if plan.data_parallel > 1:  # the first second rank brings copies to communicate with
         wider.append(replace(plan, data_parallel=2 * plan.data_parallel))
-    here, *there = peaks(setting, plan, *wider)
+    here, *there = peaks(scenario, plan, *wider)
     assert max(there, default=0.0) <= (1 + 1e-12) * here
 
 
 def test_columns_and_rows_agree_on_the_limiting_rank() -> None:
-    setting = make_setting("llama", "8xA100-80GB", seq_len=1024, global_batch_size=64)
+    scenario = make_scenario("llama", "8xA100-80GB", seq_len=1024, global_batch_size=64)
     plans = [
         Plan(pipeline_parallel=8, num_microbatches=64),
         Plan(pipeline_parallel=4, tensor_parallel=2, num_microbatches=64),
         Plan(pipeline_parallel=2, tensor_parallel=4, num_microbatches=64),
     ]
-    priced = price(setting, PlanTable.from_plans(plans))
+    priced = price(scenario, PlanTable.from_plans(plans))
     for row, plan in enumerate(plans):
-        ranks = rank_memories(setting, plan, default_layer_ranges(setting, plan))
+        ranks = rank_memories(scenario, plan, default_layer_ranges(scenario, plan))
         assert priced.limiting_rank[row] == np.argmax([float(p.peak) for p, _ in ranks])
 
 
 def test_megatron_keeps_fp32_gradients_of_all_weights_from_the_start() -> None:
     """One micro-batch or many, sharded optimizer or not: 4 bytes a parameter."""
-    setting = make_setting("llama", seq_len=64, global_batch_size=64, software="megatron")
+    scenario = make_scenario("llama", seq_len=64, global_batch_size=64, software="megatron")
     for zero, microbatches in ((0, 1), (0, 8), (1, 1), (1, 8)):
         micro = 64 // 8 // microbatches
         plan = Plan(8, zero_stage=zero, micro_batch_size=micro, num_microbatches=microbatches)
-        memory = memory_of(setting, plan)
-        assert float(np.ravel(memory.gradients)[0]) == 4.0 * setting.model.num_parameters
+        memory = memory_of(scenario, plan)
+        assert float(np.ravel(memory.gradients)[0]) == 4.0 * scenario.model.num_parameters

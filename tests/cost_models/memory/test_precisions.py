@@ -25,10 +25,10 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Quantisation, Workload
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_setting, sample_model
+from tests.samples import make_scenario, sample_model
 
 MEGATRON = software_profile("megatron")
 
@@ -118,16 +118,16 @@ def test_copies_of_experts_are_shared_out_with_them() -> None:
 
 def test_fp8_saves_activations_and_costs_weights() -> None:
     def priced(precision: str) -> Any:
-        setting = make_setting("llama-3-8b", "8xH100-SXM", seq_len=4096, global_batch_size=8)
-        workload = replace(setting.workload, precision=precision)
-        setting = replace(setting, workload=workload, software=MEGATRON)
-        return setting, price(setting, PlanTable.from_plans([Plan(8, zero_stage=1)]))
+        scenario = make_scenario("llama-3-8b", "8xH100-SXM", seq_len=4096, global_batch_size=8)
+        workload = replace(scenario.workload, precision=precision)
+        scenario = replace(scenario, workload=workload, software=MEGATRON)
+        return scenario, price(scenario, PlanTable.from_plans([Plan(8, zero_stage=1)]))
 
-    setting, sixteen = priced("bf16")
+    scenario, sixteen = priced("bf16")
     _, eight = priced("fp8")
-    matrices = sum(w.numel for w in setting.model.kinds[0].weights if w.role == "linear")
+    matrices = sum(w.numel for w in scenario.model.kinds[0].weights if w.role == "linear")
     more = first(eight.memory.weights) - first(sixteen.memory.weights)
-    assert more == 2 * setting.model.num_layers * matrices
+    assert more == 2 * scenario.model.num_layers * matrices
     assert first(eight.memory.optimizer) == first(sixteen.memory.optimizer)
     assert 0.7 < first(eight.memory.activations) / first(sixteen.memory.activations) < 0.95
     assert first(eight.memory.logits) == first(sixteen.memory.logits)
@@ -144,7 +144,7 @@ def test_cores_and_head_run_at_the_rate_of_16_bits() -> None:
 
 def test_casts_by_hand() -> None:
     """q, k and v share an input, gate and up another; each input and output gradient once."""
-    kind = make_setting("llama-3-8b", "8xH100-SXM").model.kinds[0]
+    kind = make_scenario("llama-3-8b", "8xH100-SXM").model.kinds[0]
     h, f, key = 4096, 14336, 1024
     assert cast_elements(kind, 1) == (h + h + h + f, h + 2 * key + h + 2 * f + h)
     # cut inputs and outputs are shared out, whole ones are not
@@ -155,7 +155,7 @@ def test_casts_by_hand() -> None:
 
 
 def test_what_is_cast_before_it_is_gathered_is_cast_by_each_rank_for_its_tokens() -> None:
-    kind = make_setting("llama-3-8b", "8xH100-SXM").model.kinds[0]
+    kind = make_scenario("llama-3-8b", "8xH100-SXM").model.kinds[0]
     h, f, key = 4096, 14336, 1024
     # inputs of column-cut matrices and gradients of row-cut ones are gathered, twice h each
     assert cast_elements(kind, 8, 0.5) == (h + (h + f) / 8, (h + 2 * key + 2 * f) / 8 + h)
@@ -168,15 +168,15 @@ def test_what_is_cast_before_it_is_gathered_is_cast_by_each_rank_for_its_tokens(
 
 
 def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
-    setting = make_setting("llama-3-8b", "8xH100-SXM", seq_len=4096)
-    eight = replace(setting.workload, precision="fp8")
+    scenario = make_scenario("llama-3-8b", "8xH100-SXM", seq_len=4096)
+    eight = replace(scenario.workload, precision="fp8")
     assert gathered_bytes(eight, MEGATRON) == 1.0
-    assert gathered_bytes(setting.workload, MEGATRON) is None
+    assert gathered_bytes(scenario.workload, MEGATRON) is None
     assert gathered_bytes(eight, software_profile("shardplan")) is None
     table = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
     wide, narrow = (
-        pass_traffic(setting.model, eight, table, rank, habits=TrafficHabits(gather_bytes=each))
+        pass_traffic(scenario.model, eight, table, rank, habits=TrafficHabits(gather_bytes=each))
         for each in (None, 1.0)
     )
     state = 2.0 * 4096 * 4096
@@ -189,12 +189,12 @@ def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
 
 
 def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
-    setting = make_setting("llama-3-8b", "1xH100-SXM", seq_len=4096, global_batch_size=1)
+    scenario = make_scenario("llama-3-8b", "1xH100-SXM", seq_len=4096, global_batch_size=1)
 
     def computing(precision: Any, cast: float = 4.0, of_weights: float = 0.0) -> float:
         software = replace(MEGATRON, fp8_cast_bytes=cast, fp8_weight_casts=of_weights)
-        workload = replace(setting.workload, precision=precision)
-        here = replace(setting, workload=workload, software=software)
+        workload = replace(scenario.workload, precision=precision)
+        here = replace(scenario, workload=workload, software=software)
         return first(price(here, PlanTable.from_plans([Plan()])).time.compute)
 
     eight = computing("fp8")
@@ -202,9 +202,9 @@ def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
     assert computing("bf16") == computing("bf16", 0.0)
     h, f, key = 4096, 14336, 1024
     elements = (3 * h + f) + (3 * h + 2 * key + 2 * f)
-    memory = rates(setting.cluster.accelerator, "fp8", MEGATRON).memory
+    memory = rates(scenario.cluster.accelerator, "fp8", MEGATRON).memory
     assert eight - computing("fp8", 0.0) == pytest.approx(32 * 4096 * 4.0 * elements / memory)
-    weights = sum(w.numel for w in setting.model.kinds[0].weights)
+    weights = sum(w.numel for w in scenario.model.kinds[0].weights)
     more = computing("fp8", of_weights=1.0) - eight
     assert more == pytest.approx(2 * 32 * 4.0 * weights / memory, rel=1e-3), "both passes"
 
@@ -212,28 +212,28 @@ def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
 # --- frozen matrices ------------------------------------------------------------------------------
 
 
-def qlora(quantisation: Quantisation) -> tuple[Setting, float]:
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
+def qlora(quantisation: Quantisation) -> tuple[Scenario, float]:
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
     options: Any = {"adapter": "qlora", "adapter_rank": 16, "adapter_alpha": 32.0}
-    workload = replace(setting.workload, quantisation=quantisation, **options)
-    model = adapted(setting.model, workload)
+    workload = replace(scenario.workload, quantisation=quantisation, **options)
+    model = adapted(scenario.model, workload)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.quantised) * model.num_layers
-    return replace(setting, model=model, workload=workload), float(matrices)
+    return replace(scenario, model=model, workload=workload), float(matrices)
 
 
 def stored_bits(quantisation: Quantisation) -> float:
     """Bits of a quantised element, of a whole model."""
-    setting, matrices = qlora(quantisation)
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    scenario, matrices = qlora(quantisation)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([Plan()])
-    stored = first(frozen_bytes(setting.model, rank, table, setting.workload, setting.software))
+    stored = first(frozen_bytes(scenario.model, rank, table, scenario.workload, scenario.software))
     plain = sum(
         w.numel
-        for kind in setting.model.pattern
-        for w in setting.model.kinds[kind].weights
+        for kind in scenario.model.pattern
+        for w in scenario.model.kinds[kind].weights
         if w.frozen and not w.quantised
     )
-    plain += sum(w.numel for w in (*setting.model.embedding, *setting.model.head))
+    plain += sum(w.numel for w in (*scenario.model.embedding, *scenario.model.head))
     return 8 * (stored - 2.0 * plain) / matrices
 
 
@@ -254,18 +254,20 @@ def test_double_quantisation_saves_3_gb_of_65_billion() -> None:
 
 def test_int8_has_a_scale_for_every_output() -> None:
     """Cut along the inputs a rank has all outputs, cut along the outputs its own."""
-    setting, matrices = qlora("int8")
-    (rank,) = even_rank_contents(setting.model, 1, 1)
-    kind = setting.model.kinds[0]
+    scenario, matrices = qlora("int8")
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    kind = scenario.model.kinds[0]
     for tensor in (1, 4):
         table = PlanTable.from_plans([Plan(1, tensor)])
-        eight = first(frozen_bytes(setting.model, rank, table, setting.workload, setting.software))
-        four = replace(setting.workload, quantisation="nf4")
-        nf4 = first(frozen_bytes(setting.model, rank, table, four, setting.software))
+        eight = first(
+            frozen_bytes(scenario.model, rank, table, scenario.workload, scenario.software)
+        )
+        four = replace(scenario.workload, quantisation="nf4")
+        nf4 = first(frozen_bytes(scenario.model, rank, table, four, scenario.software))
         rows = sum(
             w.shape[0] / (tensor if w.cut == "column" else 1) for w in kind.weights if w.quantised
         )
-        expected = (1.0 - 0.5625) * matrices / tensor + 4 * rows * setting.model.num_layers
+        expected = (1.0 - 0.5625) * matrices / tensor + 4 * rows * scenario.model.num_layers
         assert eight - nf4 == pytest.approx(expected, rel=1e-12)
 
 

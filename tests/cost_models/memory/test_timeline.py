@@ -11,8 +11,8 @@ from cost_models.memory.timeline import timelines
 from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_memories
-from cost_models.scenario import Setting
-from tests.samples import CONFIGS, make_setting
+from cost_models.scenario import Scenario
+from tests.samples import CONFIGS, make_scenario
 
 PLANS = [
     Plan(data_parallel=8, zero_stage=3),
@@ -25,25 +25,25 @@ PLANS = [
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_the_peak_is_the_largest_moment_of_the_timeline(name: str, plan: Plan) -> None:
     batch = plan.global_batch_size
-    setting: Setting = make_setting(name, "8xA100-80GB", seq_len=256, global_batch_size=batch)
-    ranges = default_layer_ranges(setting, plan)
-    lines = timelines(setting, plan, ranges)
+    scenario: Scenario = make_scenario(name, "8xA100-80GB", seq_len=256, global_batch_size=batch)
+    ranges = default_layer_ranges(scenario, plan)
+    lines = timelines(scenario, plan, ranges)
     assert [len(line) for line in lines] == [len(MOMENTS)] * plan.pipeline_parallel
-    for line, (peak, moment) in zip(lines, rank_memories(setting, plan, ranges), strict=True):
+    for line, (peak, moment) in zip(lines, rank_memories(scenario, plan, ranges), strict=True):
         assert line[moment] == peak
         assert max(parts.peak for parts in line) == pytest.approx(float(peak.peak), rel=1e-12)
         for parts in line:
             values = [float(getattr(parts, f.name)) for f in fields(MemoryParts)]
             assert all(math.isfinite(value) and value >= 0.0 for value in values)
             assert float(parts.peak) == pytest.approx(sum(values), rel=1e-12)
-    priced = price(setting, PlanTable.from_plans([plan]), ranges)
+    priced = price(scenario, PlanTable.from_plans([plan]), ranges)
     assert max(p.peak for line in lines for p in line) == pytest.approx(float(priced.peak[0]))
 
 
 def test_states_are_the_same_at_every_moment_and_logits_only_at_the_loss() -> None:
-    setting = make_setting("llama-3-8b", "8xA100-80GB", seq_len=4096, global_batch_size=8)
+    scenario = make_scenario("llama-3-8b", "8xA100-80GB", seq_len=4096, global_batch_size=8)
     plan = Plan(data_parallel=8, zero_stage=3)
-    line = timelines(setting, plan, default_layer_ranges(setting, plan))[0]
+    line = timelines(scenario, plan, default_layer_ranges(scenario, plan))[0]
     by_name = dict(zip(MOMENTS, line, strict=True))
     assert len({float(parts.weights) for parts in line}) == 1
     assert len({float(parts.optimizer) for parts in line}) == 1

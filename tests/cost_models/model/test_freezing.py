@@ -23,22 +23,22 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload, check_freeze
 from cost_models.pricing.estimate import Priced, price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
-from tests.samples import make_setting, sample_model
+from tests.samples import make_scenario, sample_model
 
 
 def frozen(freeze: str, name: str = "llama", **changes: int) -> ModelSpec:
     return with_frozen_parts(sample_model(name, **changes), check_freeze(freeze, "freeze"))
 
 
-def priced(freeze: str, plan: Plan | None = None, **options: str) -> tuple[Setting, Priced]:
+def priced(freeze: str, plan: Plan | None = None, **options: str) -> tuple[Scenario, Priced]:
     plan = plan or Plan(data_parallel=8, zero_stage=3, num_microbatches=2)
-    setting = make_setting("llama-3.2-1b", seq_len=2048, global_batch_size=16, **options)
-    workload = replace(setting.workload, freeze=freeze)
-    setting = replace(setting, workload=workload, model=adapted(setting.model, workload))
-    return setting, price(setting, PlanTable.from_plans([plan]))
+    scenario = make_scenario("llama-3.2-1b", seq_len=2048, global_batch_size=16, **options)
+    workload = replace(scenario.workload, freeze=freeze)
+    scenario = replace(scenario, workload=workload, model=adapted(scenario.model, workload))
+    return scenario, price(scenario, PlanTable.from_plans([plan]))
 
 
 def test_names_are_put_in_order() -> None:
@@ -101,9 +101,9 @@ def test_layers_below_the_first_trained_one_are_idle() -> None:
 
 
 def test_adapters_from_a_layer_on_leave_those_below_idle() -> None:
-    setting = make_setting("llama-3.2-1b", seq_len=2048, global_batch_size=1)
-    workload = replace(setting.workload, adapter="lora", adapter_rank=8)
-    every = adapted(setting.model, workload)
+    scenario = make_scenario("llama-3.2-1b", seq_len=2048, global_batch_size=1)
+    workload = replace(scenario.workload, adapter="lora", adapter_rank=8)
+    every = adapted(scenario.model, workload)
     above = without_adapters_below(every, 4)
     assert [above.kinds[index].idle for index in above.pattern] == [True] * 4 + [False] * 12
     adapters = every.num_trainable_parameters
@@ -114,7 +114,7 @@ def test_adapters_from_a_layer_on_leave_those_below_idle() -> None:
     (rank,) = even_rank_contents(every, 1, 1)
     (kept,) = even_rank_contents(above, 1, 1)
     whole, less = (
-        float(np.ravel(layer_bytes(model, workload, setting.software, table, one)[0])[0])
+        float(np.ravel(layer_bytes(model, workload, scenario.software, table, one)[0])[0])
         for model, one in ((every, rank), (above, kept))
     )
     assert less == pytest.approx(whole * 12 / 16)
@@ -143,9 +143,9 @@ def test_flops_by_hand() -> None:
 
 def test_memory_by_hand() -> None:
     """Mixed precision, ZeRO-3 on 8: 12 bytes over 8 of what is trained, 2 bytes of the rest."""
-    setting, found = priced("embedding,head,layers:0-7")
-    trained = setting.model.num_trainable_parameters
-    rest = setting.model.num_parameters - trained
+    scenario, found = priced("embedding,head,layers:0-7")
+    trained = scenario.model.num_trainable_parameters
+    rest = scenario.model.num_parameters - trained
     memory = found.memory
     assert float(memory.weights[0]) == pytest.approx(4.0 * trained / 8 + 2.0 * rest)  # type: ignore[index]
     assert float(memory.optimizer[0]) == pytest.approx(8.0 * trained / 8)  # type: ignore[index]
@@ -160,9 +160,9 @@ def test_fsdp1_gathers_a_layer_that_is_trained_or_one_that_is_frozen() -> None:
     table = PlanTable.from_plans([plan])
     found = []
     for freeze in ("", "layers:0-7"):
-        setting, _ = priced(freeze, plan, software="hf-trainer")
-        (rank,) = even_rank_contents(setting.model, 1, 1)
-        whole = units(setting.model, setting.workload, setting.software, table, rank)
+        scenario, _ = priced(freeze, plan, software="hf-trainer")
+        (rank,) = even_rank_contents(scenario.model, 1, 1)
+        whole = units(scenario.model, scenario.workload, scenario.software, table, rank)
         found.append((float(whole.layer[0]), float(whole.root[0])))  # type: ignore[index]
     assert found[0] == found[1]
 
@@ -191,7 +191,7 @@ def test_every_stage_needs_something_to_train() -> None:
 
 
 def test_plans_of_every_axis_are_legal() -> None:
-    setting, _ = priced("norms")
+    scenario, _ = priced("norms")
     plans = [
         Plan(8, zero_stage=3, num_microbatches=2),
         Plan(4, 2, num_microbatches=4),
@@ -199,7 +199,7 @@ def test_plans_of_every_axis_are_legal() -> None:
         Plan(4, context_parallel=2, num_microbatches=4),
         Plan(8, zero_stage=3, offload="weights", num_microbatches=2),
     ]
-    codes = legality_codes(question_of(setting), PlanTable.from_plans(plans))
+    codes = legality_codes(question_of(scenario), PlanTable.from_plans(plans))
     assert [CODES[code] for code in codes] == [*["legal"] * 4, "freeze"]
 
 

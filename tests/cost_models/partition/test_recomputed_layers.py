@@ -13,11 +13,11 @@ from cost_models.partition.stages import contents_of, even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.pricing.estimate import price, rank_communication, rank_memories
 from hardware_profiles.errors import InputError
-from tests.samples import llama, make_setting
+from tests.samples import llama, make_scenario
 
 FULL = Plan(1, 1, 2, recompute="full", num_microbatches=8)
 SETTING = replace(
-    make_setting(cluster="2xA100-80GB", seq_len=256, global_batch_size=8), model=llama()
+    make_scenario(cluster="2xA100-80GB", seq_len=256, global_batch_size=8), model=llama()
 )
 RANGES = split_layers(8, 2)
 
@@ -74,8 +74,8 @@ def test_each_stage_pays_for_its_own_layers() -> None:
 
 def test_tensor_parallel_traffic_of_a_stage_follows_its_number() -> None:
     plan, key = replace(FULL, tensor_parallel=2), ("tensor", "all_reduce")
-    setting = replace(SETTING, stage_recompute_layers=(1, 3))
-    listed = rank_communication(setting, plan, RANGES)
+    scenario = replace(SETTING, stage_recompute_layers=(1, 3))
+    listed = rank_communication(scenario, plan, RANGES)
     for rank, count in enumerate((1, 3)):
         same = rank_communication(SETTING, replace(plan, recompute_layers=count), RANGES)
         assert listed[rank][key] == same[rank][key]

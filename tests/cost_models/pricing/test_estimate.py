@@ -43,7 +43,7 @@ from tests.samples import (
     columns,
     legal_table,
     llama,
-    make_setting,
+    make_scenario,
     question,
     sample_model,
 )
@@ -72,20 +72,20 @@ def all_columns(priced: Priced) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_a_table_costs_what_its_rows_cost_alone(key: Any) -> None:
     """The law: bit for bit, in any order of rows."""
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     rows = np.random.default_rng(0).permutation(len(table))[:75]
-    together = all_columns(price(setting, table.rows(rows)))
+    together = all_columns(price(scenario, table.rows(rows)))
     assert len(rows) >= 60
     for position, row in enumerate(rows):
-        alone = all_columns(price(setting, PlanTable.from_plans([table.plan(int(row))])))
+        alone = all_columns(price(scenario, PlanTable.from_plans([table.plan(int(row))])))
         for name, column in together.items():
             assert column[position] == alone[name][0], (name, table.plan(int(row)))
 
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_every_part_is_finite_and_not_negative(key: Any) -> None:
-    setting, table = legal_table(key)
-    priced = price(setting, table)
+    scenario, table = legal_table(key)
+    priced = price(scenario, table)
     for name, column in all_columns(priced).items():
         assert column.shape == (len(table),)
         assert np.isfinite(column).all(), name
@@ -96,18 +96,18 @@ def test_every_part_is_finite_and_not_negative(key: Any) -> None:
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_parts_add_up(key: Any) -> None:
-    setting, table = legal_table(key)
-    priced = price(setting, table)
+    scenario, table = legal_table(key)
+    priced = price(scenario, table)
     np.testing.assert_allclose(sum(columns(priced.memory).values()), priced.peak, rtol=1e-12)
     np.testing.assert_allclose(sum(columns(priced.time).values()), priced.step, rtol=1e-12)
 
 
 def test_the_limiting_stage_is_the_fullest_rank() -> None:
-    setting, table = legal_table(SETTINGS[0])
-    priced = price(setting, table)
+    scenario, table = legal_table(SETTINGS[0])
+    priced = price(scenario, table)
     for row in range(0, len(table), 23):
         plan = table.plan(row)
-        ranks = rank_memories(setting, plan, default_layer_ranges(setting, plan))
+        ranks = rank_memories(scenario, plan, default_layer_ranges(scenario, plan))
         peaks = [float(parts.peak) for parts, _ in ranks]
         assert len(peaks) == plan.pipeline_parallel
         assert priced.limiting_rank[row] == int(np.argmax(peaks)), plan
@@ -115,21 +115,21 @@ def test_the_limiting_stage_is_the_fullest_rank() -> None:
 
 
 def test_explicit_layer_ranges_equal_to_the_even_split_change_nothing() -> None:
-    setting, table = legal_table(SETTINGS[0])
+    scenario, table = legal_table(SETTINGS[0])
     for row in range(0, len(table), 41):
         plan = table.plan(row)
         one = PlanTable.from_plans([plan])
-        even = all_columns(price(setting, one))
-        given = all_columns(price(setting, one, default_layer_ranges(setting, plan)))
+        even = all_columns(price(scenario, one))
+        given = all_columns(price(scenario, one, default_layer_ranges(scenario, plan)))
         assert even == given
 
 
 def test_uneven_layers_cost_more_time_and_memory() -> None:
-    setting = make_setting("llama", "4xA100-80GB")
+    scenario = make_scenario("llama", "4xA100-80GB")
     plan = Plan(pipeline_parallel=4, num_microbatches=16)
     table = PlanTable.from_plans([plan])
-    even = price(setting, table)
-    uneven = price(setting, table, [(0, 5), (5, 6), (6, 7), (7, 8)])
+    even = price(scenario, table)
+    uneven = price(scenario, table, [(0, 5), (5, 6), (6, 7), (7, 8)])
     assert uneven.limiting_rank[0] == 0
     assert uneven.slowest_rank[0] == 0
     assert uneven.peak[0] > even.peak[0]
@@ -160,7 +160,7 @@ def huge_model() -> Any:
 def test_extreme_sizes_stay_finite_and_positive(kernel: str) -> None:
     model = huge_model()
     assert model.num_parameters > 10**13
-    setting = make_setting(
+    scenario = make_scenario(
         model,
         "125000x8xA100-80GB",
         seq_len=10**8 - 10**8 % 1024,
@@ -180,15 +180,15 @@ def test_extreme_sizes_stay_finite_and_positive(kernel: str) -> None:
         ),
     ]
     table = PlanTable.from_plans(plans)
-    assert not legality_codes(question(setting), table.rows(np.array([0, 1]))).any()
-    priced = price(setting, table)
+    assert not legality_codes(question(scenario), table.rows(np.array([0, 1]))).any()
+    priced = price(scenario, table)
     for name, column in all_columns(priced).items():
         assert np.isfinite(column).all(), name
         assert (column >= 0).all(), name
     assert (priced.step > 1).all()
     assert (priced.peak > 2**40).all()
     for row, step in enumerate(priced.step):
-        rates = throughput(setting, table.plan(row), float(step))
+        rates = throughput(scenario, table.plan(row), float(step))
         # scores count in full by convention, a causal kernel does half of them
         assert 0 < rates["mfu"] < 2  # type: ignore[operator]
 
@@ -202,8 +202,8 @@ def test_a_tiny_model_on_one_gpu() -> None:
         num_attention_heads=1,
         num_key_value_heads=1,
     )
-    setting = make_setting(model, "1xA100-80GB", seq_len=1, global_batch_size=1)
-    priced = price(setting, PlanTable.from_plans([Plan()]))
+    scenario = make_scenario(model, "1xA100-80GB", seq_len=1, global_batch_size=1)
+    priced = price(scenario, PlanTable.from_plans([Plan()]))
     assert np.isfinite(priced.step).all()
     assert priced.time.bubble[0] == priced.time.data_communication[0] == 0
     assert priced.time.tensor_communication[0] == priced.time.pipeline_communication[0] == 0
@@ -212,15 +212,15 @@ def test_a_tiny_model_on_one_gpu() -> None:
 # --- more of anything -----------------------------------------------------------------------------
 
 
-def priced_with(setting: Any, table: PlanTable, **changes: Any) -> Priced:
-    return price(replace(setting, **changes), table)
+def priced_with(scenario: Any, table: PlanTable, **changes: Any) -> Priced:
+    return price(replace(scenario, **changes), table)
 
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_longer_sequences_need_more(key: Any) -> None:
-    setting, table = legal_table(key)
-    longer = replace(setting.workload, seq_len=2 * setting.workload.seq_len)
-    before, after = price(setting, table), priced_with(setting, table, workload=longer)
+    scenario, table = legal_table(key)
+    longer = replace(scenario.workload, seq_len=2 * scenario.workload.seq_len)
+    before, after = price(scenario, table), priced_with(scenario, table, workload=longer)
     assert (after.peak >= before.peak).all()  # equal where the optimizer step is the peak
     assert (after.peak > before.peak).any()
     assert (after.step > before.step).any()
@@ -231,13 +231,13 @@ def test_longer_sequences_need_more(key: Any) -> None:
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_less_recomputation_needs_more_memory_and_less_computation(key: Any) -> None:
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     none, selective, full = (
-        price(setting, replace(table, recompute=np.full(len(table), code))) for code in range(3)
+        price(scenario, replace(table, recompute=np.full(len(table), code))) for code in range(3)
     )
     assert (none.peak * SLACK >= selective.peak).all()
     # one layer alone is recomputed beside its input: dropping it saves nothing
-    several = setting.model.num_layers >= 2 * table.pipeline_parallel
+    several = scenario.model.num_layers >= 2 * table.pipeline_parallel
     # what is recomputed for weight gradients that come later stays until then
     slack = np.where(np.isin(table.pipeline_schedule, SPLIT_CODES), 1.01, SLACK)
     assert (selective.peak * slack >= full.peak)[several].all()
@@ -249,20 +249,20 @@ def test_less_recomputation_needs_more_memory_and_less_computation(key: Any) -> 
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_larger_micro_batches_need_more_memory(key: Any) -> None:
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     larger = replace(table, micro_batch_size=2 * table.micro_batch_size)
-    before, after = price(setting, table).peak, price(setting, larger).peak
+    before, after = price(scenario, table).peak, price(scenario, larger).peak
     assert (after >= before).all()
     assert (after > before).any()
 
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_more_ranks_never_hold_more_states(key: Any) -> None:
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     table = table.rows(table.pipeline_parallel == 1)  # one rank, so that the same one is compared
 
     def states(other: PlanTable) -> np.ndarray:
-        memory = price(setting, other).memory
+        memory = price(scenario, other).memory
         return np.asarray(memory.weights + memory.optimizer)
 
     before = states(table)
@@ -273,18 +273,18 @@ def test_more_ranks_never_hold_more_states(key: Any) -> None:
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_a_higher_zero_stage_never_holds_more_states(key: Any) -> None:
-    setting, table = legal_table(key)
+    scenario, table = legal_table(key)
     table = table.rows((table.pipeline_parallel == 1) & (table.recompute_layers == 0))
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
     by_stage = []
     for stage in range(4):
         moments = rank_timeline(
-            setting.model,
-            setting.workload,
-            setting.software,
+            scenario.model,
+            scenario.workload,
+            scenario.software,
             replace(table, zero_stage=np.full(len(table), stage)),
             rank,
-            on_gpu=setting.on_gpu,
+            on_gpu=scenario.on_gpu,
         )
         by_stage.append(np.stack([parts.weights + parts.optimizer for parts in moments]))
     sharded = np.asarray(table.data_parallel > 1)
@@ -307,12 +307,12 @@ def faster(cluster: Cluster, factor: float) -> Cluster:
 
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_faster_links_and_chips_are_never_slower(key: Any) -> None:
-    setting, table = legal_table(key)
-    before = price(setting, table).step
-    links = priced_with(setting, table, cluster=faster(setting.cluster, 2.0)).step
+    scenario, table = legal_table(key)
+    before = price(scenario, table).step
+    links = priced_with(scenario, table, cluster=faster(scenario.cluster, 2.0)).step
     assert (links <= before * SLACK).all()
     assert (links < before).any()
-    chip = setting.cluster.accelerator
+    chip = scenario.cluster.accelerator
     quick = replace(
         chip,
         memory_bandwidth=replace(chip.memory_bandwidth, value=2 * chip.memory_bandwidth.value),
@@ -321,7 +321,7 @@ def test_faster_links_and_chips_are_never_slower(key: Any) -> None:
             k: replace(v, value=2 * v.value) for k, v in chip.achievable_flops.items()
         },
     )
-    chips = priced_with(setting, table, cluster=replace(setting.cluster, accelerator=quick)).step
+    chips = priced_with(scenario, table, cluster=replace(scenario.cluster, accelerator=quick)).step
     assert (chips <= before * SLACK).all()
 
 
@@ -329,8 +329,8 @@ def test_links_that_cost_nothing_leave_only_computation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cost_models.communication.seconds.COLLECTIVE_START", 0.0)
-    setting, table = legal_table(SETTINGS[0])
-    free = priced_with(setting, table, cluster=faster(setting.cluster, 1e30)).time
+    scenario, table = legal_table(SETTINGS[0])
+    free = priced_with(scenario, table, cluster=faster(scenario.cluster, 1e30)).time
     for part in (free.tensor_communication, free.pipeline_communication, free.data_communication):
         assert (part < 1e-12).all()
 
@@ -339,19 +339,19 @@ def test_links_that_cost_nothing_leave_only_computation(
 
 
 def test_model_flop_utilisation_is_model_flops_over_what_the_chips_could_do() -> None:
-    setting = make_setting("llama-3-8b", "8xA100-80GB", seq_len=8192, global_batch_size=8)
+    scenario = make_scenario("llama-3-8b", "8xA100-80GB", seq_len=8192, global_batch_size=8)
     plan = Plan(data_parallel=8, zero_stage=3)
-    rates = throughput(setting, plan, 10.0)
+    rates = throughput(scenario, plan, 10.0)
     assert rates["tokens_per_second_per_gpu"] == 8192 * 8 / 8 / 10.0
     # 6 N D, and 12 h s for each layer and token of attention scores; the embedding multiplies none
-    model = setting.model
+    model = scenario.model
     per_token = 6 * (model.num_parameters - 128256 * 4096 - 65 * 4096) + 12 * 4096 * 8192 * 32
     assert rates["mfu"] == pytest.approx(per_token * 8192 * 8 / 10.0 / (8 * 312e12), rel=1e-9)
 
 
 def test_communication_of_one_rank_alone_is_none() -> None:
-    setting = make_setting("llama", "1xA100-80GB")
-    traffic = rank_communication(setting, Plan(num_microbatches=16), [(0, 8)])
+    scenario = make_scenario("llama", "1xA100-80GB")
+    traffic = rank_communication(scenario, Plan(num_microbatches=16), [(0, 8)])
     assert all(float(t.count[0]) == 0 for t in traffic[0].values())  # type: ignore[index]
 
 
@@ -367,9 +367,9 @@ def test_every_sample_has_legal_plans_of_every_kind() -> None:
 
 
 def test_all_plans_include_illegal_ones() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    table = PlanTable.from_plans(list(all_plans(setting)))
-    codes = legality_codes(question(setting), table)
+    scenario = make_scenario("llama", "8xA100-80GB")
+    table = PlanTable.from_plans(list(all_plans(scenario)))
+    codes = legality_codes(question(scenario), table)
     assert 0 < np.sum(codes == 0) < len(table)
     assert parse_cluster("8xA100-80GB").num_gpus == 8
 

@@ -22,23 +22,23 @@ from cost_models.model.presets import load_preset
 from cost_models.plan.plan import FULL, NONE, SELECTIVE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import GPT3, make_setting, sample_model
+from tests.samples import GPT3, make_scenario, sample_model
 
 GB, GIB, MIB = 1e9, 2.0**30, 2.0**20
 
 
-def memory_of(setting: Setting, plan: Plan) -> MemoryParts:
-    return price(setting, PlanTable.from_plans([plan])).memory
+def memory_of(scenario: Scenario, plan: Plan) -> MemoryParts:
+    return price(scenario, PlanTable.from_plans([plan])).memory
 
 
 def states_of(model: str, plan: Plan, *, software: str = "megatron") -> float:
     """Weights, gradients and optimizer of a whole plan, with next to no activations."""
-    setting = make_setting(
+    scenario = make_scenario(
         model, "1xA100-80GB", seq_len=1, global_batch_size=plan.global_batch_size, software=software
     )
-    memory = memory_of(setting, plan)
+    memory = memory_of(scenario, plan)
     return float((memory.weights + memory.gradients + memory.optimizer)[0])  # type: ignore[index]
 
 
@@ -87,8 +87,8 @@ CALCULATOR = {
 @pytest.mark.parametrize("name", sorted(CALCULATOR))
 def test_model_memory_calculator_adam_in_fp32(name: str) -> None:
     weights, gradients, optimizer, step = CALCULATOR[name]
-    setting = make_setting(name, "1xA100-80GB", seq_len=1, global_batch_size=1, precision="fp32")
-    memory = memory_of(setting, Plan())
+    scenario = make_scenario(name, "1xA100-80GB", seq_len=1, global_batch_size=1, precision="fp32")
+    memory = memory_of(scenario, Plan())
     assert float(memory.weights[0]) == weights  # type: ignore[index]
     assert float(memory.gradients[0]) == gradients  # type: ignore[index]
     assert float(memory.optimizer[0]) == optimizer  # type: ignore[index]
@@ -131,8 +131,8 @@ def test_baichuan_7b() -> None:
     """
     model = model_spec(BAICHUAN, name="Baichuan-7B")
     assert model.num_parameters == 7_000_559_616
-    setting = make_setting(model, "1xA100-80GB", seq_len=1, global_batch_size=1, precision="fp32")
-    memory = memory_of(setting, Plan())
+    scenario = make_scenario(model, "1xA100-80GB", seq_len=1, global_batch_size=1, precision="fp32")
+    memory = memory_of(scenario, Plan())
     states = memory.weights + memory.gradients + memory.optimizer
     assert float(memory.weights[0]) / GIB == pytest.approx(26.08, abs=0.005)  # type: ignore[index]
     assert float(states[0]) / GIB == pytest.approx(104.3, abs=0.05)  # type: ignore[index]
@@ -207,7 +207,7 @@ def test_korthikanti_figure_1_the_baseline_of_four_models_is_above_80_gb() -> No
             micro_batch_size=batch,
             num_microbatches=4 * count,
         )
-        setting = make_setting(
+        scenario = make_scenario(
             model_spec(config, name=name),
             f"{pipeline}x8xA100-80GB",
             seq_len=S,
@@ -215,9 +215,9 @@ def test_korthikanti_figure_1_the_baseline_of_four_models_is_above_80_gb() -> No
             software="megatron",
             attention_kernel="eager",
         )
-        baseline = float(memory_of(setting, plan).peak[0])  # type: ignore[index]
+        baseline = float(memory_of(scenario, plan).peak[0])  # type: ignore[index]
         both = replace(plan, sequence_parallel=True, recompute="selective")
-        lean = float(memory_of(setting, both).peak[0])  # type: ignore[index]
+        lean = float(memory_of(scenario, both).peak[0])  # type: ignore[index]
         assert baseline > 80 * GIB, name
         assert lean < 80 * GIB, name
 
@@ -287,8 +287,8 @@ def test_a_frozen_base_has_two_bytes_or_half_a_byte_a_parameter() -> None:
     base = sample_model("llama-2-7b")
     for adapter, low, high in (("lora", 2.0, 2.05), ("qlora", 0.56, 0.65)):
         workload = Workload(1, 1, adapter=adapter, adapter_rank=8, adapter_alpha=16.0)  # type: ignore[arg-type]
-        setting = make_setting(adapted(base, workload), "1xA100-80GB", global_batch_size=1)
-        setting = replace(setting, workload=workload)
-        memory = memory_of(setting, Plan())
+        scenario = make_scenario(adapted(base, workload), "1xA100-80GB", global_batch_size=1)
+        scenario = replace(scenario, workload=workload)
+        memory = memory_of(scenario, Plan())
         each = float(memory.weights[0]) / base.num_parameters  # type: ignore[index]
         assert low <= each <= high

@@ -8,28 +8,28 @@ import pytest
 
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile, read_plan_file, write_plan_file
-from cost_models.pricing.prediction import predict, setting_of, still_holds
-from tests.samples import make_setting
+from cost_models.pricing.prediction import predict, scenario_of, still_holds
+from tests.samples import make_scenario
 
 PLAN = Plan(data_parallel=2, tensor_parallel=2, pipeline_parallel=2, num_microbatches=2)
 
 
 def priced_file(software: str = "shardplan") -> PlanFile:
-    setting = make_setting("llama", seq_len=256, global_batch_size=4, software=software)
-    ranges = split_layers(setting.model.num_layers, 2)
+    scenario = make_scenario("llama", seq_len=256, global_batch_size=4, software=software)
+    ranges = split_layers(scenario.model.num_layers, 2)
     return PlanFile(
-        model=setting.model,
-        cluster=setting.cluster,
-        workload=setting.workload,
+        model=scenario.model,
+        cluster=scenario.cluster,
+        workload=scenario.workload,
         plan=PLAN,
         layer_ranges=ranges,
-        prediction=predict(setting, PLAN, ranges),
+        prediction=predict(scenario, PLAN, ranges),
         software=software,
     )
 
 
 def fresh(file: PlanFile) -> dict[str, Any]:
-    return predict(setting_of(file), file.plan, file.layer_ranges)
+    return predict(scenario_of(file), file.plan, file.layer_ranges)
 
 
 @pytest.mark.parametrize("software", ["shardplan", "megatron"])

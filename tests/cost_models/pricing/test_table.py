@@ -15,53 +15,53 @@ from cost_models.plan.factored import factored
 from cost_models.plan.plan import OFFLOADS, RECOMPUTE, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.table import price_table, table_memory
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from planner.search.space import enumerate_plans
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 
-def lora() -> Setting:
+def lora() -> Scenario:
     from hardware_profiles.cluster.parse import parse_cluster
     from planner.request.model import resolve_model
-    from planner.request.setting import Adapting, build_question
+    from planner.request.scenario import Adapting, build_question
 
     question = build_question(
         resolve_model("llama-3.2-1b"), parse_cluster("8xA100-80GB"), adapter=Adapting("qlora", 8)
     )
-    return question.setting
+    return question.scenario
 
 
-def many_layers() -> Setting:
+def many_layers() -> Scenario:
     """Stages of one to eighty layers."""
     from hardware_profiles.cluster.parse import parse_cluster
     from planner.request.model import resolve_model
-    from planner.request.setting import build_question
+    from planner.request.scenario import build_question
 
     cluster = parse_cluster("8x8xH100-SXM")
-    return build_question(resolve_model("llama-3-70b"), cluster, global_batch_size=64).setting
+    return build_question(resolve_model("llama-3-70b"), cluster, global_batch_size=64).scenario
 
 
 SETTINGS: dict[str, Any] = {
     "many layers": many_layers,
-    "llama": lambda: make_setting("llama", "2x4xH100-SXM", global_batch_size=32),
-    "tied": lambda: make_setting("llama tied", "8xA100-80GB"),
-    "long": lambda: make_setting("llama", "8xA100-80GB", seq_len=65_536, global_batch_size=8),
-    "mixtral": lambda: make_setting("mixtral", "8xH100-SXM"),
-    "t5": lambda: make_setting("t5", "8xA100-80GB"),
-    "gpt2 by megatron": lambda: make_setting(
+    "llama": lambda: make_scenario("llama", "2x4xH100-SXM", global_batch_size=32),
+    "tied": lambda: make_scenario("llama tied", "8xA100-80GB"),
+    "long": lambda: make_scenario("llama", "8xA100-80GB", seq_len=65_536, global_batch_size=8),
+    "mixtral": lambda: make_scenario("mixtral", "8xH100-SXM"),
+    "t5": lambda: make_scenario("t5", "8xA100-80GB"),
+    "gpt2 by megatron": lambda: make_scenario(
         "gpt2", "8xA100-80GB", software="megatron", attention_kernel="eager"
     ),
-    "llama by nemo": lambda: make_setting("llama", "2x8xH100-SXM", software="nemo"),
-    "fp8": lambda: make_setting("llama", "8xH100-SXM", precision="fp8"),
-    "fp32": lambda: make_setting("llama", "8xA100-80GB", precision="fp32"),
-    "8-bit states": lambda: make_setting("llama", "8xA100-80GB", optimizer="paged_adamw_8bit"),
+    "llama by nemo": lambda: make_scenario("llama", "2x8xH100-SXM", software="nemo"),
+    "fp8": lambda: make_scenario("llama", "8xH100-SXM", precision="fp8"),
+    "fp32": lambda: make_scenario("llama", "8xA100-80GB", precision="fp32"),
+    "8-bit states": lambda: make_scenario("llama", "8xA100-80GB", optimizer="paged_adamw_8bit"),
     "qlora": lora,
 }
 
 
-def plans_of_all_kinds(setting: Setting, seed: int = 0, most: int = 250) -> PlanTable:
+def plans_of_all_kinds(scenario: Scenario, seed: int = 0, most: int = 250) -> PlanTable:
     """Legal plans of the space, and some with what the space leaves at its default."""
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     rng = np.random.default_rng(seed)
     columns = {f.name: np.tile(getattr(table, f.name), 2) for f in fields(PlanTable)}
     half, size = len(table), len(table) * 2
@@ -77,7 +77,7 @@ def plans_of_all_kinds(setting: Setting, seed: int = 0, most: int = 250) -> Plan
     for name, values in more.items():
         columns[name][half:] = values[half:]
     table = PlanTable(**columns)
-    legal = np.flatnonzero(legality_codes(question_of(setting), table) == 0)
+    legal = np.flatnonzero(legality_codes(question_of(scenario), table) == 0)
     return table.rows(np.sort(rng.choice(legal, min(most, len(legal)), replace=False)))
 
 
@@ -93,9 +93,9 @@ def test_equal_rows_once_or_each_row_is_the_same(
 ) -> None:
     """Seconds and host bytes bit for bit; a peak but for the order in which its parts are added."""
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
-    setting = SETTINGS[name]()
-    table = plans_of_all_kinds(setting)
-    one_by_one, together = price(setting, table), price_table(setting, table)
+    scenario = SETTINGS[name]()
+    table = plans_of_all_kinds(scenario)
+    one_by_one, together = price(scenario, table), price_table(scenario, table)
     assert np.array_equal(together.step, one_by_one.step)
     assert np.array_equal(together.host.memory, one_by_one.host.memory)
     assert np.array_equal(together.host.nvme, one_by_one.host.nvme)
@@ -105,9 +105,9 @@ def test_equal_rows_once_or_each_row_is_the_same(
 @pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "many layers"])
 def test_equal_rows_are_judged_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all candidates, and of some with what is seldom pinned, each row alike."""
-    setting = SETTINGS[name]()
-    question = question_of(setting)
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
+    scenario = SETTINGS[name]()
+    question = question_of(scenario)
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     odd = {
         "recompute_layers": np.arange(len(table)) % 5,
         "virtual_stages": 1 + np.arange(len(table)) % 3,
@@ -124,12 +124,14 @@ def test_equal_rows_are_judged_once(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_table_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """No column differs: there is nothing to factor."""
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
-    setting = SETTINGS["llama"]()
-    table = plans_of_all_kinds(setting)
+    scenario = SETTINGS["llama"]()
+    table = plans_of_all_kinds(scenario)
     for row in (0, len(table) // 2):
         one = table.rows(slice(row, row + 1))
-        assert price_table(setting, one).step == price(setting, one).step
-        assert price_table(setting, one).peak == pytest.approx(price(setting, one).peak, rel=1e-14)
+        assert price_table(scenario, one).step == price(scenario, one).step
+        assert price_table(scenario, one).peak == pytest.approx(
+            price(scenario, one).peak, rel=1e-14
+        )
 
 
 @given(st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 5))
@@ -166,24 +168,24 @@ def test_largest_sums_are_those_of_all_sums(size: int, seed: int, groups: int) -
 
 
 def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = SETTINGS["llama"]()
-    table = plans_of_all_kinds(setting)
+    scenario = SETTINGS["llama"]()
+    table = plans_of_all_kinds(scenario)
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
-    by_groups = price_table(setting, table).peak
+    by_groups = price_table(scenario, table).peak
     monkeypatch.setattr("cost_models.columnar.largest_sums.MOST_GROUPS", 0)
-    assert np.array_equal(price_table(setting, table).peak, by_groups)
+    assert np.array_equal(price_table(scenario, table).peak, by_groups)
 
 
 def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
-    setting = SETTINGS["llama"]()
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
-    table = table.rows(legality_codes(question_of(setting), table) == 0)
-    exact, _ = table_memory(setting, table)
-    context = setting.software.context_bytes  # beside what is added up
+    scenario = SETTINGS["llama"]()
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
+    table = table.rows(legality_codes(question_of(scenario), table) == 0)
+    exact, _ = table_memory(scenario, table)
+    context = scenario.software.context_bytes  # beside what is added up
     for share in (1.0, 10.0):
         enough = float(np.percentile(exact, share)) - context
-        found, _ = table_memory(setting, table, enough)
+        found, _ = table_memory(scenario, table, enough)
         small = exact <= enough + context
         assert np.array_equal(found[small], exact[small])
         assert (found[~small] > enough).all()

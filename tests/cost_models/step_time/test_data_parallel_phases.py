@@ -13,21 +13,21 @@ from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.step_time.data_parallel_phases import DataPhases, data_phases
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 
 def _phases(plan: Plan, profile: str = "shardplan", **changes: bool) -> DataPhases:
     """Phases where gathering and reducing an element take as long, 12 s of a step in all."""
-    setting = make_setting("llama-3-8b", "2x8xH100-SXM", seq_len=4096, global_batch_size=64)
-    workload = replace(setting.workload, gradient_precision="bf16")
+    scenario = make_scenario("llama-3-8b", "2x8xH100-SXM", seq_len=4096, global_batch_size=64)
+    workload = replace(scenario.workload, gradient_precision="bf16")
     table = PlanTable.from_plans([plan])
-    (rank,) = even_rank_contents(setting.model, 1, 1)
-    traffic = pass_traffic(setting.model, workload, table, rank)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    traffic = pass_traffic(scenario.model, workload, table, rank)
     found = data_phases(
         traffic,
         {"data": np.array([12.0])},
         table,
-        table_parameters(setting.model, rank, table),
+        table_parameters(scenario.model, rank, table),
         replace(software_profile(profile), **changes),
     )
     return DataPhases(*(float(np.ravel(part)[0]) for part in found))

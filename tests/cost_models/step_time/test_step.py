@@ -22,7 +22,7 @@ from cost_models.step_time.overlap import Hiding
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.step import rank_seconds, step_seconds
 from tests.cost_models.step_time.pipeline_simulator import makespan, torch_order
-from tests.samples import make_setting, rank_of
+from tests.samples import make_scenario, rank_of
 
 
 def closed_form(seconds: list[float], plan: Plan) -> float:
@@ -137,14 +137,14 @@ def test_collectives_pay_for_their_bytes_once_and_for_each_latency() -> None:
     assert alone.tolist() == [0.0, 0.0]
 
 
-def rank_parts(setting: Any, plan: Plan) -> RankSeconds:
-    (rank,) = even_rank_contents(setting.model, 1, 1)
-    rate = rates(setting.cluster.accelerator, setting.workload.precision, setting.software)
+def rank_parts(scenario: Any, plan: Plan) -> RankSeconds:
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
     return rank_seconds(
-        setting.model,
-        setting.workload,
-        setting.cluster,
-        setting.software,
+        scenario.model,
+        scenario.workload,
+        scenario.cluster,
+        scenario.software,
         rate,
         PlanTable.from_plans([plan]),
         rank,
@@ -152,9 +152,9 @@ def rank_parts(setting: Any, plan: Plan) -> RankSeconds:
 
 
 def test_one_gpu_takes_its_micro_batches_and_the_optimizer() -> None:
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=4096, global_batch_size=4)
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=4096, global_batch_size=4)
     plan = Plan(num_microbatches=4)
-    parts, rank = price(setting, PlanTable.from_plans([plan])).time, rank_parts(setting, plan)
+    parts, rank = price(scenario, PlanTable.from_plans([plan])).time, rank_parts(scenario, plan)
     assert parts.step[0] == pytest.approx(4 * rank.microbatch[0] + rank.optimizer[0])  # type: ignore[index]
     none = ("recompute", "tensor_communication", "pipeline_communication", "bubble")
     assert all(getattr(parts, name)[0] == 0 for name in none)
@@ -166,8 +166,8 @@ def test_one_gpu_takes_its_micro_batches_and_the_optimizer() -> None:
 def test_small_work_waits_for_the_host_and_large_work_does_not() -> None:
     def host(seq_len: int) -> float:
         """Share of the step."""
-        setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=seq_len, global_batch_size=1)
-        time = price(setting, PlanTable.from_plans([Plan()])).time
+        scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=seq_len, global_batch_size=1)
+        time = price(scenario, PlanTable.from_plans([Plan()])).time
         return float((time.host / time.step)[0])
 
     assert host(1) > 0.1
@@ -196,9 +196,9 @@ def test_host_and_device_overlap_as_fitted_unless_said_otherwise() -> None:
 
 
 def test_full_recomputation_costs_one_more_forward_pass_of_the_layers() -> None:
-    setting = make_setting("llama-3-8b", "1xA100-80GB", seq_len=4096, global_batch_size=1)
+    scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=4096, global_batch_size=1)
     plain, full = (
-        price(setting, PlanTable.from_plans([Plan(recompute=r)])).time  # type: ignore[arg-type]
+        price(scenario, PlanTable.from_plans([Plan(recompute=r)])).time  # type: ignore[arg-type]
         for r in ("none", "full")
     )
     assert full.compute[0] == plain.compute[0]  # type: ignore[index]
@@ -224,4 +224,6 @@ def test_names_of_the_parts() -> None:
 
 
 def one() -> tuple[Any, PlanTable]:
-    return make_setting("llama", "1xA100-80GB", global_batch_size=1), PlanTable.from_plans([Plan()])
+    return make_scenario("llama", "1xA100-80GB", global_batch_size=1), PlanTable.from_plans(
+        [Plan()]
+    )

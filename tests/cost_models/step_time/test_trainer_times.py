@@ -16,19 +16,19 @@ from cost_models.compute.rates import rates
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import FULL, Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 MEGATRON = software_profile("megatron")
 
 
-def megatron(**changes: Any) -> Setting:
-    setting: Setting = make_setting(
+def megatron(**changes: Any) -> Scenario:
+    scenario: Scenario = make_scenario(
         "gpt2", "2x8xA100-80GB", seq_len=1024, global_batch_size=32, software="megatron"
     )
-    return replace(setting, software=replace(setting.software, **changes))
+    return replace(scenario, software=replace(scenario.software, **changes))
 
 
 def table(**plan: Any) -> PlanTable:
@@ -40,7 +40,7 @@ def table(**plan: Any) -> PlanTable:
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> None:
-    setting = megatron()
+    scenario = megatron()
     plans = table(
         tensor_parallel=4,
         pipeline_parallel=2,
@@ -48,8 +48,8 @@ def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> No
         num_microbatches=4,
         sequence_parallel=sequence,
     )
-    rank = even_rank_contents(setting.model, 2, 1)[0]
-    whole = rank_traffic(setting.model, setting.workload, plans, rank)
+    rank = even_rank_contents(scenario.model, 2, 1)[0]
+    whole = rank_traffic(scenario.model, scenario.workload, plans, rank)
     parts = scattered(whole, plans)
     send, before = parts["pipeline", "send"], whole["pipeline", "send"]
     gather, none = parts["tensor", "all_gather"], whole["tensor", "all_gather"]
@@ -82,16 +82,16 @@ def test_scattered_messages_cost_the_network_less() -> None:
 
 def test_a_fused_softmax_refuses_numbers_of_matrices_that_its_warps_do_not_take() -> None:
     """25 heads, as GPT-2 XL on one GPU, or 4 heads over 4 ranks with one sequence."""
-    setting = make_setting("gpt2", "8xA100-80GB", seq_len=1024, global_batch_size=32)
-    setting = replace(setting, workload=replace(setting.workload, attention_kernel="eager"))
-    heads = setting.model.kinds[0].attention.num_heads
+    scenario = make_scenario("gpt2", "8xA100-80GB", seq_len=1024, global_batch_size=32)
+    scenario = replace(scenario, workload=replace(scenario.workload, attention_kernel="eager"))
+    heads = scenario.model.kinds[0].attention.num_heads
     assert heads % 4 == 0
     taken, refused = table(), table(tensor_parallel=heads)
-    (rank,) = even_rank_contents(setting.model, 1, 1)
+    (rank,) = even_rank_contents(scenario.model, 1, 1)
 
     def operators(plans: PlanTable, software: Any = MEGATRON, kernel: str = "eager") -> float:
-        workload = replace(setting.workload, attention_kernel=kernel)
-        found = operator_seconds(setting.model, software, workload, plans, rank, 1.0)
+        workload = replace(scenario.workload, attention_kernel=kernel)
+        found = operator_seconds(scenario.model, software, workload, plans, rank, 1.0)
         return float(found[0][0])
 
     layers = sum(rank.kind_counts)
@@ -143,14 +143,14 @@ def test_overlap_hides_its_share_of_the_traffic() -> None:
 
 
 def test_adding_up_gradients_moves_its_bytes_for_every_trained_parameter() -> None:
-    setting = megatron()
-    kind = setting.model.kinds[0]
-    rate = rates(setting.cluster.accelerator, "bf16", MEGATRON)
+    scenario = megatron()
+    kind = scenario.model.kinds[0]
+    rate = rates(scenario.cluster.accelerator, "bf16", MEGATRON)
 
     def backward(accumulated: float) -> float:
         one = layer_seconds(
             kind,
-            setting.model.hidden_size,
+            scenario.model.hidden_size,
             1024,
             1024.0,
             tensor_parallel=2,
@@ -181,10 +181,10 @@ def test_frozen_matrices_have_no_gradients_to_add_up() -> None:
 def test_zero_2_reduces_once_under_a_pipeline_where_the_trainer_does(
     at_last: bool, fewer: bool
 ) -> None:
-    setting = megatron(reduces_gradients_at_last_microbatch_under_pipeline=at_last)
+    scenario = megatron(reduces_gradients_at_last_microbatch_under_pipeline=at_last)
     plans = [
         Plan(pipeline_parallel=2, data_parallel=8, zero_stage=stage, num_microbatches=4)
         for stage in (1, 2)
     ]
-    first, second = price(setting, PlanTable.from_plans(plans)).time.data_communication
+    first, second = price(scenario, PlanTable.from_plans(plans)).time.data_communication
     assert bool(second == first) is fewer

@@ -8,7 +8,7 @@ from typing import Any
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, write_plan_file
-from cost_models.pricing.prediction import predict, setting_of
+from cost_models.pricing.prediction import predict, scenario_of
 from executor.config.data_options import DataOptions
 from executor.launch.preflight import predicted_anew, prepare, total_bytes
 from hardware_profiles.cluster.parse import parse_cluster
@@ -17,7 +17,7 @@ from tests.executor.tiny import tiny
 
 def priced(**changes: Any) -> PlanFile:
     file = replace(tiny(Plan(data_parallel=2)), cluster=parse_cluster("2xA100-80GB"), **changes)
-    return replace(file, prediction=predict(setting_of(file), file.plan, file.layer_ranges))
+    return replace(file, prediction=predict(scenario_of(file), file.plan, file.layer_ranges))
 
 
 def test_a_prediction_that_holds_is_kept() -> None:

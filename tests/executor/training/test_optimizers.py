@@ -13,7 +13,7 @@ from torch import Tensor
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import rank_memories
-from cost_models.pricing.prediction import setting_of
+from cost_models.pricing.prediction import scenario_of
 from executor.dtypes import local_tensor
 from executor.processes.fork import run_forked
 from executor.training import optimizer as optimizer_module
@@ -203,7 +203,7 @@ def test_16_bit_weights_learn_and_take_what_is_priced(plan: Plan) -> None:
         assert rank["dtypes"] == ["torch.bfloat16"]
         assert rank["states"] == 2 * rank["weights"]
     assert all(map(as_predicted, found[0]["traffic"]))
-    ((parts, _),) = rank_memories(setting_of(file), plan, file.layer_ranges)
+    ((parts, _),) = rank_memories(scenario_of(file), plan, file.layer_ranges)
     if plan.zero_stage == 3:
         assert found[0]["weights"] == pytest.approx(float(parts.weights), rel=0.01)
         assert found[0]["states"] == pytest.approx(float(parts.optimizer), rel=0.01)

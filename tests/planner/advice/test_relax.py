@@ -10,9 +10,9 @@ from planner.advice.relax import smallest_changes
 from planner.request.constraints import parse_requirements
 from planner.request.pins import parse_fixed
 from planner.search.search import search
-from tests.samples import llama, make_setting
+from tests.samples import llama, make_scenario
 
-SETTING = make_setting("llama", "4xA100-80GB", global_batch_size=4)
+SETTING = make_scenario("llama", "4xA100-80GB", global_batch_size=4)
 
 
 def changes(required: str = "", fixed: str = "") -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from planner.assessment.verdict import budget_bytes, verdict
 from planner.cli.app import app
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import make_setting, sample_model
+from tests.samples import make_scenario, sample_model
 
 TOO_LARGE = [
     ("llama-3-8b", "8xA100-80GB", {"seq_len": 32768, "micro_batch_size": 4, "recompute": "none"}),
@@ -53,21 +53,21 @@ def test_every_way_out_fits_when_priced_again(number: int) -> None:
     assert 1 <= len(answer.ways_out) <= MOST_WAYS
     for way in answer.ways_out:
         plan = Plan(**way["plan"])
-        setting = answer.setting
-        if way["num_gpus"] != setting.cluster.num_gpus:
-            nodes = way["num_gpus"] // setting.cluster.gpus_per_node
-            setting = replace(setting, cluster=resized(setting.cluster, nodes))
+        scenario = answer.scenario
+        if way["num_gpus"] != scenario.cluster.num_gpus:
+            nodes = way["num_gpus"] // scenario.cluster.gpus_per_node
+            scenario = replace(scenario, cluster=resized(scenario.cluster, nodes))
         if way["kind"] in ("accelerator", "lora", "qlora", "optimizer"):
             continue  # typed in full below
-        workload = setting.workload
+        workload = scenario.workload
         if way["kind"] == "sequence":
             length = int(way["options"].split()[-1])
             workload = replace(workload, seq_len=length)
         workload = replace(workload, global_batch_size=plan.global_batch_size)
-        setting = replace(setting, workload=workload)
-        peak = float(price(setting, PlanTable.from_plans([plan])).peak[0])
+        scenario = replace(scenario, workload=workload)
+        peak = float(price(scenario, PlanTable.from_plans([plan])).peak[0])
         assert peak == way["peak_bytes"]
-        assert verdict(peak, budget_bytes(setting.cluster)) == "fits"
+        assert verdict(peak, budget_bytes(scenario.cluster)) == "fits"
     assert len({way["options"] for way in answer.ways_out}) == len(answer.ways_out)
 
 
@@ -143,14 +143,14 @@ def test_ways_out_come_cheapest_first_in_every_group(number: int) -> None:
 
 def test_nothing_cheaper_is_left_out() -> None:
     """Every change of the same training, priced one by one: the listed ones are the cheapest."""
-    setting = make_setting("llama-3-8b", "8xA100-80GB", seq_len=16384, global_batch_size=32)
+    scenario = make_scenario("llama-3-8b", "8xA100-80GB", seq_len=16384, global_batch_size=32)
     plan = Plan(data_parallel=8, micro_batch_size=4, zero_stage=3)
-    assert not fits(setting, plan)
-    listed = [way for way in ways_out(setting, plan) if way["group"] == PLAN]
+    assert not fits(scenario, plan)
+    listed = [way for way in ways_out(scenario, plan) if way["group"] == PLAN]
     best: dict[str, float] = {}
-    for change in other_plans(setting, plan):
-        if fits(change.setting, change.plan):
-            step = plan_document(change.setting, change.plan)["time"]["step_seconds"]
+    for change in other_plans(scenario, plan):
+        if fits(change.scenario, change.plan):
+            step = plan_document(change.scenario, change.plan)["time"]["step_seconds"]
             best[change.kind] = min(step, best.get(change.kind, step))
     cheapest = sorted(best.values())[: MOST_OF_GROUP[PLAN]]
     assert {"both", "search"} <= set(best)
@@ -189,22 +189,22 @@ def test_what_fits_needs_no_way_out() -> None:
 
 
 def test_how_far_a_plan_goes_equals_a_walk() -> None:
-    setting = make_setting("llama-3.2-1b", "1xA100-80GB", seq_len=1024, global_batch_size=1)
+    scenario = make_scenario("llama-3.2-1b", "1xA100-80GB", seq_len=1024, global_batch_size=1)
     plan = Plan()
-    budget = budget_bytes(setting.cluster)
+    budget = budget_bytes(scenario.cluster)
 
     def goes(seq_len: int, micro: int) -> bool:
-        changed = replace(setting, workload=replace(setting.workload, seq_len=seq_len))
+        changed = replace(scenario, workload=replace(scenario.workload, seq_len=seq_len))
         table = PlanTable.from_plans([replace(plan, micro_batch_size=micro)])
         return verdict(float(price(changed, table).peak[0]), budget) == "fits"
 
-    longest = longest_sequence(setting, plan, 10**6)
+    longest = longest_sequence(scenario, plan, 10**6)
     assert goes(longest, 1)
     assert not goes(longest + 128, 1)
-    most = largest_micro_batch(setting, plan)
+    most = largest_micro_batch(scenario, plan)
     assert goes(1024, most)
     assert not goes(1024, most + 1)
-    assert longest_sequence(setting, plan, 1000) <= 1000
+    assert longest_sequence(scenario, plan, 1000) <= 1000
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
@@ -279,19 +279,19 @@ def test_weights_go_to_the_host_where_less_is_too_little() -> None:
 
 def test_another_accelerator_runs_the_same_programs() -> None:
     """A larger one of another maker is no way out of what was asked for CUDA."""
-    setting = make_setting("mixtral-8x7b", "8xA100-80GB", seq_len=8192, global_batch_size=32)
+    scenario = make_scenario("mixtral-8x7b", "8xA100-80GB", seq_len=8192, global_batch_size=32)
     plan = Plan(8, zero_stage=3, expert_parallel=8, micro_batch_size=4, recompute="full")
-    (words,) = [w["change"] for w in ways_out(setting, plan) if w["kind"] == "accelerator"]
+    (words,) = [w["change"] for w in ways_out(scenario, plan) if w["kind"] == "accelerator"]
     assert "Gaudi" not in words
 
 
 def test_what_was_searched_in_vain_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is the same: a plan with one way to offload is one where all of them may be."""
-    setting = make_setting("llama-3-8b", "2xA100-80GB", global_batch_size=2, seq_len=262_144)
-    found = search(setting, {})
+    scenario = make_scenario("llama-3-8b", "2xA100-80GB", global_batch_size=2, seq_len=262_144)
+    found = search(scenario, {})
     assert not found.plans
     assert found.smallest is not None
-    assert not search(setting, {}, offloads=("none", "optimizer")).plans
+    assert not search(scenario, {}, offloads=("none", "optimizer")).plans
     asked: list[Any] = []
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -299,9 +299,9 @@ def test_what_was_searched_in_vain_is_not_searched_again(monkeypatch: pytest.Mon
         return search(*arguments, **options)
 
     monkeypatch.setattr(changes, "search", counted)
-    again = ways_out(setting, found.smallest)
+    again = ways_out(scenario, found.smallest)
     (every, asked) = (len(asked), [])
-    assert ways_out(setting, found.smallest, ("none", "optimizer")) == again
+    assert ways_out(scenario, found.smallest, ("none", "optimizer")) == again
     assert len(asked) == every - 2
 
 
@@ -313,14 +313,14 @@ def test_no_plan_needs_less_than_its_states_shared_out(
 ) -> None:
     """So clusters that are too small for these are passed over, and not searched."""
     model = sample_model("llama", hidden_size=512, num_hidden_layers=2, vocab_size=1000)
-    setting = make_setting(model, "8xA100-80GB", software=software)
-    workload = replace(setting.workload, optimizer=optimizer)
-    setting = replace(setting, workload=workload)
-    table = enumerate_plans(setting.model, workload, 8, {"offload": offload})
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    scenario = make_scenario(model, "8xA100-80GB", software=software)
+    workload = replace(scenario.workload, optimizer=optimizer)
+    scenario = replace(scenario, workload=workload)
+    table = enumerate_plans(scenario.model, workload, 8, {"offload": offload})
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     if "weights" in offload and software != "shardplan":
         assert not len(legal)  # it moves no weights
         return
-    peak = price(setting, legal).peak
-    assert (peak >= changes.least_bytes(setting, offload) / 8).all()
-    assert (changes.least_bytes(setting, offload) > 0.0) == ("weights" not in offload)
+    peak = price(scenario, legal).peak
+    assert (peak >= changes.least_bytes(scenario, offload) / 8).all()
+    assert (changes.least_bytes(scenario, offload) > 0.0) == ("weights" not in offload)

@@ -11,7 +11,7 @@ import planner
 from planner.answer.text import TIME_WORDS, bars, ranked_table, tight_words
 from planner.cli.listing import model_text, models_text
 from planner.text.paragraphs import MOMENT_WORDS, WIDTH
-from tests.samples import CONFIGS, llama, make_setting, sample_model
+from tests.samples import CONFIGS, llama, make_scenario, sample_model
 
 CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]
 
@@ -127,5 +127,5 @@ def test_model_listings_say_parts_and_flops() -> None:
 def test_a_tight_plan_names_the_option_that_may_find_one_that_fits(
     offload: str, names: bool
 ) -> None:
-    setting = make_setting("llama", "1xRTX-4090", global_batch_size=1)
-    assert ("--allow offload" in tight_words(setting, {"offload": offload})) == names
+    scenario = make_scenario("llama", "1xRTX-4090", global_batch_size=1)
+    assert ("--allow offload" in tight_words(scenario, {"offload": offload})) == names

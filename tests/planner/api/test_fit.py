@@ -15,7 +15,7 @@ from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.assessment.verdict import budget_bytes
-from tests.samples import llama, make_setting
+from tests.samples import llama, make_scenario
 
 CLUSTER = "8xA100-80GB"
 
@@ -60,7 +60,7 @@ def test_what_is_given_is_not_an_assumption() -> None:
         micro_batch_size=2,
         num_microbatches=4,
     )
-    assert answer.setting.workload.precision == "fp16"
+    assert answer.scenario.workload.precision == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_rest_follows_from_what_is_given(
     assert {name: getattr(answer.plan, name) for name in options if hasattr(answer.plan, name)} == {
         name: value for name, value in options.items() if hasattr(answer.plan, name)
     }
-    assert answer.plan.global_batch_size == answer.setting.workload.global_batch_size
+    assert answer.plan.global_batch_size == answer.scenario.workload.global_batch_size
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ def test_fit_prices_the_best_plan_as_the_search_did() -> None:
 
 @pytest.mark.slow  # ways out are searched twice
 def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
-    setting = make_setting()
-    chip = setting.cluster.accelerator
+    scenario = make_scenario()
+    chip = scenario.cluster.accelerator
     small = replace(
-        setting.cluster,
+        scenario.cluster,
         accelerator=replace(chip, memory_capacity=replace(chip.memory_capacity, value=1e8)),
     )
     with pytest.raises(NoLegalPlanError, match="the smallest"):
@@ -267,8 +267,8 @@ def test_adapters_are_priced_and_said() -> None:
     whole = planner.fit("llama-3-8b", "1xA100-80GB", zero_stage=0)
     small = planner.fit("llama-3-8b", "1xA100-80GB", lora=16, recompute="full")
     four = planner.fit("llama-3-8b", "1xA100-80GB", qlora=16, recompute="full")
-    parameters = whole.setting.model.num_parameters
-    trained = small.setting.model.num_trainable_parameters
+    parameters = whole.scenario.model.num_parameters
+    trained = small.scenario.model.num_trainable_parameters
     assert whole.verdict == "does_not_fit"
     assert small.verdict == four.verdict == "fits"
     states = [a.document["memory"]["parts"] for a in (small, four)]
@@ -293,7 +293,7 @@ def test_the_plan_of_an_adapter_comes_back_from_its_file(tmp_path: Path) -> None
     write_plan_file(tmp_path / "plan.json", answer.plan_file())
     file = read_plan_file(tmp_path / "plan.json")
     assert file.workload.adapter_rank == 8
-    assert file.model == answer.setting.model
+    assert file.model == answer.scenario.model
     with pytest.raises(InputError, match="choose one of them"):
         planner.fit("llama-3.2-1b", "2xA100-80GB", lora=8, qlora=8)
 

@@ -23,7 +23,7 @@ from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.errors import InputError
 from planner.cli.app import app as cli
 from planner.request.pins import SHORT_NAMES
-from tests.samples import CONFIGS, LLAMA, make_setting
+from tests.samples import CONFIGS, LLAMA, make_scenario
 
 ALLOWED = {0, 2, 3, 4}
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -174,14 +174,14 @@ def check_question(require: str, clusters: str, options: dict[str, str]) -> None
 
 @cache
 def plan_document() -> dict[str, Any]:
-    setting = make_setting("llama", "2x4xH100-SXM")
+    scenario = make_scenario("llama", "2x4xH100-SXM")
     plan = Plan(data_parallel=4, pipeline_parallel=2, zero_stage=1, num_microbatches=4)
     contents = PlanFile(
-        setting.model,
-        setting.cluster,
-        setting.workload,
+        scenario.model,
+        scenario.cluster,
+        scenario.workload,
         plan,
-        default_layer_ranges(setting, plan),
+        default_layer_ranges(scenario, plan),
     )
     return json.loads(json.dumps(contents.to_dict()))  # type: ignore[no-any-return]
 

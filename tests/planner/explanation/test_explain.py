@@ -16,7 +16,7 @@ from cost_models.plan_file import PlanFile, write_plan_file
 from cost_models.pricing.estimate import price
 from cost_models.pricing.prediction import TIME_PARTS
 from cost_models.pricing.step_bounds import step_times
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from hardware_profiles.errors import InputError
 from planner.assessment.plan_document import plan_document, plan_file
@@ -38,43 +38,43 @@ from planner.explanation.sensitivity import (
 from planner.explanation.text import _figure
 from planner.explanation.why_not import LEAST, why_not
 from planner.search.search import search
-from tests.samples import llama, make_setting
+from tests.samples import llama, make_scenario
 
 ONE_SCHEDULE = {"pipeline_schedule": "1f1b"}  # searches a part of the space, in less time
 SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32000}
 MODEL, FEW_LAYERS = llama(**SIZES), llama(**SIZES, num_hidden_layers=4)
 
 
-def setting_with(
+def scenario_with(
     memory: float | None = None, cluster: str = "2x2xH100-SXM", model: Any = MODEL
-) -> Setting:
-    setting = make_setting(model, cluster, global_batch_size=8, seq_len=1024)
+) -> Scenario:
+    scenario = make_scenario(model, cluster, global_batch_size=8, seq_len=1024)
     if memory is None:
-        return setting
-    chip = setting.cluster.accelerator
+        return scenario
+    chip = scenario.cluster.accelerator
     chip = replace(
         chip, memory_capacity=replace(chip.memory_capacity, value=memory), usable_memory=None
     )
-    return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
 
 
-def written(tmp_path: Path, setting: Setting, plan: Plan) -> Path:
+def written(tmp_path: Path, scenario: Scenario, plan: Plan) -> Path:
     path = tmp_path / "plan.json"
-    write_plan_file(path, plan_file(setting, plan, "test"))
+    write_plan_file(path, plan_file(scenario, plan, "test"))
     return path
 
 
-def best_of(setting: Setting, fixed: dict[str, Any] | None = None) -> Plan:
-    return search(setting, fixed, top=1).plans[0]
+def best_of(scenario: Scenario, fixed: dict[str, Any] | None = None) -> Plan:
+    return search(scenario, fixed, top=1).plans[0]
 
 
 # --- what binds, and how the best plan compares ---
 
 
 def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
-    setting = setting_with()
-    best = best_of(setting)
-    found = explain(written(tmp_path, setting, best), sensitivity=False)
+    scenario = scenario_with()
+    best = best_of(scenario)
+    found = explain(written(tmp_path, scenario, best), sensitivity=False)
     assert found.is_best
     assert found.best == best
     binds = found.binds()
@@ -86,20 +86,20 @@ def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_not_the_best_says_by_how_much(tmp_path: Path) -> None:
-    setting = setting_with()
-    best = best_of(setting)
+    scenario = scenario_with()
+    best = best_of(scenario)
     worse = replace(best, recompute="full")
-    found = explain(written(tmp_path, setting, worse), sensitivity=False)
+    found = explain(written(tmp_path, scenario, worse), sensitivity=False)
     assert not found.is_best
-    steps = [plan_document(setting, p)["time"]["step_seconds"] for p in (worse, best)]
+    steps = [plan_document(scenario, p)["time"]["step_seconds"] for p in (worse, best)]
     assert found.slower_than_best == pytest.approx(steps[0] / steps[1] - 1.0)
     assert f"{100 * (steps[0] / steps[1] - 1):.1f} % longer than the best one" in str(found)
 
 
 def test_stages_of_a_plan_file_are_the_ones_that_are_explained() -> None:
-    setting = setting_with()
+    scenario = scenario_with()
     plan = Plan(data_parallel=2, pipeline_parallel=2, zero_stage=1, num_microbatches=4)
-    even = plan_file(setting, plan, "test")
+    even = plan_file(scenario, plan, "test")
     uneven = replace(even, layer_ranges=((0, 2), (2, 8)))
     steps = [
         explain(file, sensitivity=False).document["time"]["step_seconds"] for file in (even, uneven)
@@ -108,7 +108,7 @@ def test_stages_of_a_plan_file_are_the_ones_that_are_explained() -> None:
 
 
 def test_every_part_of_a_plan_is_told() -> None:
-    setting = make_setting("mixtral", "2x4xA100-80GB", global_batch_size=8)
+    scenario = make_scenario("mixtral", "2x4xA100-80GB", global_batch_size=8)
     plan = Plan(
         data_parallel=2,
         tensor_parallel=2,
@@ -122,7 +122,7 @@ def test_every_part_of_a_plan_is_told() -> None:
         recompute_layers=1,
         num_microbatches=4,
     )
-    text = " ".join(story(setting, plan))
+    text = " ".join(story(scenario, plan))
     for word in ("Data parallelism 2", "Pipeline parallelism 2", "Tensor parallelism 2"):
         assert word in text
     for word in ("Expert parallelism 2", "ZeRO 1", "full recomputation", "interleaved", "first 1"):
@@ -137,7 +137,7 @@ def test_groups_lie_where_the_grid_puts_them() -> None:
     assert layout(plan, "data") == (2, 2)
     assert layout(plan, "replicate") == (2, 4)
     assert layout(plan, "pipeline") == (2, 8)
-    cluster = setting_with(cluster="2x8xH100-SXM").cluster
+    cluster = scenario_with(cluster="2x8xH100-SXM").cluster
     assert place(cluster, plan, "replicate").startswith("inside a node, 450 GB/s")
     assert place(cluster, plan, "pipeline").startswith("over the network between nodes, 50 GB/s")
 
@@ -146,9 +146,9 @@ def test_groups_lie_where_the_grid_puts_them() -> None:
 
 
 def test_an_illegal_plan_names_the_rule_that_every_candidate_breaks() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    best = best_of(setting)
-    found = why_not(setting, best, plan_document(setting, best), "tp=8")
+    scenario = make_scenario("llama", "8xA100-80GB")
+    best = best_of(scenario)
+    found = why_not(scenario, best, plan_document(scenario, best), "tp=8")
     assert found.kind == "illegal"
     assert found.every
     assert [code for code, _, _ in found.rules] == ["num_kv_heads"]
@@ -158,10 +158,10 @@ def test_an_illegal_plan_names_the_rule_that_every_candidate_breaks() -> None:
 
 def test_where_no_rule_is_broken_by_all_the_first_ones_are_counted() -> None:
     """One data rank cannot shard, several would get less than a micro-batch."""
-    setting = setting_with()
-    best = best_of(setting)
-    document = plan_document(setting, best)
-    found = why_not(setting, best, document, "zero=1,mbs=8")
+    scenario = scenario_with()
+    best = best_of(scenario)
+    document = plan_document(scenario, best)
+    found = why_not(scenario, best, document, "zero=1,mbs=8")
     assert found.kind == "illegal"
     assert not found.every
     assert len(found.rules) == 3
@@ -170,30 +170,30 @@ def test_where_no_rule_is_broken_by_all_the_first_ones_are_counted() -> None:
 
 
 def test_what_is_too_large_says_on_which_stage_and_by_how_much() -> None:
-    setting = setting_with(4e9)
-    best = best_of(setting)
-    document = plan_document(setting, best)
-    found = why_not(setting, best, document, "tp=1,pp=1,zero=0")
+    scenario = scenario_with(4e9)
+    best = best_of(scenario)
+    document = plan_document(scenario, best)
+    found = why_not(scenario, best, document, "tp=1,pp=1,zero=0")
     assert found.kind == "too_large"
     assert found.plan is not None
-    alone = plan_document(setting, found.plan)["memory"]
-    assert found.over_bytes == pytest.approx(alone["peak_bytes"] - budget_bytes(setting.cluster))
+    alone = plan_document(scenario, found.plan)["memory"]
+    assert found.over_bytes == pytest.approx(alone["peak_bytes"] - budget_bytes(scenario.cluster))
     assert found.terms[0].part == max(alone["parts"], key=lambda p: alone["parts"][p])
     assert sum(t.other for t in found.terms) == pytest.approx(alone["peak_bytes"])
     # it is the smallest of them
-    more = why_not(setting, best, document, "tp=1,pp=1,zero=0,recompute=none")
+    more = why_not(scenario, best, document, "tp=1,pp=1,zero=0,recompute=none")
     assert more.document is not None
     assert more.document["memory"]["peak_bytes"] >= alone["peak_bytes"]
 
 
 def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
-    setting = setting_with()
-    best = best_of(setting)
-    document = plan_document(setting, best)
+    scenario = scenario_with()
+    best = best_of(scenario)
+    document = plan_document(scenario, best)
     asked = {"tensor_parallel": 2, "pipeline_parallel": 2}
-    found = why_not(setting, best, document, "tp=2,pp=2")
+    found = why_not(scenario, best, document, "tp=2,pp=2")
     assert found.kind == "slower"
-    assert found.plan == search(setting, asked, top=1).plans[0]
+    assert found.plan == search(scenario, asked, top=1).plans[0]
     assert found.document is not None
     slower = found.document["time"]["step_seconds"] - document["time"]["step_seconds"]
     told = sum(term.difference for term in found.terms)
@@ -202,29 +202,29 @@ def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
     assert told == pytest.approx(slower, abs=small * (len(TIME_PARTS) - len(differences)))
     assert differences == sorted(differences, reverse=True)
     assert {term.part for term in found.terms} <= set(TIME_PARTS)
-    same = why_not(setting, best, document, {"data_parallel": best.data_parallel})
+    same = why_not(scenario, best, document, {"data_parallel": best.data_parallel})
     assert same.kind == "same"
 
 
 def test_a_slow_plan_hears_what_is_faster() -> None:
-    setting = setting_with()
-    best = best_of(setting)
+    scenario = scenario_with()
+    best = best_of(scenario)
     worse = replace(best, recompute="full")
-    found = why_not(setting, worse, plan_document(setting, worse), "recompute=none")
+    found = why_not(scenario, worse, plan_document(scenario, worse), "recompute=none")
     assert found.kind == "faster"
     assert "recompute" in {term.part for term in found.terms}
 
 
 def test_a_plan_that_is_only_tight_is_not_called_slower() -> None:
     pin = {"recompute": "none", "data_parallel": 4, "zero_stage": 0}
-    smallest = search(setting_with(1e6), pin).smallest
+    smallest = search(scenario_with(1e6), pin).smallest
     assert smallest is not None
-    peak = plan_document(setting_with(), smallest)["memory"]["peak_bytes"]
-    setting = setting_with(peak / 0.97)  # what is left of the capacity
-    best = best_of(setting)
-    document = plan_document(setting, best)
+    peak = plan_document(scenario_with(), smallest)["memory"]["peak_bytes"]
+    scenario = scenario_with(peak / 0.97)  # what is left of the capacity
+    best = best_of(scenario)
+    document = plan_document(scenario, best)
     assert document["memory"]["verdict"] == "fits"
-    tight = why_not(setting, best, document, "recompute=none,dp=4,zero=0")
+    tight = why_not(scenario, best, document, "recompute=none,dp=4,zero=0")
     assert tight.kind == "tight"
     assert tight.document is not None
     memory = tight.document["memory"]
@@ -236,46 +236,46 @@ def test_a_plan_that_is_only_tight_is_not_called_slower() -> None:
 
 @pytest.fixture(scope="module")
 def choices() -> Choices:
-    setting = setting_with(4e9)
-    return priced_choices(setting, best_of(setting, ONE_SCHEDULE), ONE_SCHEDULE)
+    scenario = scenario_with(4e9)
+    return priced_choices(scenario, best_of(scenario, ONE_SCHEDULE), ONE_SCHEDULE)
 
 
-def scaled(setting: Setting, name: str, factor: float) -> Setting:
-    figure = next(f for f in figures(setting) if f.name == name)
-    return replace(setting, cluster=figure.scaled(factor))
+def scaled(scenario: Scenario, name: str, factor: float) -> Scenario:
+    figure = next(f for f in figures(scenario) if f.name == name)
+    return replace(scenario, cluster=figure.scaled(factor))
 
 
-def best_step(setting: Setting) -> float:
-    plan = best_of(setting, ONE_SCHEDULE)
-    return float(price(setting, PlanTable.from_plans([plan])).step[0])
+def best_step(scenario: Scenario) -> float:
+    plan = best_of(scenario, ONE_SCHEDULE)
+    return float(price(scenario, PlanTable.from_plans([plan])).step[0])
 
 
-def own_step(setting: Setting, plan: Plan) -> float:
-    priced = price(setting, PlanTable.from_plans([plan]))
-    spread = memory_spread(setting.software.name)
-    fits = priced.peak[0] * (1.0 + spread.above) <= budget_bytes(setting.cluster)
+def own_step(scenario: Scenario, plan: Plan) -> float:
+    priced = price(scenario, PlanTable.from_plans([plan]))
+    spread = memory_spread(scenario.software.name)
+    fits = priced.peak[0] * (1.0 + spread.above) <= budget_bytes(scenario.cluster)
     return float(priced.step[0]) if fits else float("inf")
 
 
 def test_thresholds_are_those_of_whole_searches(choices: Choices) -> None:
     """On the near side the choice still is the best plan; on the far side it is not."""
-    setting, chosen = choices.setting, choices.table.plan(choices.chosen)
+    scenario, chosen = choices.scenario, choices.table.plan(choices.chosen)
     changed = 0
     for one in sensitivities(choices):
         for change, towards in ((one.less, -1), (one.more, 1)):
             end = LOWEST if towards < 0 else HIGHEST
             if change is None:
-                there = scaled(setting, one.name, end)
+                there = scaled(scenario, one.name, end)
                 assert own_step(there, chosen) == pytest.approx(best_step(there), rel=1e-9)
                 continue
             changed += 1
-            near = scaled(setting, one.name, change.scale * (1.0 - towards * 0.03))
-            far = scaled(setting, one.name, change.scale * (1.0 + towards * 1e-4))
+            near = scaled(scenario, one.name, change.scale * (1.0 - towards * 0.03))
+            far = scaled(scenario, one.name, change.scale * (1.0 + towards * 1e-4))
             assert own_step(near, chosen) == pytest.approx(best_step(near), rel=1e-9), one.name
             assert best_step(far) < own_step(far, chosen), one.name
             assert not same_layout(chosen, change.plan)
             assert own_step(far, change.plan) == pytest.approx(best_step(far), rel=2e-3), one.name
-            last = scaled(setting, one.name, end)
+            last = scaled(scenario, one.name, end)
             if np.isfinite(change.keeping_costs):
                 keeping = own_step(last, chosen) / best_step(last) - 1.0
                 assert change.keeping_costs == pytest.approx(keeping, rel=1e-6, abs=1e-9), one.name
@@ -288,12 +288,12 @@ def test_with_a_little_less_memory_one_more_layer_recomputes(
 ) -> None:
     """Not another layout: of very many plans that is so for the chosen one, at least."""
     monkeypatch.setattr("planner.explanation.sensitivity.MOST_NUMBERED", most)
-    setting = make_setting("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
+    scenario = make_scenario("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
     names = ("tensor_parallel", "pipeline_parallel", "dp_replicate")
     pinned = {"zero_stage": 3, "micro_batch_size": 2, **dict.fromkeys(names, 1)}
-    best = best_of(setting, pinned)
+    best = best_of(scenario, pinned)
     assert best.recompute_layers > 0
-    memory, *_ = sensitivities(priced_choices(setting, best, pinned))
+    memory, *_ = sensitivities(priced_choices(scenario, best, pinned))
     for change, number in ((memory.less, 1), (memory.more, -1)):
         assert change is not None
         assert change.plan == replace(best, recompute_layers=best.recompute_layers + number)
@@ -305,8 +305,8 @@ def test_ten_percent_more_of_a_rate(choices: Choices) -> None:
         if one.name == "memory":
             assert one.step_change == 0.0
             continue
-        there = scaled(choices.setting, one.name, 1.1)
-        expected = own_step(there, chosen) / own_step(choices.setting, chosen) - 1.0
+        there = scaled(choices.scenario, one.name, 1.1)
+        expected = own_step(there, chosen) / own_step(choices.scenario, chosen) - 1.0
         assert one.step_change == pytest.approx(expected)
         assert one.step_change <= 1e-12
 
@@ -314,7 +314,7 @@ def test_ten_percent_more_of_a_rate(choices: Choices) -> None:
 def test_where_power_binds_it_is_named() -> None:
     def said(cluster: str, change: float, name: str = "flops") -> str:
         one = Sensitivity(name, "bf16 matrix products", "FLOP/s", 9e14, None, None, change)
-        return _figure(one, Plan(), setting_with(cluster=cluster))
+        return _figure(one, Plan(), scenario_with(cluster=cluster))
 
     assert "(10 % more changes no step time: in a long run 700 W allow 714 TFLOP/s)" in said(
         "8xH100-SXM", 0.0
@@ -326,13 +326,13 @@ def test_where_power_binds_it_is_named() -> None:
 
 def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
     """The law that lets plans be left out. Bubbles of split backward passes are not under it."""
-    setting = setting_with()
-    choices = priced_choices(setting, best_of(setting))
+    scenario = scenario_with()
+    choices = priced_choices(scenario, best_of(scenario))
     anomalies = 0
-    for figure in figures(setting)[1:]:
+    for figure in figures(scenario)[1:]:
         bound = before = np.zeros(len(choices.table))
         for factor in (4.0, 1.3, 0.5):
-            there = replace(setting, cluster=figure.scaled(factor))
+            there = replace(scenario, cluster=figure.scaled(factor))
             steps, least = step_times(there, choices.table)
             assert np.all(least <= steps)
             assert np.all(bound <= least * (1.0 + 1e-12)), (figure.name, factor)
@@ -343,20 +343,20 @@ def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
 
 @pytest.mark.parametrize("model", ["mixtral", "t5"])
 def test_step_times_are_those_of_price(model: str) -> None:
-    setting = make_setting(model, "2x2xH100-SXM", global_batch_size=8)
-    choices = priced_choices(setting, best_of(setting))
-    seconds, least = step_times(setting, choices.table)
+    scenario = make_scenario(model, "2x2xH100-SXM", global_batch_size=8)
+    choices = priced_choices(scenario, best_of(scenario))
+    seconds, least = step_times(scenario, choices.table)
     np.testing.assert_allclose(seconds, choices.step, rtol=1e-12)
     kept = choices.fits  # the others cannot win
     np.testing.assert_allclose(least[kept], choices.least[kept], rtol=1e-12)
 
 
 def test_other_batches_are_searched_anew() -> None:
-    setting = setting_with(4e9)
-    best = best_of(setting, ONE_SCHEDULE)
-    for batch in other_batches(setting, best, ONE_SCHEDULE):
-        workload = replace(setting.workload, global_batch_size=batch.global_batch_size)
-        assert batch.plan == best_of(replace(setting, workload=workload), ONE_SCHEDULE)
+    scenario = scenario_with(4e9)
+    best = best_of(scenario, ONE_SCHEDULE)
+    for batch in other_batches(scenario, best, ONE_SCHEDULE):
+        workload = replace(scenario.workload, global_batch_size=batch.global_batch_size)
+        assert batch.plan == best_of(replace(scenario, workload=workload), ONE_SCHEDULE)
         assert batch.plan is not None
         assert batch.same == same_layout(best, batch.plan)
         assert batch.same == (changes(best, batch.plan) == "")
@@ -366,8 +366,8 @@ def test_other_batches_are_searched_anew() -> None:
 
 
 def test_one_json_document_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = setting_with(2e9, model=FEW_LAYERS)
-    path = written(tmp_path, setting, best_of(setting))
+    scenario = scenario_with(2e9, model=FEW_LAYERS)
+    path = written(tmp_path, scenario, best_of(scenario))
     monkeypatch.setattr("planner.explanation.sensitivity.BATCHES", (2.0,))  # each is a search
     words = ["explain", str(path), "--json", "--why-not", "pp=2,schedule=1f1b", "--why-not", "pp=3"]
     done = CliRunner().invoke(app, words)
@@ -385,13 +385,13 @@ def test_one_json_document_with_numbers(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_text_tells_all_of_it_in_lines_of_100_columns(
     choices: Choices,
 ) -> None:
-    setting = choices.setting
-    file = plan_file(setting, choices.table.plan(choices.chosen), "test")
+    scenario = choices.scenario
+    file = plan_file(scenario, choices.table.plan(choices.chosen), "test")
     found = replace(
         explain(file, why_not=["pp=3", "pp=2,schedule=1f1b"], sensitivity=False),
         varied=file.plan,
         sensitivity=sensitivities(choices),
-        batches=other_batches(setting, file.plan, ONE_SCHEDULE),
+        batches=other_batches(scenario, file.plan, ONE_SCHEDULE),
     )
     text = str(found)
     for label in ("Plan", "In words", "Step", "Memory", "Best", "Sensitive", "Why not"):
@@ -401,9 +401,9 @@ def test_the_text_tells_all_of_it_in_lines_of_100_columns(
 
 
 def test_a_plan_that_does_not_fit_gets_ways_out() -> None:
-    setting = setting_with(4e9)
+    scenario = scenario_with(4e9)
     plan = Plan(data_parallel=4, micro_batch_size=2)
-    found = explain(plan_file(setting, plan, "test"), sensitivity=False)
+    found = explain(plan_file(scenario, plan, "test"), sensitivity=False)
     assert found.verdict == "does_not_fit"
     assert found.ways_out
     assert "too much" in " ".join(str(found).split())
@@ -425,15 +425,15 @@ def test_a_plan_that_does_not_fit_gets_ways_out() -> None:
 def test_bad_words_are_refused_before_anything_is_searched(
     asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = setting_with()
-    file: PlanFile = plan_file(setting, best_of(setting), "test")
+    scenario = scenario_with()
+    file: PlanFile = plan_file(scenario, best_of(scenario), "test")
     monkeypatch.setattr("planner.explanation.explain.search", None)
     with pytest.raises(InputError, match=said):
         explain(file, why_not=asked or [""], sensitivity=False)
 
 
 def test_an_illegal_plan_file_is_refused_by_its_rule() -> None:
-    setting = setting_with()
-    file = plan_file(setting, best_of(setting), "test")
+    scenario = scenario_with()
+    file = plan_file(scenario, best_of(scenario), "test")
     with pytest.raises(InputError, match="ranks"):
         explain(replace(file, plan=Plan(data_parallel=2)), sensitivity=False)

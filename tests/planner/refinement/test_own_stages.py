@@ -17,7 +17,7 @@ from cost_models.partition.stages import contents_of
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.answer.answers import PlanAnswer
 from planner.assessment.plan_document import plan_document
@@ -27,7 +27,7 @@ from planner.refinement.minimal_recompute import recompute_what_must_be, share_o
 from planner.refinement.stage_costs import StageCosts, peaks, simulated_step, with_stages
 from planner.refinement.stage_search import Staged, best_stages, can_be_uneven
 from planner.search.search import search
-from tests.samples import llama, make_setting, sample_model
+from tests.samples import llama, make_scenario, sample_model
 
 
 def all_stages(layers: int, stages: int) -> list[tuple[tuple[int, int], ...]]:
@@ -38,29 +38,29 @@ def all_stages(layers: int, stages: int) -> list[tuple[tuple[int, int], ...]]:
     return found
 
 
-def with_budget(setting: Setting, size: float) -> Setting:
-    chip = setting.cluster.accelerator
+def with_budget(scenario: Scenario, size: float) -> Scenario:
+    chip = scenario.cluster.accelerator
     chip = replace(
         chip,
         memory_capacity=replace(chip.memory_capacity, value=2 * size),
         usable_memory=replace(chip.memory_capacity, value=size),
     )
-    return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
 
 
-def brute_force(setting: Setting, plan: Plan) -> float | None:
+def brute_force(scenario: Scenario, plan: Plan) -> float | None:
     """Simulate every cut with every number of recomputed layers that fits; the best step."""
-    layers, stages = setting.model.num_layers, plan.pipeline_parallel
-    most = budget_bytes(setting.cluster) / (1.0 + memory_spread(setting.software.name).above)
+    layers, stages = scenario.model.num_layers, plan.pipeline_parallel
+    most = budget_bytes(scenario.cluster) / (1.0 + memory_spread(scenario.software.name).above)
     best = None
     for ranges in all_stages(layers, stages):
         sizes = [last - first for first, last in ranges]
         choices = [range(n + 1) if plan.recompute != "none" else [0] for n in sizes]
         for by_stage in itertools.product(*choices):
             given_layers = tuple(by_stage) if plan.recompute != "none" else None
-            if max(peaks(setting, plan, ranges, given_layers)) > most:
+            if max(peaks(scenario, plan, ranges, given_layers)) > most:
                 continue
-            step = simulated_step(setting, plan, ranges, given_layers)
+            step = simulated_step(scenario, plan, ranges, given_layers)
             best = step if best is None else min(best, step)
     return best
 
@@ -78,9 +78,9 @@ def plan_of(
     )
 
 
-def setting_of(model: ModelSpec | str, plan: Plan, **changes: Any) -> Setting:
+def scenario_of(model: ModelSpec | str, plan: Plan, **changes: Any) -> Scenario:
     cluster = f"{plan.pipeline_parallel}x2xH100-SXM"
-    return make_setting(
+    return make_scenario(
         model, cluster, global_batch_size=plan.global_batch_size, **{"seq_len": 512, **changes}
     )
 
@@ -101,12 +101,12 @@ def test_the_best_stages_are_those_of_trying_all(
 ) -> None:
     plan = plan_of(stages, microbatches, schedule)
     sizes = {**LARGE_HEAD, "vocab_size": vocab, "num_hidden_layers": layers}
-    setting = setting_of(llama(**sizes), plan)
-    found = best_stages(setting, plan)
+    scenario = scenario_of(llama(**sizes), plan)
+    found = best_stages(scenario, plan)
     assert found is not None
     assert found.proven
-    assert found.step == pytest.approx(brute_force(setting, plan), rel=1e-9)
-    assert found.step == pytest.approx(simulated_step(setting, plan, found.layer_ranges))
+    assert found.step == pytest.approx(brute_force(scenario, plan), rel=1e-9)
+    assert found.step == pytest.approx(simulated_step(scenario, plan, found.layer_ranges))
 
 
 @settings(max_examples=3, deadline=None)
@@ -114,12 +114,12 @@ def test_the_best_stages_are_those_of_trying_all(
 def test_under_little_memory_too_with_recomputed_layers(share: float, stages: int) -> None:
     """Between what the smallest stages need and what all fit with: cuts and layers together."""
     plan = plan_of(stages, 4, "1f1b", "full")
-    setting = setting_of(llama(**LARGE_HEAD, num_hidden_layers=4), plan, seq_len=2048)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=4), plan, seq_len=2048)
     even = split_layers(4, stages)
-    low = max(peaks(setting, plan, even, tuple(b - a for a, b in even)))
-    high = max(peaks(setting, plan, even, (0,) * stages))
-    spread = 1.0 + memory_spread(setting.software.name).above
-    tight = with_budget(setting, (low + share * (high - low)) * spread * (1 + 1e-9))
+    low = max(peaks(scenario, plan, even, tuple(b - a for a, b in even)))
+    high = max(peaks(scenario, plan, even, (0,) * stages))
+    spread = 1.0 + memory_spread(scenario.software.name).above
+    tight = with_budget(scenario, (low + share * (high - low)) * spread * (1 + 1e-9))
     found = best_stages(tight, plan)
     assert found is not None
     assert found.proven
@@ -131,37 +131,37 @@ def test_under_little_memory_too_with_recomputed_layers(share: float, stages: in
 def test_the_stage_with_the_head_gets_fewer_layers() -> None:
     plan = plan_of(4, 32)
     sizes = {"hidden_size": 4096, "intermediate_size": 16384, "vocab_size": 128_000}
-    setting = setting_of(llama(**sizes, num_hidden_layers=32), plan, seq_len=2048)
-    found = best_stages(setting, plan)
+    scenario = scenario_of(llama(**sizes, num_hidden_layers=32), plan, seq_len=2048)
+    found = best_stages(scenario, plan)
     assert found is not None
     assert found.proven
     assert found.layers == (9, 9, 8, 6)
-    one_fewer = simulated_step(setting, plan, ((0, 9), (9, 17), (17, 25), (25, 32)))
-    assert found.step < one_fewer < simulated_step(setting, plan, split_layers(32, 4))
+    one_fewer = simulated_step(scenario, plan, ((0, 9), (9, 17), (17, 25), (25, 32)))
+    assert found.step < one_fewer < simulated_step(scenario, plan, split_layers(32, 4))
 
 
 def test_dense_and_expert_layers_are_told_apart() -> None:
     """The first layer of DeepSeek-V2-Lite is dense and costs half, the head as much as two."""
     model = sample_model("deepseek-v2-lite")
     plan = plan_of(3, 24)
-    setting = with_budget(setting_of(model, plan, seq_len=4096), 1e12)
-    found = best_stages(setting, plan)
+    scenario = with_budget(scenario_of(model, plan, seq_len=4096), 1e12)
+    found = best_stages(scenario, plan)
     assert found is not None
-    even = simulated_step(setting, plan, split_layers(model.num_layers, 3))
+    even = simulated_step(scenario, plan, split_layers(model.num_layers, 3))
     assert found.step < 0.95 * even
     assert found.layers[0] > 9 > found.layers[2]
-    assert found.step == pytest.approx(simulated_step(setting, plan, found.layer_ranges))
+    assert found.step == pytest.approx(simulated_step(scenario, plan, found.layer_ranges))
 
 
 def test_encoder_and_decoder_are_told_apart() -> None:
     """Decoder layers attend twice, so that even halves of the layers are uneven stages."""
     plan = replace(plan_of(2, 8), micro_batch_size=8)
     model = sample_model("t5", d_model=1024, d_kv=128, d_ff=8192, num_layers=8, vocab_size=32128)
-    setting = setting_of(model, plan)
+    scenario = scenario_of(model, plan)
     assert model.num_layers == 16
-    found = best_stages(setting, plan)
+    found = best_stages(scenario, plan)
     assert found is not None
-    assert found.step == pytest.approx(brute_force(setting, plan), rel=1e-6)
+    assert found.step == pytest.approx(brute_force(scenario, plan), rel=1e-6)
     assert found.layers[0] >= found.layers[1]
 
 
@@ -171,10 +171,12 @@ UNEVEN = {"d_model": 512, "d_kv": 64, "d_ff": 4096, "num_layers": 5, "num_decode
 def test_uneven_halves_of_an_encoder_decoder_are_those_of_trying_all() -> None:
     plan = replace(plan_of(3, 5), micro_batch_size=4)
     model = sample_model("t5", **UNEVEN, vocab_size=32_128)
-    setting = setting_of(model, plan)
+    scenario = scenario_of(model, plan)
     assert (model.num_layers, model.bridge_layer) == (7, 5)
-    need = max(peaks(setting, plan, split_layers(7, 3), None))
-    tight = with_budget(setting, 1.001 * need * (1.0 + memory_spread(setting.software.name).above))
+    need = max(peaks(scenario, plan, split_layers(7, 3), None))
+    tight = with_budget(
+        scenario, 1.001 * need * (1.0 + memory_spread(scenario.software.name).above)
+    )
     found = best_stages(tight, plan)
     assert found is not None
     assert found.proven
@@ -185,12 +187,12 @@ def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() 
     """Behind the first decoder layer two hidden states are sent, and kept; before it one."""
     plan = replace(plan_of(3, 6), micro_batch_size=4)
     model = sample_model("t5", **UNEVEN, vocab_size=32_128)
-    setting, table = setting_of(model, plan), PlanTable.from_plans([plan])
+    scenario, table = scenario_of(model, plan), PlanTable.from_plans([plan])
     hidden = 2.0 * 4 * 512 * model.hidden_size  # bf16, micro-batch of 4, 512 tokens
 
     def of(ranges: tuple[tuple[int, int], ...]) -> tuple[list[float], list[int]]:
         ranks = [contents_of(model, ranges, range(3), rank) for rank in range(3)]
-        traffic = [pipeline_traffic(model, setting.workload, table, rank) for rank in ranks]
+        traffic = [pipeline_traffic(model, scenario.workload, table, rank) for rank in ranks]
         sent = [float(found["pipeline", "send"].size[0]) for found in traffic]  # type: ignore[index]
         return [size / 6 / hidden for size in sent], [rank.states_received for rank in ranks]
 
@@ -202,26 +204,26 @@ def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() 
 def test_memory_moves_layers_from_the_first_stage() -> None:
     """Under 1F1B the first stage has the most micro-batches in flight."""
     plan = plan_of(4, 16)
-    setting = setting_of(
+    scenario = scenario_of(
         llama(hidden_size=512, intermediate_size=1024, num_hidden_layers=32), plan, seq_len=2048
     )
     even = split_layers(32, 4)
-    need = max(peaks(setting, plan, even))
-    spread = 1.0 + memory_spread(setting.software.name).above
-    runtime = setting.software.context_bytes
-    tight = with_budget(setting, spread * (runtime + 0.93 * (need - runtime)))
+    need = max(peaks(scenario, plan, even))
+    spread = 1.0 + memory_spread(scenario.software.name).above
+    runtime = scenario.software.context_bytes
+    tight = with_budget(scenario, spread * (runtime + 0.93 * (need - runtime)))
     found = best_stages(tight, plan)
     assert found is not None
     assert found.layers[0] < 8
     assert max(peaks(tight, plan, found.layer_ranges)) * spread <= budget_bytes(tight.cluster)
-    assert best_stages(with_budget(setting, 2e9), plan) is None
+    assert best_stages(with_budget(scenario, 2e9), plan) is None
 
 
 def test_a_stopped_search_says_that_it_proves_nothing() -> None:
     plan = plan_of(4, 8)
-    setting = setting_of(llama(**LARGE_HEAD, num_hidden_layers=16), plan)
-    stopped = best_stages(setting, plan, most_nodes=3)
-    whole = best_stages(setting, plan)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=16), plan)
+    stopped = best_stages(scenario, plan, most_nodes=3)
+    whole = best_stages(scenario, plan)
     assert isinstance(stopped, Staged)
     assert whole is not None
     assert not stopped.proven
@@ -230,25 +232,25 @@ def test_a_stopped_search_says_that_it_proves_nothing() -> None:
 
 def test_the_simulation_is_not_below_what_is_priced() -> None:
     plan = plan_of(4, 8, recompute="full")
-    setting = setting_of(llama(**LARGE_HEAD, num_hidden_layers=16), plan)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=16), plan)
     for ranges, by_stage in (
         (split_layers(16, 4), None),
         (((0, 5), (5, 10), (10, 14), (14, 16)), (2, 1, 0, 2)),
     ):
-        there = with_stages(setting, ranges, by_stage)
+        there = with_stages(scenario, ranges, by_stage)
         priced = price(there, PlanTable.from_plans([plan]))
-        simulated = simulated_step(setting, plan, ranges, by_stage)
+        simulated = simulated_step(scenario, plan, ranges, by_stage)
         assert simulated >= float(priced.step[0]) * (1 - 1e-9)
         assert simulated <= float(priced.step[0]) * 1.1
-        assert max(peaks(setting, plan, ranges, by_stage)) == pytest.approx(float(priced.peak[0]))
+        assert max(peaks(scenario, plan, ranges, by_stage)) == pytest.approx(float(priced.peak[0]))
 
 
 def test_costs_of_a_stage_do_not_depend_on_the_others() -> None:
     plan = plan_of(3, 4)
-    setting = setting_of(llama(**LARGE_HEAD, num_hidden_layers=9), plan)
-    costs = StageCosts(setting, plan)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=9), plan)
+    costs = StageCosts(scenario, plan)
     for ranges in (((0, 2), (2, 5), (5, 9)), ((0, 4), (4, 6), (6, 9))):
-        sizes = peaks(setting, plan, ranges)
+        sizes = peaks(scenario, plan, ranges)
         for stage, (first, last) in enumerate(ranges):
             assert costs.peak(stage, first, last, 0) == pytest.approx(sizes[stage])
 
@@ -262,13 +264,13 @@ def test_costs_of_a_stage_do_not_depend_on_the_others() -> None:
 )
 def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: Any) -> None:
     plan = replace(plan_of(stages, 8, schedule, "full"), virtual_stages=virtual)
-    setting = setting_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan, seq_len=2048)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan, seq_len=2048)
     ranges = split_layers(8, stages * virtual)
     sizes = [last - first for first, last in ranges]
-    spread = 1.0 + memory_spread(setting.software.name).above
-    low = max(peaks(setting, plan, ranges, tuple(sizes)))
-    high = max(peaks(setting, plan, ranges, (0,) * len(sizes)))
-    tight = with_budget(setting, (low + 0.4 * (high - low)) * spread)
+    spread = 1.0 + memory_spread(scenario.software.name).above
+    low = max(peaks(scenario, plan, ranges, tuple(sizes)))
+    high = max(peaks(scenario, plan, ranges, (0,) * len(sizes)))
+    tight = with_budget(scenario, (low + 0.4 * (high - low)) * spread)
     found = recompute_what_must_be(tight, plan, ranges)
     assert found is not None
     most = budget_bytes(tight.cluster) / spread
@@ -279,7 +281,7 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
         if max(peaks(tight, plan, ranges, numbers)) <= most
     )
     assert simulated_step(tight, plan, ranges, found) == pytest.approx(best, rel=1e-9)
-    assert recompute_what_must_be(with_budget(setting, low * 0.5), plan, ranges) is None
+    assert recompute_what_must_be(with_budget(scenario, low * 0.5), plan, ranges) is None
 
 
 @given(
@@ -312,11 +314,11 @@ def test_the_integer_program_is_the_best_of_all(
 
 def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
     """Every layer recomputed fits with much to spare: fewer do, and the step is shorter."""
-    setting = setting_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan_of(1, 8), seq_len=2048)
-    roomy = search(setting, {"recompute": "none", "zero_stage": 3}, top=1).plans[0]
-    need = [max(peaks(setting, replace(roomy, recompute=r), ((0, 8),))) for r in ("none", "full")]
-    spread = 1.0 + memory_spread(setting.software.name).above
-    tight = with_budget(setting, spread * (need[1] + 0.7 * (need[0] - need[1])))
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan_of(1, 8), seq_len=2048)
+    roomy = search(scenario, {"recompute": "none", "zero_stage": 3}, top=1).plans[0]
+    need = [max(peaks(scenario, replace(roomy, recompute=r), ((0, 8),))) for r in ("none", "full")]
+    spread = 1.0 + memory_spread(scenario.software.name).above
+    tight = with_budget(scenario, spread * (need[1] + 0.7 * (need[0] - need[1])))
     plan = replace(roomy, recompute="full")
     found = best_staged(tight, [plan])
     assert found is not None
@@ -324,10 +326,10 @@ def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
     assert 0 < found.by_stage[0] < 8
     assert found.gain == pytest.approx(1.0 - found.step / found.even_step)
     assert found.gain > 0.02
-    document = plan_document(found.setting(tight), found.plan)
+    document = plan_document(found.scenario(tight), found.plan)
     assert document["memory"]["verdict"] == "fits"
     assert document["time"]["step_seconds"] == pytest.approx(found.step)
-    result = replace(search(setting, {"zero_stage": 3}, top=1), plans=(plan,))
+    result = replace(search(scenario, {"zero_stage": 3}, top=1), plans=(plan,))
     answer = PlanAnswer(
         tight, result, tuple(plan_document(tight, plan) for plan in result.plans), (), {}, found
     )
@@ -342,16 +344,16 @@ def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
 
 def test_nothing_is_told_where_nothing_is_gained() -> None:
     plan = Plan(data_parallel=2, micro_batch_size=8)
-    setting = setting_of("llama", plan)
-    assert best_staged(setting, [plan]) is None
-    assert best_staged(setting, []) is None
+    scenario = scenario_of("llama", plan)
+    assert best_staged(scenario, [plan]) is None
+    assert best_staged(scenario, []) is None
 
 
 def test_where_stages_are_not_chosen() -> None:
     plan = plan_of(4, 8)
-    setting = setting_of("llama", plan)
-    assert can_be_uneven(setting, plan)
-    assert not can_be_uneven(setting, replace(plan, pipeline_parallel=1))
+    scenario = scenario_of("llama", plan)
+    assert can_be_uneven(scenario, plan)
+    assert not can_be_uneven(scenario, replace(plan, pipeline_parallel=1))
     looped = replace(plan, virtual_stages=2, pipeline_schedule="interleaved_1f1b")
-    assert not can_be_uneven(setting, looped)
-    assert not can_be_uneven(replace(setting, layer_ranges=split_layers(8, 4)), plan)
+    assert not can_be_uneven(scenario, looped)
+    assert not can_be_uneven(replace(scenario, layer_ranges=split_layers(8, 4)), plan)

@@ -17,7 +17,7 @@ from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import read_plan_file
 from cost_models.pricing.estimate import price
-from cost_models.pricing.prediction import predict, setting_of
+from cost_models.pricing.prediction import predict, scenario_of
 from cost_models.pricing.table import price_table
 from hardware_profiles.cluster.cluster_file import with_levels
 from hardware_profiles.cluster.irregular_tree import levels_of_graph
@@ -29,7 +29,7 @@ from planner.cli.app import main
 from planner.refinement.placement import groups_of, ordered_step, place
 from planner.refinement.rank_orders import Groups, best_order, orders_of_axes
 from planner.search.space import enumerate_plans
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 BOX = """
 nodes = 1
@@ -178,13 +178,13 @@ def box(tmp_path: Path) -> Cluster:
 def test_a_plan_s_order_has_the_shortest_step_of_all_that_were_tried(box: Cluster) -> None:
     answer = planner.plan("llama-3.2-1b", box, global_batch_size=16, fix="tp=2,pp=2", top=1)
     plan = answer.best  # type: ignore[union-attr]
-    setting = answer.setting  # type: ignore[union-attr]
-    found = place(setting, plan)
+    scenario = answer.scenario  # type: ignore[union-attr]
+    found = place(scenario, plan)
     assert set(groups_of(plan)) == {"tensor", "data", "pipeline"}
     rng = np.random.default_rng(0)
     for _ in range(20):
         order = (0, *(1 + rng.permutation(7)).tolist())
-        assert found.cost <= ordered_step(setting, plan, order)
+        assert found.cost <= ordered_step(scenario, plan, order)
 
 
 @pytest.mark.parametrize("name", ["2x4xA100-80GB", "4x2xA100-PCIe-80GB", "8xH100-SXM"])
@@ -195,7 +195,7 @@ def test_on_equal_nodes_the_usual_order_is_within_half_a_percent_of_the_best(
     """Stages may as well be the nearest where data ranks hide what they send."""
     answer = planner.plan("llama-3.2-1b", name, global_batch_size=64, fix=fix, top=1)
     assert answer.placed is None  # type: ignore[union-attr]
-    found = place(answer.setting, answer.best)  # type: ignore[union-attr]
+    found = place(answer.scenario, answer.best)  # type: ignore[union-attr]
     assert found.cost <= found.usual_cost <= 1.005 * found.cost
 
 
@@ -229,9 +229,9 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
     file = read_plan_file(path)
     assert file.rank_order is not None
     step = file.prediction["time"]["step_seconds"]
-    fresh = predict(setting_of(file), file.plan, file.layer_ranges)
+    fresh = predict(scenario_of(file), file.plan, file.layer_ranges)
     usual = replace(file, cluster=replace(file.cluster, rank_order=None))
-    before = predict(setting_of(usual), file.plan, file.layer_ranges)
+    before = predict(scenario_of(usual), file.plan, file.layer_ranges)
     assert fresh["time"]["step_seconds"] == pytest.approx(step)
     assert before["time"]["step_seconds"] > 1.05 * step
     called([*words, "--json"])
@@ -291,7 +291,7 @@ def test_another_grid_wins_where_its_order_is_better(tmp_path: Path) -> None:
     assert len(answer.documents) == 1  # type: ignore[union-attr]
     assert placed is not None
     assert placed.rank > 0
-    steps = [ordered_step(placed.setting, placed.plan, order) for order in (None, placed.order)]
+    steps = [ordered_step(placed.scenario, placed.plan, order) for order in (None, placed.order)]
     assert steps[1] == pytest.approx(placed.step)
     assert placed.step < placed.usual_step <= steps[0]
 
@@ -354,8 +354,8 @@ def test_the_chattiest_groups_come_to_the_fastest_links_however_accelerators_are
     costs = []
     for tree in (levels, other):
         cluster = with_levels(base, tuple(tree))
-        setting = replace(make_setting("llama-3-8b", seq_len=4096), cluster=cluster)
-        found = place(setting, plan)
+        scenario = replace(make_scenario("llama-3-8b", seq_len=4096), cluster=cluster)
+        found = place(scenario, plan)
         ordered = replace(cluster, rank_order=found.order)
         assert ring_link(ordered, 4, 1, 16).level == 0  # tensor-parallel groups
         costs.append(found.cost)
@@ -371,7 +371,7 @@ def test_a_networkx_graph_is_planned_on() -> None:
     again = with_levels(cluster, levels_of_graph(graph))
     plan = Plan(2, 4, 2, zero_stage=1, num_microbatches=4)
     steps = [
-        ordered_step(replace(make_setting(global_batch_size=8), cluster=one), plan, None)
+        ordered_step(replace(make_scenario(global_batch_size=8), cluster=one), plan, None)
         for one in (cluster, again)
     ]
     # as the graph has it, a rank may take all of a link; the file said lanes
@@ -379,10 +379,10 @@ def test_a_networkx_graph_is_planned_on() -> None:
 
 
 def test_a_table_is_priced_as_every_row_alone(box: Cluster) -> None:
-    setting = replace(make_setting("mixtral", global_batch_size=32), cluster=box)
-    table = enumerate_plans(setting.model, setting.workload, 8, {})
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    scenario = replace(make_scenario("mixtral", global_batch_size=32), cluster=box)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, {})
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     rows = np.random.default_rng(0).choice(len(legal), 10, replace=False)
-    whole = price_table(setting, legal).step[rows]
-    alone = [float(price(setting, legal.rows([row])).step[0]) for row in rows.tolist()]
+    whole = price_table(scenario, legal).step[rows]
+    alone = [float(price(scenario, legal.rows([row])).step[0]) for row in rows.tolist()]
     assert whole.tolist() == alone

@@ -9,7 +9,7 @@ import pytest
 from cost_models.plan.plan import Plan
 from planner.api.fit import fit
 from planner.request.command import describe_plan, plan_command, typed_cluster
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from tests.samples import make_setting
 )
 def test_the_next_command_asks_the_same_question(options: dict[str, Any], said: list[str]) -> None:
     answer = fit("llama-3.2-1b", "8xA100-80GB", **options)
-    words = shlex.split(plan_command(answer.setting, answer.plan))
+    words = shlex.split(plan_command(answer.scenario, answer.plan))
     usual = ["--seq-len", "4096", "--global-batch-size", "8"]
     assert words[:4] == ["shardplan", "plan", "llama-3.2-1b", "8xA100-80GB"]
     assert words[4:-2] == [*usual, *said]
@@ -41,13 +41,13 @@ def test_names_with_spaces_can_be_pasted(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         Path("examples/tiny-llama/config.json").read_text(encoding="utf-8")
     )
-    command = plan_command(fit(str(folder), "1xA100-80GB").setting, Plan())
+    command = plan_command(fit(str(folder), "1xA100-80GB").scenario, Plan())
     assert shlex.split(command)[2] == str(folder)
-    assert shlex.split(plan_command(fit("7b", "8xA100-80GB").setting, Plan()))[2] == "7b"
+    assert shlex.split(plan_command(fit("7b", "8xA100-80GB").scenario, Plan()))[2] == "7b"
 
 
 def test_only_a_cluster_of_the_grammar_has_a_name_to_type() -> None:
-    cluster = make_setting().cluster
+    cluster = make_scenario().cluster
     assert typed_cluster(cluster) == "8xA100-80GB"
 
 

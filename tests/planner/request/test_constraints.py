@@ -22,7 +22,7 @@ from planner.request.constraints import (
 )
 from planner.request.objectives import results
 from planner.search.search import search
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 
 def parsed(text: str) -> list[tuple[str, str, Any]]:
@@ -176,14 +176,14 @@ def test_results_are_compared_and_an_unknown_one_is_an_error() -> None:
 
 
 def test_results_are_those_of_one_plan() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    plan = search(setting, top=1).plans[0]
+    scenario = make_scenario("llama", "8xA100-80GB")
+    plan = search(scenario, top=1).plans[0]
     table = PlanTable.from_plans([plan])
-    priced = price(setting, table)
+    priced = price(scenario, table)
     from cost_models.pricing.estimate import throughput
 
-    columns = results(setting, table, priced.step, priced.peak)
-    rates = throughput(setting, plan, float(priced.step[0]))
+    columns = results(scenario, table, priced.step, priced.peak)
+    rates = throughput(scenario, plan, float(priced.step[0]))
     assert columns["mfu"][0] == pytest.approx(rates["mfu"])
     assert columns["tokens_per_second_per_gpu"][0] == pytest.approx(
         rates["tokens_per_second_per_gpu"]
@@ -205,23 +205,23 @@ def test_results_are_those_of_one_plan() -> None:
 )
 def test_the_search_keeps_what_satisfies_and_nothing_else(required: str, objective: Any) -> None:
     """The plans of a search with constraints are those of the whole list that satisfy them."""
-    setting = make_setting("llama", "8xA100-80GB")
+    scenario = make_scenario("llama", "8xA100-80GB")
     constraints = parse_requirements(required)
     pinned = {"recompute_layers": 0}  # with some of the layers: test_exact_search
-    every = search(setting, pinned, top=100_000, objective=objective).plans
+    every = search(scenario, pinned, top=100_000, objective=objective).plans
     table = PlanTable.from_plans(list(every))
-    priced = price(setting, table)
-    columns = results(setting, table, priced.step, priced.peak)
+    priced = price(scenario, table)
+    columns = results(scenario, table, priced.step, priced.peak)
     keep = broken_by_plan(constraints, table) + broken_by_result(constraints, columns, len(table))
     wanted = [plan for plan, code in zip(every, keep, strict=True) if code == 0]
-    found = search(setting, pinned, top=100_000, require=constraints, objective=objective)
+    found = search(scenario, pinned, top=100_000, require=constraints, objective=objective)
     assert list(found.plans) == wanted
     counts = found.counts
     removed = sum(counts.excluded.values())
     assert removed == len(every) - len(wanted)
     key = priced.peak
     if objective == "time":  # never shorter than the closed form
-        simulated = simulated_steps(setting, table)
+        simulated = simulated_steps(scenario, table)
         key = np.where(simulated <= priced.step * (1 + 1e-12), priced.step, simulated)
     assert list(key) == sorted(key)
 

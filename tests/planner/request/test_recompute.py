@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {"seq_len": 256, "pipeline_parallel": 4}
 @pytest.fixture(autouse=True)
 def no_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a plan can go is another question, and a long search."""
-    monkeypatch.setattr("planner.answer.answers.reach", lambda setting, plan: {})
+    monkeypatch.setattr("planner.answer.answers.reach", lambda scenario, plan: {})
 
 
 def fitted(**options: Any) -> Any:
@@ -36,7 +36,7 @@ def fitted(**options: Any) -> Any:
 
 def test_a_number_for_each_stage() -> None:
     answer = fitted(recompute_layers="2,1,0,0")
-    assert answer.setting.stage_recompute_layers == (2, 1, 0, 0)
+    assert answer.scenario.stage_recompute_layers == (2, 1, 0, 0)
     assert answer.to_dict()["stage_recompute_layers"] == [2, 1, 0, 0]
     assert answer.plan.recompute_layers == 0
     assert "--recompute full" in str(answer)
@@ -61,7 +61,7 @@ def test_a_share_of_the_layers() -> None:
 def test_a_plain_number_keeps_its_meaning() -> None:
     answer = fitted(recompute_layers="1")
     assert answer.plan.recompute_layers == 1
-    assert answer.setting.stage_recompute_layers is None
+    assert answer.scenario.stage_recompute_layers is None
     assert answer.document == fitted(recompute_layers=1).document
 
 
@@ -101,7 +101,7 @@ def test_a_way_out_takes_back_which_layers_recompute() -> None:
     options = {"seq_len": 32768, "zero_stage": 3, "recompute": "full"}
     answer = planner.fit("llama-3-8b", CLUSTER, recompute_layers="1", **options)
     assert answer.verdict == "does_not_fit"
-    changes = other_plans(answer.setting, answer.plan)
+    changes = other_plans(answer.scenario, answer.plan)
     full = next(change for change in changes if change.words == "recompute full")
     assert full.options == "--recompute full --recompute-layers 0"
     anew = [w["options"] for w in answer.ways_out if w["kind"] in ("tensor", "context")]

@@ -16,7 +16,7 @@ from cost_models.pricing.estimate import price
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.cli.app import app
 from planner.request.stage_layers import stage_ranges, typed_layers
-from tests.samples import llama, make_setting
+from tests.samples import llama, make_scenario
 
 CLUSTER = "8xA100-80GB"
 RANGES = ((0, 1), (1, 4), (4, 7), (7, 8))
@@ -59,7 +59,7 @@ def test_fit_prices_the_stages_that_are_given() -> None:
     assert answer.to_dict()["layer_ranges"] == [list(pair) for pair in RANGES]
     assert "--layers 1,3,3,1" in str(answer)
     table = PlanTable.from_plans([answer.plan])
-    exact = price(answer.setting, table, RANGES)
+    exact = price(answer.scenario, table, RANGES)
     assert answer.document["time"]["step_seconds"] == float(exact.step[0])
     assert answer.document["memory"]["peak_bytes"] == float(exact.peak[0])
     even = planner.fit(llama(), CLUSTER, pipeline_parallel=4, **options)
@@ -110,5 +110,5 @@ def test_the_command_line_writes_what_the_executor_reads(tmp_path: Path) -> None
 
 
 def test_a_setting_without_stages_of_its_own_has_even_ones() -> None:
-    setting = make_setting()
-    assert setting.pinned_stages(Plan().num_stages) is None
+    scenario = make_scenario()
+    assert scenario.pinned_stages(Plan().num_stages) is None

@@ -35,7 +35,7 @@ def fitted(**options: Any) -> FitAnswer:
 
 def failing(said: str | None) -> dict[str, Any]:
     answer = fitted()
-    return failing_document(answer.setting, answer.plan, parse_failures(said), 2.0)
+    return failing_document(answer.scenario, answer.plan, parse_failures(said), 2.0)
 
 
 def test_fit_says_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,10 +92,10 @@ def test_worse_machines_make_less_progress() -> None:
 
 
 def test_who_writes() -> None:
-    setting = fitted().setting
-    assert writers_of(setting, Plan(data_parallel=8, zero_stage=3)) == (8, 1)
-    assert writers_of(setting, Plan(data_parallel=8, zero_stage=0)) == (1, 1)
-    assert writers_of(setting, Plan(data_parallel=4, tensor_parallel=2, zero_stage=0)) == (2, 1)
+    scenario = fitted().scenario
+    assert writers_of(scenario, Plan(data_parallel=8, zero_stage=3)) == (8, 1)
+    assert writers_of(scenario, Plan(data_parallel=8, zero_stage=0)) == (1, 1)
+    assert writers_of(scenario, Plan(data_parallel=4, tensor_parallel=2, zero_stage=0)) == (2, 1)
 
 
 def test_slow_storage_spaces_checkpoints_out() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile, write_plan_file
-from cost_models.pricing.prediction import predict, setting_of
-from cost_models.scenario import Setting
+from cost_models.pricing.prediction import predict, scenario_of
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.local_machine import cpu_cluster
 from hardware_profiles.cluster.measurement import MachineMeasurement
 from hardware_profiles.cluster.schema import Cluster
@@ -45,15 +45,15 @@ def machine(processes: int = 2) -> Cluster:
 
 
 def plan_file(cluster: Cluster | None = None, plan: Plan = PLAN) -> PlanFile:
-    setting = Setting(
+    scenario = Scenario(
         llama(),
         cluster or machine(),
         Workload(256, plan.global_batch_size, precision="fp32"),
         software_profile("shardplan"),
     )
-    ranges = split_layers(setting.model.num_layers, plan.num_stages)
-    file = PlanFile(setting.model, setting.cluster, setting.workload, plan, ranges)
-    return replace(file, prediction=predict(setting, plan, ranges))
+    ranges = split_layers(scenario.model.num_layers, plan.num_stages)
+    file = PlanFile(scenario.model, scenario.cluster, scenario.workload, plan, ranges)
+    return replace(file, prediction=predict(scenario, plan, ranges))
 
 
 def write_run(
@@ -68,7 +68,7 @@ def write_run(
     """Write a run.json as if the predictions for ``ran_on`` had been what was measured."""
     folder.mkdir()
     real = replace(file, cluster=ran_on)
-    truth = predict(setting_of(real), file.plan, file.layer_ranges)
+    truth = predict(scenario_of(real), file.plan, file.layer_ranges)
     parts = truth["time"]["parts"]
     update = parts["optimizer"]
     waited = sum(s for name, s in parts.items() if "communication" in name or name == "bubble")

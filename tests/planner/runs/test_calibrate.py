@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from cost_models.pricing.prediction import predict, setting_of
+from cost_models.pricing.prediction import predict, scenario_of
 from hardware_profiles.cluster import local_machine as here
 from hardware_profiles.cluster.calibration import load_calibration, scaled_rates, scaled_tier
 from hardware_profiles.cluster.parse import parse_cluster
@@ -39,7 +39,7 @@ def really(rates: float, links: float) -> Cluster:
 
 def step(cluster: Cluster, plan: Plan) -> float:
     file = plan_file(cluster, plan)
-    return float(predict(setting_of(file), plan, file.layer_ranges)["time"]["step_seconds"])
+    return float(predict(scenario_of(file), plan, file.layer_ranges)["time"]["step_seconds"])
 
 
 def calibrated_by(*runs: Path, **options: Any) -> Any:

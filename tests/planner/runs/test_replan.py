@@ -10,7 +10,7 @@ import pytest
 
 import planner
 from cost_models.plan_file import read_plan_file, write_plan_file
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.subset import part_of
 from hardware_profiles.errors import InputError, NoLegalPlanError
@@ -43,9 +43,9 @@ def test_two_of_three_nodes_keep_the_batch(plan: Path) -> None:
 def test_a_batch_that_cannot_be_kept_is_said(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = module.search
 
-    def refuse(setting: Setting, **options: Any) -> Any:
-        found = original(setting, **options)
-        return replace(found, plans=()) if setting.workload.global_batch_size == 48 else found
+    def refuse(scenario: Scenario, **options: Any) -> Any:
+        found = original(scenario, **options)
+        return replace(found, plans=()) if scenario.workload.global_batch_size == 48 else found
 
     monkeypatch.setattr(module, "search", refuse)
     with pytest.raises(NoLegalPlanError):

@@ -16,13 +16,13 @@ from planner.request.constraints import broken_by_plan, parse_requirements
 from planner.search.candidates import Candidates
 from planner.search.plan_product import Block, Product
 from planner.search.space import allowed_offloads, enumerate_plans
-from tests.samples import make_setting
+from tests.samples import make_scenario
 
 SETTINGS: dict[str, Any] = {
-    "llama": lambda: make_setting("llama", "2x8xA100-80GB", seq_len=16_384, global_batch_size=48),
-    "odd length": lambda: make_setting("gpt2", "8xA100-80GB", seq_len=255, global_batch_size=12),
-    "mixtral": lambda: make_setting("mixtral", "2x4xH100-SXM", global_batch_size=24),
-    "t5": lambda: make_setting("t5", "8xA100-80GB", global_batch_size=24),
+    "llama": lambda: make_scenario("llama", "2x8xA100-80GB", seq_len=16_384, global_batch_size=48),
+    "odd length": lambda: make_scenario("gpt2", "8xA100-80GB", seq_len=255, global_batch_size=12),
+    "mixtral": lambda: make_scenario("mixtral", "2x4xH100-SXM", global_batch_size=24),
+    "t5": lambda: make_scenario("t5", "8xA100-80GB", global_batch_size=24),
 }
 
 
@@ -33,11 +33,11 @@ def test_products_are_judged_as_every_plan_is(
 ) -> None:
     """Legal plans in the order of enumeration, counts and examples, however many at a time."""
     monkeypatch.setattr("planner.search.space.SLAB", most)
-    setting, require = SETTINGS[name](), parse_requirements(["pp<=4", "zero<=2"])
+    scenario, require = SETTINGS[name](), parse_requirements(["pp<=4", "zero<=2"])
     offloads = allowed_offloads(["weights", "activations"])
-    found = Candidates.of(setting, {}, require, offloads)
-    question, gpus = question_of(setting), setting.cluster.num_gpus
-    table = enumerate_plans(setting.model, setting.workload, gpus, {}, offloads=offloads)
+    found = Candidates.of(scenario, {}, require, offloads)
+    question, gpus = question_of(scenario), scenario.cluster.num_gpus
+    table = enumerate_plans(scenario.model, scenario.workload, gpus, {}, offloads=offloads)
     codes = legality_codes(question, table)
     assert found.codes.tolist() == np.bincount(codes, minlength=len(CODES)).tolist()
     assert len(found.illegal) > 3

@@ -15,7 +15,7 @@ from cost_models.plan.plan import OFFLOADS, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import LARGEST_SHARE_KEPT, MOST_KEPT, budget_bytes, verdict_codes
@@ -25,92 +25,92 @@ from planner.search.exhaustive_recompute import KEPT
 from planner.search.partial_recompute import FULL, peaks_without
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import llama, make_setting, sample_model
+from tests.samples import llama, make_scenario, sample_model
 
 FEWEST_PLANS = 500
 CLOSE = 1e-12
 
 
 @st.composite
-def problems(draw: Any) -> Setting:
+def problems(draw: Any) -> Scenario:
     """A small model on eight accelerators, of which some plans may not fit."""
     name = draw(st.sampled_from(["llama", "llama tied", "gpt2", "mixtral", "t5", "wide"]))
     model = sample_model(name) if name != "wide" else llama(hidden_size=512, vocab_size=32_000)
     cluster = draw(st.sampled_from(["8xA100-80GB", "2x4xH100-SXM", "8xA100-40GB"]))
-    setting = make_setting(
+    scenario = make_scenario(
         model,
         cluster,
         seq_len=draw(st.sampled_from([64, 256, 512])),
         global_batch_size=draw(st.sampled_from([16, 24, 32])),
         software=draw(st.sampled_from(["shardplan", "megatron-core"])),
     )
-    return with_memory(setting, draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])))
+    return with_memory(scenario, draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])))
 
 
-def with_memory(setting: Setting, share: float) -> Setting:
-    chip = setting.cluster.accelerator
+def with_memory(scenario: Scenario, share: float) -> Scenario:
+    chip = scenario.cluster.accelerator
     size = share * chip.memory_capacity.value
     chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=size))
-    return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
 
 
-def verdicts(setting: Setting, peak: Any) -> Any:
-    around = memory_spread(setting.software.name)
-    return verdict_codes(peak, budget_bytes(setting.cluster), around)
+def verdicts(scenario: Scenario, peak: Any) -> Any:
+    around = memory_spread(scenario.software.name)
+    return verdict_codes(peak, budget_bytes(scenario.cluster), around)
 
 
-def brute_force(setting: Setting, legal: PlanTable) -> tuple[int, float, float]:
+def brute_force(scenario: Scenario, legal: PlanTable) -> tuple[int, float, float]:
     """Verdict, simulated step and peak of the best plan."""
-    priced = price(setting, legal)
-    simulated = simulated_steps(setting, legal)
+    priced = price(scenario, legal)
+    simulated = simulated_steps(scenario, legal)
     assert (simulated >= priced.step * (1 - CLOSE)).all()  # the bound is one
     step = np.where(simulated <= priced.step * (1 + CLOSE), priced.step, simulated)
-    codes = verdicts(setting, priced.peak)
+    codes = verdicts(scenario, priced.peak)
     best = np.lexsort((priced.peak, step, codes))[0]
     return int(codes[best]), float(step[best]), float(priced.peak[best])
 
 
-def every_smaller_number(setting: Setting, legal: PlanTable) -> PlanTable:
+def every_smaller_number(scenario: Scenario, legal: PlanTable) -> PlanTable:
     """Return the plans that recompute all layers, fitting or not, with every number of layers."""
     every = legal.rows(legal.recompute == FULL)
-    smallest = setting.model.num_layers // (every.pipeline_parallel * every.virtual_stages)
+    smallest = scenario.model.num_layers // (every.pipeline_parallel * every.virtual_stages)
     more = every.rows(np.repeat(np.arange(len(every)), smallest))
     first = np.repeat(np.cumsum(smallest) - smallest, smallest)
     return replace(more, recompute_layers=np.arange(len(more)) - first + 1)
 
 
 def with_fewer_recomputed(
-    setting: Setting, legal: PlanTable, best: tuple[int, float, float]
+    scenario: Scenario, legal: PlanTable, best: tuple[int, float, float]
 ) -> tuple[int, float, float]:
     """The same with every number of layers, too, whether all of them would fit or not.
 
     All are priced; those whose bound is longer than the best step without them need no simulation.
     """
     code, step, _ = best
-    more = every_smaller_number(setting, legal)
-    priced = price_table(setting, more)
-    codes = verdicts(setting, priced.peak)
+    more = every_smaller_number(scenario, legal)
+    priced = price_table(scenario, more)
+    codes = verdicts(scenario, priced.peak)
     more = more.rows((codes < 2) & ((codes < code) | (codes == code) & (priced.step <= step)))
-    return min(best, brute_force(setting, more)) if len(more) else best
+    return min(best, brute_force(scenario, more)) if len(more) else best
 
 
-def check(setting: Setting) -> None:
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+def check(scenario: Scenario) -> None:
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     assume(len(legal) >= FEWEST_PLANS)
     axes = ("data_parallel", "tensor_parallel", "pipeline_parallel")
     assert all(len(np.unique(getattr(legal, axis))) > 1 for axis in axes)
-    found = search(setting, top=1)
-    brute = with_fewer_recomputed(setting, legal, brute_force(setting, legal))
+    found = search(scenario, top=1)
+    brute = with_fewer_recomputed(scenario, legal, brute_force(scenario, legal))
     if brute[0] == 2:
         assert not found.plans
         return
     code, step, peak = brute
     best = PlanTable.from_plans([found.plans[0]])
-    priced, simulated = price(setting, best), simulated_steps(setting, best)
+    priced, simulated = price(scenario, best), simulated_steps(scenario, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
     assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
-    assert verdicts(setting, priced.peak)[0] == code
+    assert verdicts(scenario, priced.peak)[0] == code
     counts = found.counts
     assert counts.enumerated == len(table)
     assert counts.priced == len(legal)
@@ -123,125 +123,125 @@ RELAXED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @given(problems())
 @settings(max_examples=3, **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force(setting: Setting) -> None:
-    check(setting)
+def test_the_winner_is_that_of_brute_force(scenario: Scenario) -> None:
+    check(scenario)
 
 
 @pytest.mark.slow
 @given(problems())
 @settings(max_examples=100, **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force_100_times(setting: Setting) -> None:
-    check(setting)
+def test_the_winner_is_that_of_brute_force_100_times(scenario: Scenario) -> None:
+    check(scenario)
 
 
 @pytest.mark.slow
 @given(problems())
 @settings(max_examples=100, **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force_100_times_more(setting: Setting) -> None:
+def test_the_winner_is_that_of_brute_force_100_times_more(scenario: Scenario) -> None:
     """Other problems: where runs repeat, a test's name decides which it draws."""
-    check(setting)
+    check(scenario)
 
 
 def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     """Time is the simulated step there, too: the front, and among equal peaks the order."""
-    setting = make_setting("llama", "8xA100-80GB", global_batch_size=32)
+    scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
     pinned = {"sequence_parallel": False, "recompute": "none"}
-    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
-    peak, steps = price_table(setting, legal).peak, simulated_steps(setting, legal)
-    step = above(price(setting, legal).step, steps)
-    fits = np.flatnonzero(verdicts(setting, peak) == 0)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    peak, steps = price_table(scenario, legal).peak, simulated_steps(scenario, legal)
+    step = above(price(scenario, legal).step, steps)
+    fits = np.flatnonzero(verdicts(scenario, peak) == 0)
 
     def of(plans: tuple[Plan, ...]) -> list[tuple[float, float]]:
         rows = [next(i for i in fits if legal.plan(i) == plan) for plan in plans]
         return [(float(step[row]), float(peak[row])) for row in rows]
 
     front = pareto_front(step[fits], peak[fits])
-    found = search(setting, pinned, front=True)
+    found = search(scenario, pinned, front=True)
     assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in front]
     assert found.counts.simulated + found.counts.bounded_away <= len(fits)
     assert found.counts.simulated < len(fits) / 2
     smallest = np.lexsort((step[fits], peak[fits]))[:20]
-    found = search(setting, pinned, objective="memory", top=20)
+    found = search(scenario, pinned, objective="memory", top=20)
     assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in smallest]
 
 
 @pytest.mark.parametrize(("words", "objective"), [("step<={}s", "memory"), ("step>={}s", "time")])
 def test_constraints_on_the_step_are_about_the_simulated_one(words: str, objective: Any) -> None:
     """Not about its lower bound: between the two lie plans that would be shown, or left out."""
-    setting = make_setting("t5", global_batch_size=96)
+    scenario = make_scenario("t5", global_batch_size=96)
     pinned = {"sequence_parallel": False, "recompute": "none", "pipeline_parallel": 4}
-    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
-    bound = price(setting, legal).step
-    step = above(bound, simulated_steps(setting, legal))
-    peak = price_table(setting, legal).peak
+    table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    bound = price(scenario, legal).step
+    step = above(bound, simulated_steps(scenario, legal))
+    peak = price_table(scenario, legal).peak
     for row in np.argsort(bound / step)[:1]:  # where the two are far apart
         assert bound[row] < (1.0 - 1e-6) * step[row]
         limit = (bound[row] + step[row]) / 2.0
         keeps = step <= limit if "<=" in words else step >= limit
         assert keeps[row] != (bound[row] <= limit if "<=" in words else bound[row] >= limit)
         text = words.format(f"{limit:.12f}")
-        found = search(setting, pinned, require=parse_requirements(text), objective=objective)
+        found = search(scenario, pinned, require=parse_requirements(text), objective=objective)
         keys = (step, peak) if objective == "memory" else (peak, step)
         best = int(np.flatnonzero(keeps)[np.lexsort([key[keeps] for key in keys])[0]])
-        (one,) = price(setting, PlanTable.from_plans(found.plans[:1])).peak
-        (seconds,) = simulated_steps(setting, PlanTable.from_plans(found.plans[:1]))
+        (one,) = price(scenario, PlanTable.from_plans(found.plans[:1])).peak
+        (seconds,) = simulated_steps(scenario, PlanTable.from_plans(found.plans[:1]))
         assert one == pytest.approx(peak[best], rel=CLOSE)
         assert seconds == pytest.approx(step[best], rel=1e-9)
 
 
 def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps in closed form that are too long the first one that is simulated would win."""
-    setting = make_setting("llama", "8xA100-80GB", global_batch_size=32)
-    table = enumerate_plans(setting.model, setting.workload, 8, {})
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, {})
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     from cost_models.step_time.step import pipeline_bound as pipeline_time
 
     honest = pipeline_time.BOUNDS["1f1b"]
     monkeypatch.setitem(pipeline_time.BOUNDS, "1f1b", lambda x: 1.5 * honest(x))
     with pytest.raises(AssertionError):
-        brute_force(setting, legal)
+        brute_force(scenario, legal)
 
 
-def check_fewer_recomputed(setting: Setting, data: Any) -> None:
+def check_fewer_recomputed(scenario: Scenario, data: Any) -> None:
     """One grid of ranks, and memory with which a plan of it fits that recomputes some layers."""
     pinned = {
         "tensor_parallel": data.draw(st.sampled_from([1, 2])),
         "pipeline_parallel": data.draw(st.sampled_from([1, 2, 4])),
         "dp_replicate": 1,
     }
-    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     assume(len(legal))
     row = data.draw(st.integers(0, len(legal) - 1))
     few = PlanTable.from_plans(
         [replace(legal.plan(row), recompute=word) for word in ("none", "full")]
     )
-    without, whole = price(setting, few).peak
+    without, whole = price(scenario, few).peak
     between = whole + data.draw(st.sampled_from([0.1, 0.4, 0.8])) * (without - whole)
-    check_numbers(with_most(setting, between), pinned, legal)
+    check_numbers(with_most(scenario, between), pinned, legal)
 
 
-def with_most(setting: Setting, peak: float) -> Setting:
-    """Return the setting with accelerators that a plan of such a peak just fits in."""
-    budget = peak * (1.0 + memory_spread(setting.software.name).above) * (1.0 + 1e-6)
+def with_most(scenario: Scenario, peak: float) -> Scenario:
+    """Return the scenario with accelerators that a plan of such a peak just fits in."""
+    budget = peak * (1.0 + memory_spread(scenario.software.name).above) * (1.0 + 1e-6)
     capacity = min(budget / (1.0 - LARGEST_SHARE_KEPT), budget + MOST_KEPT)
-    found = with_memory(setting, capacity / setting.cluster.accelerator.memory_capacity.value)
+    found = with_memory(scenario, capacity / scenario.cluster.accelerator.memory_capacity.value)
     assert budget_bytes(found.cluster) == pytest.approx(budget)
     return found
 
 
-def check_numbers(setting: Setting, pinned: dict[str, Any], legal: PlanTable) -> None:
+def check_numbers(scenario: Scenario, pinned: dict[str, Any], legal: PlanTable) -> None:
     """Compare the winner with brute force over every number of layers."""
-    found = search(setting, pinned, top=1)
-    code, step, peak = with_fewer_recomputed(setting, legal, brute_force(setting, legal))
+    found = search(scenario, pinned, top=1)
+    code, step, peak = with_fewer_recomputed(scenario, legal, brute_force(scenario, legal))
     assert code < 2
     best = PlanTable.from_plans([found.plans[0]])
-    priced, simulated = price(setting, best), simulated_steps(setting, best)
+    priced, simulated = price(scenario, best), simulated_steps(scenario, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
     assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
-    assert verdicts(setting, priced.peak)[0] == code
+    assert verdicts(scenario, priced.peak)[0] == code
 
 
 SPLIT = {"pipeline_parallel": 2, "tensor_parallel": 2}
@@ -270,17 +270,17 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
     """
     changes, grids = NARROW[name]
     model = sample_model(name, **changes)
-    setting = make_setting(
+    scenario = make_scenario(
         model, "8xA100-80GB", seq_len=1024, global_batch_size=32, software=software
     )
     seen = 0
     for pinned in grids:
         fixed = {"dp_replicate": 1, "sequence_parallel": False, "virtual_stages": 1, **pinned}
-        table = enumerate_plans(setting.model, setting.workload, 8, fixed)
-        legal = table.rows(legality_codes(question_of(setting), table) == 0)
-        more = every_smaller_number(setting, legal)
-        peak = price_table(setting, more).peak
-        with_all = price_table(setting, replace(more, recompute_layers=0 * more.micro_batch_size))
+        table = enumerate_plans(scenario.model, scenario.workload, 8, fixed)
+        legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+        more = every_smaller_number(scenario, legal)
+        peak = price_table(scenario, more).peak
+        with_all = price_table(scenario, replace(more, recompute_layers=0 * more.micro_batch_size))
         row = int(np.argmin(peak / with_all.peak))
         if peak[row] > (1.0 - 1e-4) * with_all.peak[row]:
             continue
@@ -290,7 +290,7 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
             part: getattr(one, part)
             for part in ("tensor_parallel", "zero_stage", "micro_batch_size", "pipeline_schedule")
         }
-        tighter = with_most(setting, float(peak[row]))
+        tighter = with_most(scenario, float(peak[row]))
         assert not search(tighter, own | {"recompute_layers": 0}).counts.fitting
         found = search(tighter, own, top=1)
         assert found.counts.fitting == 0
@@ -303,17 +303,17 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
 
 @given(problems(), st.data())
 @settings(max_examples=3, **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_recomputes_as_few_layers_as_brute_force(setting: Setting, data: Any) -> None:
-    check_fewer_recomputed(setting, data)
+def test_the_winner_recomputes_as_few_layers_as_brute_force(scenario: Scenario, data: Any) -> None:
+    check_fewer_recomputed(scenario, data)
 
 
 @pytest.mark.slow
 @given(problems(), st.data())
 @settings(max_examples=20, **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_recomputes_as_few_layers_as_brute_force_20_times(
-    setting: Setting, data: Any
+    scenario: Scenario, data: Any
 ) -> None:
-    check_fewer_recomputed(setting, data)
+    check_fewer_recomputed(scenario, data)
 
 
 ASKED: list[dict[str, Any]] = [
@@ -326,25 +326,25 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-def check_every_number(setting: Setting, pinned: dict[str, Any], asked: dict[str, Any]) -> None:
+def check_every_number(scenario: Scenario, pinned: dict[str, Any], asked: dict[str, Any]) -> None:
     """Price and simulate every legal plan with every number of recomputed layers."""
     asked = dict(asked)
     offloads = asked.get("offloads", ("none",))
-    table = enumerate_plans(setting.model, setting.workload, 8, pinned, offloads=offloads)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, pinned, offloads=offloads)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     assume(len(legal))
     whole = legal.rows(legal.recompute == FULL)
     stages = whole.pipeline_parallel * whole.virtual_stages
-    smallest = setting.model.num_layers // stages
-    smallest -= smallest * stages == setting.model.num_layers  # these are all
+    smallest = scenario.model.num_layers // stages
+    smallest -= smallest * stages == scenario.model.num_layers  # these are all
     more = whole.rows(np.repeat(np.arange(len(whole)), smallest))
     first = np.repeat(np.cumsum(smallest) - smallest, smallest)
     more = replace(more, recompute_layers=np.arange(len(more)) - first + 1)
     every = PlanTable.from_plans([*legal, *more])
-    priced = price(setting, every)
-    peak, step = priced.peak, above(priced.step, simulated_steps(setting, every))
-    codes = verdicts(setting, peak)
-    codes = np.maximum(codes, host_codes(setting.cluster, priced.host))
+    priced = price(scenario, every)
+    peak, step = priced.peak, above(priced.step, simulated_steps(scenario, every))
+    codes = verdicts(scenario, peak)
+    codes = np.maximum(codes, host_codes(scenario.cluster, priced.host))
     assume(codes.min() < 2)
     rows = np.flatnonzero(codes == codes.min())
     if "require" in asked:
@@ -353,7 +353,7 @@ def check_every_number(setting: Setting, pinned: dict[str, Any], asked: dict[str
         asked["require"] = parse_requirements(asked["require"].format(f"{limit:.12f}"))
         rows = rows[asked["require"][0].holds(figures[rows])]
         assume(len(rows))
-    found = search(setting, pinned, **asked)
+    found = search(scenario, pinned, **asked)
     plans = list(every)
     positions = [plans.index(plan) for plan in found.plans]
     got = [(float(step[i]), float(peak[i])) for i in positions]
@@ -388,44 +388,44 @@ def draw_grid(data: Any) -> dict[str, Any]:
 
 @given(problems(), st.data())
 @settings(max_examples=4, **RELAXED)  # type: ignore[arg-type]
-def test_every_number_of_layers_is_looked_at(setting: Setting, data: Any) -> None:
+def test_every_number_of_layers_is_looked_at(scenario: Scenario, data: Any) -> None:
     """On fronts, with the objective memory, more of a result required, activations offloaded."""
-    check_every_number(setting, draw_grid(data), data.draw(st.sampled_from(ASKED)))
+    check_every_number(scenario, draw_grid(data), data.draw(st.sampled_from(ASKED)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
-@given(setting=problems(), data=st.data())
+@given(scenario=problems(), data=st.data())
 @settings(max_examples=6, **RELAXED)  # type: ignore[arg-type]
 def test_every_number_of_layers_is_looked_at_in_every_question(
-    asked: dict[str, Any], setting: Setting, data: Any
+    asked: dict[str, Any], scenario: Scenario, data: Any
 ) -> None:
-    check_every_number(setting, draw_grid(data), asked)
+    check_every_number(scenario, draw_grid(data), asked)
 
 
 def test_no_more_layers_are_recomputed_than_must_be() -> None:
     """With the grid and the micro-batch pinned only recomputation is left; all n are tried here."""
-    setting = make_setting("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
+    scenario = make_scenario("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
     pinned = {"zero_stage": 3, "micro_batch_size": 2, "tensor_parallel": 1, "dp_replicate": 1}
     for pipeline in (1,):
         fixed = {**pinned, "pipeline_parallel": pipeline, "virtual_stages": 1}
         fixed["pipeline_schedule"] = "1f1b"
-        found = search(setting, fixed, top=1)
+        found = search(scenario, fixed, top=1)
         (best,) = found.plans
-        most = setting.model.num_layers // pipeline
+        most = scenario.model.num_layers // pipeline
         assert best.recompute == "full"
         assert best.recompute_layers > 0 < most
         every = [replace(best, recompute_layers=n) for n in range(1, most)]
         table = PlanTable.from_plans([*every, replace(best, recompute_layers=0)])
-        codes = verdicts(setting, price(setting, table).peak)
-        steps = simulated_steps(setting, table)
+        codes = verdicts(scenario, price(scenario, table).peak)
+        steps = simulated_steps(scenario, table)
         fits = np.flatnonzero(codes == 0)
         assert best == table.plan(int(fits[np.argmin(steps[fits])]))
         assert codes[best.recompute_layers - 2] > 0  # one layer fewer does not fit
         assert found.counts.part_recomputed > 0
-        whole = search(setting, {**fixed, "recompute_layers": 0}, top=1)
+        whole = search(scenario, {**fixed, "recompute_layers": 0}, top=1)
         assert steps[best.recompute_layers - 1] < simulated_steps(
-            setting, PlanTable.from_plans(list(whole.plans))
+            scenario, PlanTable.from_plans(list(whole.plans))
         )
 
 
@@ -433,9 +433,9 @@ def test_no_more_layers_are_recomputed_than_must_be() -> None:
 def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) -> None:
     """What is passed over unpriced rests on these: see ``part_recompute``."""
     model = sample_model(name, num_hidden_layers=7, n_layer=7)
-    setting = make_setting(model, "8xA100-80GB", global_batch_size=32, software=software)
-    table = enumerate_plans(setting.model, setting.workload, 8, {"recompute": "full"})
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    scenario = make_scenario(model, "8xA100-80GB", global_batch_size=32, software=software)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, {"recompute": "full"})
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:400])
     stages = legal.pipeline_parallel * legal.virtual_stages
     smallest, largest = 7 // stages, -(-7 // stages)
@@ -445,7 +445,7 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
     last = np.repeat(np.cumsum(counts) - 1, counts)
     layers = np.where(np.arange(len(plan)) == last, 0, number)
     priced = price_table(
-        setting,
+        scenario,
         replace(legal.rows(plan), recompute=np.where(number, FULL, 0), recompute_layers=layers),
     )
     step, peak = priced.step, priced.peak
@@ -462,9 +462,9 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
 
 
 def test_plans_without_recomputation_are_found_where_others_between_are_illegal() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    table = enumerate_plans(setting.model, setting.workload, 8, {}, offloads=OFFLOADS)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    scenario = make_scenario("llama", "8xA100-80GB")
+    table = enumerate_plans(scenario.model, scenario.workload, 8, {}, offloads=OFFLOADS)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     assert len(legal) < len(table)
     peak = np.arange(len(legal), dtype=np.float64)
     found = peaks_without(legal, peak, apart=len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full"))
@@ -479,17 +479,17 @@ def test_plans_without_recomputation_are_found_where_others_between_are_illegal(
 @pytest.mark.parametrize("software", ["shardplan", "megatron-core"])
 def test_fewer_layers_keep_their_share_of_the_peak_where_kinds_differ(software: str) -> None:
     """n of N layers need n / N of what all of them need at least: see ``part_recompute``."""
-    setting = make_setting("t5", "8xA100-80GB", global_batch_size=32, software=software)
+    scenario = make_scenario("t5", "8xA100-80GB", global_batch_size=32, software=software)
     pinned = {"recompute": "full", "pipeline_parallel": 2}
-    table = enumerate_plans(setting.model, setting.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:300])
-    whole = price_table(setting, legal)
-    more = every_smaller_number(setting, legal)
+    whole = price_table(scenario, legal)
+    more = every_smaller_number(scenario, legal)
     stages = legal.pipeline_parallel * legal.virtual_stages
-    plan = np.repeat(np.arange(len(legal)), setting.model.num_layers // stages)
-    share = more.recompute_layers / -(-setting.model.num_layers // stages[plan])
-    priced = price_table(setting, more)
+    plan = np.repeat(np.arange(len(legal)), scenario.model.num_layers // stages)
+    share = more.recompute_layers / -(-scenario.model.num_layers // stages[plan])
+    priced = price_table(scenario, more)
     assert (priced.peak >= share * whole.peak[plan] * (1.0 - CLOSE)).all()
     assert (priced.step >= 2.0 / 3.0 * whole.step[plan] * (1.0 - CLOSE)).all()
     assert (priced.peak < whole.peak[plan] * (1.0 - 1e-4)).any()  # though not less than it
@@ -498,24 +498,24 @@ def test_fewer_layers_keep_their_share_of_the_peak_where_kinds_differ(software: 
 def test_the_bounds_hold_where_activations_leave_the_accelerator() -> None:
     """A step takes no less than that of the plan that keeps them: see ``every_number``."""
     model = sample_model("llama", num_hidden_layers=5)
-    setting = make_setting(model, "8xA100-80GB", global_batch_size=32)
+    scenario = make_scenario(model, "8xA100-80GB", global_batch_size=32)
     offloads = ("activations", "optimizer+activations")
     every = {"recompute": "full"}
-    table = enumerate_plans(setting.model, setting.workload, 8, every, offloads=offloads)
-    legal = table.rows(legality_codes(question_of(setting), table) == 0)
+    table = enumerate_plans(scenario.model, scenario.workload, 8, every, offloads=offloads)
+    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
     legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:200])
     assert legal.offloads_activations.all()
     kept = replace(legal, offload=KEPT[legal.offload])
     assert not kept.offloads_activations.any()
     stages = legal.pipeline_parallel * legal.virtual_stages
-    least = price_table(setting, kept).step
-    whole = price_table(setting, legal).peak
-    none = price_table(setting, replace(legal, recompute=np.zeros_like(legal.recompute))).peak
+    least = price_table(scenario, kept).step
+    whole = price_table(scenario, legal).peak
+    none = price_table(scenario, replace(legal, recompute=np.zeros_like(legal.recompute))).peak
     for number in range(1, 5):
         some = number < 5 // stages
         few = legal.rows(some)
         priced = price_table(
-            setting, replace(few, recompute_layers=np.full(len(few), number, dtype=np.int64))
+            scenario, replace(few, recompute_layers=np.full(len(few), number, dtype=np.int64))
         )
         largest = -(-5 // stages[some])
         bound = (2.0 / 3.0 + number / (3.0 * largest)) * least[some]

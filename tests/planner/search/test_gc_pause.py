@@ -11,7 +11,7 @@ from cost_models.columnar.levels import Frame
 from cost_models.pricing.table import price_table
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
-from planner.request.setting import build_question
+from planner.request.scenario import build_question
 from planner.search.candidates import Candidates
 from planner.search.gc_pause import OBJECTS, seldom_collected
 
@@ -44,14 +44,14 @@ def test_whoever_collects_less_keeps_that(thresholds: None, youngest: int) -> No
 
 
 def test_what_pricing_made_goes_without_the_collector() -> None:
-    setting = build_question(resolve_model("llama-3-8b"), parse_cluster("4x8xH100-SXM")).setting
+    scenario = build_question(resolve_model("llama-3-8b"), parse_cluster("4x8xH100-SXM")).scenario
     gc.collect()
     before = {id(frame) for frame in _frames()}  # (other tests' results may be kept)
     gc.disable()
     try:
-        legal = Candidates.of(setting, {}).legal
+        legal = Candidates.of(scenario, {}).legal
         assert len(legal) > 1000
-        price_table(setting, legal)
+        price_table(scenario, legal)
         assert {id(frame) for frame in _frames()} <= before
     finally:
         gc.enable()

@@ -9,31 +9,31 @@ import pytest
 from cost_models.legality.rules import CODES, legality_codes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from cost_models.uncertainty import MEMORY, interval
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan
 from planner.assessment.verdict import VERDICTS, budget_bytes, memory_budget, verdict, verdict_codes
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import all_plans, llama, make_setting, question
+from tests.samples import all_plans, llama, make_scenario, question
 
 
-def with_capacity(setting: Setting, capacity: float) -> Setting:
+def with_capacity(scenario: Scenario, capacity: float) -> Scenario:
     """The same accelerators with another memory."""
-    chip = setting.cluster.accelerator
+    chip = scenario.cluster.accelerator
     chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=capacity))
-    return replace(setting, cluster=replace(setting.cluster, accelerator=chip))
+    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
 
 
-def priced_one_by_one(setting: Setting) -> list[tuple[int, float, float, Plan]]:
+def priced_one_by_one(scenario: Scenario) -> list[tuple[int, float, float, Plan]]:
     """Verdict, step and peak of every legal candidate, each row with the formulas of ``fit``.
 
     (That a table costs what its rows cost alone is tested with ``price``.)
     """
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question(setting), table) == 0).plain()
-    priced, budget = price(setting, legal), budget_bytes(setting.cluster)
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(question(scenario), table) == 0).plain()
+    priced, budget = price(scenario, legal), budget_bytes(scenario.cluster)
     codes = [VERDICTS.index(verdict(peak, budget)) for peak in priced.peak.tolist()]
     return list(zip(codes, priced.step.tolist(), priced.peak.tolist(), legal, strict=True))
 
@@ -55,11 +55,11 @@ TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
 def test_the_best_plans_are_those_of_pricing_each_plan_alone(
     model: Any, cluster: str, capacity: float | None
 ) -> None:
-    setting = make_setting(model, cluster, global_batch_size=4, seq_len=512)
+    scenario = make_scenario(model, cluster, global_batch_size=4, seq_len=512)
     if capacity is not None:
-        setting = with_capacity(setting, capacity)
-    alone = priced_one_by_one(setting)
-    result = search(setting, top=20)
+        scenario = with_capacity(scenario, capacity)
+    alone = priced_one_by_one(scenario)
+    result = search(scenario, top=20)
     usable = sorted((row for row in alone if row[0] < 2), key=lambda row: row[:3])
     best = [row for row in usable if row[0] == usable[0][0]][:20]
     chosen = [next(row for row in alone if row[3] == plan) for plan in result.plans]
@@ -76,16 +76,16 @@ def test_the_best_plans_are_those_of_pricing_each_plan_alone(
 
 def test_the_best_of_the_nested_loops_is_found() -> None:
     """A second brute force that does not use our enumeration."""
-    setting = make_setting("llama", "4xA100-80GB", global_batch_size=8)
-    table = PlanTable.from_plans(list(all_plans(setting)))
-    legal = table.rows(legality_codes(question(setting), table) == 0)
-    fastest = float(np.min(price(setting, legal).step))
-    best = search(setting, top=1).plans[0]
-    assert float(price(setting, PlanTable.from_plans([best])).step[0]) == fastest
+    scenario = make_scenario("llama", "4xA100-80GB", global_batch_size=8)
+    table = PlanTable.from_plans(list(all_plans(scenario)))
+    legal = table.rows(legality_codes(question(scenario), table) == 0)
+    fastest = float(np.min(price(scenario, legal).step))
+    best = search(scenario, top=1).plans[0]
+    assert float(price(scenario, PlanTable.from_plans([best])).step[0]) == fastest
 
 
 def test_counts_add_up() -> None:
-    counts = search(make_setting("llama", "8xA100-80GB")).counts
+    counts = search(make_scenario("llama", "8xA100-80GB")).counts
     assert counts.enumerated == sum(counts.illegal.values()) + counts.priced
     assert counts.priced == counts.too_large + counts.tight + counts.fitting
     assert set(counts.illegal) <= set(CODES) - {"legal"}
@@ -94,26 +94,26 @@ def test_counts_add_up() -> None:
 
 
 def test_a_larger_top_only_adds_plans() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    ten, three = search(setting, top=10).plans, search(setting, top=3).plans
+    scenario = make_scenario("llama", "8xA100-80GB")
+    ten, three = search(scenario, top=10).plans, search(scenario, top=3).plans
     assert ten[:3] == three
     assert len(ten) == 10
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    whole = search(setting)
+    scenario = make_scenario("llama", "8xA100-80GB")
+    whole = search(scenario)
     monkeypatch.setattr("planner.search.space.SLAB", 17)
     monkeypatch.setattr("cost_models.pricing.table.AT_ONCE", 500)
-    chunked = search(setting)
+    chunked = search(scenario)
     assert chunked.plans == whole.plans
     assert chunked.counts == replace(whole.counts, seconds=chunked.counts.seconds)
 
 
 def test_pinned_parts_stay() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
+    scenario = make_scenario("llama", "8xA100-80GB")
     fixed = {"tensor_parallel": 2, "zero_stage": 1, "recompute": "full"}
-    plans = search(setting, fixed).plans
+    plans = search(scenario, fixed).plans
     assert plans
     for plan in plans:
         assert {name: getattr(plan, name) for name in fixed} == fixed
@@ -121,11 +121,11 @@ def test_pinned_parts_stay() -> None:
 
 def test_plans_that_fit_come_before_tight_ones() -> None:
     """Where nothing fits with its whole interval, the answer is tight as a whole."""
-    setting = make_setting(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=8, seq_len=512)
-    table = enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question(setting), table) == 0)
-    smallest = float(price(setting, legal).peak.min())
-    tight = with_capacity(setting, smallest)
+    scenario = make_scenario(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=8, seq_len=512)
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(question(scenario), table) == 0)
+    smallest = float(price(scenario, legal).peak.min())
+    tight = with_capacity(scenario, smallest)
     result = search(tight)
     assert result.plans
     assert result.counts.fitting == 0
@@ -135,11 +135,11 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
 
 
 def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -> None:
-    setting = with_capacity(make_setting("llama", "2xA100-80GB"), 1e6)
-    result = search(setting)
+    scenario = with_capacity(make_scenario("llama", "2xA100-80GB"), 1e6)
+    result = search(scenario)
     assert result.plans == ()
     assert result.counts.too_large == result.counts.priced > 0
-    message = str(no_plan(setting, result))
+    message = str(no_plan(scenario, result))
     removed = sorted([*result.counts.illegal.values(), result.counts.too_large], reverse=True)
     shown = [line.split()[0] for line in message.splitlines() if " candidates: " in line[:40]]
     assert shown == [f"{number:,}" for number in removed[: len(shown)]]
@@ -148,12 +148,12 @@ def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -
 
 
 def test_an_illegal_pin_is_explained_by_its_rule() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
-    result = search(setting, {"tensor_parallel": 8})
+    scenario = make_scenario("llama", "8xA100-80GB")
+    result = search(scenario, {"tensor_parallel": 8})
     assert result.plans == ()
     assert result.smallest is None
     assert "does not divide num_kv_heads = 4; legal values: 1, 2, 4" in str(
-        no_plan(setting, result)
+        no_plan(scenario, result)
     )
 
 
@@ -190,11 +190,11 @@ def test_verdicts_at_the_borders() -> None:
 
 
 def test_the_budget_is_what_a_process_can_get() -> None:
-    setting = make_setting()
-    chip = setting.cluster.accelerator
+    scenario = make_scenario()
+    chip = scenario.cluster.accelerator
     capacity = chip.memory_capacity.value
     assert chip.name == "A100-SXM-80GB"
-    assert budget_bytes(setting.cluster) == 79.25 * 2**30
+    assert budget_bytes(scenario.cluster) == 79.25 * 2**30
     unknown = replace(chip, usable_memory=None)
     assert memory_budget(unknown).size == capacity - 0.75 * 2**30
     assert memory_budget(unknown).kind == "assumed"
@@ -202,22 +202,22 @@ def test_the_budget_is_what_a_process_can_get() -> None:
     smaller = replace(chip, memory_capacity=replace(chip.memory_capacity, value=10e9))
     assert memory_budget(smaller).size == 0.97 * 10e9
     cpu = replace(chip, device="cpu")
-    assert budget_bytes(replace(setting.cluster, accelerator=cpu)) == 0.9 * capacity
+    assert budget_bytes(replace(scenario.cluster, accelerator=cpu)) == 0.9 * capacity
 
 
 def test_the_front_is_that_of_comparing_every_pair() -> None:
-    setting = make_setting("llama", "8xA100-80GB")
+    scenario = make_scenario("llama", "8xA100-80GB")
     pinned = {"recompute_layers": 0}  # with some of the layers: test_exact_search
-    every = search(setting, pinned, top=100_000).plans
-    priced = price(setting, PlanTable.from_plans(list(every)))
+    every = search(scenario, pinned, top=100_000).plans
+    priced = price(scenario, PlanTable.from_plans(list(every)))
     points = list(zip(priced.step.tolist(), priced.peak.tolist(), strict=True))
     best = {
         (step, peak)
         for step, peak in points
         if not any(s <= step and m <= peak and (s, m) != (step, peak) for s, m in points)
     }
-    found = search(setting, pinned, front=True).plans
-    on_front = price(setting, PlanTable.from_plans(list(found)))
+    found = search(scenario, pinned, front=True).plans
+    on_front = price(scenario, PlanTable.from_plans(list(found)))
     assert set(zip(on_front.step.tolist(), on_front.peak.tolist(), strict=True)) == best
     assert len(found) == len(best) > 1
     assert on_front.step.tolist() == sorted(on_front.step.tolist())

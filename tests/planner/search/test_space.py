@@ -14,7 +14,7 @@ from planner.request.divisors import divisors
 from planner.request.pins import parse_fixed
 from planner.search.search import search
 from planner.search.space import MAX_VIRTUAL_STAGES, allowed_offloads, enumerate_plans
-from tests.samples import all_plans, make_setting, question
+from tests.samples import all_plans, make_scenario, question
 
 QUESTIONS = [
     ("llama", "8xA100-80GB", 16),
@@ -26,14 +26,16 @@ QUESTIONS = [
 ]
 
 
-def enumerated(setting: Any, fixed: dict[str, Any] | None = None) -> PlanTable:
-    return enumerate_plans(setting.model, setting.workload, setting.cluster.num_gpus, fixed or {})
+def enumerated(scenario: Any, fixed: dict[str, Any] | None = None) -> PlanTable:
+    return enumerate_plans(
+        scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed or {}
+    )
 
 
-def legal_plans(setting: Any, plans: list[Plan]) -> set[Plan]:
+def legal_plans(scenario: Any, plans: list[Plan]) -> set[Plan]:
     if not plans:
         return set()
-    codes = legality_codes(question(setting), PlanTable.from_plans(plans))
+    codes = legality_codes(question(scenario), PlanTable.from_plans(plans))
     return {plan for plan, code in zip(plans, codes, strict=True) if not code}
 
 
@@ -52,14 +54,14 @@ def in_the_space(plan: Plan, num_layers: int) -> bool:
 def test_every_legal_plan_of_nested_loops_is_enumerated(
     model: str, cluster: str, batch: int
 ) -> None:
-    setting = make_setting(model, cluster, global_batch_size=batch)
+    scenario = make_scenario(model, cluster, global_batch_size=batch)
     virtual = tuple(range(1, MAX_VIRTUAL_STAGES + 1))
-    plans = all_plans(setting, virtual_stages=virtual, replicas=True, experts=model == "mixtral")
-    loops = legal_plans(setting, list(plans))
-    expected = {plan for plan in loops if in_the_space(plan, setting.model.num_layers)}
-    candidates = list(enumerated(setting))
+    plans = all_plans(scenario, virtual_stages=virtual, replicas=True, experts=model == "mixtral")
+    loops = legal_plans(scenario, list(plans))
+    expected = {plan for plan in loops if in_the_space(plan, scenario.model.num_layers)}
+    candidates = list(enumerated(scenario))
     assert len(candidates) == len(set(candidates))  # no plan twice
-    assert legal_plans(setting, candidates) == expected
+    assert legal_plans(scenario, candidates) == expected
     assert expected
 
 
@@ -83,16 +85,16 @@ def test_every_legal_plan_of_nested_loops_is_enumerated(
     ],
 )
 def test_pinned_parts_pick_rows_of_the_whole_space(fix: str) -> None:
-    setting = make_setting("llama", "8xA100-80GB", global_batch_size=16)
+    scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=16)
     fixed = parse_fixed(fix)
-    everything = legal_plans(setting, list(enumerated(setting)))
+    everything = legal_plans(scenario, list(enumerated(scenario)))
     expected = {
         plan
         for plan in everything
         if all(getattr(plan, name) == value for name, value in fixed.items())
     }
     assert expected
-    assert legal_plans(setting, list(enumerated(setting, fixed))) == expected
+    assert legal_plans(scenario, list(enumerated(scenario, fixed))) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,21 +102,21 @@ def test_pinned_parts_pick_rows_of_the_whole_space(fix: str) -> None:
     ["tp=3", "tp=16", "dp=3", "pp=16", "tp=2,pp=2,dp=3", "mbs=5", "microbatches=7", "tp=1,sp=on"],
 )
 def test_what_cannot_be_pinned_gives_no_legal_plan(fix: str) -> None:
-    setting = make_setting("llama", "8xA100-80GB", global_batch_size=16)
-    candidates = list(enumerated(setting, parse_fixed(fix)))
+    scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=16)
+    candidates = list(enumerated(scenario, parse_fixed(fix)))
     assert candidates  # of which legality says what is wrong
-    assert not legal_plans(setting, candidates)
+    assert not legal_plans(scenario, candidates)
 
 
 def test_a_pinned_schedule_leaves_plans_without_a_pipeline() -> None:
-    setting = make_setting("llama", "8xA100-80GB", global_batch_size=16)
-    found = legal_plans(setting, list(enumerated(setting, {"pipeline_schedule": "gpipe"})))
+    scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=16)
+    found = legal_plans(scenario, list(enumerated(scenario, {"pipeline_schedule": "gpipe"})))
     assert {plan.pipeline_parallel for plan in found} == {1, 2, 4, 8}
     assert {plan.pipeline_schedule for plan in found} == {"gpipe"}
 
 
 def test_columns_are_numbers_of_the_right_kind() -> None:
-    table = enumerated(make_setting())
+    table = enumerated(make_scenario())
     assert table.sequence_parallel.dtype == np.bool_
     assert table.tensor_parallel.dtype == np.int64
 
@@ -134,14 +136,14 @@ def test_divisors_divide_and_are_all(number: int) -> None:
 
 def test_brute_force_holds_plans_with_a_larger_batch_too() -> None:
     """The loops above must not be empty where the batch has many divisors."""
-    setting = make_setting(global_batch_size=16)
-    larger = replace(setting, workload=replace(setting.workload, global_batch_size=48))
-    assert len(enumerated(larger)) > len(enumerated(setting))
+    scenario = make_scenario(global_batch_size=16)
+    larger = replace(scenario, workload=replace(scenario.workload, global_batch_size=48))
+    assert len(enumerated(larger)) > len(enumerated(scenario))
 
 
 def test_long_sequences_are_shared_out() -> None:
-    setting = make_setting("llama", "2x8xA100-80GB", seq_len=65_536, global_batch_size=4)
-    plans = list(enumerated(setting))
+    scenario = make_scenario("llama", "2x8xA100-80GB", seq_len=65_536, global_batch_size=4)
+    plans = list(enumerated(scenario))
     assert {p.context_parallel for p in plans} == {1, 2, 4, 8, 16}
     assert {p.context_parallel_method for p in plans if p.context_parallel > 1} == {
         "ring",
@@ -156,15 +158,15 @@ def test_long_sequences_are_shared_out() -> None:
 
 
 def test_short_sequences_are_shared_out_only_where_that_is_pinned() -> None:
-    setting = make_setting("llama", "8xA100-80GB", seq_len=4_096, global_batch_size=8)
-    assert {p.context_parallel for p in enumerated(setting)} == {1}
-    pinned = list(enumerated(setting, parse_fixed("cp=2,cp_method=ulysses")))
+    scenario = make_scenario("llama", "8xA100-80GB", seq_len=4_096, global_batch_size=8)
+    assert {p.context_parallel for p in enumerated(scenario)} == {1}
+    pinned = list(enumerated(scenario, parse_fixed("cp=2,cp_method=ulysses")))
     assert {(p.context_parallel, p.context_parallel_method) for p in pinned} == {(2, "ulysses")}
 
 
 def test_shards_are_split_into_replicas_in_every_way() -> None:
-    setting = make_setting("llama", "4x8xA100-80GB", global_batch_size=32)
-    plans = list(enumerated(setting))
+    scenario = make_scenario("llama", "4x8xA100-80GB", global_batch_size=32)
+    plans = list(enumerated(scenario))
     for data, tensor in ((32, 1), (16, 2), (8, 4)):
         copies = {
             p.dp_replicate for p in plans if (p.data_parallel, p.tensor_parallel) == (data, tensor)
@@ -175,22 +177,22 @@ def test_shards_are_split_into_replicas_in_every_way() -> None:
 
 def test_pinned_replicas_are_judged_where_there_is_one_data_rank() -> None:
     """They cannot be there, but are candidates, and the others are searched."""
-    setting = make_setting("llama", "2x8xA100-80GB", global_batch_size=16)
-    plans = list(enumerated(setting, parse_fixed("dp_replicate=2")))
+    scenario = make_scenario("llama", "2x8xA100-80GB", global_batch_size=16)
+    plans = list(enumerated(scenario, parse_fixed("dp_replicate=2")))
     assert {p.dp_replicate for p in plans} == {2}
     assert {1, 2, 16} <= {p.data_parallel for p in plans}
-    assert search(setting, {"dp_replicate": 2, "tensor_parallel": 4}, top=1).plans
+    assert search(scenario, {"dp_replicate": 2, "tensor_parallel": 4}, top=1).plans
 
 
 def test_offload_varies_where_it_is_allowed() -> None:
-    setting = make_setting("llama", "4xA100-80GB", global_batch_size=4)
-    assert {p.offload for p in enumerated(setting)} == {"none"}
+    scenario = make_scenario("llama", "4xA100-80GB", global_batch_size=4)
+    assert {p.offload for p in enumerated(scenario)} == {"none"}
     words = allowed_offloads(["weights", "activations"])
     assert words == ("none", "activations", "weights", "weights+activations")
-    table = enumerate_plans(setting.model, setting.workload, 4, {}, offloads=words)
+    table = enumerate_plans(scenario.model, scenario.workload, 4, {}, offloads=words)
     assert {p.offload for p in table} == set(words)
-    assert len(table) == 4 * len(enumerated(setting))
+    assert len(table) == 4 * len(enumerated(scenario))
     pinned = enumerate_plans(
-        setting.model, setting.workload, 4, {"offload": "optimizer"}, offloads=words
+        scenario.model, scenario.workload, 4, {"offload": "optimizer"}, offloads=words
     )
     assert {p.offload for p in pinned} == {"optimizer"}

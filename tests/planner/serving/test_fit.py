@@ -21,7 +21,7 @@ from planner.serving.command import vllm_options
 from planner.serving.fit import ServingAnswer
 from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.request import SERVING_ONLY, SHARED
-from planner.serving.setting import (
+from planner.serving.scenario import (
     PLAN_FIELDS,
     memory_document,
     point_of,
@@ -58,7 +58,7 @@ def layout(answer: ServingAnswer) -> tuple[int, int, int, int]:
 
 def test_defaults_are_documented_and_said() -> None:
     answer = serve()
-    workload = answer.setting.workload
+    workload = answer.scenario.workload
     assert (workload.concurrency, workload.context_len) == (8, 8192)
     assert workload.weight_precision == workload.kv_precision == workload.precision == "bf16"
     assert layout(answer) == (8, 1, 1, 1)
@@ -91,7 +91,7 @@ def test_what_is_given_is_not_an_assumption() -> None:
     )
     assert not [words for words in answer.assumptions if "(default" in words and "MLP" not in words]
     assert layout(answer) == (4, 2, 1, 1)
-    assert sequences_of(answer.setting, answer.plan) == 1
+    assert sequences_of(answer.scenario, answer.plan) == 1
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_the_smallest_replica_that_fits_is_taken(
 def test_smaller_replicas_than_the_one_taken_do_not_fit() -> None:
     answer = serve("llama-3-70b", concurrency=64)
     size = answer.plan.tensor_parallel * answer.plan.pipeline_parallel
-    for plan in usual_layouts(answer.setting, {}):
+    for plan in usual_layouts(answer.scenario, {}):
         if plan.tensor_parallel * plan.pipeline_parallel < size:
-            assert memory_document(answer.setting, plan)["verdict"] != "fits"
+            assert memory_document(answer.scenario, plan)["verdict"] != "fits"
 
 
 def test_layouts_use_every_accelerator_and_each_is_one_of_them() -> None:
     answer = serve("mixtral-8x7b", concurrency=8)
-    every = list(layouts(answer.setting, {}))
+    every = list(layouts(answer.scenario, {}))
     assert len(set(every)) == len(every) > 10
     for plan in every:
         assert plan.data_parallel * plan.tensor_parallel * plan.pipeline_parallel == 8
@@ -147,16 +147,16 @@ def test_the_reach_is_the_last_that_fits(model: str, cluster: str, options: dict
     assert answer.verdict == "fits"
 
     def verdict(**changes: Any) -> str:
-        workload = replace(answer.setting.workload, **changes)
-        setting = replace(answer.setting, workload=workload)
-        return str(memory_document(setting, answer.plan)["verdict"])
+        workload = replace(answer.scenario.workload, **changes)
+        scenario = replace(answer.scenario, workload=workload)
+        return str(memory_document(scenario, answer.plan)["verdict"])
 
     most, longest = answer.reach["largest_concurrency"], answer.reach["longest_context_len"]
     assert most % answer.plan.data_parallel == 0
     assert verdict(concurrency=most) == "fits"
     assert verdict(concurrency=most + 1) != "fits"
     assert verdict(context_len=longest) == "fits"
-    if longest != answer.setting.model.max_seq_len:
+    if longest != answer.scenario.model.max_seq_len:
         assert verdict(context_len=longest + 16) != "fits"
 
 
@@ -225,11 +225,11 @@ def test_the_interval_is_of_both_kinds_of_parts() -> None:
 
 
 def test_published_formats_are_the_default() -> None:
-    assert serve("gpt-oss-20b").setting.workload.weight_precision == "mxfp4"
-    assert serve("deepseek-r1", "8xH200-SXM").setting.workload.weight_precision == "fp8"
+    assert serve("gpt-oss-20b").scenario.workload.weight_precision == "mxfp4"
+    assert serve("deepseek-r1", "8xH200-SXM").scenario.workload.weight_precision == "fp8"
     config = CONFIGS["llama"] | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     answer = serve(config)
-    assert answer.setting.workload.weight_precision == "int4"
+    assert answer.scenario.workload.weight_precision == "int4"
     assert "weight_precision int4 (default: as the weights are published)" in answer.assumptions
     config = CONFIGS["llama"] | {"quantization_config": {"quant_method": "bitsandbytes"}}
     assert "quantization_config 'bitsandbytes' is not read" in "; ".join(serve(config).assumptions)
@@ -240,7 +240,7 @@ def test_seq_len_is_another_word_for_the_context() -> None:
 
 
 def test_a_float_format_of_the_weights_is_that_of_the_computation() -> None:
-    workload = serve(llama(), weight_precision="fp32").setting.workload
+    workload = serve(llama(), weight_precision="fp32").scenario.workload
     assert workload.precision == workload.kv_precision == "fp32"
 
 
@@ -250,12 +250,12 @@ def test_an_encoder_says_that_it_has_no_cache() -> None:
     assert answer.reach == {}
     assert "keeps no cache" in "; ".join(answer.assumptions)
     assert "Cache" not in str(answer)
-    assert vllm_options(answer.setting, answer.plan) is None
+    assert vllm_options(answer.scenario, answer.plan) is None
 
 
 def test_vllms_options_say_the_same() -> None:
     answer = serve(concurrency=64, context_len=4096, kv_precision="fp8", tensor_parallel=2)
-    options = vllm_options(answer.setting, answer.plan)
+    options = vllm_options(answer.scenario, answer.plan)
     assert options is not None
     words = options.split()
     said = dict(zip(words[::2], words[1::2], strict=True))
@@ -299,7 +299,7 @@ def test_more_ranks_than_key_heads_can_serve() -> None:
     """8 key heads on 16 ranks: training refuses that, a server holds copies."""
     answer = serve("llama-3-70b", "2x8xA100-80GB", tensor_parallel=16, concurrency=4)
     assert float(answer.memory["kv_bytes_per_token"]) == 80 * 2 * 128 * 2
-    assert point_of(answer.setting, answer.plan).tensor_parallel == 16
+    assert point_of(answer.scenario, answer.plan).tensor_parallel == 16
 
 
 @pytest.mark.parametrize(

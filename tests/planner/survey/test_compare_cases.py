@@ -16,7 +16,7 @@ from planner.answer.answers import PlanAnswer, to_json
 from planner.search.search import search
 from planner.survey.answer import SurveyAnswer
 from planner.survey.compare_cases import OFFLOADED
-from tests.samples import llama, make_setting
+from tests.samples import llama, make_scenario
 
 CLUSTERS = "2xA100-80GB,4xH100-SXM,2xL40S"
 OPTIONS: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8, "top": 3}
@@ -36,10 +36,10 @@ PRICE = ",".join(f"{name}={dollars}" for name, dollars in PRICES.items())
 
 def points(name: str) -> dict[str, np.ndarray]:
     """All four objectives of every plan of one cluster that fits, from the priced columns."""
-    setting = make_setting(llama(), name, seq_len=256, global_batch_size=8)
-    cluster = setting.cluster
-    plans = list(search(setting, top=100_000).plans)
-    priced = price(setting, PlanTable.from_plans(plans))
+    scenario = make_scenario(llama(), name, seq_len=256, global_batch_size=8)
+    cluster = scenario.cluster
+    plans = list(search(scenario, top=100_000).plans)
+    priced = price(scenario, PlanTable.from_plans(plans))
     seconds = priced.step * cluster.num_gpus
     power = cluster.accelerator.power
     assert power is not None
@@ -82,24 +82,24 @@ def test_the_front_is_that_of_comparing_all_plans(pair: Any) -> None:
 
 def test_fewer_accelerators_are_tried_where_they_may_be_cheaper() -> None:
     answer = asked(clusters="8xH100-SXM", objective="cost")
-    assert {case.question.setting.cluster.num_gpus for case in answer.cases} == {8, 4, 2, 1}
-    batches = {case.question.setting.workload.global_batch_size for case in answer.cases}
+    assert {case.question.scenario.cluster.num_gpus for case in answer.cases} == {8, 4, 2, 1}
+    batches = {case.question.scenario.workload.global_batch_size for case in answer.cases}
     assert batches == {8}
     assert answer.best.world_size < 8  # a tiny model: communication costs more than it saves
     limited = asked(clusters="8xH100-SXM", gpus_at_most=4, objective="time")
-    assert {case.question.setting.cluster.num_gpus for case in limited.cases} == {4, 2, 1}
+    assert {case.question.scenario.cluster.num_gpus for case in limited.cases} == {4, 2, 1}
 
 
 def test_without_a_batch_all_cases_train_that_of_the_largest() -> None:
     answer = asked(clusters="2xA100-80GB,4xH100-SXM", global_batch_size=None)
-    assert {case.question.setting.workload.global_batch_size for case in answer.cases} == {4}
+    assert {case.question.scenario.workload.global_batch_size for case in answer.cases} == {4}
     assert any("of the largest cluster" in words for words in answer.assumptions)
 
 
 def test_precisions_are_compared_and_one_that_a_device_lacks_says_so() -> None:
     answer = asked(clusters="2xA100-80GB,2xH100-SXM", precision="bf16,fp8")
     reasons = {
-        (case.name, case.question.setting.workload.precision): case.why for case in answer.cases
+        (case.name, case.question.scenario.workload.precision): case.why for case in answer.cases
     }
     assert "no rate is known for fp8" in str(reasons[("2xA100-80GB", "fp8")])
     assert [reason for reason in reasons.values() if reason is None] == [None] * 3

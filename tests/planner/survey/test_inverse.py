@@ -15,7 +15,7 @@ from planner.assessment import reach
 from planner.request.constraints import parse_requirements
 from planner.request.pins import parse_fixed
 from planner.request.resolve import model_of
-from planner.request.setting import build_question
+from planner.request.scenario import build_question
 from planner.search.search import search
 from planner.survey.inverse import InverseAnswer, sequence_step
 from tests.samples import CONFIGS, LLAMA, llama
@@ -42,8 +42,8 @@ def fits(cluster: str, model: Any = LARGE, required: str | None = None, **option
     """Whether the forward question has a plan that fits with its whole interval."""
     fixed = parse_fixed(options.pop("fix", FIX))
     question = build_question(model_of(model), parse_cluster(cluster), **options)
-    found = search(question.setting, fixed, require=parse_requirements(required), top=1)
-    return any(reach.fits(question.setting, plan) for plan in found.plans)
+    found = search(question.scenario, fixed, require=parse_requirements(required), top=1)
+    return any(reach.fits(question.scenario, plan) for plan in found.plans)
 
 
 def test_the_fewest_accelerators_are_those_of_asking_every_number() -> None:
@@ -111,7 +111,7 @@ def test_the_cheapest_cluster_and_the_most_tokens() -> None:
     cheapest = find("cheapest-cluster", cluster=clusters, **options)
     assert cheapest.value == "8xL40S"
     most = find("most-tokens", cluster=clusters, budget=100, **options)
-    assert most.answer.ranked[0].setting.cluster.name == "8xL40S"
+    assert most.answer.ranked[0].scenario.cluster.name == "8xL40S"
     job = most.answer.documents[0]["job"]
     failing = job["with_failures"]  # what a budget buys is what is left beside failures
     step = most.answer.documents[0]["cost"]["dollars_per_step"] / failing["goodput"]

@@ -19,7 +19,7 @@ from hardware_profiles.errors import NoLegalPlanError
 from hardware_profiles.software.trainer import software_profile
 from planner.traced import fit_and_plan as traced_front_door
 from planner.traced import stages as traced_stages
-from planner.traced.setting import TracedSetting
+from planner.traced.scenario import TracedScenario
 from planner.traced.stages import StageCosts, best_cut, cut_into
 from planner.traced.text import cut_words
 from tests.traced_sample import large, sample
@@ -27,9 +27,9 @@ from tests.traced_sample import large, sample
 SOFTWARE = software_profile("shardplan")
 
 
-def setting(batch: int, cluster: str = "8xA100-80GB") -> TracedSetting:
+def scenario(batch: int, cluster: str = "8xA100-80GB") -> TracedScenario:
     workload = Workload(1, batch, precision="fp32")
-    return TracedSetting(sample(), parse_cluster(cluster), SOFTWARE, workload)
+    return TracedScenario(sample(), parse_cluster(cluster), SOFTWARE, workload)
 
 
 def random_nodes(rng: np.random.Generator) -> Nodes:
@@ -63,7 +63,7 @@ def test_the_longest_stage_is_the_shortest_of_all_cuts_that_fit(
     nodes = random_nodes(rng)
     monkeypatch.setattr(traced_stages, "nodes_of", lambda *_: nodes)
     plan = Plan(2, 1, 4, num_microbatches=int(rng.integers(1, 9)), zero_stage=1)
-    here = setting(plan.global_batch_size)
+    here = scenario(plan.global_batch_size)
     costs = StageCosts.of(here, plan)
     longest = np.inf
     for inner in itertools.combinations(range(1, len(nodes)), 3):
@@ -82,7 +82,7 @@ def test_the_longest_stage_is_the_shortest_of_all_cuts_that_fit(
 def test_some_random_cuts_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a stage counts in these tests."""
     nodes = random_nodes(np.random.default_rng(0))
-    plan, here = Plan(2, 1, 4, num_microbatches=8), setting(16)
+    plan, here = Plan(2, 1, 4, num_microbatches=8), scenario(16)
     monkeypatch.setattr(traced_stages, "nodes_of", lambda *_: nodes)
     assert cut_into(here, plan) is not None
     monkeypatch.setattr(
@@ -94,7 +94,7 @@ def test_some_random_cuts_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_one_stage_is_the_whole_module(recompute: str) -> None:
     plan = Plan(micro_batch_size=6, recompute=recompute)  # type: ignore[arg-type]
-    here = setting(6, "1xA100-80GB")
+    here = scenario(6, "1xA100-80GB")
     costs = StageCosts.of(here, plan)
     whole = costs.cut([0, len(costs.nodes)])
     table = PlanTable.from_plans([plan])
@@ -105,7 +105,7 @@ def test_one_stage_is_the_whole_module(recompute: str) -> None:
 
 def test_a_stage_holds_a_micro_batch_more_for_each_stage_behind_it() -> None:
     plan = Plan(4, 1, 2, zero_stage=1, micro_batch_size=2, num_microbatches=4)
-    costs = StageCosts.of(setting(32), plan)
+    costs = StageCosts.of(scenario(32), plan)
     once, twice = (costs.peaks(0, flight)[2] for flight in (1, 2))
     slack = 1.0 + SOFTWARE.allocator_slack
     assert twice - once == pytest.approx(
@@ -114,7 +114,7 @@ def test_a_stage_holds_a_micro_batch_more_for_each_stage_behind_it() -> None:
 
 
 def test_the_answer_prices_stages_and_says_that_they_are_not_run() -> None:
-    cut = best_cut(setting(64))
+    cut = best_cut(scenario(64))
     assert cut is not None
     assert cut.plan.pipeline_parallel == 2
     assert [stage.first for stage in cut.stages] == ["b.0", "b.1"]
@@ -128,7 +128,7 @@ def test_the_answer_prices_stages_and_says_that_they_are_not_run() -> None:
 
 
 def test_where_no_plan_fits_stages_that_would_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = best_cut(setting(64))
+    cut = best_cut(scenario(64))
     monkeypatch.setattr(traced_front_door, "trace", lambda *_, **__: large(2e9))
     monkeypatch.setattr(traced_front_door, "best_cut", lambda _: cut)
     with pytest.raises(NoLegalPlanError, match="0 fit") as caught:

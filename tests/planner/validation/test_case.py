@@ -50,26 +50,26 @@ def test_sizes_plan_and_cluster_are_as_the_row_says() -> None:
         inter_link_gbps_per_gpu=100.0,
         flash_attention="0",
     )
-    plan, setting = found.plan, found.setting
+    plan, scenario = found.plan, found.scenario
     assert (plan.data_parallel, plan.num_microbatches) == (4, 8)
     assert (plan.virtual_stages, plan.pipeline_schedule) == (3, "interleaved_1f1b")
     assert (plan.recompute, plan.sequence_parallel) == ("full", True)
-    assert setting.model.num_layers == 24
-    assert setting.workload.attention_kernel == "eager"
-    assert setting.software.name == "megatron"
-    assert setting.cluster.num_nodes == 2
-    assert setting.cluster.tiers[-1].bandwidth.value == 12.5e9  # 100 Gb/s are bits
+    assert scenario.model.num_layers == 24
+    assert scenario.workload.attention_kernel == "eager"
+    assert scenario.software.name == "megatron"
+    assert scenario.cluster.num_nodes == 2
+    assert scenario.cluster.tiers[-1].bandwidth.value == 12.5e9  # 100 Gb/s are bits
     assert found.method == "full, tp pp dp"
 
 
 def test_an_unsaid_micro_batch_is_the_largest_that_fits() -> None:
     found = case(global_batch_size=256)  # 16 sequences of each rank
-    fits = price(found.setting, PlanTable.from_plans([found.plan])).peak[0]
+    fits = price(found.scenario, PlanTable.from_plans([found.plan])).peak[0]
     assert found.plan.micro_batch_size * found.plan.num_microbatches == 16
-    assert fits <= budget_bytes(found.setting.cluster)
+    assert fits <= budget_bytes(found.scenario.cluster)
     twice = replace(found.plan, micro_batch_size=2 * found.plan.micro_batch_size)
-    too_much = price(found.setting, PlanTable.from_plans([twice])).peak[0]
-    assert found.plan.micro_batch_size == 16 or too_much > budget_bytes(found.setting.cluster)
+    too_much = price(found.scenario, PlanTable.from_plans([twice])).peak[0]
+    assert found.plan.micro_batch_size == 16 or too_much > budget_bytes(found.scenario.cluster)
     assert 1 < found.plan.micro_batch_size < 16  # this model's logits and scores are large
     assert any("the largest that fits" in default for default in found.defaults)
     assert case(global_batch_size=240).plan.num_microbatches == 15  # divides what there is
@@ -115,7 +115,7 @@ def test_every_default_is_listed() -> None:
     ],
 )
 def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -> None:
-    assert case(**cells).setting.model.family == family
+    assert case(**cells).scenario.model.family == family
 
 
 def test_megatrons_functional_tests_keep_its_defaults() -> None:
@@ -132,29 +132,29 @@ def test_megatrons_functional_tests_keep_its_defaults() -> None:
     for name, cut in (("gpt3_te_8experts2parallel", True), ("gpt3_8experts_etp1_ep4", False)):
         found = case(model=name, **golden)
         assert found.plan.expert_tensor_parallel is cut
-        model = found.setting.model
+        model = found.scenario.model
         assert (model.family, model.hidden_dropout, model.attention_dropout) == (
             "mixtral",
             0.1,
             0.1,
         )
     elsewhere = case(gated_mlp=True, framework="TRL")
-    assert elsewhere.setting.model.attention_dropout == 0.0
+    assert elsewhere.scenario.model.attention_dropout == 0.0
     with pytest.raises(Unpriceable, match="experts cut over 2 of 4"):
         case(model="gpt3_tp2_etp2_x", **golden | {"tensor_parallel": 4})
     usual, weekly = (
         case(model=name, seq_len=1024, framework=golden["framework"])
         for name in ("gpt3_mcore_te_tp2", "gpt3_weekly_mcore_tp2")
     )
-    assert usual.setting.workload.attention_kernel == "eager"
-    assert weekly.setting.workload.attention_kernel == "flash"
+    assert usual.scenario.workload.attention_kernel == "eager"
+    assert weekly.scenario.workload.attention_kernel == "flash"
 
 
 def test_stages_of_uneven_layers_are_pinned() -> None:
     cells = {"framework": "Megatron-Core (functional-test golden values)", "num_layers": 12}
     uneven = case(model="te_tp1_pp4_vp1_uneven_pipeline", pipeline_parallel=4, **cells)
-    assert uneven.setting.layer_ranges == ((0, 2), (2, 6), (6, 10), (10, 12))
-    assert case(model="te_tp1_pp4_vp1", pipeline_parallel=4, **cells).setting.layer_ranges is None
+    assert uneven.scenario.layer_ranges == ((0, 2), (2, 6), (6, 10), (10, 12))
+    assert case(model="te_tp1_pp4_vp1", pipeline_parallel=4, **cells).scenario.layer_ranges is None
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_words_in_notes_count() -> None:
 
 def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> None:
     def gradients(framework: str, **cells: Any) -> float:
-        return case(framework=framework, **cells).setting.workload.reduction_bytes
+        return case(framework=framework, **cells).scenario.workload.reduction_bytes
 
     assert gradients("Megatron-LM", precision="fp16") == 2.0
     assert gradients("Megatron-LM", precision="bf16") == 4.0
@@ -216,7 +216,7 @@ def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> Non
     jax = case(framework="MaxText (JAX)", zero_stage=3, notes="FSDP group 8 of 16")
     assert (jax.plan.data_parallel, jax.plan.dp_replicate) == (16, 2)
     tuned = case(framework="NeMo/Megatron-Core", peft="lora", gated_mlp=True)
-    assert tuned.setting.workload.adapter_targets == "q,k,v"
+    assert tuned.scenario.workload.adapter_targets == "q,k,v"
 
 
 def test_what_a_row_says_counts_before_what_its_trainer_usually_does() -> None:
@@ -235,17 +235,17 @@ def test_deepspeed_shares_states_in_bf16_whatever_its_stage() -> None:
 
 def test_precisions_of_moments_and_gradients_are_as_the_optimizer_is_described() -> None:
     told = case(precision="bf16", optimizer="adam, bf16 states, bf16 main gradients")
-    assert told.setting.workload.optimizer_state_precision == "bf16"
-    assert told.setting.workload.gradient_precision == "bf16"
+    assert told.scenario.workload.optimizer_state_precision == "bf16"
+    assert told.scenario.workload.gradient_precision == "bf16"
     plain = case(precision="bf16", optimizer="adam")
-    less = price(told.setting, PlanTable.from_plans([told.plan])).peak[0]
-    assert less < price(plain.setting, PlanTable.from_plans([plain.plan])).peak[0]
+    less = price(told.scenario, PlanTable.from_plans([told.plan])).peak[0]
+    assert less < price(plain.scenario, PlanTable.from_plans([plain.plan])).peak[0]
 
 
 def test_stages_are_interleaved_where_a_source_says_so_but_not_how() -> None:
     meta = {"framework": "Meta internal", "num_layers": 24, "tensor_parallel": 2}
     some = case(pipeline_parallel=4, virtual_stages=None, **meta)
-    assert (some.plan.virtual_stages, some.setting.software.name) == (6, "nemo")
+    assert (some.plan.virtual_stages, some.scenario.software.name) == (6, "nemo")
     assert any("virtual_stages 6 (default: its recipe)" in default for default in some.defaults)
     assert case(pipeline_parallel=4, virtual_stages=3, **meta).plan.virtual_stages == 3
     assert case(pipeline_parallel=1, virtual_stages=None, **meta).plan.virtual_stages == 1
@@ -263,7 +263,7 @@ def test_sequence_parallelism_is_assumed_of_trainers_that_have_it() -> None:
 
 def test_words_may_know_the_board_better_than_its_name() -> None:
     def board(**cells: Any) -> str:
-        return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).setting.cluster.accelerator.name
+        return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).scenario.cluster.accelerator.name
 
     assert board() == "V100-SXM2-32GB"
     assert board(gpus_per_node=16) == "V100-SXM3-32GB"
@@ -272,8 +272,8 @@ def test_words_may_know_the_board_better_than_its_name() -> None:
 
 def test_a_source_may_have_nodes_of_its_own() -> None:
     four = {"gpu": "H200-SXM", "gpu_mem_gb": 141, "gpus_per_node": 4, "num_gpus": 8}
-    usual = case(**four).setting.cluster
-    own = case(**four, source="KempnerInstitute/KempnerForge").setting.cluster
+    usual = case(**four).scenario.cluster
+    own = case(**four, source="KempnerInstitute/KempnerForge").scenario.cluster
     assert usual.tiers[0].peer_bandwidth is None
     assert own.tiers[0].peer_bandwidth is not None
     assert own.tiers[0].peer_bandwidth.value == 150e9
@@ -290,7 +290,7 @@ def test_stages_of_embedding_and_head_are_priced_with_fewer() -> None:
 
 def test_profiles_of_trainers_are_chosen_by_words() -> None:
     def profile(framework: str, **cells: Any) -> str:
-        return case(framework=framework, **cells).setting.software.name
+        return case(framework=framework, **cells).scenario.software.name
 
     trl = "HF transformers SFTTrainer + accelerate FSDP"
     assert profile(f"{trl} (none)", source="a100_80gb.csv") == "hf-trainer-early"
@@ -316,15 +316,15 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("MaxText (JAX)") == "xla"
     assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
-    assert fused.setting.software.optimizer_in_backward
-    assert not fused.setting.workload.master_weights
+    assert fused.scenario.software.optimizer_in_backward
+    assert not fused.scenario.workload.master_weights
 
 
 def test_packed_samples_and_cells_of_other_runs_are_in_the_words() -> None:
     packed = case(source="NVIDIA/dgxc-benchmarking@v25.04.02:ft_llama3/README_8b.md")
-    assert packed.setting.workload.document_mask
-    assert packed.setting.workload.document_length == 200
-    assert not case().setting.workload.document_mask
+    assert packed.scenario.workload.document_mask
+    assert packed.scenario.workload.document_length == 200
+    assert not case().scenario.workload.document_mask
     rows = {row.row_id: row for row in read_runs(PUBLISHED)}
     whys = {name: denied_by(row) or "" for name, row in rows.items()}
     apart = {name for name, why in whys.items() if why.startswith(("faster", "slower"))}
@@ -343,28 +343,28 @@ def test_packed_samples_and_cells_of_other_runs_are_in_the_words() -> None:
 def test_adapters_follow_from_the_words() -> None:
     tuned = {"gated_mlp": True, "framework": "litgpt"}
     one = case(peft="qlora (nf4) r=16 query,key,value,projection,mlp,head", **tuned)
-    workload = one.setting.workload
+    workload = one.scenario.workload
     assert (workload.adapter, workload.adapter_rank) == ("qlora", 16)
     assert (workload.adapter_targets, workload.quantisation) == ("all", "nf4")
     two = case(peft="qlora (gptq) r=8 q,k,v,o", framework="SFTTrainer", gated_mlp=True)
-    assert two.setting.workload.adapter_targets == "q,k,v,o"
-    assert two.setting.workload.quantisation == "int4"
+    assert two.scenario.workload.adapter_targets == "q,k,v,o"
+    assert two.scenario.workload.quantisation == "int4"
 
 
 def test_what_litgpt_does_otherwise_is_in_the_words() -> None:
     lit = {"model": "llama2-7b", "framework": "lit-gpt", "precision": "bf16", "num_gpus": 1}
     prompts = case(**lit, peft="adapter")
-    assert [prompts.setting.model.kinds[k].idle for k in prompts.setting.model.pattern[:4]] == [
+    assert [prompts.scenario.model.kinds[k].idle for k in prompts.scenario.model.pattern[:4]] == [
         *(True, True, False, False)
     ]
-    assert prompts.setting.software.adapter_input_bytes == 0.0
+    assert prompts.scenario.software.adapter_input_bytes == 0.0
     lora = case(**lit, peft="lora r=8 q,v")
-    assert lora.setting.software.longest_first
-    assert not any(kind.idle for kind in lora.setting.model.kinds)
+    assert lora.scenario.software.longest_first
+    assert not any(kind.idle for kind in lora.scenario.model.kinds)
     newer = {**lit, "framework": "litgpt", "flash_attention": "1"}
-    assert not case(**newer, peft="lora r=8 q,v").setting.software.longest_first
+    assert not case(**newer, peft="lora r=8 q,v").scenario.software.longest_first
     capped = case(**{**newer, "model": "gemma2-2b"}, peft="lora r=8 q,v")
-    assert capped.setting.workload.attention_kernel == "eager"
+    assert capped.scenario.workload.attention_kernel == "eager"
 
 
 def test_time_is_taken_as_it_was_measured() -> None:
@@ -426,9 +426,9 @@ def test_zero_3_of_megatron_deepspeed_shards_gradients_and_keeps_checkpoints_in_
     """
     found = published("bigscience-v100-0046")
     assert (found.plan.zero_stage, found.plan.offload) == (3, "activations")
-    priced = price(found.setting, PlanTable.from_plans([found.plan]))
+    priced = price(found.scenario, PlanTable.from_plans([found.plan]))
     assert float(priced.memory.allocated[0]) == pytest.approx(26_118 * 2**20, rel=0.03)
-    assert priced.peak[0] < budget_bytes(found.setting.cluster)
+    assert priced.peak[0] < budget_bytes(found.scenario.cluster)
     assert published("bigscience-v100-0066").plan.offload == "weights+activations"
     assert published("bigscience-v100-0067").plan.offload == "weights"  # PA_CPU=N
 
@@ -437,8 +437,8 @@ def test_what_a_recipe_says_of_sharding_counts() -> None:
     assert published("nemo-launcher-0011").plan.zero_stage == 1  # distributed_fused_adam
     assert published("nemo-launcher-0014").plan.zero_stage == 0
     fsdp = published("nemo-perf-0141")
-    assert (fsdp.plan.zero_stage, fsdp.setting.software.largest_zero_stage) == (3, 3.0)
-    assert not fsdp.setting.software.whole_gradient_buffer
+    assert (fsdp.plan.zero_stage, fsdp.scenario.software.largest_zero_stage) == (3, 3.0)
+    assert not fsdp.scenario.software.whole_gradient_buffer
 
 
 def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
@@ -447,8 +447,8 @@ def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
     cells = {"framework": "Megatron-DeepSpeed (2022)", "recompute": "full", "tensor_parallel": 2}
     one, many = (case(source=source.format(n), **cells) for n in ("single", "multi"))
     assert (one.plan.recompute, many.plan.recompute) == ("none", "full")
-    assert (one.setting.model.vocab_size, many.setting.model.vocab_size) == (50257, 51200)
-    software, usual = one.setting.software, many.setting.software
+    assert (one.scenario.model.vocab_size, many.scenario.model.vocab_size) == (50257, 51200)
+    software, usual = one.scenario.software, many.scenario.software
     assert (software.pads_vocabulary, usual.pads_vocabulary) == (False, True)
     assert (software.hides_tensor_reduction, usual.hides_tensor_reduction) == (False, True)
 

@@ -12,7 +12,7 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 def test_pipelines_are_simulated() -> None:
     row = next(row for row in read_runs(PUBLISHED) if row.row_id == "llama3-paper-0003")
     case = case_of(row)  # 16 stages of a rank, in turn: the bound is not reached
-    bound = float(price(case.setting, PlanTable.from_plans([case.plan])).step[0])
+    bound = float(price(case.scenario, PlanTable.from_plans([case.plan])).step[0])
     found, refused = predict_cases([case])
     assert not refused
     assert bound * 1.001 < found[row.row_id].step < bound * 1.01

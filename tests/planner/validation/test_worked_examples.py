@@ -12,7 +12,7 @@ from planner.validation.case import case_of
 from planner.validation.measurement import measured_step
 from planner.validation.pricing import predict_cases
 from planner.validation.runs_file import PUBLISHED, read_runs
-from tests.samples import GPT3, make_setting
+from tests.samples import GPT3, make_scenario
 
 
 def test_llama_3_405b_on_8192_and_16384_h100() -> None:
@@ -33,7 +33,7 @@ def test_llama_3_405b_on_8192_and_16384_h100() -> None:
 def test_gpt_3_of_82_billion_on_1024_a100() -> None:
     """Kim et al. (arXiv:2109.04650): 150 B tokens of HyperCLOVA 82B took 13.4 days."""
     config = GPT3 | {"n_embd": 10240, "n_head": 80, "n_layer": 64}
-    setting = make_setting(
+    scenario = make_scenario(
         model_spec(config, name="gpt-3-82b"),
         "128x8xA100-80GB",
         seq_len=2048,
@@ -50,10 +50,10 @@ def test_gpt_3_of_82_billion_on_1024_a100() -> None:
         recompute="full",
     )
     tokens = 150e9
-    steps = tokens / setting.workload.tokens_per_step
+    steps = tokens / scenario.workload.tokens_per_step
     at_peak = 6.0 * 82e9 * tokens / (1024 * 312e12) / 86400.0
-    flops = steps * float(model_flops_per_step(setting.model, 2048, 1024))
-    predicted = steps * float(price(setting, PlanTable.from_plans([plan])).step[0]) / 86400.0
+    flops = steps * float(model_flops_per_step(scenario.model, 2048, 1024))
+    predicted = steps * float(price(scenario, PlanTable.from_plans([plan])).step[0]) / 86400.0
     assert at_peak == pytest.approx(2.67, abs=0.01)
     assert flops / (1024 * 312e12) / 86400.0 == pytest.approx(2.73, abs=0.01)
     assert predicted == pytest.approx(8.7, abs=0.2)

@@ -33,7 +33,7 @@ PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_
 
 
 @dataclass(frozen=True, slots=True)
-class ServingSetting:
+class ServingScenario:
     """Everything but how the replicas are cut."""
 
     model: ModelSpec
@@ -48,21 +48,21 @@ class ServingSetting:
         return self.cluster.accelerator.device != "cpu"
 
 
-def sequences_of(setting: ServingSetting, plan: Plan) -> int:
+def sequences_of(scenario: ServingScenario, plan: Plan) -> int:
     """Return the sequences that the fullest replica serves at once.
 
     >>> math.ceil(65 / 8)
     9
     """
-    return math.ceil(setting.workload.concurrency / plan.data_parallel)
+    return math.ceil(scenario.workload.concurrency / plan.data_parallel)
 
 
-def point_of(setting: ServingSetting, plan: Plan) -> ServingPoint:
+def point_of(scenario: ServingScenario, plan: Plan) -> ServingPoint:
     """Return the numbers of one way to serve."""
     return ServingPoint(
-        sequences=sequences_of(setting, plan),
-        context_len=setting.workload.context_len,
-        prefill_chunk=setting.workload.prefill_chunk,
+        sequences=sequences_of(scenario, plan),
+        context_len=scenario.workload.context_len,
+        prefill_chunk=scenario.workload.prefill_chunk,
         tensor_parallel=plan.tensor_parallel,
         pipeline_parallel=plan.pipeline_parallel,
         data_parallel=plan.data_parallel,
@@ -70,18 +70,18 @@ def point_of(setting: ServingSetting, plan: Plan) -> ServingPoint:
     )
 
 
-def why_not(setting: ServingSetting, plan: Plan) -> str | None:
+def why_not(scenario: ServingScenario, plan: Plan) -> str | None:
     """Return why replicas cannot be cut so; None where they can."""
-    stages = None if setting.layer_ranges is None else len(setting.layer_ranges)
-    question = ServingQuestion(setting.model, setting.workload, setting.cluster.num_gpus, stages)
-    return why_not_served(question, point_of(setting, plan))
+    stages = None if scenario.layer_ranges is None else len(scenario.layer_ranges)
+    question = ServingQuestion(scenario.model, scenario.workload, scenario.cluster.num_gpus, stages)
+    return why_not_served(question, point_of(scenario, plan))
 
 
-def stages_of(setting: ServingSetting, plan: Plan) -> Sequence[PipelineRank]:
+def stages_of(scenario: ServingScenario, plan: Plan) -> Sequence[PipelineRank]:
     """Return the distinct contents of the pipeline ranks."""
-    if setting.layer_ranges is not None:
-        return rank_contents(setting.model, setting.layer_ranges, plan.pipeline_parallel)
-    return even_rank_contents(setting.model, plan.pipeline_parallel, 1)
+    if scenario.layer_ranges is not None:
+        return rank_contents(scenario.model, scenario.layer_ranges, plan.pipeline_parallel)
+    return even_rank_contents(scenario.model, plan.pipeline_parallel, 1)
 
 
 def serving_verdict(low: float, high: float, budget: float) -> Verdict:
@@ -104,17 +104,17 @@ def _parts(parts: ServingParts) -> dict[str, float]:
     return {"weights": values["weights"], "gradients": 0.0, "optimizer": 0.0} | values
 
 
-def _stages(setting: ServingSetting, plan: Plan) -> list[dict[str, Any]]:
+def _stages(scenario: ServingScenario, plan: Plan) -> list[dict[str, Any]]:
     """Return what every pipeline rank holds."""
     found = []
-    for rank in stages_of(setting, plan):
+    for rank in stages_of(scenario, plan):
         parts, moment = rank_serving_memory(
-            setting.model,
-            setting.workload,
-            setting.engine,
+            scenario.model,
+            scenario.workload,
+            scenario.engine,
             rank,
-            point_of(setting, plan),
-            on_gpu=setting.on_gpu,
+            point_of(scenario, plan),
+            on_gpu=scenario.on_gpu,
         )
         found += [
             {
@@ -128,23 +128,23 @@ def _stages(setting: ServingSetting, plan: Plan) -> list[dict[str, Any]]:
     return sorted(found, key=lambda stage: int(stage["stage"]))
 
 
-def memory_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
+def memory_document(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
     """Return the memory of one legal way to serve, as plain JSON values."""
     parts, stage, moment = price_serving(
-        setting.model,
-        setting.workload,
-        setting.engine,
-        stages_of(setting, plan),
-        point_of(setting, plan),
-        on_gpu=setting.on_gpu,
+        scenario.model,
+        scenario.workload,
+        scenario.engine,
+        stages_of(scenario, plan),
+        point_of(scenario, plan),
+        on_gpu=scenario.on_gpu,
     )
-    peak, allowed = float(parts.peak), memory_budget(setting.cluster.accelerator)
+    peak, allowed = float(parts.peak), memory_budget(scenario.cluster.accelerator)
     low, high = serving_interval(float(parts.exact), float(parts.rest))
-    stored = CACHE_FORMATS[setting.workload.kv_precision]
-    options = (setting.model, stored, plan.tensor_parallel)
+    stored = CACHE_FORMATS[scenario.workload.kv_precision]
+    options = (scenario.model, stored, plan.tensor_parallel)
     return {
         "verdict": serving_verdict(low, high, allowed.size),
-        "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
+        "capacity_bytes": scenario.cluster.accelerator.memory_capacity.value,
         "budget_bytes": allowed.size,
         "budget_source": f"{allowed.kind}: {allowed.source}",
         "margin_bytes": allowed.size - peak,
@@ -154,7 +154,7 @@ def memory_document(setting: ServingSetting, plan: Plan) -> dict[str, Any]:
         "limiting_stage": int(np.asarray(stage)),
         "moment": SERVING_MOMENTS[int(np.asarray(moment))],
         "parts": _parts(parts),
-        "stages": _stages(setting, plan),
+        "stages": _stages(scenario, plan),
         "kv_bytes_per_token": float(bytes_per_token(*options)),
         "kv_bytes_per_token_beyond_windows": float(bytes_per_token(*options, beyond_windows=True)),
     }

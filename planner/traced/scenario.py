@@ -37,7 +37,7 @@ VARIED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class TracedSetting:
+class TracedScenario:
     """Everything but the plan."""
 
     module: TracedModule
@@ -65,9 +65,9 @@ class TracedSetting:
         }
 
 
-def with_batch(setting: TracedSetting, batch: int) -> TracedSetting:
-    """Return the setting with another global batch."""
-    return replace(setting, workload=replace(setting.workload, global_batch_size=batch))
+def with_batch(scenario: TracedScenario, batch: int) -> TracedScenario:
+    """Return the scenario with another global batch."""
+    return replace(scenario, workload=replace(scenario.workload, global_batch_size=batch))
 
 
 def refuse_structure(options: Mapping[str, Any], name: str) -> None:
@@ -87,9 +87,9 @@ def refuse_structure(options: Mapping[str, Any], name: str) -> None:
         )
 
 
-def why_illegal(setting: TracedSetting, plan: Plan) -> str | None:
+def why_illegal(scenario: TracedScenario, plan: Plan) -> str | None:
     """Return why a plan cannot exist, in words; None where it can."""
-    ranks, batch = setting.cluster.num_gpus, setting.global_batch_size
+    ranks, batch = scenario.cluster.num_gpus, scenario.global_batch_size
     if plan.data_parallel != ranks:
         return f"data_parallel = {plan.data_parallel}, but there are {ranks} ranks"
     if plan.global_batch_size != batch:
@@ -106,16 +106,16 @@ def why_illegal(setting: TracedSetting, plan: Plan) -> str | None:
         return (
             f"dp_replicate = {plan.dp_replicate} makes copies of shards: it needs zero_stage >= 1"
         )
-    if plan.recompute not in setting.module.passes:
-        return f"recompute = {plan.recompute}: {setting.module.name} has no lists of blocks"
+    if plan.recompute not in scenario.module.passes:
+        return f"recompute = {plan.recompute}: {scenario.module.name} has no lists of blocks"
     return None
 
 
-def candidates(setting: TracedSetting, fixed: Mapping[str, Any]) -> list[Plan]:
+def candidates(scenario: TracedScenario, fixed: Mapping[str, Any]) -> list[Plan]:
     """Return every plan that can exist and has what is pinned."""
-    ranks = setting.cluster.num_gpus
-    share = setting.global_batch_size // ranks
-    node = setting.cluster.tiers[0].domain_size
+    ranks = scenario.cluster.num_gpus
+    share = scenario.global_batch_size // ranks
+    node = scenario.cluster.tiers[0].domain_size
     copies = [1, ranks // node] if 1 < node < ranks and ranks % node == 0 else [1]
 
     def wanted(name: str, values: list[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ def candidates(setting: TracedSetting, fixed: Mapping[str, Any]) -> list[Plan]:
     grid = itertools.product(
         wanted("zero_stage", [0] if ranks == 1 else [0, 1, 2, 3]),
         wanted("dp_replicate", copies),
-        wanted("recompute", [name for name in RECOMPUTE if name in setting.module.passes]),
+        wanted("recompute", [name for name in RECOMPUTE if name in scenario.module.passes]),
         wanted("micro_batch_size", divisors(share) if share else []),
     )
     found = []
@@ -137,39 +137,41 @@ def candidates(setting: TracedSetting, fixed: Mapping[str, Any]) -> list[Plan]:
             micro_batch_size=micro,
             num_microbatches=fixed.get("num_microbatches", max(1, share // micro)),
         )
-        if why_illegal(setting, plan) is None:
+        if why_illegal(scenario, plan) is None:
             found.append(plan)
     return found
 
 
-def documents(setting: TracedSetting, plans: list[Plan]) -> list[dict[str, Any]]:
+def documents(scenario: TracedScenario, plans: list[Plan]) -> list[dict[str, Any]]:
     """Return plan, memory and time of legal plans, and whether they fit."""
     if not plans:
         return []
     table = PlanTable.from_plans(plans)
     parts, moments = traced_memory(
-        setting.module, setting.workload, setting.software, table, on_gpu=setting.on_gpu
+        scenario.module, scenario.workload, scenario.software, table, on_gpu=scenario.on_gpu
     )
-    times = traced_time(setting.module, setting.workload, setting.cluster, setting.software, table)
+    times = traced_time(
+        scenario.module, scenario.workload, scenario.cluster, scenario.software, table
+    )
     peak, step = np.asarray(parts.peak), np.asarray(times.step)
-    allowed = memory_budget(setting.cluster.accelerator)
+    allowed = memory_budget(scenario.cluster.accelerator)
     found = []
     for row, plan in enumerate(plans):
         low, high = interval(float(peak[row]), MEMORY)
         memory = {
             "verdict": verdict(float(peak[row]), allowed.size),
-            "capacity_bytes": setting.cluster.accelerator.memory_capacity.value,
+            "capacity_bytes": scenario.cluster.accelerator.memory_capacity.value,
             "budget_bytes": allowed.size,
             "budget_source": f"{allowed.kind}: {allowed.source}",
             "margin_bytes": allowed.size - float(peak[row]),
             "peak_bytes": float(peak[row]),
             "low_bytes": low,
             "high_bytes": high,
-            "moment": _moment(setting.module, plan, int(moments[row])),
+            "moment": _moment(scenario.module, plan, int(moments[row])),
             "parts": {name: float(getattr(parts, name)[row]) for name in MEMORY_PARTS},
         }
         seconds = {name: float(getattr(times, name)[row]) for name in TIME_PARTS}
-        time = _time(setting, plan, float(step[row]), seconds)
+        time = _time(scenario, plan, float(step[row]), seconds)
         found.append({"plan": plan.to_dict(), "memory": memory, "time": time})
     return found
 
@@ -184,15 +186,15 @@ def _moment(module: TracedModule, plan: Plan, place: int) -> str:
 
 
 def _time(
-    setting: TracedSetting, plan: Plan, step: float, parts: Mapping[str, float]
+    scenario: TracedScenario, plan: Plan, step: float, parts: Mapping[str, float]
 ) -> dict[str, Any]:
     """Step time; no run was compared, so that there is no interval."""
-    plain = setting.module.passes["none"]
+    plain = scenario.module.passes["none"]
     flops = sum(
         pass_flops(one, plan.micro_batch_size) * plan.num_microbatches
         for one in (plain.forward, plain.backward)
     )
-    peak = setting.cluster.accelerator.peak_flops.get(setting.module.precision)
+    peak = scenario.cluster.accelerator.peak_flops.get(scenario.module.precision)
     return {
         "step_seconds": step,
         "low_seconds": None,

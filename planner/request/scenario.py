@@ -21,7 +21,7 @@ from cost_models.plan.workload import (
     check_targets,
     require_consistent,
 )
-from cost_models.scenario import Setting
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.trainer import software_profile
@@ -35,9 +35,9 @@ MAX_BATCH = 10**7
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A setting, and the assumptions that were made on the way to it."""
+    """A scenario, and the assumptions that were made on the way to it."""
 
-    setting: Setting
+    scenario: Scenario
     assumptions: tuple[str, ...]
 
 
@@ -196,7 +196,7 @@ def build_question(
             "that the model was made for"
         )
     stages = None if layers is None else stage_ranges(layers, model)
-    setting = Setting(
+    scenario = Scenario(
         model,
         cluster,
         workload,
@@ -206,7 +206,7 @@ def build_question(
     )
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
-    return Question(setting, tuple(assumptions))
+    return Question(scenario, tuple(assumptions))
 
 
 def _about_optimizer(workload: Workload) -> list[str]:
