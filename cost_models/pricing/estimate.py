@@ -38,8 +38,8 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """Columns of memory and time, one row a plan."""
+class PredictionTable:
+    """Memory and time of legal plans: columns, one row a plan."""
 
     memory: MemoryParts
     limiting_rank: NDArray[np.int64]  # first pipeline rank with the largest peak
@@ -58,7 +58,7 @@ class Priced:
         """Seconds of a step."""
         return np.asarray(self.time.step, dtype=float)
 
-    def row(self, number: int) -> Priced:
+    def row(self, number: int) -> PredictionTable:
         """Return the prices of one plan."""
         here = slice(number, number + 1)
 
@@ -66,12 +66,12 @@ class Priced:
             return replace(parts, **{f.name: getattr(parts, f.name)[here] for f in fields(parts)})
 
         ranks = self.limiting_rank[here], self.moment[here], of(self.time), self.slowest_rank[here]
-        return Priced(of(self.memory), *ranks, of(self.host))
+        return PredictionTable(of(self.memory), *ranks, of(self.host))
 
 
 def price(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
-) -> Priced:
+) -> PredictionTable:
     """Price legal plans; stages: ``layer_ranges``, else those of the scenario, else even ones."""
     blocks = []
     order = []
@@ -86,7 +86,7 @@ def price(
         joined: NDArray[Any] = np.concatenate([np.asarray(column) for column in columns])[back]
         return joined
 
-    return Priced(
+    return PredictionTable(
         memory=MemoryParts(
             **{
                 f.name: join([getattr(b.memory, f.name) for b in blocks])
@@ -103,7 +103,9 @@ def price(
     )
 
 
-def _price_block(scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]) -> Priced:
+def _price_block(
+    scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
+) -> PredictionTable:
     """Price plans of the same stages: their number, places and layers that are recomputed."""
     model, workload, software = scenario.model, scenario.workload, scenario.software
     on_gpu = scenario.on_gpu
@@ -129,7 +131,7 @@ def _price_block(scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineR
         np.max(np.stack([h.nvme for h in hosts]), axis=0),
     )
     slowest_index = index[np.asarray(slowest)]
-    return Priced(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
+    return PredictionTable(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
 
 
 def block_seconds(
@@ -235,7 +237,7 @@ def rank_communication(
     ]
 
 
-def throughput(scenario: Scenario, plan: Plan, step: float) -> dict[str, float | None]:
+def throughput(scenario: Scenario, plan: Plan, step: float) -> tuple[float, float | None]:
     """Return tokens/s per accelerator and the model FLOP utilisation (of the datasheet's peak)."""
     tokens = scenario.workload.tokens_per_step / plan.world_size / step
     peak = scenario.cluster.accelerator.peak_flops.get(scenario.workload.precision)
@@ -245,4 +247,4 @@ def throughput(scenario: Scenario, plan: Plan, step: float) -> dict[str, float |
         )
     )
     mfu = None if peak is None else flops / (step * plan.world_size * peak.value)
-    return {"tokens_per_second_per_gpu": tokens, "mfu": mfu}
+    return tokens, mfu

@@ -1,13 +1,13 @@
-"""What is predicted for one plan, as plain JSON values: memory, time and collectives by stage.
+"""The prediction for one plan: memory, time and collectives, of the plan and of each stage.
 
-``fit`` and ``plan`` print it, plan.json carries it, and the executor asks for it again where the
-plan in a file is not the one that was priced.
+``predict`` returns the records; ``to_dict`` gives the JSON that ``fit``, ``plan`` and plan.json
+show. Units: bytes and seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
 from cost_models.memory.parts import MemoryParts
@@ -15,7 +15,7 @@ from cost_models.memory.peak import MOMENTS
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import (
-    Priced,
+    PredictionTable,
     RankMemory,
     price,
     rank_communication,
@@ -35,21 +35,102 @@ CONVENTION: Final = (
     "model FLOP: 6 N + 12 L h s a token (scores in full, causal or not), of trained parts only; "
     "over the datasheet's dense peak of the precision"
 )
-SAME: Final = 1e-9  # relative: what a plan.json says and what is predicted for it
+SAME: Final = 1e-9  # relative difference below which two predictions are equal
 
 
-def predict(scenario: Scenario, plan: Plan, layer_ranges: Ranges) -> dict[str, Any]:
+def to_json(value: Any) -> Any:
+    """Return a record as plain JSON values, with the names of its fields as keys."""
+    if is_dataclass(value):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [to_json(one) for one in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Peak memory of one pipeline rank."""
+
+    stage: int
+    peak_bytes: float
+    allocated_bytes: float  # live tensors, without runtime and allocator
+    moment: str  # one of MOMENTS, at which the peak falls
+    parts: MemoryParts
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrediction:
+    """Peak memory of the fullest accelerator with its 90 % interval and its parts."""
+
+    peak_bytes: float
+    low_bytes: float
+    high_bytes: float
+    limiting_stage: int  # first pipeline rank with the largest peak
+    moment: str  # one of MOMENTS, at which the peak falls
+    parts: MemoryParts
+    stages: tuple[StageMemory, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return dict(to_json(self))
+
+
+@dataclass(frozen=True, slots=True)
+class TimePrediction:
+    """Seconds of a step with their 90 % interval and parts, and the throughput of the plan."""
+
+    step_seconds: float
+    low_seconds: float
+    high_seconds: float
+    parts: TimeParts
+    slowest_stage: int
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu: float | None  # model FLOP utilisation; None: peak unknown
+    hfu: float | None  # hardware FLOP utilisation
+    utilisation_convention: str = CONVENTION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return dict(to_json(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Collectives of one kind on one axis, of one pipeline rank in one step."""
+
+    stage: int
+    axis: str
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Memory, time and traffic of one plan."""
+
+    memory: MemoryPrediction
+    time: TimePrediction
+    communication: tuple[Collective, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain JSON values of plan.json's ``prediction``."""
+        return dict(to_json(self))
+
+
+def predict(scenario: Scenario, plan: Plan, layer_ranges: Ranges) -> Prediction:
     """Return memory, time and communication of one legal plan."""
-    priced = price(scenario, PlanTable.from_plans([plan]), layer_ranges)
-    return {
-        "memory": memory_prediction(scenario, priced, rank_memories(scenario, plan, layer_ranges)),
-        "time": time_prediction(scenario, plan, priced),
-        "communication": communication_prediction(scenario, plan, layer_ranges),
-    }
+    table = price(scenario, PlanTable.from_plans([plan]), layer_ranges)
+    return Prediction(
+        memory=memory_prediction(scenario, table, rank_memories(scenario, plan, layer_ranges)),
+        time=time_prediction(scenario, plan, table),
+        communication=communication_prediction(scenario, plan, layer_ranges),
+    )
 
 
 def scenario_of(file: PlanFile) -> Scenario:
-    """Return everything but the plan and its stages that a plan.json holds."""
+    """Return the scenario of a plan.json: everything in it except the plan and its stages."""
     return Scenario(
         file.model,
         file.cluster,
@@ -59,83 +140,81 @@ def scenario_of(file: PlanFile) -> Scenario:
     )
 
 
-def still_holds(file: PlanFile, fresh: Mapping[str, Any]) -> bool:
-    """Return whether a plan.json predicts for its plan what is predicted now."""
+def still_holds(file: PlanFile, fresh: Prediction) -> bool:
+    """Return whether the prediction in a plan.json equals a fresh one for its plan."""
     try:
-        kept = file.prediction
-        numbers = [(kept["memory"]["peak_bytes"], fresh["memory"]["peak_bytes"])]
-        numbers += [(kept["time"]["step_seconds"], fresh["time"]["step_seconds"])]
+        kept: Mapping[str, Any] = file.prediction
+        numbers = [(kept["memory"]["peak_bytes"], fresh.memory.peak_bytes)]
+        numbers += [(kept["time"]["step_seconds"], fresh.time.step_seconds)]
         same = all(abs(a - b) <= SAME * abs(b) for a, b in numbers)
-        return same and bool(kept["communication"] == fresh["communication"])
+        return same and bool(kept["communication"] == to_json(fresh.communication))
     except (KeyError, TypeError):
         return False
 
 
 def memory_prediction(
-    scenario: Scenario, priced: Priced, ranks: Sequence[RankMemory]
-) -> dict[str, Any]:
-    """Peak with its interval, its parts, and every pipeline rank's own peak."""
-    peak = float(priced.peak[0])
+    scenario: Scenario, table: PredictionTable, ranks: Sequence[RankMemory]
+) -> MemoryPrediction:
+    """Return the peak of a table's first plan; ``ranks``: the memory of every pipeline rank."""
+    peak = float(table.peak[0])
     low, high = interval(peak, memory_spread(scenario.software.name))
-    return {
-        "peak_bytes": peak,
-        "low_bytes": low,
-        "high_bytes": high,
-        "limiting_stage": int(priced.limiting_rank[0]),
-        "moment": MOMENTS[int(priced.moment[0])],
-        "parts": {name: float(getattr(priced.memory, name)[0]) for name in MEMORY_PARTS},
-        "stages": [
-            {
-                "stage": index,
-                "peak_bytes": float(parts.peak),
-                "allocated_bytes": float(parts.allocated),
-                "moment": MOMENTS[moment],
-                "parts": {name: float(getattr(parts, name)) for name in MEMORY_PARTS},
-            }
+    return MemoryPrediction(
+        peak_bytes=peak,
+        low_bytes=low,
+        high_bytes=high,
+        limiting_stage=int(table.limiting_rank[0]),
+        moment=MOMENTS[int(table.moment[0])],
+        parts=MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS}),
+        stages=tuple(
+            StageMemory(
+                stage=index,
+                peak_bytes=float(parts.peak),
+                allocated_bytes=float(parts.allocated),
+                moment=MOMENTS[moment],
+                parts=MemoryParts(**{n: float(getattr(parts, n)) for n in MEMORY_PARTS}),
+            )
             for index, (parts, moment) in enumerate(ranks)
-        ],
-    }
+        ),
+    )
 
 
-def time_prediction(scenario: Scenario, plan: Plan, priced: Priced) -> dict[str, Any]:
-    """Step time with its interval and parts, and the rates that follow from it."""
-    step = float(priced.step[0])
+def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> TimePrediction:
+    """Return the step time of a table's first plan, and the rates that follow from it."""
+    step = float(table.step[0])
     spread = time_spread(
         scenario.software.name, scenario.cluster.accelerator, experts=scenario.model.has_experts
     )
     low, high = interval(step, spread)
-    parts = {name: float(getattr(priced.time, name)[0]) for name in TIME_PARTS}
-    rates = throughput(scenario, plan, step)
-    mfu = rates["mfu"]
-    # what is computed twice counts for hardware, not for the model
-    twice = 1.0 + parts["recompute"] / parts["compute"]
-    return {
-        "step_seconds": step,
-        "low_seconds": low,
-        "high_seconds": high,
-        "parts": parts,
-        "slowest_stage": int(priced.slowest_rank[0]),
-        "tokens_per_second": scenario.workload.tokens_per_step / step,
-        "tokens_per_second_per_gpu": rates["tokens_per_second_per_gpu"],
-        "mfu": mfu,
-        "hfu": None if mfu is None else mfu * twice,
-        "utilisation_convention": CONVENTION,
-    }
+    parts = TimeParts(**{name: float(getattr(table.time, name)[0]) for name in TIME_PARTS})
+    tokens, mfu = throughput(scenario, plan, step)
+    # recomputation counts as FLOP of the hardware, not of the model
+    hardware = float(1.0 + parts.recompute / parts.compute)
+    return TimePrediction(
+        step_seconds=step,
+        low_seconds=low,
+        high_seconds=high,
+        parts=parts,
+        slowest_stage=int(table.slowest_rank[0]),
+        tokens_per_second=scenario.workload.tokens_per_step / step,
+        tokens_per_second_per_gpu=tokens,
+        mfu=mfu,
+        hfu=None if mfu is None else mfu * hardware,
+    )
 
 
 def communication_prediction(
     scenario: Scenario, plan: Plan, ranges: Ranges
-) -> list[dict[str, Any]]:
-    """Collectives of every pipeline rank in one step: axis, kind, count, bytes."""
-    return [
-        {
-            "stage": stage,
-            "axis": axis,
-            "kind": kind,
-            "count": round(float(traffic.count[0])),  # type: ignore[index]
-            "bytes": round(float(traffic.size[0])),  # type: ignore[index]
-        }
+) -> tuple[Collective, ...]:
+    """Return the collectives of every pipeline rank in one step."""
+    return tuple(
+        Collective(
+            stage,
+            axis,
+            kind,
+            count=round(float(traffic.count[0])),  # type: ignore[index]
+            bytes=round(float(traffic.size[0])),  # type: ignore[index]
+        )
         for stage, by_axis in enumerate(rank_communication(scenario, plan, ranges))
         for (axis, kind), traffic in sorted(by_axis.items())
         if float(traffic.count[0]) > 0  # type: ignore[index]
-    ]
+    )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cost_models.partition.of_plan import stages_of
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable, Schedule
-from cost_models.pricing.estimate import Priced, block_seconds, block_time
+from cost_models.pricing.estimate import PredictionTable, block_seconds, block_time
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import owners
 from cost_models.step_time.pipeline_simulation import makespan
@@ -29,9 +29,9 @@ ROUNDING: Final = 1e-12  # within which a simulated step is its bound
 def with_simulated_steps(
     scenario: Scenario,
     table: PlanTable,
-    priced: Priced,
+    priced: PredictionTable,
     layer_ranges: Sequence[tuple[int, int]] | None = None,
-) -> Priced:
+) -> PredictionTable:
     """Return prices whose bubbles are what the simulation finds, not its lower bound."""
     piped = np.flatnonzero(table.pipeline_parallel > 1)
     if len(piped) == 0:

@@ -98,7 +98,9 @@ def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile
         why = (
             f"has {'no ' * documents}document masks, this run has {'some' if documents else 'none'}"
         )
-        return replace(own, prediction=fresh), (f"the file's prediction {why}: predicted anew",)
+        return replace(own, prediction=fresh.to_dict()), (
+            f"the file's prediction {why}: predicted anew",
+        )
     if still_holds(file, fresh):
         return file, ()
     if file.software != OWN_PROFILE:
@@ -107,7 +109,9 @@ def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile
         why = "is not for this plan (edited, or written by another version)"
     else:
         why = "is missing"
-    return replace(own, prediction=fresh), (f"the file's prediction {why}: predicted anew",)
+    return replace(own, prediction=fresh.to_dict()), (
+        f"the file's prediction {why}: predicted anew",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cost_models.communication.host_link import HOST_MEMORY_BANDWIDTH, NVME_BANDWIDTH
 from cost_models.memory.host import HostBytes
 from cost_models.plan.plan import Plan
-from cost_models.pricing.estimate import Priced
+from cost_models.pricing.estimate import PredictionTable
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from hardware_profiles.cluster.schema import Cluster, Figure
@@ -30,7 +30,7 @@ def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
     return np.where(short, TOO_LARGE, 0).astype(np.int8)
 
 
-def host_document(scenario: Scenario, priced: Priced) -> dict[str, Any]:
+def host_document(scenario: Scenario, priced: PredictionTable) -> dict[str, Any]:
     """Return what a node's host and drives hold of one plan, and have; None: unknown."""
     cluster, host = scenario.cluster, priced.host
     memory, nvme = float(np.ravel(host.memory)[0]), float(np.ravel(host.nvme)[0])

@@ -10,11 +10,12 @@ from cost_models.model.spec import ModelSpec
 from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.pricing.estimate import Priced, RankMemory, memories_by_rank, price
+from cost_models.pricing.estimate import PredictionTable, RankMemory, memories_by_rank, price
 from cost_models.pricing.prediction import (
     communication_prediction,
     memory_prediction,
     time_prediction,
+    to_json,
 )
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
@@ -73,7 +74,7 @@ def plan_documents(
 
 
 def _document(
-    scenario: Scenario, plan: Plan, priced: Priced, ranks: Sequence[RankMemory]
+    scenario: Scenario, plan: Plan, priced: PredictionTable, ranks: Sequence[RankMemory]
 ) -> dict[str, Any]:
     memory = memory_prediction(scenario, priced, ranks)
     allowed = memory_budget(scenario.cluster.accelerator)
@@ -84,15 +85,15 @@ def _document(
     return {
         "plan": plan.to_dict(),
         "memory": {
-            "verdict": "does_not_fit" if short else verdict(memory["peak_bytes"], budget, around),
+            "verdict": "does_not_fit" if short else verdict(memory.peak_bytes, budget, around),
             "capacity_bytes": scenario.cluster.accelerator.memory_capacity.value,
             "budget_bytes": budget,
             "budget_source": f"{allowed.kind}: {allowed.source}",
-            "margin_bytes": budget - memory["peak_bytes"],
-            **memory,
+            "margin_bytes": budget - memory.peak_bytes,
+            **memory.to_dict(),
             "host": host,
         },
-        "time": time_prediction(scenario, plan, priced),
+        "time": time_prediction(scenario, plan, priced).to_dict(),
     }
 
 
@@ -109,7 +110,7 @@ def plan_file(scenario: Scenario, plan: Plan, created_by: str) -> PlanFile:
         prediction={
             "memory": document["memory"],
             "time": document["time"],
-            "communication": communication_prediction(scenario, plan, ranges),
+            "communication": to_json(communication_prediction(scenario, plan, ranges)),
         },
         created_by=created_by,
         software=scenario.software.name,

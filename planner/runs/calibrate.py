@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cost_models.pricing.prediction import predict, scenario_of
+from cost_models.pricing.prediction import TimePrediction, predict, scenario_of
 from cost_models.units import format_seconds
 from hardware_profiles.cluster.calibration import (
     HIGHEST,
@@ -212,13 +212,13 @@ def _base_cluster(run: RunRecord) -> tuple[Cluster, bool]:
     return found, True
 
 
-def _predicted(run: RunRecord, cluster: Cluster) -> Any:
+def _predicted(run: RunRecord, cluster: Cluster) -> TimePrediction:
     file = replace(run.plan_file, cluster=cluster)
-    return predict(scenario_of(file), file.plan, file.layer_ranges)["time"]
+    return predict(scenario_of(file), file.plan, file.layer_ranges).time
 
 
 def _step(run: RunRecord, cluster: Cluster) -> float:
-    return float(_predicted(run, cluster)["step_seconds"])
+    return _predicted(run, cluster).step_seconds
 
 
 def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bool:
@@ -252,7 +252,7 @@ def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = 
         found = factors(x)
         one = Calibration("", "", 1, (found,))
         time = _predicted(run, calibrated(base, one))
-        off = [math.log(time["step_seconds"] / measured)]
+        off = [math.log(time.step_seconds / measured)]
         if known:
             assert waits is not None
             off.append(math.log(max(exposed(time), 1e-12) / waits))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,17 @@ from cost_models.pricing.observed import (
     peak_bytes,
     with_predicted_names,
 )
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, predict, scenario_of
+from cost_models.pricing.prediction import (
+    MEMORY_PARTS,
+    TIME_PARTS,
+    Collective,
+    MemoryPrediction,
+    Prediction,
+    TimePrediction,
+    predict,
+    scenario_of,
+    to_json,
+)
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 
@@ -80,7 +90,7 @@ def _legal(path: Path) -> PlanFile:
     return file
 
 
-def _prediction(file: PlanFile) -> dict[str, Any]:
+def _prediction(file: PlanFile) -> Prediction:
     """Return what is predicted now: a file may have been edited, or be of another version."""
     return predict(scenario_of(file), file.plan, file.layer_ranges)
 
@@ -90,15 +100,15 @@ def _prediction(file: PlanFile) -> dict[str, Any]:
 
 def _plans(first: Path, left: PlanFile, second: Path, right: PlanFile) -> Comparison:
     a, b = _prediction(left), _prediction(right)
-    terms = [Term("step time", "seconds", a["time"]["step_seconds"], b["time"]["step_seconds"])]
+    terms = [Term("step time", "seconds", a.time.step_seconds, b.time.step_seconds)]
     terms += [
-        Term(f"  {name}", "seconds", a["time"]["parts"][name], b["time"]["parts"][name])
+        Term(f"  {name}", "seconds", getattr(a.time.parts, name), getattr(b.time.parts, name))
         for name in TIME_PARTS
-        if a["time"]["parts"][name] or b["time"]["parts"][name]
+        if getattr(a.time.parts, name) or getattr(b.time.parts, name)
     ]
-    terms.append(Term("peak memory", "bytes", a["memory"]["peak_bytes"], b["memory"]["peak_bytes"]))
+    terms.append(Term("peak memory", "bytes", a.memory.peak_bytes, b.memory.peak_bytes))
     terms += [
-        Term(f"  {name}", "bytes", a["memory"]["parts"][name], b["memory"]["parts"][name])
+        Term(f"  {name}", "bytes", getattr(a.memory.parts, name), getattr(b.memory.parts, name))
         for name in MEMORY_PARTS
     ]
     slower, faster = terms[0].left or 0.0, terms[0].right or 0.0
@@ -107,7 +117,7 @@ def _plans(first: Path, left: PlanFile, second: Path, right: PlanFile) -> Compar
         right=str(second),
         changes=tuple(_changes(left, right)),
         terms=tuple(terms),
-        explanation=tuple(_why_slower(a["time"], b["time"], slower - faster)),
+        explanation=tuple(_why_slower(a.time, b.time, slower - faster)),
     )
 
 
@@ -131,12 +141,12 @@ def _changes(left: PlanFile, right: PlanFile) -> Iterable[tuple[str, Any, Any]]:
             yield name, a[name], b.get(name)
 
 
-def _why_slower(a: Mapping[str, Any], b: Mapping[str, Any], seconds: float) -> Iterable[str]:
+def _why_slower(a: TimePrediction, b: TimePrediction, seconds: float) -> Iterable[str]:
     if seconds == 0.0:
         yield "both take the same time"
         return
     word = "slower" if seconds > 0 else "faster"
-    parts = {name: a["parts"][name] - b["parts"][name] for name in TIME_PARTS}
+    parts = {n: getattr(a.parts, n) - getattr(b.parts, n) for n in TIME_PARTS}
     most = sorted(parts, key=lambda name: -abs(parts[name]))
     shown = [name for name in most if abs(parts[name]) >= 0.05 * abs(seconds)]
     words = ", ".join(f"{name.replace('_', ' ')} {_signed(parts[name])}" for name in shown)
@@ -161,8 +171,8 @@ def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
             f"{run.folder}: is a run of another plan: {', '.join(differing)} differ from {path}"
         )
     predicted = _prediction(file)
-    terms = [*_time_terms(predicted["time"], run), *_memory_terms(predicted["memory"], run)]
-    terms += _traffic_terms(predicted["communication"], run)
+    terms = [*_time_terms(predicted.time, run), *_memory_terms(predicted.memory, run)]
+    terms += _traffic_terms(predicted.communication, run)
     return Comparison(
         left=f"predicted by {path}",
         right=f"measured in {run.folder}",
@@ -172,12 +182,11 @@ def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
     )
 
 
-def predicted_phases(time: Mapping[str, Any]) -> dict[str, float]:
+def predicted_phases(time: TimePrediction) -> dict[str, float]:
     """Return what the phases of a measured step are predicted to take."""
-    parts = time["parts"]
     return {
-        "forward and backward": sum(parts[name] for name in PASSES),
-        "gradient norm, clipping, update": parts["optimizer"],
+        "forward and backward": sum(getattr(time.parts, name) for name in PASSES),
+        "gradient norm, clipping, update": float(time.parts.optimizer),
     }
 
 
@@ -191,13 +200,13 @@ def measured_phases(run: RunRecord) -> dict[str, float | None]:
     }
 
 
-def exposed(time: Mapping[str, Any]) -> float:
+def exposed(time: TimePrediction) -> float:
     """Return the predicted seconds in which a step waits for communication alone."""
-    return float(sum(time["parts"][n] for n in WAITING))
+    return float(sum(getattr(time.parts, n) for n in WAITING))
 
 
-def _time_terms(time: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
-    yield Term("step time", "seconds", time["step_seconds"], run.step_seconds)
+def _time_terms(time: TimePrediction, run: RunRecord) -> Iterable[Term]:
+    yield Term("step time", "seconds", time.step_seconds, run.step_seconds)
     measured = measured_phases(run)
     for name, seconds in predicted_phases(time).items():
         yield Term(f"  {name}", "seconds", seconds, measured[name])
@@ -207,29 +216,29 @@ def _time_terms(time: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
         )
 
 
-def _memory_terms(memory: Mapping[str, Any], run: RunRecord) -> Iterable[Term]:
-    stages = {entry["stage"]: entry for entry in memory["stages"]}
+def _memory_terms(memory: MemoryPrediction, run: RunRecord) -> Iterable[Term]:
+    stages = {entry.stage: entry for entry in memory.stages}
     for stage, rank in run.busiest.items():
         entry = stages[stage]
         parts = with_predicted_names(rank, run.plan_file)["memory"]["parts"]
         where = f", pipeline rank {stage}" if len(stages) > 1 else ""
-        yield Term(
-            f"peak memory{where}", "bytes", entry["allocated_bytes"], float(peak_bytes(rank))
-        )
+        yield Term(f"peak memory{where}", "bytes", entry.allocated_bytes, float(peak_bytes(rank)))
         for name in KEPT:
-            yield Term(f"  {name}", "bytes", entry["parts"][name], float(parts.get(name, 0)))
+            yield Term(f"  {name}", "bytes", getattr(entry.parts, name), float(parts.get(name, 0)))
         rest = sum(float(size) for name, size in parts.items() if name not in KEPT)
-        predicted = sum(entry["parts"][name] for name in PASSING)
+        predicted = sum(getattr(entry.parts, name) for name in PASSING)
         yield Term("  activations, gradients, buffers", "bytes", predicted, rest)
 
 
-def _traffic_terms(records: Iterable[Mapping[str, Any]], run: RunRecord) -> Iterable[Term]:
+def _traffic_terms(records: tuple[Collective, ...], run: RunRecord) -> Iterable[Term]:
     if run.ranks:
-        for (axis, kind), left, right in collectives_side_by_side(records, list(run.ranks)):
+        for (axis, kind), left, right in collectives_side_by_side(
+            to_json(records), list(run.ranks)
+        ):
             yield Term(f"{kind} ({axis})", "bytes", float(left), float(right))
 
 
-def _why_off(predicted: Mapping[str, Any], run: RunRecord) -> Iterable[str]:
+def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
     if not run.on_gpu and run.plan_file.cluster.accelerator.device != "cpu":
         yield (
             f"the run was on CPU processes, the prediction is for "
@@ -240,12 +249,12 @@ def _why_off(predicted: Mapping[str, Any], run: RunRecord) -> Iterable[str]:
         yield "the run timed no step (at least three are needed: the first and the watched one do "
         "not count)"
         return
-    time = predicted["time"]
-    missing = run.step_seconds - time["step_seconds"]
+    time = predicted.time
+    missing = run.step_seconds - time.step_seconds
     word = "longer" if missing > 0 else "shorter"
     yield (
         f"the step took {_signed(abs(missing)).lstrip('+')} {word} than predicted "
-        f"({100 * missing / time['step_seconds']:+.0f} %)"
+        f"({100 * missing / time.step_seconds:+.0f} %)"
     )
     measured = measured_phases(run)
     gaps = {
@@ -262,8 +271,8 @@ def _why_off(predicted: Mapping[str, Any], run: RunRecord) -> Iterable[str]:
         yield f"  {name}: {_signed(gap)}"
     if abs(rest) >= SHOWN_REST * run.step_seconds:
         yield f"  the rest (each of these is a median of its own): {_signed(rest)}"
-    low, high = time["low_seconds"], time["high_seconds"]
+    low, high = time.low_seconds, time.high_seconds
     inside = "inside" if low <= run.step_seconds <= high else "outside"
     yield f"that is {inside} the stated interval"
-    if missing > 0.05 * time["step_seconds"] or inside == "outside":
+    if missing > 0.05 * time.step_seconds or inside == "outside":
         yield f"to plan with what this run showed: shardplan calibrate --from {run.folder}"

@@ -235,8 +235,8 @@ def test_the_layers_of_each_stage_that_are_recomputed_are_written_and_read(tmp_p
     assert read.recomputed == Recomputed(by_stage=(2, 0))
     assert read.to_dict() == document
     require_legal(question_of(scenario_of(read)), read.plan)
-    recompute = predict(scenario_of(read), read.plan, read.layer_ranges)["time"]["parts"]
-    assert recompute["recompute"] > 0
+    recompute = predict(scenario_of(read), read.plan, read.layer_ranges).time.parts.recompute
+    assert recompute > 0
 
 
 def test_an_edit_that_can_be_is_taken(tmp_path: Path) -> None:

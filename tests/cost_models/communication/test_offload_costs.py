@@ -12,7 +12,7 @@ from cost_models.communication.host_link import HOST_MEMORY_BANDWIDTH, activatio
 from cost_models.communication.paged_states import usable_bytes
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
-from cost_models.pricing.estimate import Priced, price
+from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
@@ -26,7 +26,7 @@ def scenario_of(cluster: str = "8xA100-80GB", **options: Any) -> Scenario:
     return make_scenario("llama-3-8b", cluster, **chosen)
 
 
-def priced(scenario: Scenario, offload: Any, plan: Plan = PLAN) -> Priced:
+def priced(scenario: Scenario, offload: Any, plan: Plan = PLAN) -> PredictionTable:
     return price(scenario, PlanTable.from_plans([replace(plan, offload=offload)]))
 
 

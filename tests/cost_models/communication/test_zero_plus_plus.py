@@ -11,7 +11,7 @@ import pytest
 from cost_models.communication.volumes import blocks, data_traffic
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.estimate import Priced, price
+from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
 from tests.samples import make_scenario
 
@@ -26,7 +26,7 @@ def scenario_of() -> Scenario:
     return replace(scenario, workload=replace(scenario.workload, gradient_precision="bf16"))
 
 
-def priced(scenario: Scenario, **changes: Any) -> Priced:
+def priced(scenario: Scenario, **changes: Any) -> PredictionTable:
     return price(scenario, PlanTable.from_plans([replace(PLAN, **changes)]))
 
 

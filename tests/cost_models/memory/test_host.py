@@ -15,7 +15,7 @@ from cost_models.memory.host import offloaded_bytes
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
 from cost_models.plan.workload import Workload
-from cost_models.pricing.estimate import Priced, price
+from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from tests.samples import make_scenario
@@ -28,7 +28,9 @@ def scenario_of(**options: Any) -> Scenario:
     return make_scenario("llama-3-8b", "8xA100-80GB", **chosen)
 
 
-def priced(scenario: Scenario, offload: Any, device: Any = "cpu", plan: Plan = PLAN) -> Priced:
+def priced(
+    scenario: Scenario, offload: Any, device: Any = "cpu", plan: Plan = PLAN
+) -> PredictionTable:
     plan = replace(plan, offload=offload, offload_device=device)
     return price(scenario, PlanTable.from_plans([plan]))
 

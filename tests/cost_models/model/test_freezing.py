@@ -22,7 +22,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload, check_freeze
-from cost_models.pricing.estimate import Priced, price
+from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
@@ -33,7 +33,9 @@ def frozen(freeze: str, name: str = "llama", **changes: int) -> ModelSpec:
     return with_frozen_parts(sample_model(name, **changes), check_freeze(freeze, "freeze"))
 
 
-def priced(freeze: str, plan: Plan | None = None, **options: str) -> tuple[Scenario, Priced]:
+def priced(
+    freeze: str, plan: Plan | None = None, **options: str
+) -> tuple[Scenario, PredictionTable]:
     plan = plan or Plan(data_parallel=8, zero_stage=3, num_microbatches=2)
     scenario = make_scenario("llama-3.2-1b", seq_len=2048, global_batch_size=16, **options)
     workload = replace(scenario.workload, freeze=freeze)

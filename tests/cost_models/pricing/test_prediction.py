@@ -8,7 +8,7 @@ import pytest
 
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile, read_plan_file, write_plan_file
-from cost_models.pricing.prediction import predict, scenario_of, still_holds
+from cost_models.pricing.prediction import Prediction, predict, scenario_of, still_holds
 from tests.samples import make_scenario
 
 PLAN = Plan(data_parallel=2, tensor_parallel=2, pipeline_parallel=2, num_microbatches=2)
@@ -23,12 +23,12 @@ def priced_file(software: str = "shardplan") -> PlanFile:
         workload=scenario.workload,
         plan=PLAN,
         layer_ranges=ranges,
-        prediction=predict(scenario, PLAN, ranges),
+        prediction=predict(scenario, PLAN, ranges).to_dict(),
         software=software,
     )
 
 
-def fresh(file: PlanFile) -> dict[str, Any]:
+def fresh(file: PlanFile) -> Prediction:
     return predict(scenario_of(file), file.plan, file.layer_ranges)
 
 

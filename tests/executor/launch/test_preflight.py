@@ -17,7 +17,9 @@ from tests.executor.tiny import tiny
 
 def priced(**changes: Any) -> PlanFile:
     file = replace(tiny(Plan(data_parallel=2)), cluster=parse_cluster("2xA100-80GB"), **changes)
-    return replace(file, prediction=predict(scenario_of(file), file.plan, file.layer_ranges))
+    return replace(
+        file, prediction=predict(scenario_of(file), file.plan, file.layer_ranges).to_dict()
+    )
 
 
 def test_a_prediction_that_holds_is_kept() -> None:

@@ -43,8 +43,8 @@ def test_mixtures_of_experts_have_intervals_of_their_own() -> None:
     assert mixture.model.has_experts
     assert not make_scenario("llama", "8xH100-SXM").model.has_experts
     time = time_prediction(mixture, Plan(8), price(mixture, PlanTable.from_plans([Plan(8)])))
-    ends = time["low_seconds"], time["high_seconds"]
-    assert ends == interval(time["step_seconds"], time_spread("nemo", chip, experts=True))
+    ends = time.low_seconds, time.high_seconds
+    assert ends == interval(time.step_seconds, time_spread("nemo", chip, experts=True))
 
 
 def test_what_was_never_compared_has_the_widest_interval() -> None:

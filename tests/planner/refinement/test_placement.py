@@ -232,8 +232,8 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
     fresh = predict(scenario_of(file), file.plan, file.layer_ranges)
     usual = replace(file, cluster=replace(file.cluster, rank_order=None))
     before = predict(scenario_of(usual), file.plan, file.layer_ranges)
-    assert fresh["time"]["step_seconds"] == pytest.approx(step)
-    assert before["time"]["step_seconds"] > 1.05 * step
+    assert fresh.time.step_seconds == pytest.approx(step)
+    assert before.time.step_seconds > 1.05 * step
     called([*words, "--json"])
     placed = json.loads(capsys.readouterr().out)["placed"]
     assert placed["rank_order"] == list(file.rank_order)

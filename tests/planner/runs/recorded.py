@@ -53,7 +53,7 @@ def plan_file(cluster: Cluster | None = None, plan: Plan = PLAN) -> PlanFile:
     )
     ranges = split_layers(scenario.model.num_layers, plan.num_stages)
     file = PlanFile(scenario.model, scenario.cluster, scenario.workload, plan, ranges)
-    return replace(file, prediction=predict(scenario, plan, ranges))
+    return replace(file, prediction=predict(scenario, plan, ranges).to_dict())
 
 
 def write_run(
@@ -68,7 +68,7 @@ def write_run(
     """Write a run.json as if the predictions for ``ran_on`` had been what was measured."""
     folder.mkdir()
     real = replace(file, cluster=ran_on)
-    truth = predict(scenario_of(real), file.plan, file.layer_ranges)
+    truth = predict(scenario_of(real), file.plan, file.layer_ranges).to_dict()
     parts = truth["time"]["parts"]
     update = parts["optimizer"]
     waited = sum(s for name, s in parts.items() if "communication" in name or name == "bubble")

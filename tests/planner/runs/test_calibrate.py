@@ -39,7 +39,7 @@ def really(rates: float, links: float) -> Cluster:
 
 def step(cluster: Cluster, plan: Plan) -> float:
     file = plan_file(cluster, plan)
-    return float(predict(scenario_of(file), plan, file.layer_ranges)["time"]["step_seconds"])
+    return predict(scenario_of(file), plan, file.layer_ranges).time.step_seconds
 
 
 def calibrated_by(*runs: Path, **options: Any) -> Any:
