@@ -1,4 +1,4 @@
-"""The two types of every formula: a number, or a column of a plan table. Everything broadcasts."""
+"""Types of the formulas: a number, or a column of a plan table. Everything broadcasts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Count: TypeAlias = int | NDArray[np.integer[Any]]
 Real: TypeAlias = float | NDArray[np.floating[Any]]
 Flag: TypeAlias = bool | NDArray[np.bool_]
 
-FP32 = 4.0  # bytes of an element
+FP32 = 4.0  # bytes per element
 
 
 def pick(columns: list[Real], index: Real) -> Real:
-    """Return, row by row, the value of the column that ``index`` names."""
+    """Return ``columns[index]`` row by row."""
     if type(index) is np.ndarray and index.size == 1:  # one plan: nothing to stack
         return np.broadcast_to(columns[int(index.item())], index.shape)
     shape = np.shape(index)

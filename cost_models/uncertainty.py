@@ -1,6 +1,6 @@
-"""How far measurements lay from predictions: 90 % intervals, relative to the prediction.
+"""90 % intervals around predictions, relative to the prediction, from errors on published runs.
 
-Each number comes from the errors that a command in this repository prints; none is a guess.
+Every bound comes from the errors that the named command of this repository prints.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final, Literal
 
 from hardware_profiles.cluster.schema import Accelerator
 
-MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, the allocator's, all
+MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far a measurement may lie below and above a prediction, and where that comes from."""
+    """Relative distance of a measurement below and above its prediction, and the source of both."""
 
     below: float
     above: float
@@ -24,10 +24,9 @@ class Spread:
 
 
 _COMMAND: Final = "shardplan validate --time --only"
-# By software profile and architecture: the shortest interval around the prediction that holds 90 %
-# of measured / predicted - 1 of published runs, either end at least 2 %, rounded up
-# (python -m benchmarks.time_intervals). Where fewer than ten runs are of a kind: all errors, and
-# more.
+# By software profile and architecture: the shortest interval around the prediction that covers 90 %
+# of (measured / predicted - 1) over published runs, each end at least 2 %, rounded up
+# (python -m benchmarks.time_intervals). With fewer than ten runs it covers all errors and more.
 TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("megatron", "Ampere"): Spread(
         0.10, 0.24, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
@@ -53,9 +52,9 @@ TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("hf-trainer-liger", "Ampere"): Spread(0.02, 0.165, f"{_COMMAND} fms-acceleration"),
     ("torchtune-chunked", "Ampere"): Spread(0.14, 0.14, f"{_COMMAND} torchtune: A100"),
 }
-# nobody's run was compared: the widest of the others
+# no published run was compared: wider than any of the above
 TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "wider than any compared; no published run was")
-# Mixtures of experts are known less well: balance, and hosts that wait for what is routed
+# Mixtures of experts are less predictable: load balance, and host synchronisation on routing
 TIME_OF_EXPERTS: Final[Mapping[tuple[str, str], Spread]] = {
     ("nemo", "Hopper"): Spread(0.065, 0.325, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
     ("nemo", "Blackwell"): Spread(0.155, 0.405, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
@@ -67,16 +66,16 @@ TIME_OF_EXPERTS_ELSEWHERE: Final = Spread(
     0.30, 0.61, "as wide as any compared; all 64 published runs together need -29 to +45 %"
 )
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
-# 90th percentile of the traced cases: 3.1 %; the rest is for allocator slack and the libraries' own
-# memory on a GPU, which no trace on a CPU shows.
+# 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
+# on a GPU, which a trace on a CPU does not show.
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
 _MEMORY_COMMAND: Final = "shardplan validate --memory --only"
-# By software profile, or its first word: the shortest interval around the prediction that holds
-# 90 % of measured / predicted - 1, either end at least 2 %, in half percents rounded up
-# (python -m benchmarks.memory_intervals). What a device shows (for verdicts):
+# By software profile, or the first word of its name: the shortest interval around the prediction
+# that covers 90 % of (measured / predicted - 1), each end at least 2 %, rounded up to half percents
+# (python -m benchmarks.memory_intervals). Device memory, which verdicts use:
 MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
-    # as wide as runs need that died (upper end) and that lived (lower end) on full cards
-    "hf": Spread(0.09, 0.05, f"{_MEMORY_COMMAND} fms-acceleration: 90 runs, 42 that died"),
+    # wide enough for the runs that ran out of memory (upper end) or completed (lower end)
+    "hf": Spread(0.09, 0.05, f"{_MEMORY_COMMAND} fms-acceleration: 90 runs, 42 out of memory"),
     "litgpt": Spread(0.07, 0.035, f"{_MEMORY_COMMAND} litgpt: 34 runs"),
     "litgpt-nf4": Spread(0.065, 0.08, f"{_MEMORY_COMMAND} litgpt: 14 runs"),
     "lit": Spread(0.03, 0.02, f"{_MEMORY_COMMAND} litgpt: 12 runs of its first release"),
@@ -86,19 +85,19 @@ MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
     "megatron-core": Spread(0.035, 0.085, f"{_MEMORY_COMMAND} megatron-ci: 55 runs, most tiny"),
     "megatron": Spread(0.06, 0.085, f"{_MEMORY_COMMAND} megatron-ci, bigscience-v100: 56 runs"),
 }
-# live tensors alone (torch allocated), where enough runs say so: without the allocator's share
+# Live tensors (torch's allocated memory), where enough runs report it: no allocator overhead
 ALLOCATED_BY_TRAINER: Final[Mapping[str, Spread]] = {
     "hf": Spread(0.085, 0.02, f"{_MEMORY_COMMAND} fms-acceleration: 88 runs"),
     "torchtune": Spread(0.105, 0.02, f"{_MEMORY_COMMAND} torchtune: 14 runs"),
 }
-# Serving: weights and cache follow from shapes (published start-up logs of vLLM lie within 0.7 %),
-# what kernels, graphs and libraries need differs between engines and versions: published activation
-# peaks lie within 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
+# Serving: weights and cache follow from shapes (published start-up logs of vLLM agree to 0.7 %).
+# Memory of kernels, graphs and libraries differs between engines and versions: published activation
+# peaks agree to 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
 SERVING_EXACT: Final = Spread(0.01, 0.01, "tests/cost_models/serving/test_published_serving.py")
 SERVING_REST: Final = Spread(0.5, 0.5, "tests/cost_models/serving/test_published_serving.py")
-# Ends that hold 90 % of measured / predicted - 1: an output token in 30 static batches (16 bits,
-# A100); the first token of 22 prompts (A100 in 16 bits, H100 in fp8), of which those of 128 tokens
-# take up to twice as long
+# Intervals that cover 90 % of (measured / predicted - 1): time per output token in 30 static
+# batches (16 bits, A100); time to the first token of 22 prompts (A100 in 16 bits, H100 in fp8), of
+# which those of 128 tokens take up to twice the prediction
 SERVING_TOKEN: Final = Spread(
     0.05, 0.25, "tests/cost_models/serving/test_published_serving_time.py"
 )
@@ -111,7 +110,7 @@ SERVING_PREFILL: Final = Spread(
 def time_spread(software: str, accelerator: Accelerator, *, experts: bool = False) -> Spread:
     """Return the spread of step times of a trainer on an accelerator.
 
-    ``experts``: of a mixture of experts.
+    ``experts``: whether the model is a mixture of experts.
     """
     if accelerator.device == "cpu":
         return TIME_ON_CPU
@@ -122,9 +121,9 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
 
 
 def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
-    """Return the spread of peaks of a trainer; of our own, what the traced cases leave.
+    """Return the spread of peak memory of a trainer; unlisted ones get that of the traced cases.
 
-    ``kind``: what is measured; verdicts are about the device.
+    ``kind``: the measured quantity; verdicts use the device's.
 
     >>> memory_spread("hf-trainer-foak").below
     0.09
@@ -138,7 +137,7 @@ def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
 
 
 def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
-    """Return the spreads of the first token and of a further one: A100 and H100 were compared."""
+    """Return the spreads of the time to the first token and of the time per output token."""
     if accelerator.device == "cpu":
         return SERVING_PREFILL_ELSEWHERE, TIME_ON_CPU
     if accelerator.architecture in ("Ampere", "Hopper"):
@@ -147,12 +146,12 @@ def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
 
 
 def was_compared(software: str, accelerator: Accelerator) -> bool:
-    """Return whether published runs of a trainer on such an accelerator were compared."""
+    """Return whether published runs of a trainer on this architecture were compared."""
     return (software, accelerator.architecture) in TIME_BY_KIND
 
 
 def interval(value: float, spread: Spread) -> tuple[float, float]:
-    """Return the low and high end.
+    """Return the low and high end of the interval.
 
     >>> interval(100.0, Spread(0.25, 0.5, ""))
     (75.0, 150.0)

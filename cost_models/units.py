@@ -1,6 +1,7 @@
-"""Units where text is read or printed; inside, everything is bytes, seconds, FLOP.
+"""Formatting of quantities. Internally everything is in bytes, seconds and FLOP.
 
-Memory is printed in GiB (2**30), bandwidth in GB/s (10**9), compute in TFLOP/s (10**12).
+Printed units: memory in GiB (2**30 bytes), bandwidth in GB/s (10**9 bytes), compute in TFLOP/s
+(10**12).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ GIB: Final = 2.0**30
 
 
 def format_bytes(value: float) -> str:
-    """Print bytes in a unit that keeps three or four figures.
+    """Format bytes in a unit that keeps three or four figures.
 
     >>> format_bytes(80 * 2**30), format_bytes(1536), format_bytes(12)
     ('80.0 GiB', '1.5 KiB', '12 B')
@@ -29,7 +30,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_gib(value: float) -> str:
-    """Print bytes as a number of GiB.
+    """Format bytes as a number of GiB.
 
     >>> format_gib(3 * 2**29)
     '1.5'
@@ -41,7 +42,7 @@ def format_gib(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Print a duration.
+    """Format a duration.
 
     >>> format_seconds(0.0123), format_seconds(75.2), format_seconds(3.2e-5)
     ('12.3 ms', '75.2 s', '32 µs')
@@ -56,7 +57,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Print a large count.
+    """Format a large count.
 
     >>> format_count(8.03e9), format_count(1234)
     ('8.03 B', '1,234')

@@ -1,1 +1,1 @@
-"""Columns of plan tables: distinct values are computed once."""
+"""Columns of plan tables that are computed once for each distinct value or row."""

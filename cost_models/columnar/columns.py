@@ -1,15 +1,18 @@
-"""Columns that know which columns of a table they depend on, so that equal rows are priced once.
+"""Columns stored by distinct rows: a formula is computed once for all rows that share its inputs.
 
-A table of plans is a product of few choices. What follows from the micro-batch size and the tensor
-parallelism alone has as many values as there are pairs of these, however many plans there are. A
-``Column`` holds one value for each distinct row of the columns it was computed from (its
-``Level``); what combines two columns is computed for the distinct rows of both together. Formulas
-are written for numbers and arrays, and numpy hands them on to here (NEP 13 and 18): each element is
-computed by the operation that a whole array would see, so that values are the same bit for bit, and
-no formula says by itself what it depends on, so that none can be wrong about it.
+A table of plans is a product of a few choices. A quantity that depends on the micro-batch size and
+the tensor-parallel size alone has as many distinct values as there are pairs of these, whatever the
+number of plans. A ``FactoredColumn`` stores one value for each distinct row of the columns it was
+computed from (its ``Projection``); an operation on two columns is computed for the distinct rows of
+their union.
 
-A factored table has the length 1, as has every column that is the same in all rows: what a formula
-makes of ``len(table)`` broadcasts.
+Formulas are written for numbers and arrays; numpy dispatches their operations to this module (NEP
+13 and NEP 18). Each element is computed by the operation that a full array would see, so the values
+are identical bit for bit. Dependencies are derived from the operations, so no formula declares them
+and none can declare them wrongly.
+
+A factored table has length 1, as does every column with the same value in all rows, so arrays that
+a formula creates with ``len(table)`` broadcast.
 """
 
 from __future__ import annotations
@@ -21,21 +24,21 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from cost_models.columnar.levels import Array, Level
+from cost_models.columnar.projections import Array, Frame, Projection
 
-REMEMBERED: Final = 16_384  # rows up to which what an operation gave is kept, for the next one
-SMALL: Final = 256  # rows of which it is worth knowing that they are all the same
-Made = TypeVar("Made")
+MAX_CACHED_ROWS: Final = 16_384  # longer results of operations are not cached
+MAX_CONSTANT_ROWS: Final = 256  # longer results are not tested for being constant
+Result = TypeVar("Result")
 
 
-class Column:
-    """Values for each row of a level; leading axes, where there are any, are other things."""
+class FactoredColumn:
+    """One value for each row of a projection (last axis); leading axes are independent of it."""
 
-    __slots__ = ("level", "values")
+    __slots__ = ("projection", "values")
     __array_priority__ = 1000.0
 
-    def __init__(self, level: Level, values: Array) -> None:
-        self.level, self.values = level, values
+    def __init__(self, projection: Projection, values: Array) -> None:
+        self.projection, self.values = projection, values
 
     def __len__(self) -> int:
         return 1
@@ -44,19 +47,19 @@ class Column:
         if self.values.all():
             return True
         if self.values.any():
-            raise TypeError("a column whose rows differ has no truth value")
+            raise TypeError("a column whose rows differ has no single truth value")
         return False
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
-        raise TypeError("a column is no array: formulas use numpy's functions")
+        raise TypeError("a column is not an array: use numpy's functions")
 
-    def __getitem__(self, index: Any) -> Column:
-        """Pick along the leading axes."""
+    def __getitem__(self, index: Any) -> FactoredColumn:
+        """Index the leading axes."""
         if index is None:
-            return Column(self.level, self.values[None])
+            return FactoredColumn(self.projection, self.values[None])
         if isinstance(index, slice) or self.values.ndim < 2:
-            raise TypeError("rows of a column are not picked one by one")
-        return Column(self.level, self.values[index])
+            raise TypeError("rows of a column cannot be indexed")
+        return FactoredColumn(self.projection, self.values[index])
 
     @property
     def dtype(self) -> Any:
@@ -65,12 +68,12 @@ class Column:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What it broadcasts like: one row."""
+        """The shape for broadcasting: one row."""
         return (*self.values.shape[:-1], 1)
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return self.values.ndim
 
     def any(self) -> bool:
@@ -78,30 +81,32 @@ class Column:
         return bool(self.values.any())
 
     def all(self) -> bool:
-        """Whether all values are."""
+        """Whether all values are true."""
         return bool(self.values.all())
 
-    def astype(self, kind: Any) -> Column:
-        """Return the same in another type."""
-        return Column(self.level, self.values.astype(kind))
+    def astype(self, kind: Any) -> FactoredColumn:
+        """Return the column in another type."""
+        return FactoredColumn(self.projection, self.values.astype(kind))
 
-    def whole(self) -> Array:
-        """Return a value for every row of the table."""
-        return self._at(self.level.frame.whole)
+    def expanded(self) -> Array:
+        """Return one value for every row of the table."""
+        return self._at(self.projection.frame.full)
 
-    def _at(self, level: Level) -> Array:
-        way = level.way(self.level)
-        return self.values if way is None else self.values.take(way, axis=-1)
+    def _at(self, projection: Projection) -> Array:
+        index = projection.index_into(self.projection)
+        return self.values if index is None else self.values.take(index, axis=-1)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or "out" in options:
             return NotImplemented
         name = None if options else _key(ufunc, inputs)
-        known = self.level.frame.made.get(name)
+        known = self.projection.frame.cache.get(name)
         if known is not None:
             return known[0]
-        level, values = together(inputs)
-        return _kept(level, name, inputs, _folded(level, ufunc(*values, **options)))
+        projection, values = joined_values(inputs)
+        return _remember(
+            projection, name, inputs, _constant_or_column(projection, ufunc(*values, **options))
+        )
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -111,14 +116,14 @@ class Column:
 
 
 def _key(operation: Any, inputs: Sequence[Any]) -> Any:
-    """Return what an operation is remembered by; None: it is not. Columns are named by identity.
+    """Return the cache key of an operation, or None if it is not cached. Columns enter by identity.
 
-    Ranks of a pipeline and places of a step repeat most of their terms: two of three operations.
+    The ranks of a pipeline and the points of a step repeat two of three operations.
     """
     parts = [operation]
     for each in inputs:
         kind = type(each)
-        if kind is Column:
+        if kind is FactoredColumn:
             parts.append(id(each))
         elif kind is float or kind is int or kind is bool:
             parts += (kind, each) if each else (kind, str(each))  # -0.0 is equal to 0.0
@@ -129,70 +134,79 @@ def _key(operation: Any, inputs: Sequence[Any]) -> Any:
     return tuple(parts)
 
 
-def _kept(level: Level, name: Any, inputs: Sequence[Any], made: Any) -> Any:
-    """Remember a short column with what it was made of, whose identities its name is."""
-    if name is not None and level.size <= REMEMBERED:
-        level.frame.made[name] = made, inputs
-    return made
+def _remember(projection: Projection, name: Any, inputs: Sequence[Any], result: Any) -> Any:
+    """Cache a short column with its inputs, which keeps the identities in its key alive."""
+    if name is not None and projection.size <= MAX_CACHED_ROWS:
+        projection.frame.cache[name] = result, inputs
+    return result
 
 
-def _made(level: Level, values: Any) -> Any:
-    """Return a column, or the one value of a flag that is the same everywhere."""
+def _boolean_or_column(projection: Projection, values: Any) -> Any:
+    """Return a column, or an array of one element for a flag that is the same in all rows."""
     if values.dtype == bool and values.ndim == 1:
         first = values[0]
         if (values == first).all():
             return np.full(1, first)
-    return Column(level, values)
+    return FactoredColumn(projection, values)
 
 
-def _folded(level: Level, values: Any) -> Any:
-    """Return a column, or what is the same in few rows, once."""
-    if values.ndim == 1 and (len(values) <= SMALL or values.dtype == bool):
+def _constant_or_column(projection: Projection, values: Any) -> Any:
+    """Return a column, or an array of one element for a short column with one value."""
+    if values.ndim == 1 and (len(values) <= MAX_CONSTANT_ROWS or values.dtype == bool):
         first = values[0]
         if (values == first).all():
             return np.full(1, first)
-    return Column(level, values)
+    return FactoredColumn(projection, values)
 
 
-def together(inputs: Sequence[Any]) -> tuple[Level, list[Any]]:
-    """Return the level of all columns together, and every input's values there."""
-    columns = [each for each in inputs if type(each) is Column]
-    level = columns[0].level
+def joined_values(inputs: Sequence[Any]) -> tuple[Projection, list[Any]]:
+    """Return the joint projection of all columns, and the values of every input there."""
+    columns = [each for each in inputs if type(each) is FactoredColumn]
+    projection = columns[0].projection
     for column in columns[1:]:
-        if column.level is not level:
-            level = level.join(column.level)[0]
-    return level, [each._at(level) if type(each) is Column else each for each in inputs]
+        if column.projection is not projection:
+            projection = projection.join(column.projection)[0]
+    return projection, [
+        each._at(projection) if type(each) is FactoredColumn else each for each in inputs
+    ]
 
 
-def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Column, Any], Any]:
-    """Return what ``ufunc`` does with two columns, the short way."""
-    tells, operation = ufunc in FLAGGING, ("swapped " if swapped else "") + ufunc.__name__
+def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[FactoredColumn, Any], Any]:
+    """Return the method for a binary ``ufunc``: the fast path of ``__array_ufunc__``."""
+    is_boolean, operation = (
+        ufunc in BOOLEAN_UFUNCS,
+        ("swapped " if swapped else "") + ufunc.__name__,
+    )
 
-    def operate(one: Column, other: Any) -> Any:
-        level, mine, its, kind = one.level, one.values, other, type(other)
-        if kind is Column:  # as ``_key``
+    def operate(one: FactoredColumn, other: Any) -> Any:
+        projection, mine, its, kind = one.projection, one.values, other, type(other)
+        if kind is FactoredColumn:  # as ``_key``
             name: Any = (operation, id(one), id(other))
         elif (kind is float or kind is int) and other:
             name = (operation, id(one), kind, other)
         else:
             name = _key(operation, (one, other))
-        known = level.frame.made.get(name)
+        known = projection.frame.cache.get(name)
         if known is not None:
             return known[0]
-        if kind is Column:
+        if kind is FactoredColumn:
             its = other.values
-            if other.level is not level:
-                level, my_way, its_way = level.join(other.level)
+            if other.projection is not projection:
+                projection, my_way, its_way = projection.join(other.projection)
                 mine = mine if my_way is None else mine.take(my_way, axis=-1)
                 its = its if its_way is None else its.take(its_way, axis=-1)
         values = ufunc(its, mine) if swapped else ufunc(mine, its)
-        made = _made(level, values) if tells else Column(level, values)
-        return _kept(level, name, (one, other), made)
+        result = (
+            _boolean_or_column(projection, values)
+            if is_boolean
+            else FactoredColumn(projection, values)
+        )
+        return _remember(projection, name, (one, other), result)
 
     return operate
 
 
-FLAGGING: Final = {
+BOOLEAN_UFUNCS: Final = {
     np.less,
     np.less_equal,
     np.greater,
@@ -223,40 +237,50 @@ COMPARISONS: Final = {
     "ne": np.not_equal,
 }
 for _name, _ufunc in OPERATORS.items():
-    setattr(Column, f"__{_name}__", _operator(_ufunc))
-    setattr(Column, f"__r{_name}__", _operator(_ufunc, swapped=True))
+    setattr(FactoredColumn, f"__{_name}__", _operator(_ufunc))
+    setattr(FactoredColumn, f"__r{_name}__", _operator(_ufunc, swapped=True))
 for _name, _ufunc in COMPARISONS.items():
-    setattr(Column, f"__{_name}__", _operator(_ufunc))
-setattr(Column, "__neg__", lambda column: Column(column.level, -column.values))  # noqa: B010
-setattr(Column, "__invert__", lambda column: _made(column.level, ~column.values))  # noqa: B010
-Column.__hash__ = None  # type: ignore[assignment]
+    setattr(FactoredColumn, f"__{_name}__", _operator(_ufunc))
+
+
+def _negative(column: FactoredColumn) -> FactoredColumn:
+    return FactoredColumn(column.projection, -column.values)
+
+
+def _inverted(column: FactoredColumn) -> Any:
+    return _boolean_or_column(column.projection, ~column.values)
+
+
+setattr(FactoredColumn, "__neg__", _negative)  # noqa: B010
+setattr(FactoredColumn, "__invert__", _inverted)  # noqa: B010
+FactoredColumn.__hash__ = None  # type: ignore[assignment]
 
 
 def _chosen(flag: Any, yes: Any, no: Any) -> Any:
-    """Return what one flag for all rows chooses, in the type that both together have."""
+    """Return the branch of ``np.where`` that a constant condition selects, in the common type."""
     is_set = flag if type(flag) is bool else flag.all()
     chosen, kind, other = (yes if is_set else no), _kind(yes), _kind(no)
     if kind is not other:
         kind = np.result_type(kind, other)
-    if type(chosen) is Column:
+    if type(chosen) is FactoredColumn:
         return chosen if chosen.dtype == kind else chosen.astype(kind)
     return np.full(1, chosen, dtype=kind) if np.size(chosen) == 1 else chosen.astype(kind)
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
     inputs = condition, yes, no
-    if type(condition) is Column:
+    if type(condition) is FactoredColumn:
         first = condition
     elif np.size(condition) == 1:
         return _chosen(condition, yes, no)
     else:
-        first = next(each for each in inputs if type(each) is Column)
+        first = next(each for each in inputs if type(each) is FactoredColumn)
     name = _key("where", inputs)
-    known = first.level.frame.made.get(name)
+    known = first.projection.frame.cache.get(name)
     if known is not None:
         return known[0]
-    level, values = together(inputs)
-    return _kept(level, name, inputs, _folded(level, np.where(*values)))
+    projection, values = joined_values(inputs)
+    return _remember(projection, name, inputs, _constant_or_column(projection, np.where(*values)))
 
 
 def _kind(value: Any) -> Any:
@@ -270,35 +294,37 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
     return result
 
 
-def _stack(columns: Sequence[Any], axis: int = 0) -> Column:
+def _stack(columns: Sequence[Any], axis: int = 0) -> FactoredColumn:
     assert axis == 0
-    level, values = together(columns)
-    return Column(level, np.stack([np.broadcast_to(each, (level.size,)) for each in values]))
+    projection, values = joined_values(columns)
+    return FactoredColumn(
+        projection, np.stack([np.broadcast_to(each, (projection.size,)) for each in values])
+    )
 
 
 def _along(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function over the leading axis."""
+    """Return a reduction over the leading axis."""
 
-    def reduced(column: Column, axis: int = 0) -> Column:
+    def reduced(column: FactoredColumn, axis: int = 0) -> FactoredColumn:
         assert axis == 0
         assert column.ndim > 1
-        return Column(column.level, function(column.values, axis=0))
+        return FactoredColumn(column.projection, function(column.values, axis=0))
 
     return reduced
 
 
-def _take_along_axis(stacked: Column, index: Any, axis: int) -> Column:
-    level, (values, where) = together((stacked, index))
-    return Column(level, np.take_along_axis(values, where, axis=axis))
+def _take_along_axis(stacked: FactoredColumn, index: Any, axis: int) -> FactoredColumn:
+    projection, (values, where) = joined_values((stacked, index))
+    return FactoredColumn(projection, np.take_along_axis(values, where, axis=axis))
 
 
-def _is_in(column: Column, values: Sequence[Any]) -> Any:
+def _is_in(column: FactoredColumn, values: Sequence[Any]) -> Any:
     name = ("isin", id(column), *values)
-    known = column.level.frame.made.get(name)
+    known = column.projection.frame.cache.get(name)
     if known is not None:
         return known[0]
-    found = _made(column.level, np.isin(column.values, values))
-    return _kept(column.level, name, (column,), found)
+    found = _boolean_or_column(column.projection, np.isin(column.values, values))
+    return _remember(column.projection, name, (column,), found)
 
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
@@ -323,41 +349,70 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
 }
 
 
-def on_distinct_rows(formula: Callable[..., Made]) -> Callable[..., Made]:
-    """Let a formula of many operations see plain arrays: of the distinct rows of its arguments.
+def on_distinct_rows(formula: Callable[..., Result]) -> Callable[..., Result]:
+    """Evaluate a formula of many operations on arrays: the distinct rows of its column arguments.
 
-    Its positional and named arguments that are columns are replaced; what it returns may be an
-    array, or a tuple or a dataclass of them.
+    Positional and named arguments that are columns are replaced by arrays. The formula may return
+    an array, or a tuple or dataclass of arrays.
     """
 
     @wraps(formula)
     def priced(*args: Any, **options: Any) -> Any:
         given = [*args, *options.values()]
-        if not any(type(each) is Column for each in given):
+        if not any(type(each) is FactoredColumn for each in given):
             return formula(*args, **options)
-        level, values = together(given)
+        projection, values = joined_values(given)
         plain = dict(zip(options, values[len(args) :], strict=True))
-        return _at_level(level, formula(*values[: len(args)], **plain))
+        return _at_level(projection, formula(*values[: len(args)], **plain))
 
     return priced
 
 
-def _at_level(level: Level, made: Any) -> Any:
-    if isinstance(made, tuple):
-        return tuple(_at_level(level, each) for each in made)
-    if is_dataclass(made) and not isinstance(made, type):
-        parts = {f.name: _at_level(level, getattr(made, f.name)) for f in fields(made)}
-        return replace(made, **parts)
-    if np.ndim(made) == 0 or np.shape(made)[-1] != level.size:
-        return made
-    return _made(level, made)
+def _at_level(projection: Projection, result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(_at_level(projection, each) for each in result)
+    if is_dataclass(result) and not isinstance(result, type):
+        parts = {f.name: _at_level(projection, getattr(result, f.name)) for f in fields(result)}
+        return replace(result, **parts)
+    if np.ndim(result) == 0 or np.shape(result)[-1] != projection.size:
+        return result
+    return _boolean_or_column(projection, result)
 
 
 def by_value(column: Any) -> Any:
-    """Return a column of few values as one that depends on nothing but its own value."""
-    if type(column) is not Column:
+    """Return a column of few distinct values as one that depends on its own value only."""
+    if type(column) is not FactoredColumn:
         return column
     values, codes = np.unique(column.values, return_inverse=True)
-    if len(values) == column.level.size:
+    if len(values) == column.projection.size:
         return column
-    return Column(column.level.grouped(codes, len(values)), values)
+    return FactoredColumn(column.projection.group_rows(codes, len(values)), values)
+
+
+def expand(value: Any, size: int) -> Array:
+    """Return one value for every row of a table of ``size`` rows."""
+    return value.expanded() if type(value) is FactoredColumn else np.broadcast_to(value, size)
+
+
+def common_projection(frame: Frame, inputs: Sequence[Any]) -> Projection:
+    """Return the joint projection of all columns among the inputs."""
+    projection = None
+    for column in inputs:
+        if type(column) is FactoredColumn and column.projection is not projection:
+            projection = (
+                column.projection if projection is None else projection.join(column.projection)[0]
+            )
+    return frame.project(0) if projection is None else projection
+
+
+def align(frame: Frame, inputs: Sequence[Any]) -> tuple[Projection, list[Array]]:
+    """Return the joint projection of all inputs, and each input's values for its rows."""
+    projection = common_projection(frame, inputs)
+    return projection, [values_at(projection, each) for each in inputs]
+
+
+def values_at(projection: Projection, value: Any) -> Array:
+    """Return one value for each row of a projection."""
+    return np.broadcast_to(
+        value._at(projection) if type(value) is FactoredColumn else value, projection.size
+    )

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.alignment import whole
+from cost_models.columnar.columns import expand
 from cost_models.legality.fp8_rules import FP8_RULES
 from cost_models.legality.frozen_rules import FROZEN_RULES
 from cost_models.legality.recompute_rules import RECOMPUTE_RULES
@@ -40,7 +40,7 @@ from cost_models.partition.schedules import (
     V_CODES,
     V_SHAPED,
 )
-from cost_models.plan.factored import factored, find_levels
+from cost_models.plan.factored import factored, find_projections
 from cost_models.plan.plan import NVME, SCHEDULES, Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
@@ -376,11 +376,11 @@ def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
     codes = np.zeros(len(table), dtype=np.int16)
     few, frame = factored(table) if len(table) >= MANY else (table.plain(), None)
     if frame is not None:
-        find_levels(few, frame, APART)
+        find_projections(few, frame, APART)
     for position, broken in broken_rules(question, few).items():
-        codes[whole(broken, len(table))] = position
+        codes[expand(broken, len(table))] = position
     if frame is not None:
-        frame.forget()
+        frame.release()
     return codes
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cost_models.columnar.codes import of_values
-from cost_models.columnar.levels import Index, distinct_rows
+from cost_models.columnar.dictionary_encoding import map_values
+from cost_models.columnar.projections import Index, distinct_rows
 from cost_models.partition.recomputed_layers import Recomputed, recomputed_layers
 from cost_models.partition.schedules import V_CODES, ranks_of_stages
 from cost_models.partition.stages import (
@@ -34,7 +34,7 @@ def stages_of(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> tuple[Index, list[Sequence[PipelineRank]]]:
     """Return which of the contents the pipeline ranks of each plan have, and these."""
-    v_shaped = of_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
+    v_shaped = map_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
     group, first = distinct_rows(
         table.pipeline_parallel,
         table.virtual_stages,

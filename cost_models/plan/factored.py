@@ -8,8 +8,8 @@ from functools import reduce
 from operator import or_
 from typing import Final
 
-from cost_models.columnar.columns import Column
-from cost_models.columnar.levels import Frame, distinct
+from cost_models.columnar.columns import FactoredColumn
+from cost_models.columnar.projections import Frame, distinct
 from cost_models.plan.plan import PlanTable
 
 # columns that much does not depend on: distinct rows of all others are found first, and from them
@@ -40,18 +40,20 @@ def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
         values, codes = distinct(getattr(table, f.name))
         columns[f.name] = values
         if len(values) > 1:
-            columns[f.name] = Column(frame.add(codes, len(values)), values)  # type: ignore[assignment]
+            columns[f.name] = FactoredColumn(frame.add(codes, len(values)), values)  # type: ignore[assignment]
     return PlanTable(**columns), frame
 
 
-def find_levels(table: PlanTable, frame: Frame, apart: Sequence[Sequence[str]] = APART) -> None:
+def find_projections(
+    table: PlanTable, frame: Frame, apart: Sequence[Sequence[str]] = APART
+) -> None:
     """Find the levels of all columns but some, from which those of fewer ones are found."""
     every = (1 << len(frame.codes)) - 1
     for names in apart:
-        frame.level(every & ~mask_of(table, names))
+        frame.project(every & ~mask_of(table, names))
 
 
 def mask_of(table: PlanTable, names: Sequence[str]) -> int:
     """Return which columns of a frame some columns of a factored table are."""
     columns = [getattr(table, name) for name in names]
-    return reduce(or_, [c.level.mask for c in columns if type(c) is Column], 0)
+    return reduce(or_, [c.projection.mask for c in columns if type(c) is FactoredColumn], 0)

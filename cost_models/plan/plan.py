@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.codes import Coded, plain
+from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
 
@@ -219,7 +219,7 @@ def _offloads(offload: Column, what: str) -> Column:
 
 def _picked(column: Column, index: Any) -> Column:
     """Return some rows; of one value for all (``np.broadcast_to``), that value again."""
-    if isinstance(column, Coded):
+    if isinstance(column, DictionaryColumn):
         return column.rows(index)  # type: ignore[return-value]
     if column.strides == (0,) and len(column) and isinstance(index, np.ndarray):
         return np.broadcast_to(column[:1].reshape(()), len(index))
@@ -232,7 +232,7 @@ class PlanTable:
     """Many plans: the fields of Plan as columns.
 
     Fields whose values are words hold indices into the lists of ``WORDS``. Columns of very many
-    plans are by their values (``coded``): formulas want them ``plain``, or factored.
+    plans are by their values (``encode``): formulas want them ``plain``, or factored.
     """
 
     data_parallel: Column
@@ -342,7 +342,7 @@ class PlanTable:
 
     def plain(self) -> PlanTable:
         """Return the same with a value in each row of every column."""
-        return PlanTable(**{f.name: plain(getattr(self, f.name)) for f in fields(self)})
+        return PlanTable(**{f.name: decode(getattr(self, f.name)) for f in fields(self)})
 
     def plan(self, row: int) -> Plan:
         """Return one row as a Plan."""

@@ -15,16 +15,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.alignment import at_one_level, whole
-from cost_models.columnar.columns import Column
+from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.largest_sums import MISSING, largest_sums
-from cost_models.columnar.levels import Frame, Index, distinct
+from cost_models.columnar.projections import Frame, Index, distinct
 from cost_models.memory.host import HostBytes
 from cost_models.memory.peak import rank_host_bytes, rank_places
 from cost_models.partition.of_plan import STAGES_BY, stages_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
-from cost_models.plan.factored import factored, find_levels, mask_of
+from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import block_seconds, block_time, price
 from cost_models.pricing.step_bounds import step_times
@@ -66,7 +65,7 @@ def price_table(scenario: Scenario, table: PlanTable) -> Figures:
     for rows, group in _groups(scenario, table):
         step[rows], peak[rows] = _steps(scenario, group), _peaks(scenario, group)
         memory[rows], nvme[rows] = _hosts(scenario, group)
-        group.frame.forget()
+        group.frame.release()
     return Figures(step, peak, HostBytes(memory, nvme))
 
 
@@ -86,7 +85,7 @@ def table_memory(
     for rows, group in _groups(scenario, table):
         peak[rows] = _peaks(scenario, group, enough)
         memory[rows], nvme[rows] = _hosts(scenario, group)
-        group.frame.forget()
+        group.frame.release()
     return peak, HostBytes(memory, nvme)
 
 
@@ -99,7 +98,7 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     step = np.empty(len(table))
     for rows, group in _groups(scenario, table):
         step[rows] = _steps(scenario, group)
-        group.frame.forget()
+        group.frame.release()
     return step
 
 
@@ -171,9 +170,9 @@ class _Group:
         table, frame = factored(plain)
         number = np.zeros(1, dtype=np.intp)
         if len(contents) > 1:
-            level = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
-            number = Column(level, np.arange(len(contents)))  # type: ignore[assignment]
-        find_levels(table, frame)
+            projection = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
+            number = FactoredColumn(projection, np.arange(len(contents)))  # type: ignore[assignment]
+        find_projections(table, frame)
         columns = [
             _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
             for slot in slots
@@ -195,7 +194,7 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     def column(values: list[int]) -> Any:
         if len(set(values)) == 1:
             return values[0]
-        return Column(number.level, np.array(values)[number.values])
+        return FactoredColumn(number.projection, np.array(values)[number.values])
 
     def by_kind(counts: list[tuple[int, ...]]) -> tuple[Any, ...]:
         return tuple(column(list(values)) for values in zip(*counts, strict=True))
@@ -217,7 +216,7 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
 def _steps(scenario: Scenario, group: _Group) -> Floats:
     seconds = block_seconds(scenario, group.table, group.ranks)
     time, _ = block_time(scenario, group.table, group.ranks, seconds, _bound(group, seconds))
-    return whole(time.step, len(group.plain))
+    return expand(time.step, len(group.plain))
 
 
 def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
@@ -225,11 +224,11 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
     names = ("forward_pass", "backward_pass", "weights")
     passes = [getattr(rank, name) for name in names for rank in seconds]
     table = group.table
-    level, values = at_one_level(
+    projection, values = align(
         group.frame, [*passes, table.pipeline_schedule, table.num_microbatches, group.block]
     )
     block, passes = values[-1], values[: len(passes)]
-    found = np.empty(level.size)
+    found = np.empty(projection.size)
     for number, ranks in enumerate(group.contents):
         rows = np.flatnonzero(block == number)
         if len(rows) == 0:
@@ -242,9 +241,9 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
             np.stack([passes[kind * len(seconds) + slot][rows] for slot in range(len(seconds))])
             for kind in range(len(names))
         ]
-        few = group.plain.rows(level.rows[rows]).plain()
+        few = group.plain.rows(projection.rows[rows]).plain()
         found[rows] = pipeline_bound(few, *(one[owner] for one in each))
-    return Column(level, found)
+    return FactoredColumn(projection, found)
 
 
 def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
@@ -292,6 +291,6 @@ def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
 
     def largest(name: str) -> Floats:
         parts = np.stack([getattr(host, name) for host in hosts])
-        return whole(np.max(parts, axis=0), size)
+        return expand(np.max(parts, axis=0), size)
 
     return largest("memory"), largest("nvme")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.alignment import at_level, level_of
-from cost_models.columnar.codes import joined
+from cost_models.columnar.columns import common_projection, values_at
+from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.legality.rules import CODES, RULES, broken_rules, question_of
 from cost_models.plan.plan import PlanTable
 from cost_models.scenario import Scenario
@@ -46,24 +46,26 @@ class Candidates:
         ):
             few, frame = product.factored()
             broken = broken_rules(question, few)
-            level = frame.up_to(level_of(frame, list(broken.values())))
-            codes = np.zeros(level.size, dtype=np.int16)
+            projection = frame.prefix(common_projection(frame, list(broken.values())))
+            codes = np.zeros(projection.size, dtype=np.int16)
             for position, flags in broken.items():
-                codes[at_level(level, flags)] = position
-            here = np.bincount(codes, weights=level.plans(), minlength=len(CODES))
+                codes[values_at(projection, flags)] = position
+            here = np.bincount(codes, weights=projection.num_plans(), minlength=len(CODES))
             counts += here.astype(np.int64)
             for code, row in zip(*np.unique(codes, return_index=True), strict=True):
                 if code and CODES[code] not in examples:
-                    plan = product.plans(level, row[None]).plan(0)
+                    plan = product.plans(projection, row[None]).plan(0)
                     examples[CODES[code]] = RULES[code - 1].words(question, plan)
-            plans = product.plans(level, np.flatnonzero(codes == 0))
-            frame.forget()
+            plans = product.plans(projection, np.flatnonzero(codes == 0))
+            frame.release()
             if require:
                 unwilling = broken_by_plan(require, plans.plain())
                 unwanted.append(unwilling[unwilling > 0])
                 plans = plans.rows(unwilling == 0)
             legal.append(plans)
-        columns = {f.name: joined([getattr(t, f.name) for t in legal]) for f in fields(PlanTable)}
+        columns = {
+            f.name: concatenate([getattr(t, f.name) for t in legal]) for f in fields(PlanTable)
+        }
         return cls(PlanTable(**columns), counts, examples, np.concatenate(unwanted))
 
     @property

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.codes import joined, plain
+from cost_models.columnar.dictionary_encoding import concatenate, decode
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.pricing.table import table_steps
@@ -67,7 +67,7 @@ class Whole:
     @classmethod
     def of(cls, legal: PlanTable, peak: Floats, none: Floats, *, offloaded: bool) -> Whole:
         """Take them out of all legal plans; ``offloaded``: only those that offload activations."""
-        rows = (plain(legal.recompute) == FULL).nonzero()[0]
+        rows = (decode(legal.recompute) == FULL).nonzero()[0]
         table = legal.rows(rows).plain()
         if offloaded:
             few = table.offloads_activations.nonzero()[0]
@@ -194,5 +194,5 @@ def _that_fit(
         columns.append((grid[rows], step[rows], peak[rows]))
     grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     names = [f.name for f in fields(PlanTable)]
-    table = PlanTable(**{name: joined([getattr(t, name) for t in tables]) for name in names})
+    table = PlanTable(**{name: concatenate([getattr(t, name) for t in tables]) for name in names})
     return Numbered(table.plain(), grid, step, peak, priced)

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.codes import Coded, plain
+from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
@@ -58,10 +58,12 @@ def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
     where some of them are illegal.
     """
     found = np.full(len(table), np.nan)
-    recompute = plain(table.recompute)
+    recompute = decode(table.recompute)
     names = [f.name for f in fields(PlanTable) if f.name != "recompute"]
     columns = [getattr(table, name) for name in names]
-    values = [column.codes if isinstance(column, Coded) else column for column in columns]
+    values = [
+        column.codes if isinstance(column, DictionaryColumn) else column for column in columns
+    ]
     values = [column for column in values if column.strides != (0,)]
     left = (recompute == FULL).nonzero()[0]
     for ahead in range(min(apart, len(table) - 1), 0, -1):
@@ -108,7 +110,7 @@ def rows_too_large(
     scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, most: float
 ) -> NDArray[np.intp]:
     """Return plans above ``most`` bytes with all layers recomputed that fewer may bring below."""
-    rows = ((plain(legal.recompute) == FULL) & (peak > most) & ~(none <= most)).nonzero()[0]
+    rows = ((decode(legal.recompute) == FULL) & (peak > most) & ~(none <= most)).nonzero()[0]
     stages = legal.pipeline_parallel[rows] * legal.virtual_stages[rows]
     sizes = _sizes(scenario, stages)
     fewest, last = numbers_that_may_fit(scenario, sizes, peak[rows], none[rows], most)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.codes import Coded, coded
-from cost_models.columnar.columns import Column
-from cost_models.columnar.levels import Index
-from cost_models.columnar.product_levels import ProductFrame, ProductLevel
+from cost_models.columnar.columns import FactoredColumn
+from cost_models.columnar.dictionary_encoding import DictionaryColumn, encode
+from cost_models.columnar.product_projections import ProductFrame, ProductProjection
+from cost_models.columnar.projections import Index
 from cost_models.plan.plan import FLAGS, PlanTable
 
 Codes = NDArray[np.integer[Any]]
@@ -46,13 +46,13 @@ class Product:
     def of(cls, blocks: Sequence[Block], pinned: Mapping[str, Any]) -> Product:
         """Put grids side by side."""
         same = {
-            name: coded(_typed(name, [b.same[name] for b in blocks])) for name in blocks[0].same
+            name: encode(_typed(name, [b.same[name] for b in blocks])) for name in blocks[0].same
         }
         choices = []
         for names in blocks[0].choices:
             rows = np.array(list(chain.from_iterable(block.choices[names] for block in blocks)))
             columns = zip(names, rows.reshape(len(rows), len(names)).T, strict=True)
-            choices.append({name: coded(_typed(name, column)) for name, column in columns})
+            choices.append({name: encode(_typed(name, column)) for name, column in columns})
         sizes = [[len(values) for values in block.choices.values()] for block in blocks]
         return cls(
             {name: c.values for group in (same, *choices) for name, c in group.items()},
@@ -89,34 +89,34 @@ class Product:
     def factored(self) -> tuple[PlanTable, ProductFrame]:
         """Return the plans with each column by what it depends on; and the levels of these."""
         frame = ProductFrame(self.sizes)
-        groups = [(frame.level(0), self.same)]
-        groups += [(frame.level(1 << n), choice) for n, choice in enumerate(self.choices)]
+        groups = [(frame.project(0), self.same)]
+        groups += [(frame.project(1 << n), choice) for n, choice in enumerate(self.choices)]
         columns = {name: _typed(name, [value]) for name, value in self.pinned.items()}
-        for level, group in groups:
+        for projection, group in groups:
             for name, codes in group.items():
                 values = self.values[name][codes]
                 alone = (values == values[0]).all()
-                columns[name] = values[:1] if alone else Column(level, values)  # type: ignore[assignment]
+                columns[name] = values[:1] if alone else FactoredColumn(projection, values)  # type: ignore[assignment]
         return PlanTable(**columns), frame
 
-    def plans(self, level: ProductLevel, rows: Index) -> PlanTable:
+    def plans(self, projection: ProductProjection, rows: Index) -> PlanTable:
         """Multiply out some rows of a level: by every choice after those that it tells apart."""
-        frame, (grid, digits) = level.product, level.places(rows)
-        inner = frame.after(level)
+        frame, (grid, digits) = projection.product, projection.grid_and_choices(rows)
+        inner = frame.suffix(projection)
         times = inner.counts[grid]
         starts = np.cumsum(times) - times
         places = np.arange(times.sum()) + np.repeat(inner.starts[grid] - starts, times)
         columns = {name: np.repeat(codes[grid], times) for name, codes in self.same.items()}
         for number, choice in enumerate(self.choices):
-            own = frame.level(1 << number)
+            own = frame.project(1 << number)
             for name, codes in choice.items():
                 if len(self.values[name]) == 1:
                     columns[name] = np.broadcast_to(codes[0], len(places))
                 elif number in digits:
                     columns[name] = np.repeat(codes[own.starts[grid] + digits[number]], times)
                 else:
-                    way = inner.way(own)
-                    columns[name] = (codes if way is None else codes[way])[places]
+                    index = inner.index_into(own)
+                    columns[name] = (codes if index is None else codes[index])[places]
         found: dict[str, Any] = {
             name: _column(self.values[name], codes) for name, codes in columns.items()
         }
@@ -130,4 +130,8 @@ def _typed(name: str, values: Any) -> NDArray[Any]:
 
 
 def _column(values: NDArray[Any], codes: NDArray[Any]) -> Any:
-    return Coded(values, codes) if len(values) > 1 else np.broadcast_to(values[0], len(codes))
+    return (
+        DictionaryColumn(values, codes)
+        if len(values) > 1
+        else np.broadcast_to(values[0], len(codes))
+    )

@@ -67,8 +67,8 @@ def enumerate_plans(
     ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
     product = Product.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
-    level = product.factored()[1].level(0)
-    return product.plans(level, np.arange(level.size)).plain()
+    projection = product.factored()[1].project(0)
+    return product.plans(projection, np.arange(projection.size)).plain()
 
 
 def plan_products(

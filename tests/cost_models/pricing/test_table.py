@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.columnar.columns import Column
+from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.legality.rules import legality_codes, question_of
 from cost_models.plan.factored import factored
@@ -160,10 +160,10 @@ def test_largest_sums_are_those_of_all_sums(size: int, seed: int, groups: int) -
     partners = [0, 1, 2, 3, 0, 2, 2]
     found = largest_sums(frame, first, second, partners)
 
-    def whole(value: Any) -> Any:
-        return value.whole() if type(value) is Column else np.broadcast_to(value, size)
+    def expanded(value: Any) -> Any:
+        return value.expanded() if type(value) is FactoredColumn else np.broadcast_to(value, size)
 
-    sums = [whole(z) + whole(second[k]) for z, k in zip(first, partners, strict=True)]
+    sums = [expanded(z) + expanded(second[k]) for z, k in zip(first, partners, strict=True)]
     assert np.array_equal(found, np.max(np.stack(sums), axis=0))
 
 
@@ -172,7 +172,7 @@ def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     table = plans_of_all_kinds(scenario)
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
     by_groups = price_table(scenario, table).peak
-    monkeypatch.setattr("cost_models.columnar.largest_sums.MOST_GROUPS", 0)
+    monkeypatch.setattr("cost_models.columnar.largest_sums.MAX_GROUPS", 0)
     assert np.array_equal(price_table(scenario, table).peak, by_groups)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.columnar.codes import plain
-from cost_models.columnar.product_levels import ProductFrame
+from cost_models.columnar.dictionary_encoding import decode
+from cost_models.columnar.product_projections import ProductFrame
 from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
 from cost_models.plan.plan import PlanTable
 from planner.request.constraints import broken_by_plan, parse_requirements
@@ -50,7 +50,7 @@ def test_products_are_judged_as_every_plan_is(
     assert np.array_equal(found.unwanted, unwanted[unwanted > 0])
     for f in fields(PlanTable):
         expected = getattr(legal, f.name)[unwanted == 0]
-        assert np.array_equal(plain(getattr(found.legal, f.name)), expected)
+        assert np.array_equal(decode(getattr(found.legal, f.name)), expected)
 
 
 @given(
@@ -63,19 +63,19 @@ def test_levels_of_products_are_counted_as_their_rows_are(
     frame = ProductFrame(np.array(sizes).T)
     mask, finer = masks % 16, masks % 16 | masks // 16
 
-    def rows(level: int) -> list[tuple[int, ...]]:
-        ranges = [[n if level >> k & 1 else 1 for k, n in enumerate(grid)] for grid in sizes]
+    def rows(projection: int) -> list[tuple[int, ...]]:
+        ranges = [[n if projection >> k & 1 else 1 for k, n in enumerate(grid)] for grid in sizes]
         return [(g, *place) for g, shape in enumerate(ranges) for place in np.ndindex(*shape)]
 
     few, many = rows(mask), rows(finer)
-    level, way = frame.level(finer), frame.level(finer).way(frame.level(mask))
-    assert (frame.level(mask).size, level.size) == (len(few), len(many))
+    projection, index = frame.project(finer), frame.project(finer).index_into(frame.project(mask))
+    assert (frame.project(mask).size, projection.size) == (len(few), len(many))
     kept = [
         (grid, *(n if mask >> k & 1 else 0 for k, n in enumerate(place))) for grid, *place in many
     ]
-    assert [few[row] for row in (range(len(many)) if way is None else way)] == kept
-    first = frame.up_to(level)
-    assert first.plans().sum() == np.prod(frame.sizes, axis=0).sum()
+    assert [few[row] for row in (range(len(many)) if index is None else index)] == kept
+    first = frame.prefix(projection)
+    assert first.num_plans().sum() == np.prod(frame.sizes, axis=0).sum()
 
 
 def test_plans_of_some_rows_are_those_of_the_whole_product() -> None:
@@ -88,10 +88,10 @@ def test_plans_of_some_rows_are_those_of_the_whole_product() -> None:
     pinned = {n: 1 for n in rest if n not in ("tensor_parallel", "zero_stage", "recompute")}
     product = Product.of(blocks, pinned)
     frame = product.factored()[1]
-    whole = product.plans(frame.level(0), np.arange(2))
-    assert plain(whole.tensor_parallel).tolist() == [1, 1, 1, 1, 2, 2, 2]
-    assert plain(whole.zero_stage).tolist() == [0, 0, 3, 3, 1, 1, 1]
-    assert plain(whole.recompute).tolist() == [0, 2, 0, 2, 0, 1, 2]
-    some = product.plans(frame.level(1), np.array([1, 2]))  # zero_stage 3, and that of two ranks
-    assert plain(some.recompute).tolist() == [0, 2, 0, 1, 2]
-    assert plain(some.zero_stage).tolist() == [3, 3, 1, 1, 1]
+    whole = product.plans(frame.project(0), np.arange(2))
+    assert decode(whole.tensor_parallel).tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert decode(whole.zero_stage).tolist() == [0, 0, 3, 3, 1, 1, 1]
+    assert decode(whole.recompute).tolist() == [0, 2, 0, 2, 0, 1, 2]
+    some = product.plans(frame.project(1), np.array([1, 2]))  # zero_stage 3, and that of two ranks
+    assert decode(some.recompute).tolist() == [0, 2, 0, 1, 2]
+    assert decode(some.zero_stage).tolist() == [3, 3, 1, 1, 1]

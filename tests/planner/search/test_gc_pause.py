@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cost_models.columnar.levels import Frame
+from cost_models.columnar.projections import Frame
 from cost_models.pricing.table import price_table
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
