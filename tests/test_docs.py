@@ -1,0 +1,136 @@
+"""Pages name files, modules and headings that exist, and the rooms in their order."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("hardware_profiles", "cost_models", "planner", "executor")
+FOLDERS = (*PACKAGES, "benchmarks", "tests", "docs", "examples", "notebooks")
+PAGES = sorted(path for part in ("*.md", "docs/*.md", "examples/*.md") for path in ROOT.glob(part))
+PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./*-]*\w\*?/?)")
+MODULE = re.compile(
+    rf"(?<![\w./'-])((?:{'|'.join((*PACKAGES, 'benchmarks', 'notebooks'))})(?:\.\w+)+)"
+)
+BARE_FILE = re.compile(r"`(\w+\.(?:py|toml|csv))`")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@cache
+def names_in(module: Path) -> set[str]:
+    """Names that a module defines or imports, at its top level or for type checkers."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def exists(dotted: str) -> bool:
+    """Whether a dotted name is a module, or a name in one."""
+    parts = dotted.split(".")
+    place = ROOT
+    for number, part in enumerate(parts):
+        if (place / part).is_dir():
+            place = place / part
+            continue
+        module = place / f"{part}.py"
+        if module.is_file():
+            rest = parts[number + 1 :]
+            return not rest or rest[0] in names_in(module)
+        package = place / "__init__.py"
+        return package.is_file() and part in names_in(package)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_path_exists(page: Path) -> None:
+    missing = [
+        path
+        for path in PATH.findall(text_of(page))
+        if not any(ROOT.glob(path.replace("NAME", "*")))
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_without_a_folder_exists_once(page: Path) -> None:
+    wrong = {
+        name: [name_of(path) for path in found]
+        for name in BARE_FILE.findall(text_of(page))
+        if name not in EXAMPLES
+        and len(found := [p for part in FOLDERS for p in (ROOT / part).rglob(name)]) != 1
+    }
+    assert wrong == {}
+
+
+# files at the root, of a user, or of a run
+EXAMPLES = {"pyproject.toml", "box.toml", "profile.toml", "rows.csv", "groups.csv"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_module_exists(page: Path) -> None:
+    text = LINK.sub("", text_of(page))
+    missing = [name for name in MODULE.findall(text) if not exists(name)]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(text_of(page)):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), f"{target}#{anchor}"
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = text_of(ROOT / "docs" / "README.md")
+    linked = {target for target, _ in LINK.findall(index)}
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages - linked == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = (
+        contract["layers"]
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers" and contract.get("containers") == [package]
+    )
+    page = text_of(ROOT / "docs" / "architecture.md")
+    section = page.split(f"**`{package}`")[1].split("**`")[0].split("\n## ")[0]
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]*`) \|", section, re.M)]
+    assert [sorted(row) for row in rows] == [
+        sorted(layer.split(" | ")) for layer in reversed(layers)
+    ]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of(ROOT / "README.md").split()) <= 900
