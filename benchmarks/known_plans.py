@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
+from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
@@ -174,11 +174,11 @@ def _why_too_large(scenario: Scenario, plan: Plan) -> str:
 
 def _why_rule(scenario: Scenario, plan: Plan, code: str) -> str:
     rule = next(rule for rule in RULES if rule.code == code)
-    return rule.words(question_of(scenario), plan)
+    return rule.words(scenario, plan)
 
 
 def _code(scenario: Scenario, plan: Plan) -> str:
-    return CODES[int(legality_codes(question_of(scenario), PlanTable.from_plans([plan]))[0])]
+    return CODES[int(legality_codes(scenario, PlanTable.from_plans([plan]))[0])]
 
 
 def table_of(found: Sequence[Known]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import planner
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.pricing.estimate import price
@@ -91,7 +91,7 @@ def _training() -> Iterator[tuple[str, float]]:
             table = enumerate_plans(
                 scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed
             )
-            legal = np.flatnonzero(legality_codes(question_of(scenario), table) == 0)
+            legal = np.flatnonzero(legality_codes(scenario, table) == 0)
             yield f"{name}/legal", float(len(legal))
             if not len(legal):
                 continue

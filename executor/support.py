@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from cost_models.legality.executor_limits import untrained
-from cost_models.legality.rule import Question
 from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.software.trainer import software_profile
+
+OWN_PROFILE: Final = "shardplan"  # the software profile of this executor
 
 FAMILIES: Final = (
     "bert",
@@ -48,20 +51,22 @@ MASKED_FAMILIES: Final = ("bert",)  # predict tokens that were hidden
 SPAN_FAMILIES: Final = ("t5",)  # predict spans of tokens that were taken out
 
 
-def question_of_file(file: PlanFile) -> Question:
-    """Return what the rules ask of a plan.json, on as many ranks as its plan has."""
-    return Question(
+def own_scenario(file: PlanFile) -> Scenario:
+    """Return the scenario of a plan.json under this executor, with the ranks of its plan."""
+    return Scenario(
         file.model,
+        file.cluster,
         file.workload,
-        file.plan.world_size,
+        software_profile(OWN_PROFILE),
         layer_ranges=file.layer_ranges,
         stage_recompute_layers=file.stage_recompute_layers,
+        num_ranks=file.plan.world_size,
     )
 
 
 def check_supported(file: PlanFile) -> None:
     """Raise an InputError that names the option which stands against running a plan."""
-    require_legal(question_of_file(file), file.plan)
+    require_legal(own_scenario(file), file.plan)
     for problem in _problems(file):
         raise InputError(f"the executor cannot run this plan: {problem}")
 

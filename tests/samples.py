@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from cost_models.legality.rule import Question
 from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
@@ -96,10 +95,6 @@ def make_scenario(
     )
 
 
-def question(scenario: Scenario) -> Question:
-    return Question(scenario.model, scenario.workload, scenario.cluster.num_gpus)
-
-
 def all_plans(
     scenario: Scenario,
     *,
@@ -157,7 +152,7 @@ def legal_table(scenario_key: tuple[str, str, int, int, str, str]) -> tuple[Scen
         attention_kernel=kernel,
     )
     table = PlanTable.from_plans(list(all_plans(scenario)))
-    return scenario, table.rows(legality_codes(question(scenario), table) == 0)
+    return scenario, table.rows(legality_codes(scenario, table) == 0)
 
 
 def columns(record: Any) -> dict[str, np.ndarray]:

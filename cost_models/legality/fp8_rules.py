@@ -6,22 +6,28 @@ from typing import Any, Final
 
 import numpy as np
 
-from cost_models.legality.rule import Question, Rule
+from cost_models.legality.rule import Rule
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Scenario
 
 MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micro-batch
 
 
-def _tokens(question: Question, plans: Plan | PlanTable) -> Any:
-    return plans.micro_batch_size * question.workload.seq_len // plans.context_parallel
+def _in_fp8(scenario: Scenario) -> bool:
+    """Whether matmuls are in 8 bits, under a trainer that multiplies only whole matrices so."""
+    return scenario.workload.precision == "fp8" and scenario.software.fp8_whole_matrices
 
 
-def _odd_length(question: Question) -> int | None:
+def _tokens(scenario: Scenario, plans: Plan | PlanTable) -> Any:
+    return plans.micro_batch_size * scenario.workload.seq_len // plans.context_parallel
+
+
+def _odd_length(scenario: Scenario) -> int | None:
     """Return a length of a layer's matrix that the kernels do not take."""
     lengths = {
         length
-        for kind in question.model.kinds
+        for kind in scenario.model.kinds
         for weight in kind.weights
         if weight.role == "linear" and weight.part != "router" and not weight.is_adapter
         for length in weight.shape
@@ -29,7 +35,7 @@ def _odd_length(question: Question) -> int | None:
     return min((length for length in lengths if length % MULTIPLE), default=None)
 
 
-def _words(question: Question, plan: Plan) -> str:
+def _words(scenario: Scenario, plan: Plan) -> str:
     return (
         f"precision fp8: tensor_parallel {plan.tensor_parallel}, pipeline_schedule "
         f"{plan.pipeline_schedule}; this trainer multiplies whole matrices in 8 bits, forward and "
@@ -42,17 +48,19 @@ FP8_RULES: tuple[Rule, ...] = (
     Rule(
         "fp8",
         # "and": columns are looked at only where matmuls are in 8 bits
-        lambda q, t: (
-            q.in_fp8 and ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
+        lambda s, t: (
+            _in_fp8(s) and ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
         ),
         _words,
     ),
     Rule(
         "fp8_lengths",
-        lambda q, t: q.in_fp8 and ((_tokens(q, t) % MULTIPLE != 0) | (_odd_length(q) is not None)),
-        lambda q, p: (
-            f"precision fp8: {_tokens(q, p)} tokens of a micro-batch"
-            + ("" if _odd_length(q) is None else f" and a matrix with a length of {_odd_length(q)}")
+        lambda s, t: (
+            _in_fp8(s) and ((_tokens(s, t) % MULTIPLE != 0) | (_odd_length(s) is not None))
+        ),
+        lambda s, p: (
+            f"precision fp8: {_tokens(s, p)} tokens of a micro-batch"
+            + ("" if _odd_length(s) is None else f" and a matrix with a length of {_odd_length(s)}")
             + f" (kernels for 8 bits take multiples of {MULTIPLE})"
         ),
     ),

@@ -9,20 +9,21 @@ import numpy as np
 
 from cost_models.arrays import Count
 from cost_models.columnar.columns import on_distinct_rows
-from cost_models.legality.rule import Question, Rule
+from cost_models.legality.rule import Rule
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan, split_layers
+from cost_models.scenario import Scenario
 
 Ranges = Sequence[tuple[int, int]]
 
 
-def _ranges(question: Question, num_stages: int) -> Ranges | None:
+def _ranges(scenario: Scenario, num_stages: int) -> Ranges | None:
     """Return the layers of each stage; None where there are fewer layers than stages."""
-    if question.layer_ranges is not None:
-        return question.layer_ranges
-    if num_stages > question.model.num_layers:
+    if scenario.layer_ranges is not None:
+        return scenario.layer_ranges
+    if num_stages > scenario.model.num_layers:
         return None  # another rule's
-    return split_layers(question.model.num_layers, num_stages)
+    return split_layers(scenario.model.num_layers, num_stages)
 
 
 def untrained_stage(model: ModelSpec, ranges: Ranges) -> int | None:
@@ -38,21 +39,21 @@ def untrained_stage(model: ModelSpec, ranges: Ranges) -> int | None:
 
 
 @on_distinct_rows
-def _has_untrained_stage(question: Question, stages: Count) -> Any:
+def _has_untrained_stage(scenario: Scenario, stages: Count) -> Any:
     broken = np.zeros(np.shape(stages), dtype=bool)
     for number in np.unique(stages):
-        ranges = _ranges(question, int(number)) if number > 1 else None
-        if ranges is not None and untrained_stage(question.model, ranges) is not None:
+        ranges = _ranges(scenario, int(number)) if number > 1 else None
+        if ranges is not None and untrained_stage(scenario.model, ranges) is not None:
             broken |= np.equal(stages, number)
     return broken
 
 
-def _untrained_text(question: Question, plan: Plan) -> str:
-    ranges = _ranges(question, plan.num_stages) or ()
-    stage = untrained_stage(question.model, ranges) or 0
+def _untrained_text(scenario: Scenario, plan: Plan) -> str:
+    ranges = _ranges(scenario, plan.num_stages) or ()
+    stage = untrained_stage(scenario.model, ranges) or 0
     first, stop = ranges[stage]
     return (
-        f"freeze = {question.workload.freeze}: stage {stage} of {len(ranges)} (layers {first} to "
+        f"freeze = {scenario.workload.freeze}: stage {stage} of {len(ranges)} (layers {first} to "
         f"{stop - 1}) has nothing to train; choose fewer stages (pipeline_parallel "
         f"{plan.pipeline_parallel} x virtual_stages {plan.virtual_stages}) or other parts"
     )
@@ -61,17 +62,17 @@ def _untrained_text(question: Question, plan: Plan) -> str:
 FROZEN_RULES: tuple[Rule, ...] = (
     Rule(
         "freeze",
-        lambda q, t: bool(q.workload.freeze) & t.offloads_weights,
-        lambda q, p: (
-            f"freeze = {q.workload.freeze}: frozen parts stay on the device (offload {p.offload} "
+        lambda s, t: bool(s.workload.freeze) & t.offloads_weights,
+        lambda s, p: (
+            f"freeze = {s.workload.freeze}: frozen parts stay on the device (offload {p.offload} "
             "must not be weights)"
         ),
     ),
     Rule(
         "freeze_stages",
-        lambda q, t: (
-            q.workload.freeze != ""
-            and _has_untrained_stage(q, t.pipeline_parallel * t.virtual_stages)
+        lambda s, t: (
+            s.workload.freeze != ""
+            and _has_untrained_stage(s, t.pipeline_parallel * t.virtual_stages)
         ),
         _untrained_text,
     ),

@@ -4,96 +4,97 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.legality.rule import Question, Rule
+from cost_models.legality.rule import Rule
 from cost_models.partition.recomputed_layers import problem_of
 from cost_models.plan.plan import RECOMPUTE, SELECTIVE_OPS, Plan
+from cost_models.scenario import Scenario
 
 
-def _recompute_layers_text(question: Question, plan: Plan) -> str:
-    if plan.recompute_layers or question.stage_recompute_layers is None:
+def _recompute_layers_text(scenario: Scenario, plan: Plan) -> str:
+    if plan.recompute_layers or scenario.stage_recompute_layers is None:
         return str(plan.recompute_layers)
-    return ",".join(map(str, question.stage_recompute_layers))
+    return ",".join(map(str, scenario.stage_recompute_layers))
 
 
-def _too_many_by_stage(question: Question) -> bool:
-    numbers, num_layers = question.stage_recompute_layers or (), question.model.num_layers
+def _too_many_by_stage(scenario: Scenario) -> bool:
+    numbers, num_layers = scenario.stage_recompute_layers or (), scenario.model.num_layers
     if len(numbers) > num_layers:
         return True
-    return problem_of(numbers, len(numbers), num_layers, question.layer_ranges) is not None
+    return problem_of(numbers, len(numbers), num_layers, scenario.layer_ranges) is not None
 
 
 RECOMPUTE_RULES: tuple[Rule, ...] = (
     Rule(
         "recompute_layers_alone",
-        lambda q, t: (
-            ((t.recompute_layers > 0) | (q.stage_recompute_layers is not None)) & (t.recompute == 0)
+        lambda s, t: (
+            ((t.recompute_layers > 0) | (s.stage_recompute_layers is not None)) & (t.recompute == 0)
         ),
-        lambda q, p: (
-            f"recompute_layers = {_recompute_layers_text(q, p)} says which layers recompute: it "
+        lambda s, p: (
+            f"recompute_layers = {_recompute_layers_text(s, p)} says which layers recompute: it "
             f"needs recompute {' or '.join(RECOMPUTE[1:])} (got none)"
         ),
     ),
     Rule(
         "recompute_offload",
-        lambda q, t: (t.recompute == SELECTIVE_OPS) & t.offloads_activations,
-        lambda q, p: (
+        lambda s, t: (t.recompute == SELECTIVE_OPS) & t.offloads_activations,
+        lambda s, p: (
             f"recompute selective_ops with offload {p.offload}: the results that it keeps stay on "
             "the device (choose recompute none, selective or full, or offload none or optimizer)"
         ),
     ),
     Rule(
         "recompute_encoder_decoder",
-        lambda q, t: (t.recompute == SELECTIVE_OPS) & any(k.cross_attention for k in q.model.kinds),
-        lambda q, p: (
+        lambda s, t: (t.recompute == SELECTIVE_OPS) & any(k.cross_attention for k in s.model.kinds),
+        lambda s, p: (
             "recompute selective_ops: the layers of an encoder-decoder cannot keep results of "
             "their own yet (must be none, selective or full)"
         ),
     ),
     Rule(
         "recompute_every",
-        lambda q, t: (
+        lambda s, t: (
             (t.recompute_every > 0)
             & (
                 (t.recompute_layers < 1)
                 | (t.recompute_layers > t.recompute_every)
-                | (t.recompute_every > q.smallest_stage(t.pipeline_parallel * t.virtual_stages))
+                | (t.recompute_every > s.smallest_stage(t.pipeline_parallel * t.virtual_stages))
             )
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"recompute {p.recompute}:{p.recompute_layers}/{p.recompute_every}: the first n of "
             "every k layers of a stage need 1 <= n <= k, and the smallest of "
-            f"{p.num_stages} stages has {q.smallest_stage(p.num_stages)} layers (k must be at "
+            f"{p.num_stages} stages has {s.smallest_stage(p.num_stages)} layers (k must be at "
             "most that)"
         ),
     ),
     Rule(
         "stage_recompute_layers",
-        lambda q, t: (
-            (t.pipeline_parallel * t.virtual_stages != len(q.stage_recompute_layers))
-            | _too_many_by_stage(q)
-            if q.stage_recompute_layers is not None
+        lambda s, t: (
+            (t.pipeline_parallel * t.virtual_stages != len(s.stage_recompute_layers))
+            | _too_many_by_stage(s)
+            if s.stage_recompute_layers is not None
             else np.zeros(len(t), dtype=bool)
         ),
-        lambda q, p: str(
+        lambda s, p: str(
             problem_of(
-                q.stage_recompute_layers or (), p.num_stages, q.model.num_layers, q.layer_ranges
+                s.stage_recompute_layers or (), p.num_stages, s.model.num_layers, s.layer_ranges
             )
         ),
     ),
     Rule(
         "stage_recompute_layers_alone",
-        lambda q, t: (q.stage_recompute_layers is not None) & (t.recompute_layers > 0),
-        lambda q, p: (
-            f"recompute_layers is given for each stage and as {_recompute_layers_text(q, p)} for "
+        lambda s, t: (s.stage_recompute_layers is not None) & (t.recompute_layers > 0),
+        lambda s, p: (
+            f"recompute_layers is given for each stage and as {_recompute_layers_text(s, p)} for "
             "all of them: choose one"
         ),
     ),
     Rule(
         "recompute_layers",
-        lambda q, t: t.recompute_layers > q.smallest_stage(t.pipeline_parallel * t.virtual_stages),
-        lambda q, p: (
+        lambda s, t: t.recompute_layers > s.smallest_stage(t.pipeline_parallel * t.virtual_stages),
+        lambda s, p: (
             f"recompute_layers = {p.recompute_layers}: the smallest of {p.num_stages} stages has "
-            f"{q.smallest_stage(p.num_stages)} layers (must be 0, for all, to that)"
+            f"{s.smallest_stage(p.num_stages)} layers (must be 0, for all, to that)"
         ),
     ),
 )

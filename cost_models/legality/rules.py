@@ -18,7 +18,6 @@ from cost_models.legality.fp8_rules import FP8_RULES
 from cost_models.legality.frozen_rules import FROZEN_RULES
 from cost_models.legality.recompute_rules import RECOMPUTE_RULES
 from cost_models.legality.rule import (
-    Question,
     Rule,
     adapts_experts,
     divisors_text,
@@ -62,128 +61,110 @@ FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def question_of(scenario: Scenario) -> Question:
-    """Return what the rules ask of a scenario."""
-    software = scenario.software
-    largest = int(software.largest_zero_stage)
-    return Question(
-        scenario.model,
-        scenario.workload,
-        scenario.cluster.num_gpus,
-        largest,
-        software.splits_backward,
-        scenario.layer_ranges,
-        scenario.stage_recompute_layers,
-        software.fp8_whole_matrices,
-        software.short_pipelines,
-        software.autocasts_weights,
-    )
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "world_size",
-        lambda q, t: t.world_size != q.num_gpus,
-        lambda q, p: (
+        lambda s, t: t.world_size != s.world_size,
+        lambda s, p: (
             f"data_parallel {p.data_parallel} x "
             + (f"context_parallel {p.context_parallel} x " if p.context_parallel > 1 else "")
             + f"tensor_parallel {p.tensor_parallel} x pipeline_parallel {p.pipeline_parallel} = "
-            f"{p.world_size}, but there are {q.num_gpus} ranks"
+            f"{p.world_size}, but there are {s.world_size} ranks"
         ),
     ),
     Rule(
         "global_batch_size",
-        lambda q, t: (
+        lambda s, t: (
             t.micro_batch_size * t.num_microbatches * t.data_parallel
-            != q.workload.global_batch_size
+            != s.workload.global_batch_size
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"micro_batch_size {p.micro_batch_size} x num_microbatches {p.num_microbatches} x "
             f"data_parallel {p.data_parallel} = {p.global_batch_size}, but global_batch_size is "
-            f"{q.workload.global_batch_size}"
+            f"{s.workload.global_batch_size}"
         ),
     ),
     Rule(
         "num_heads",
-        lambda q, t: indivisible(query_heads(q.model), t.tensor_parallel),
-        lambda q, p: (
+        lambda s, t: indivisible(query_heads(s.model), t.tensor_parallel),
+        lambda s, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide num_heads = "
-            f"{min(query_heads(q.model))}; legal values: {divisors_text(query_heads(q.model))}"
+            f"{min(query_heads(s.model))}; legal values: {divisors_text(query_heads(s.model))}"
         ),
     ),
     Rule(
         "num_kv_heads",
-        lambda q, t: indivisible(key_heads(q.model), t.tensor_parallel),
-        lambda q, p: (
+        lambda s, t: indivisible(key_heads(s.model), t.tensor_parallel),
+        lambda s, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide num_kv_heads = "
-            f"{min(key_heads(q.model))}; legal values: {divisors_text(key_heads(q.model))}"
+            f"{min(key_heads(s.model))}; legal values: {divisors_text(key_heads(s.model))}"
         ),
     ),
     Rule(
         "ffn_hidden_size",
-        lambda q, t: indivisible(ffn_sizes(q.model), t.tensor_parallel),
-        lambda q, p: (
+        lambda s, t: indivisible(ffn_sizes(s.model), t.tensor_parallel),
+        lambda s, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide ffn_hidden_size = "
-            f"{min(ffn_sizes(q.model))}; legal values: {divisors_text(ffn_sizes(q.model))}"
+            f"{min(ffn_sizes(s.model))}; legal values: {divisors_text(ffn_sizes(s.model))}"
         ),
     ),
     Rule(
         "expert_ffn_hidden_size",
-        lambda q, t: (
-            t.expert_tensor_parallel & indivisible(expert_sizes(q.model), t.tensor_parallel)
+        lambda s, t: (
+            t.expert_tensor_parallel & indivisible(expert_sizes(s.model), t.tensor_parallel)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide the experts' ffn_hidden_size = "
-            f"{min(expert_sizes(q.model))}; legal values: "
-            f"{divisors_text(expert_sizes(q.model))}, or whole experts on every tensor-parallel "
+            f"{min(expert_sizes(s.model))}; legal values: "
+            f"{divisors_text(expert_sizes(s.model))}, or whole experts on every tensor-parallel "
             "rank (expert_tensor_parallel off)"
         ),
     ),
     Rule(
         "sequence_parallel_alone",
-        lambda q, t: t.sequence_parallel & (t.tensor_parallel == 1),
-        lambda q, p: (
+        lambda s, t: t.sequence_parallel & (t.tensor_parallel == 1),
+        lambda s, p: (
             "sequence_parallel splits the sequence inside the tensor-parallel group: it "
             "needs tensor_parallel >= 2"
         ),
     ),
     Rule(
         "sequence_length",
-        lambda q, t: (
+        lambda s, t: (
             t.sequence_parallel
-            & (q.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
+            & (s.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
         ),
-        lambda q, p: (
+        lambda s, p: (
             "sequence_parallel: "
             + (f"context_parallel {p.context_parallel} x " if p.context_parallel > 1 else "")
             + f"tensor_parallel = {p.context_parallel * p.tensor_parallel} does not divide seq_len "
-            f"= {q.workload.seq_len}"
+            f"= {s.workload.seq_len}"
         ),
     ),
     Rule(
         "num_layers",
-        lambda q, t: t.pipeline_parallel * t.virtual_stages > q.model.num_layers,
-        lambda q, p: (
+        lambda s, t: t.pipeline_parallel * t.virtual_stages > s.model.num_layers,
+        lambda s, p: (
             f"pipeline_parallel {p.pipeline_parallel} x virtual_stages {p.virtual_stages} = "
-            f"{p.num_stages} stages, but the model has {q.model.num_layers} layers"
+            f"{p.num_stages} stages, but the model has {s.model.num_layers} layers"
         ),
     ),
     Rule(
         "stage_layers",
-        lambda q, t: (
-            t.pipeline_parallel * t.virtual_stages != len(q.layer_ranges)
-            if q.layer_ranges is not None
+        lambda s, t: (
+            t.pipeline_parallel * t.virtual_stages != len(s.layer_ranges)
+            if s.layer_ranges is not None
             else np.zeros(len(t), dtype=bool)
         ),
-        lambda q, p: (
-            f"layers are given for {len(q.layer_ranges or ())} stages, but pipeline_parallel "
+        lambda s, p: (
+            f"layers are given for {len(s.layer_ranges or ())} stages, but pipeline_parallel "
             f"{p.pipeline_parallel} x virtual_stages {p.virtual_stages} = {p.num_stages} stages"
         ),
     ),
     *RECOMPUTE_RULES,
     Rule(
         "virtual_stages",
-        lambda q, t: np.select(
+        lambda s, t: np.select(
             [np.isin(t.pipeline_schedule, V_CODES), np.isin(t.pipeline_schedule, LOOPED_CODES)],
             [
                 (t.virtual_stages != 2) | (t.pipeline_parallel < 2),
@@ -191,7 +172,7 @@ RULES: tuple[Rule, ...] = (
             ],
             t.virtual_stages > 1,
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"pipeline_schedule {p.pipeline_schedule} with virtual_stages = {p.virtual_stages} and "
             f"pipeline_parallel = {p.pipeline_parallel}: {' and '.join(LOOPED)} need at least 2 of "
             f"both, {' and '.join(V_SHAPED)} exactly 2 virtual stages on at least 2 ranks, the "
@@ -200,27 +181,27 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "schedule_microbatches",
-        lambda q, t: (t.pipeline_parallel > 1) & (t.num_microbatches < fewest_microbatches(q, t)),
-        lambda q, p: (
+        lambda s, t: (t.pipeline_parallel > 1) & (t.num_microbatches < fewest_microbatches(s, t)),
+        lambda s, p: (
             f"{p.pipeline_schedule} needs num_microbatches >= {FEWEST[p.pipeline_schedule](p)} "
             f"with pipeline_parallel = {p.pipeline_parallel}, got {p.num_microbatches}"
         ),
     ),
     Rule(
         "interleaved_microbatches",
-        lambda q, t: (
+        lambda s, t: (
             np.isin(t.pipeline_schedule, LOOPED_CODES)
             & (t.num_microbatches % t.pipeline_parallel != 0)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"{p.pipeline_schedule} needs num_microbatches to be a multiple of "
             f"pipeline_parallel, got {p.num_microbatches} and {p.pipeline_parallel}"
         ),
     ),
     Rule(
         "pipeline_schedule",
-        lambda q, t: np.isin(t.pipeline_schedule, SPLIT_CODES) & (not q.splits_backward),
-        lambda q, p: (
+        lambda s, t: np.isin(t.pipeline_schedule, SPLIT_CODES) & (not s.software.splits_backward),
+        lambda s, p: (
             f"pipeline_schedule = {p.pipeline_schedule}: this trainer does not compute weight "
             "gradients apart from those of inputs (allowed: "
             f"{', '.join(name for name in SCHEDULES if name not in SPLIT)})"
@@ -228,50 +209,51 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero_alone",
-        lambda q, t: (t.zero_stage > 0) & (t.data_parallel * t.context_parallel == 1),
-        lambda q, p: (
+        lambda s, t: (t.zero_stage > 0) & (t.data_parallel * t.context_parallel == 1),
+        lambda s, p: (
             f"zero_stage = {p.zero_stage} shards over data- and context-parallel ranks: it needs "
             "data_parallel >= 2 or context_parallel >= 2"
         ),
     ),
     Rule(
         "zero_stage",
-        lambda q, t: t.zero_stage > q.largest_zero_stage,
-        lambda q, p: (
-            f"zero_stage = {p.zero_stage}: this trainer shards up to stage {q.largest_zero_stage}"
+        lambda s, t: t.zero_stage > int(s.software.largest_zero_stage),
+        lambda s, p: (
+            f"zero_stage = {p.zero_stage}: this trainer shards up to stage "
+            f"{int(s.software.largest_zero_stage)}"
         ),
     ),
     Rule(
         "offload_weights",
-        lambda q, t: t.offloads_weights & (t.zero_stage < 3),
-        lambda q, p: (
+        lambda s, t: t.offloads_weights & (t.zero_stage < 3),
+        lambda s, p: (
             f"offload {p.offload} keeps shards of the weights off the accelerator: it needs "
             f"zero_stage 3 (got {p.zero_stage})"
         ),
     ),
     Rule(
         "offload_device",
-        lambda q, t: (t.offload_device == NVME) & np.logical_not(t.offloads_optimizer),
-        lambda q, p: (
+        lambda s, t: (t.offload_device == NVME) & np.logical_not(t.offloads_optimizer),
+        lambda s, p: (
             f"offload_device = {p.offload_device} says where optimizer and weights go: it needs "
             f"offload optimizer or weights (got {p.offload})"
         ),
     ),
     Rule(
         "zero_plus_plus",
-        lambda q, t: (
+        lambda s, t: (
             ((t.secondary_ranks > 1) | t.quantised_weights | t.quantised_gradients)
             & (t.zero_stage < 3)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"secondary_ranks {p.secondary_ranks}, quantised_weights and quantised_gradients are "
             f"parts of ZeRO++: they need zero_stage 3 (got {p.zero_stage})"
         ),
     ),
     Rule(
         "secondary_ranks",
-        lambda q, t: t.shard_ranks % t.secondary_ranks != 0,
-        lambda q, p: (
+        lambda s, t: t.shard_ranks % t.secondary_ranks != 0,
+        lambda s, p: (
             f"secondary_ranks = {p.secondary_ranks} does not divide the {p.shard_ranks} ranks that "
             f"ZeRO shards over; legal values: {divisors_text([p.shard_ranks])}"
         ),
@@ -279,12 +261,12 @@ RULES: tuple[Rule, ...] = (
     *SHARING_RULES,
     Rule(
         "without_experts",
-        lambda q, t: (
+        lambda s, t: (
             (t.expert_parallel > 1) | np.logical_not(t.expert_tensor_parallel)
-            if not num_experts(q.model)
+            if not num_experts(s.model)
             else np.zeros(len(t), dtype=bool)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"expert_parallel = {p.expert_parallel}, expert_tensor_parallel = "
             f"{'on' if p.expert_tensor_parallel else 'off'}: the model has no experts (must be 1 "
             "and on)"
@@ -292,16 +274,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "expert_parallel",
-        lambda q, t: indivisible(num_experts(q.model), t.expert_parallel),
-        lambda q, p: (
+        lambda s, t: indivisible(num_experts(s.model), t.expert_parallel),
+        lambda s, p: (
             f"expert_parallel = {p.expert_parallel} does not divide num_experts = "
-            f"{min(num_experts(q.model))}; legal values: {divisors_text(num_experts(q.model))}"
+            f"{min(num_experts(s.model))}; legal values: {divisors_text(num_experts(s.model))}"
         ),
     ),
     Rule(
         "expert_ranks",
-        lambda q, t: t.expert_ranks % t.expert_parallel != 0,
-        lambda q, p: (
+        lambda s, t: t.expert_ranks % t.expert_parallel != 0,
+        lambda s, p: (
             f"expert_parallel = {p.expert_parallel} does not divide the {p.expert_ranks} ranks "
             "that may share experts: data_parallel / dp_replicate x context_parallel"
             + ("" if p.expert_tensor_parallel else " x tensor_parallel")
@@ -310,30 +292,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "expert_tokens",
-        lambda q, t: (
+        lambda s, t: (
             np.logical_not(t.expert_tensor_parallel)
             & np.logical_not(t.sequence_parallel)
-            & (q.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
+            & (s.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"expert_tensor_parallel off: {p.tensor_parallel} tensor-parallel ranks share the "
-            f"tokens of a sequence, but do not divide seq_len = {q.workload.seq_len}"
+            f"tokens of a sequence, but do not divide seq_len = {s.workload.seq_len}"
         ),
     ),
     Rule(
         "adapter_experts",
-        lambda q, t: np.full(len(t), adapts_experts(q)),
-        lambda q, p: (
-            f"adapter {q.workload.adapter} beside all matrices: those of routed experts are one "
+        lambda s, t: np.full(len(t), adapts_experts(s)),
+        lambda s, p: (
+            f"adapter {s.workload.adapter} beside all matrices: those of routed experts are one "
             "tensor and take none (--lora-targets must be attention)"
         ),
     ),
     Rule(
         "autocast",
-        lambda q, t: np.full(len(t), freezes_autocast(q)),
-        lambda q, p: (
-            f"{'freeze' if q.workload.freeze else 'adapter'} = "
-            f"{q.workload.freeze or q.workload.adapter}: under autocast over fp32 weights all are "
+        lambda s, t: np.full(len(t), freezes_autocast(s)),
+        lambda s, p: (
+            f"{'freeze' if s.workload.freeze else 'adapter'} = "
+            f"{s.workload.freeze or s.workload.adapter}: under autocast over fp32 weights all are "
             "trained (a frozen base is in 16 bits: --software hf-trainer)"
         ),
     ),
@@ -341,55 +323,55 @@ RULES: tuple[Rule, ...] = (
     *FP8_RULES,
     Rule(
         "positions",
-        lambda q, t: np.full(len(t), too_long(q)),
-        lambda q, p: (
-            f"seq_len = {q.workload.seq_len} is longer than the model's "
-            f"{q.model.max_seq_len} learned positions"
+        lambda s, t: np.full(len(t), too_long(s)),
+        lambda s, p: (
+            f"seq_len = {s.workload.seq_len} is longer than the model's "
+            f"{s.model.max_seq_len} learned positions"
         ),
     ),
 )
 CODES = ("legal", *(rule.code for rule in RULES))
 
 
-def fewest_microbatches(question: Question, table: PlanTable) -> Any:
+def fewest_microbatches(scenario: Scenario, table: PlanTable) -> Any:
     """Return how many micro-batches the schedule of each plan needs at least."""
-    asked = [name for name in FEWEST if name != "1f1b" or not question.short_pipelines]
+    asked = [name for name in FEWEST if name != "1f1b" or not scenario.software.short_pipelines]
     schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in asked]
     return np.select(schedules, [FEWEST[name](table) for name in asked], 1)
 
 
-def broken_rules(question: Question, table: PlanTable) -> dict[int, Any]:
+def broken_rules(scenario: Scenario, table: PlanTable) -> dict[int, Any]:
     """Return the rules that some row breaks, by their position in CODES, the last one first.
 
     What comes with each says which rows: a column as those of the table, or one flag for all.
     """
     found = {}
     for position, rule in reversed(list(enumerate(RULES, start=1))):
-        broken = rule.broken(question, table)
+        broken = rule.broken(scenario, table)
         if np.any(broken):
             found[position] = broken
     return found
 
 
-def legality_codes(question: Question, table: PlanTable) -> NDArray[np.int16]:
+def legality_codes(scenario: Scenario, table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 for a legal plan or the position in CODES of the first broken rule."""
     codes = np.zeros(len(table), dtype=np.int16)
     few, frame = factored(table) if len(table) >= MANY else (table.plain(), None)
     if frame is not None:
         find_projections(few, frame, APART)
-    for position, broken in broken_rules(question, few).items():
+    for position, broken in broken_rules(scenario, few).items():
         codes[expand(broken, len(table))] = position
     if frame is not None:
         frame.release()
     return codes
 
 
-def require_legal(question: Question, plan: Plan, where: object = "") -> None:
+def require_legal(scenario: Scenario, plan: Plan, where: object = "") -> None:
     """Raise an InputError with the rule's words for a plan that is not legal.
 
     ``where``: the file that it is in.
     """
-    code = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
+    code = int(legality_codes(scenario, PlanTable.from_plans([plan]))[0])
     if code:
-        words = RULES[code - 1].words(question, plan)
+        words = RULES[code - 1].words(scenario, plan)
         raise InputError(f"{where}: {words}" if where else words)

@@ -31,80 +31,80 @@ def _chunks(plan: Plan | PlanTable) -> Any:
 SHARING_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "context_attention",
-        lambda q, t: (t.context_parallel > 1) & (not _is_decoder(q.model)),
-        lambda q, p: (
+        lambda s, t: (t.context_parallel > 1) & (not _is_decoder(s.model)),
+        lambda s, p: (
             f"context_parallel = {p.context_parallel} shares causal attention only: "
-            f"{q.model.name} also attends both ways (must be 1)"
+            f"{s.model.name} also attends both ways (must be 1)"
         ),
     ),
     Rule(
         "context_length",
-        lambda q, t: (
-            (t.context_parallel > 1) & (q.workload.seq_len % (_chunks(t) * t.context_parallel) != 0)
+        lambda s, t: (
+            (t.context_parallel > 1) & (s.workload.seq_len % (_chunks(t) * t.context_parallel) != 0)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"context_parallel = {p.context_parallel}: {p.context_parallel_method} cuts a sequence "
             f"into {p.context_parallel * _chunks(p)} equal chunks, which seq_len = "
-            f"{q.workload.seq_len} does not give"
+            f"{s.workload.seq_len} does not give"
         ),
     ),
     Rule(
         "context_heads",
-        lambda q, t: (
+        lambda s, t: (
             _by_heads(t)
             & any_of(
-                [n % (t.tensor_parallel * t.context_parallel) != 0 for n in query_heads(q.model)]
+                [n % (t.tensor_parallel * t.context_parallel) != 0 for n in query_heads(s.model)]
             )
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"ulysses shares out heads: tensor_parallel {p.tensor_parallel} x context_parallel "
-            f"{p.context_parallel} does not divide num_heads = {min(query_heads(q.model))}; legal "
-            f"products: {divisors_text(query_heads(q.model))}"
+            f"{p.context_parallel} does not divide num_heads = {min(query_heads(s.model))}; legal "
+            f"products: {divisors_text(query_heads(s.model))}"
         ),
     ),
     Rule(
         "context_kv_heads",
-        lambda q, t: (
+        lambda s, t: (
             _by_heads(t)
             & any_of(
                 [
                     ((n // t.tensor_parallel) % t.context_parallel != 0)
                     & (t.context_parallel % np.maximum(1, n // t.tensor_parallel) != 0)
-                    for n in key_heads(q.model)
+                    for n in key_heads(s.model)
                 ]
             )
         ),
-        lambda q, p: (
+        lambda s, p: (
             "ulysses shares out key heads, or repeats them until every rank has one: "
             f"context_parallel = {p.context_parallel} must divide num_kv_heads / tensor_parallel = "
-            f"{min(key_heads(q.model)) // p.tensor_parallel}, or be a multiple of it"
+            f"{min(key_heads(s.model)) // p.tensor_parallel}, or be a multiple of it"
         ),
     ),
     Rule(
         "context_dropout",
-        lambda q, t: (
+        lambda s, t: (
             (t.context_parallel > 1)
             & np.logical_not(_by_heads(t))
-            & (q.model.attention_dropout > 0)
+            & (s.model.attention_dropout > 0)
         ),
-        lambda q, p: (
+        lambda s, p: (
             f"context_parallel_method = {p.context_parallel_method} has no dropout of attention "
-            f"weights, {q.model.name} has {q.model.attention_dropout:g}: choose ulysses, or set "
+            f"weights, {s.model.name} has {s.model.attention_dropout:g}: choose ulysses, or set "
             "it to 0 in the config"
         ),
     ),
     Rule(
         "dp_replicate",
-        lambda q, t: t.data_parallel % t.dp_replicate != 0,
-        lambda q, p: (
+        lambda s, t: t.data_parallel % t.dp_replicate != 0,
+        lambda s, p: (
             f"dp_replicate = {p.dp_replicate} does not divide data_parallel = {p.data_parallel}; "
             f"legal values: {divisors_text([p.data_parallel])}"
         ),
     ),
     Rule(
         "dp_replicate_alone",
-        lambda q, t: (t.dp_replicate > 1) & ((t.zero_stage == 0) | (t.shard_ranks == 1)),
-        lambda q, p: (
+        lambda s, t: (t.dp_replicate > 1) & ((t.zero_stage == 0) | (t.shard_ranks == 1)),
+        lambda s, p: (
             f"dp_replicate = {p.dp_replicate} makes replicas of shards: it needs zero_stage >= 1 "
             f"(got {p.zero_stage}) and data_parallel / dp_replicate x context_parallel >= 2 "
             f"(got {p.shard_ranks})"

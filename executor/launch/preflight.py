@@ -6,7 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cost_models.legality.executor_proofs import unproven
 from cost_models.plan_file import PlanFile, read_plan_file
@@ -14,11 +14,9 @@ from cost_models.pricing.prediction import predict, scenario_of, still_holds
 from cost_models.units import format_bytes
 from executor.data import Corpus, DataOptions, open_corpus
 from executor.machine.measure import free_memory_bytes
-from executor.support import MASKED_FAMILIES, SPAN_FAMILIES, check_supported
+from executor.support import MASKED_FAMILIES, OWN_PROFILE, SPAN_FAMILIES, check_supported
 from hardware_profiles.cluster.measurement import MAX_PROCESSES
 from hardware_profiles.errors import InputError
-
-OWN_PROFILE: Final = "shardplan"  # the software profile of this executor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from cost_models.legality.rules import require_legal
 from cost_models.plan.plan import SCHEDULES, Plan
 from cost_models.plan_file import PlanFile
-from executor.support import SPAN_FAMILIES, question_of_file
+from executor.support import SPAN_FAMILIES, own_scenario
 from executor.verify.tiny_models import CONFIGS, tiny
 
 MAX_RANKS: Final = 8
@@ -53,7 +53,7 @@ def cases() -> list[Case]:
     for case in found:
         assert case.plan.world_size <= MAX_RANKS, case.name
         file = case.file()
-        require_legal(question_of_file(file), case.plan)
+        require_legal(own_scenario(file), case.plan)
     return sorted(found, key=lambda case: case.plan.world_size)
 
 

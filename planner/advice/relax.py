@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import FLAGS, WORDS, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.units import GIB
@@ -203,7 +203,7 @@ def _values(
     """Return the values that legal plans have for a part, the nearest first."""
     num_gpus = scenario.cluster.num_gpus
     table = enumerate_plans(scenario.model, scenario.workload, num_gpus, fixed, offloads=offloads)
-    legal = legality_codes(question_of(scenario), table) == 0
+    legal = legality_codes(scenario, table) == 0
     values = np.unique(getattr(table, name)[legal]).tolist()
     yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
 

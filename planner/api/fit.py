@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cost_models.legality.rules import FEWEST, question_of, require_legal
+from cost_models.legality.rules import FEWEST, require_legal
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan
@@ -131,7 +131,7 @@ def fit(
     some = by_stage is not None or plan.recompute_layers > 0
     if some and "recompute" not in fixed:
         asked = replace(plan, recompute="full")  # some layers, so these wholly
-    require_legal(question_of(scenario), asked)
+    require_legal(scenario, asked)
     if "recompute" in fixed:
         document = plan_document(scenario, plan)
     elif some:

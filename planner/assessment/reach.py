@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
@@ -21,8 +21,7 @@ STEP: Final = 128  # tokens
 
 def is_legal(scenario: Scenario, plan: Plan) -> bool:
     """Return whether the plan can exist on the scenario's cluster."""
-    question = question_of(scenario)
-    return not legality_codes(question, PlanTable.from_plans([plan]))[0]
+    return not legality_codes(scenario, PlanTable.from_plans([plan]))[0]
 
 
 def fits(scenario: Scenario, plan: Plan) -> bool:

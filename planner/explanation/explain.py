@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cost_models.legality.rules import question_of, require_legal
+from cost_models.legality.rules import require_legal
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, scenario_of
@@ -152,7 +152,7 @@ def explain(
     """
     file = _file(plan)
     scenario = scenario_of(file)
-    require_legal(question_of(scenario), file.plan, plan if isinstance(plan, (str, Path)) else "")
+    require_legal(scenario, file.plan, plan if isinstance(plan, (str, Path)) else "")
     even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
     document = plan_document(scenario, file.plan, None if even else file.layer_ranges)
     asked = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.step_bounds import step_times
@@ -146,7 +146,7 @@ def priced_choices(
     )
     if varies_layers(scenario, fixed or {}):
         table = _joined(table, _numbered(scenario, table, chosen))
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
     step, (peak, host) = table_steps(scenario, joined), peaks_and_hosts(scenario, joined)
     upper = 1.0 + memory_spread(scenario.software.name).above

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cost_models.legality.rules import RULES, legality_codes, question_of
+from cost_models.legality.rules import RULES, legality_codes
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
 from cost_models.scenario import Scenario
@@ -115,7 +115,6 @@ def why_not(
 
 def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
     """Name the rule that all candidates break; else those that the most of them break first."""
-    question = question_of(scenario)
     table = enumerate_plans(
         scenario.model,
         scenario.workload,
@@ -123,11 +122,11 @@ def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
         fixed,
     )
     broken = {
-        position: int(np.sum(np.broadcast_to(rule.broken(question, table), (len(table),))))
+        position: int(np.sum(np.broadcast_to(rule.broken(scenario, table), (len(table),))))
         for position, rule in enumerate(RULES)
     }
     always = [position for position, number in broken.items() if number == len(table)]
-    first = legality_codes(question, table).astype(int) - 1
+    first = legality_codes(scenario, table).astype(int) - 1
     if always:
         chosen = dict.fromkeys(always[:MOST_RULES], 0)  # any candidate breaks it
     else:
@@ -135,7 +134,7 @@ def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
         most = np.argsort(-counts, kind="stable")[:MOST_RULES].tolist()
         chosen = {n: int(np.flatnonzero(first == n)[0]) for n in most if counts[n]}
     rules = tuple(
-        (RULES[n].code, RULES[n].words(question, table.plan(row)), broken[n])
+        (RULES[n].code, RULES[n].words(scenario, table.plan(row)), broken[n])
         for n, row in chosen.items()
     )
     return WhyNot(

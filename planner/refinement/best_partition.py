@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.scenario import Scenario
 from planner.refinement.minimal_recompute import recompute_what_must_be
@@ -110,7 +110,7 @@ def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> 
     elif recomputed == tuple(last - first for first, last in ranges):
         by_stage = None
     staged = with_stages(scenario, ranges, by_stage)
-    if legality_codes(question_of(staged), PlanTable.from_plans([plan]))[0]:
+    if legality_codes(staged, PlanTable.from_plans([plan]))[0]:
         return None
     step = simulated_step(scenario, plan, ranges, by_stage)
     return Staged(rank, plan, ranges, by_stage, step, even_step, proven)

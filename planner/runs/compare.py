@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.legality.rules import question_of, require_legal
+from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.observed import (
     KEPT,
@@ -86,7 +86,7 @@ def compare(first: Path, second: Path) -> Comparison:
 
 def _legal(path: Path) -> PlanFile:
     file = read_plan_file(path)
-    require_legal(question_of(scenario_of(file)), file.plan, path)
+    require_legal(scenario_of(file), file.plan, path)
     return file
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cost_models.columnar.columns import common_projection, values_at
 from cost_models.columnar.dictionary_encoding import concatenate
-from cost_models.legality.rules import CODES, RULES, broken_rules, question_of
+from cost_models.legality.rules import CODES, RULES, broken_rules
 from cost_models.plan.plan import PlanTable
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
@@ -36,7 +36,6 @@ class Candidates:
         offloads: Sequence[str] = ("none",),
     ) -> Candidates:
         """Enumerate and judge."""
-        question = question_of(scenario)
         counts = np.zeros(len(CODES), dtype=np.int64)
         examples: dict[str, str] = {}
         unwanted: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
@@ -45,7 +44,7 @@ class Candidates:
             scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed, offloads=offloads
         ):
             few, frame = product.factored()
-            broken = broken_rules(question, few)
+            broken = broken_rules(scenario, few)
             projection = frame.prefix(common_projection(frame, list(broken.values())))
             codes = np.zeros(projection.size, dtype=np.int16)
             for position, flags in broken.items():
@@ -55,7 +54,7 @@ class Candidates:
             for code, row in zip(*np.unique(codes, return_index=True), strict=True):
                 if code and CODES[code] not in examples:
                     plan = product.plans(projection, row[None]).plan(0)
-                    examples[CODES[code]] = RULES[code - 1].words(question, plan)
+                    examples[CODES[code]] = RULES[code - 1].words(scenario, plan)
             plans = product.plans(projection, np.flatnonzero(codes == 0))
             frame.release()
             if require:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import concatenate, decode
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -189,7 +189,7 @@ def _that_fit(
         table, grid, peak = table.rows(rows), grid[rows], peak[rows]
         step = table_steps(scenario, table)
         rows = stays(table, step, peak).nonzero()[0]
-        rows = rows[legality_codes(question_of(scenario), table.rows(rows)) == 0]
+        rows = rows[legality_codes(scenario, table.rows(rows)) == 0]
         tables.append(table.rows(rows))
         columns.append((grid[rows], step[rows], peak[rows]))
     grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))

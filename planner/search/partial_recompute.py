@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -224,7 +224,7 @@ def recompute_less(
             kept = may(table.rows(index), step)
             index, step, peak = index[kept], step[kept], peak[kept]
         family, table = family[index], table.rows(index)
-        index = (legality_codes(question_of(scenario), table) == 0).nonzero()[0]
+        index = (legality_codes(scenario, table) == 0).nonzero()[0]
         _, first = np.unique(family[index], return_index=True)  # the fewest layers
         index = index[first]
         table, step, peak = table.rows(index), step[index], peak[index]

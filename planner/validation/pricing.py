@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
+from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.allocator import shown_bytes
 from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.plan.plan import PlanTable
@@ -64,11 +64,10 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
 
 def why_impossible(case: Case) -> str | None:
     """Return why no trainer runs a case's plan; None where one does."""
-    question = question_of(case.scenario)
-    code = int(legality_codes(question, PlanTable.from_plans([case.plan]))[0])
+    code = int(legality_codes(case.scenario, PlanTable.from_plans([case.plan]))[0])
     if not code or CODES[code] in PRICED_ANYWAY:
         return None
-    return RULES[code - 1].words(question, case.plan)
+    return RULES[code - 1].words(case.scenario, case.plan)
 
 
 def _price(cases: Sequence[Case]) -> dict[str, Prediction]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cost_models.legality.rules import question_of, require_legal
+from cost_models.legality.rules import require_legal
 from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.partition.recomputed_layers import Recomputed
 from cost_models.plan.plan import Plan
@@ -234,7 +234,7 @@ def test_the_layers_of_each_stage_that_are_recomputed_are_written_and_read(tmp_p
     assert read.stage_recompute_layers == (2, 0)
     assert read.recomputed == Recomputed(by_stage=(2, 0))
     assert read.to_dict() == document
-    require_legal(question_of(scenario_of(read)), read.plan)
+    require_legal(scenario_of(read), read.plan)
     recompute = predict(scenario_of(read), read.plan, read.layer_ranges).time.parts.recompute
     assert recompute > 0
 

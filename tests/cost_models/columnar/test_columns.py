@@ -13,7 +13,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.factored import factored
 from cost_models.plan.plan import PlanTable
 from planner.search.space import enumerate_plans
-from tests.samples import make_scenario, question
+from tests.samples import make_scenario
 
 
 def random_table(size: int, seed: int = 0) -> PlanTable:
@@ -145,5 +145,5 @@ def test_formulas_that_meet_no_column_are_left_alone() -> None:
     assert double.__name__
     scenario = make_scenario("llama", "8xA100-80GB")
     table = enumerate_plans(scenario.model, scenario.workload, 8, {})
-    legal = table.rows(legality_codes(question(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     assert np.array_equal(double(legal.zero_stage), 2 * legal.zero_stage)

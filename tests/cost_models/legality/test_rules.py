@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.legality.rule import Question
 from cost_models.legality.rules import (
     CODES,
     MANY,
     RULES,
     legality_codes,
-    question_of,
     require_legal,
 )
 from cost_models.model.families import model_spec
@@ -22,7 +20,10 @@ from cost_models.plan.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import simulated_steps
+from cost_models.scenario import Scenario
+from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import software_profile
 from tests.samples import CONFIGS, llama, make_scenario, sample_model
 
 LEGAL = Plan(
@@ -39,7 +40,7 @@ SIX_KEY_HEADS = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_he
 FIRST = "embedding,layers:0-3"  # all of the first of two stages
 NARROW_MLP = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 132}
 
-# rule: (changes of the legal plan, changes of the question, words that must be said)
+# rule: (changes of the legal plan, changes of the scenario, words that must be said)
 BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "world_size": ({}, {"num_gpus": 16}, ["2 x tensor_parallel 2", "= 8", "16 ranks"]),
     "global_batch_size": ({"micro_batch_size": 3}, {}, ["3 x", "= 24", "is 16"]),
@@ -266,25 +267,30 @@ def asked(
     freeze: str = "",
     precision: Any = "bf16",
     autocasts: bool = False,
-) -> Question:
+) -> Scenario:
     rank = 0 if adapter == "none" else 4
     adapters: Any = {"adapter": adapter, "adapter_rank": rank}
     workload = Workload(seq_len, batch, precision=precision, freeze=freeze, **adapters)
-    return Question(
+    software = replace(
+        software_profile("shardplan"),
+        largest_zero_stage=largest_zero_stage,
+        splits_backward=splits_backward,
+        autocasts_weights=autocasts,
+    )
+    return Scenario(
         model or llama(),
+        parse_cluster("8xA100-80GB"),
         workload,
-        num_gpus,
-        largest_zero_stage,
-        splits_backward,
+        software,
         layer_ranges,
         by_stage,
-        autocasts_weights=autocasts,
+        num_ranks=num_gpus,
     )
 
 
-def broken_rules(question: Question, plan: Plan) -> list[str]:
+def broken_rules(scenario: Scenario, plan: Plan) -> list[str]:
     table = PlanTable.from_plans([plan])
-    return [rule.code for rule in RULES if np.ravel(rule.broken(question, table))[0]]
+    return [rule.code for rule in RULES if np.ravel(rule.broken(scenario, table))[0]]
 
 
 def test_the_legal_plan_is_legal() -> None:
@@ -330,14 +336,14 @@ def test_every_rule_has_an_example() -> None:
 @pytest.mark.parametrize("code", BREAKS)
 def test_a_plan_that_breaks_just_this_rule(code: str) -> None:
     changes, about, words = BREAKS[code]
-    question, plan = asked(**about), replace(LEGAL, **changes)
+    scenario, plan = asked(**about), replace(LEGAL, **changes)
     # key-value heads divide the heads: what does not divide these does not divide those
     implied = ["num_kv_heads"] if code == "num_heads" else []
-    assert broken_rules(question, plan) == [code, *implied]
-    position = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
+    assert broken_rules(scenario, plan) == [code, *implied]
+    position = int(legality_codes(scenario, PlanTable.from_plans([plan]))[0])
     assert CODES[position] == code
     with pytest.raises(InputError) as caught:
-        require_legal(question, plan)
+        require_legal(scenario, plan)
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -348,24 +354,24 @@ def test_a_plan_that_breaks_just_this_rule(code: str) -> None:
 def test_each_rule_judges_a_large_table_as_it_judges_one_plan(code: str) -> None:
     """In large tables rules see columns of distinct values."""
     changes, of_question, _ = BREAKS[code]
-    question, plans = asked(**of_question), [replace(LEGAL, **changes), Plan()]
-    alone = [int(legality_codes(question, PlanTable.from_plans([plan]))[0]) for plan in plans]
+    scenario, plans = asked(**of_question), [replace(LEGAL, **changes), Plan()]
+    alone = [int(legality_codes(scenario, PlanTable.from_plans([plan]))[0]) for plan in plans]
     many = PlanTable.from_plans(plans).rows(np.arange(2 * MANY) % 2)
-    assert legality_codes(question, many).tolist() == alone * MANY
+    assert legality_codes(scenario, many).tolist() == alone * MANY
 
 
 def test_the_legal_values_in_the_words_are_legal() -> None:
     """Of two rules about tensor parallelism the stricter one speaks."""
-    question = asked(num_gpus=32)
+    scenario = asked(num_gpus=32)
     with pytest.raises(InputError, match=r"num_kv_heads = 4; legal values: 1, 2, 4$"):
-        require_legal(question, replace(LEGAL, tensor_parallel=8))
+        require_legal(scenario, replace(LEGAL, tensor_parallel=8))
 
 
 # --- once more, one plan at a time in plain Python ------------------------------------------------
 
 
-def first_broken(question: Question, plan: Plan) -> str:
-    model, batch = question.model, question.workload.global_batch_size
+def first_broken(scenario: Scenario, plan: Plan) -> str:
+    model, batch = scenario.model, scenario.workload.global_batch_size
     t, p, v, m = (
         plan.tensor_parallel,
         plan.pipeline_parallel,
@@ -374,7 +380,7 @@ def first_broken(question: Question, plan: Plan) -> str:
     )
     attentions = [k.attention for k in model.kinds]
     attentions += [k.cross_attention for k in model.kinds if k.cross_attention is not None]
-    if plan.data_parallel * t * p != question.num_gpus:
+    if plan.data_parallel * t * p != scenario.world_size:
         return "world_size"
     if plan.micro_batch_size * m * plan.data_parallel != batch:
         return "global_batch_size"
@@ -392,7 +398,7 @@ def first_broken(question: Question, plan: Plan) -> str:
         return "expert_ffn_hidden_size"
     if plan.sequence_parallel and t == 1:
         return "sequence_parallel_alone"
-    if plan.sequence_parallel and question.workload.seq_len % t:
+    if plan.sequence_parallel and scenario.workload.seq_len % t:
         return "sequence_length"
     if p * v > model.num_layers:
         return "num_layers"
@@ -404,12 +410,12 @@ def first_broken(question: Question, plan: Plan) -> str:
     if v not in several.get(schedule, (1,)) or (v > 1 and p == 1):
         return "virtual_stages"
     fewest = {"1f1b": p, "zero_bubble": p, "zbv": 2 * p - 1, "dualpipev": 2 * p}
-    short = schedule == "1f1b" and question.short_pipelines
+    short = schedule == "1f1b" and scenario.software.short_pipelines
     if p > 1 and m < fewest.get(schedule, 1) and not short:
         return "schedule_microbatches"
     if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and m % p:
         return "interleaved_microbatches"
-    if schedule not in SCHEDULES[:3] and not question.splits_backward:
+    if schedule not in SCHEDULES[:3] and not scenario.software.splits_backward:
         return "pipeline_schedule"
     if plan.zero_stage and plan.data_parallel == 1:
         return "zero_alone"
@@ -420,9 +426,9 @@ def first_broken(question: Question, plan: Plan) -> str:
     if plan.data_parallel * (1 if plan.expert_tensor_parallel else t) % plan.expert_parallel:
         return "expert_ranks"
     splits = not plan.expert_tensor_parallel and not plan.sequence_parallel
-    if splits and question.workload.seq_len % t:
+    if splits and scenario.workload.seq_len % t:
         return "expert_tokens"
-    if model.max_seq_len_is_hard and question.workload.seq_len > (model.max_seq_len or 0):
+    if model.max_seq_len_is_hard and scenario.workload.seq_len > (model.max_seq_len or 0):
         return "positions"
     return "legal"
 
@@ -432,13 +438,10 @@ def first_broken(question: Question, plan: Plan) -> str:
 def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> None:
     random = np.random.default_rng(1)
     scenario = make_scenario(name, seq_len=252, global_batch_size=12)
-    question = Question(
-        scenario.model,
-        scenario.workload,
-        12,
-        splits_backward=splits_backward,
-        short_pipelines=not splits_backward,
+    software = replace(
+        scenario.software, splits_backward=splits_backward, short_pipelines=not splits_backward
     )
+    scenario = replace(scenario, software=software, num_ranks=12)
 
     def some(values: Any) -> Any:
         value = random.choice(values)
@@ -473,22 +476,22 @@ def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> No
         if 12 % (plan.tensor_parallel * plan.pipeline_parallel) == 0
     ]
     table = PlanTable.from_plans(plans + mended)
-    found = [CODES[code] for code in legality_codes(question, table)]
-    assert found == [first_broken(question, plan) for plan in plans + mended]
+    found = [CODES[code] for code in legality_codes(scenario, table)]
+    assert found == [first_broken(scenario, plan) for plan in plans + mended]
     assert found.count("legal") > 20
     assert len(set(found)) >= 6
 
 
 def test_require_legal_agrees_with_the_codes() -> None:
-    question = asked()
+    scenario = asked()
     for schedule in SCHEDULES:
         plan = replace(LEGAL, pipeline_schedule=schedule)
-        code = int(legality_codes(question, PlanTable.from_plans([plan]))[0])
+        code = int(legality_codes(scenario, PlanTable.from_plans([plan]))[0])
         if code:
             with pytest.raises(InputError):
-                require_legal(question, plan)
+                require_legal(scenario, plan)
         else:
-            require_legal(question, plan)
+            require_legal(scenario, plan)
 
 
 def test_megatron_runs_fewer_micro_batches_than_ranks_and_torch_does_not() -> None:
@@ -502,7 +505,7 @@ def test_megatron_runs_fewer_micro_batches_than_ranks_and_torch_does_not() -> No
         for software in ("megatron", "shardplan")
     }
     legal = {
-        name: legality_codes(question_of(one), PlanTable.from_plans(plans)).tolist()
+        name: legality_codes(one, PlanTable.from_plans(plans)).tolist()
         for name, one in settings.items()
     }
     assert legal == {"megatron": [0, 0], "shardplan": [CODES.index("schedule_microbatches"), 0]}

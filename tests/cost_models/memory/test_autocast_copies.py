@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cost_models.legality.rules import question_of, require_legal
+from cost_models.legality.rules import require_legal
 from cost_models.memory.peak import MOMENTS, rank_timeline
 from cost_models.model.families import model_spec
 from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
@@ -95,6 +95,6 @@ def test_replicas_hold_copies_and_no_rank_shards() -> None:
     model = scenario(4, 1024, autocast=True).model
     software = software_profile("hf-trainer-autocast")
     eight = Scenario(model, parse_cluster("8xA100-80GB"), Workload(1024, 8), software)
-    require_legal(question_of(eight), Plan(data_parallel=8))
+    require_legal(eight, Plan(data_parallel=8))
     with pytest.raises(InputError, match="this trainer shards up to stage 0"):
-        require_legal(question_of(eight), Plan(data_parallel=8, zero_stage=1))
+        require_legal(eight, Plan(data_parallel=8, zero_stage=1))

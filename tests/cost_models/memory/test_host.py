@@ -10,7 +10,7 @@ import pytest
 
 from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import NVME_BANDWIDTH, drive_seconds, weight_seconds
-from cost_models.legality.rules import legality_codes, question_of, require_legal
+from cost_models.legality.rules import legality_codes, require_legal
 from cost_models.memory.host import offloaded_bytes
 from cost_models.partition.stages import even_rank_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
@@ -132,7 +132,7 @@ def test_offloaded_weights_cost_time() -> None:
 )
 def test_what_cannot_be_offloaded_is_said(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
-        require_legal(question_of(scenario_of()), replace(PLAN, **changes))
+        require_legal(scenario_of(), replace(PLAN, **changes))
     assert said in str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_a_table_equals_its_rows() -> None:
         for device in OFFLOAD_DEVICES
     ]
     table = PlanTable.from_plans(plans)
-    legal = legality_codes(question_of(scenario), table) == 0
+    legal = legality_codes(scenario, table) == 0
     together = price(scenario, table.rows(legal))
     for row, plan in enumerate(p for p, good in zip(plans, legal, strict=True) if good):
         alone = price(scenario, PlanTable.from_plans([plan]))

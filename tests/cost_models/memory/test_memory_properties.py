@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
 from cost_models.memory.timeline import timelines
@@ -76,7 +76,7 @@ def scenario_of(model: ModelSpec, workload: Workload, plan: Plan, software: str)
 
 
 def is_legal(scenario: Scenario, *plans: Plan) -> bool:
-    return not legality_codes(question_of(scenario), PlanTable.from_plans(list(plans))).any()
+    return not legality_codes(scenario, PlanTable.from_plans(list(plans))).any()
 
 
 @st.composite

@@ -14,7 +14,7 @@ from cost_models.compute.flops import (
     model_flops_per_step,
 )
 from cost_models.legality.frozen_rules import untrained_stage
-from cost_models.legality.rules import CODES, legality_codes, question_of
+from cost_models.legality.rules import CODES, legality_codes
 from cost_models.memory.fsdp1 import units
 from cost_models.model.freezing import with_frozen_parts, without_adapters_below
 from cost_models.model.lora import adapted, trainable_part
@@ -201,7 +201,7 @@ def test_plans_of_every_axis_are_legal() -> None:
         Plan(4, context_parallel=2, num_microbatches=4),
         Plan(8, zero_stage=3, offload="weights", num_microbatches=2),
     ]
-    codes = legality_codes(question_of(scenario), PlanTable.from_plans(plans))
+    codes = legality_codes(scenario, PlanTable.from_plans(plans))
     assert [CODES[code] for code in codes] == [*["legal"] * 4, "freeze"]
 
 

@@ -44,7 +44,6 @@ from tests.samples import (
     legal_table,
     llama,
     make_scenario,
-    question,
     sample_model,
 )
 
@@ -180,7 +179,7 @@ def test_extreme_sizes_stay_finite_and_positive(kernel: str) -> None:
         ),
     ]
     table = PlanTable.from_plans(plans)
-    assert not legality_codes(question(scenario), table.rows(np.array([0, 1]))).any()
+    assert not legality_codes(scenario, table.rows(np.array([0, 1]))).any()
     priced = price(scenario, table)
     for name, column in all_columns(priced).items():
         assert np.isfinite(column).all(), name
@@ -370,7 +369,7 @@ def test_every_sample_has_legal_plans_of_every_kind() -> None:
 def test_all_plans_include_illegal_ones() -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     table = PlanTable.from_plans(list(all_plans(scenario)))
-    codes = legality_codes(question(scenario), table)
+    codes = legality_codes(scenario, table)
     assert 0 < np.sum(codes == 0) < len(table)
     assert parse_cluster("8xA100-80GB").num_gpus == 8
 

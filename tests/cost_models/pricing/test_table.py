@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.largest_sums import MISSING, largest_sums
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.factored import factored
 from cost_models.plan.plan import OFFLOADS, RECOMPUTE, PlanTable
 from cost_models.pricing.estimate import price
@@ -77,7 +77,7 @@ def plans_of_all_kinds(scenario: Scenario, seed: int = 0, most: int = 250) -> Pl
     for name, values in more.items():
         columns[name][half:] = values[half:]
     table = PlanTable(**columns)
-    legal = np.flatnonzero(legality_codes(question_of(scenario), table) == 0)
+    legal = np.flatnonzero(legality_codes(scenario, table) == 0)
     return table.rows(np.sort(rng.choice(legal, min(most, len(legal)), replace=False)))
 
 
@@ -106,7 +106,6 @@ def test_equal_rows_once_or_each_row_is_the_same(
 def test_equal_rows_are_judged_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all candidates, and of some with what is seldom pinned, each row alike."""
     scenario = SETTINGS[name]()
-    question = question_of(scenario)
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     odd = {
         "recompute_layers": np.arange(len(table)) % 5,
@@ -115,9 +114,9 @@ def test_equal_rows_are_judged_once(name: str, monkeypatch: pytest.MonkeyPatch) 
     }
     for some in (table, replace(table, **odd)):
         monkeypatch.setattr("cost_models.legality.rules.MANY", 10**9)
-        row_by_row = legality_codes(question, some)
+        row_by_row = legality_codes(scenario, some)
         monkeypatch.setattr("cost_models.legality.rules.MANY", 0)
-        assert np.array_equal(legality_codes(question, some), row_by_row)
+        assert np.array_equal(legality_codes(scenario, some), row_by_row)
         assert len(np.unique(row_by_row)) > 3
 
 
@@ -180,7 +179,7 @@ def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
     scenario = SETTINGS["llama"]()
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
-    table = table.rows(legality_codes(question_of(scenario), table) == 0)
+    table = table.rows(legality_codes(scenario, table) == 0)
     exact, _ = table_memory(scenario, table)
     context = scenario.software.context_bytes  # beside what is added up
     for share in (1.0, 10.0):

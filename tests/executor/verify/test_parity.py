@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.legality.rule import Question
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from executor.parallel import data_parallel, pipeline
+from executor.support import own_scenario
 from executor.training import optimizer
 from executor.training import trainer as train
 from executor.verify import TOLERANCE, Verification
@@ -54,8 +54,7 @@ def _is_legal(case: dict[str, Any]) -> bool:
     if ranks > MAX_RANKS:
         return False
     file = _file(case)
-    question = Question(file.model, file.workload, file.plan.world_size)
-    return not legality_codes(question, PlanTable.from_plans([file.plan]))[0]
+    return not legality_codes(own_scenario(file), PlanTable.from_plans([file.plan]))[0]
 
 
 @cache

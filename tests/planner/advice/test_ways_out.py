@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import price
 from hardware_profiles.cluster.parse import parse_cluster
@@ -317,7 +317,7 @@ def test_no_plan_needs_less_than_its_states_shared_out(
     workload = replace(scenario.workload, optimizer=optimizer)
     scenario = replace(scenario, workload=workload)
     table = enumerate_plans(scenario.model, workload, 8, {"offload": offload})
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     if "weights" in offload and software != "shardplan":
         assert not len(legal)  # it moves no weights
         return

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import planner
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import read_plan_file
 from cost_models.pricing.estimate import price
@@ -381,7 +381,7 @@ def test_a_networkx_graph_is_planned_on() -> None:
 def test_a_table_is_priced_as_every_row_alone(box: Cluster) -> None:
     scenario = replace(make_scenario("mixtral", global_batch_size=32), cluster=box)
     table = enumerate_plans(scenario.model, scenario.workload, 8, {})
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     rows = np.random.default_rng(0).choice(len(legal), 10, replace=False)
     whole = price_table(scenario, legal).step[rows]
     alone = [float(price(scenario, legal.rows([row])).step[0]) for row in rows.tolist()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.product_projections import ProductFrame
-from cost_models.legality.rules import CODES, RULES, legality_codes, question_of
+from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.plan.plan import PlanTable
 from planner.request.constraints import broken_by_plan, parse_requirements
 from planner.search.candidates import Candidates
@@ -36,13 +36,13 @@ def test_products_are_judged_as_every_plan_is(
     scenario, require = SETTINGS[name](), parse_requirements(["pp<=4", "zero<=2"])
     offloads = allowed_offloads(["weights", "activations"])
     found = Candidates.of(scenario, {}, require, offloads)
-    question, gpus = question_of(scenario), scenario.cluster.num_gpus
+    gpus = scenario.cluster.num_gpus
     table = enumerate_plans(scenario.model, scenario.workload, gpus, {}, offloads=offloads)
-    codes = legality_codes(question, table)
+    codes = legality_codes(scenario, table)
     assert found.codes.tolist() == np.bincount(codes, minlength=len(CODES)).tolist()
     assert len(found.illegal) > 3
     assert dict(found.examples) == {
-        CODES[code]: RULES[code - 1].words(question, table.plan(int(np.argmax(codes == code))))
+        CODES[code]: RULES[code - 1].words(scenario, table.plan(int(np.argmax(codes == code))))
         for code in np.unique(codes[codes > 0])
     }
     legal = table.rows(codes == 0)

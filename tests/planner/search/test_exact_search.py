@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from cost_models.legality.rules import legality_codes, question_of
+from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
@@ -96,7 +96,7 @@ def with_fewer_recomputed(
 
 def check(scenario: Scenario) -> None:
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     assume(len(legal) >= FEWEST_PLANS)
     axes = ("data_parallel", "tensor_parallel", "pipeline_parallel")
     assert all(len(np.unique(getattr(legal, axis))) > 1 for axis in axes)
@@ -147,7 +147,7 @@ def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
     pinned = {"sequence_parallel": False, "recompute": "none"}
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     peak, steps = price_table(scenario, legal).peak, simulated_steps(scenario, legal)
     step = above(price(scenario, legal).step, steps)
     fits = np.flatnonzero(verdicts(scenario, peak) == 0)
@@ -172,7 +172,7 @@ def test_constraints_on_the_step_are_about_the_simulated_one(words: str, objecti
     scenario = make_scenario("t5", global_batch_size=96)
     pinned = {"sequence_parallel": False, "recompute": "none", "pipeline_parallel": 4}
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     bound = price(scenario, legal).step
     step = above(bound, simulated_steps(scenario, legal))
     peak = price_table(scenario, legal).peak
@@ -195,7 +195,7 @@ def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """With steps in closed form that are too long the first one that is simulated would win."""
     scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
     table = enumerate_plans(scenario.model, scenario.workload, 8, {})
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     from cost_models.step_time.step import pipeline_bound as pipeline_time
 
     honest = pipeline_time.BOUNDS["1f1b"]
@@ -212,7 +212,7 @@ def check_fewer_recomputed(scenario: Scenario, data: Any) -> None:
         "dp_replicate": 1,
     }
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     assume(len(legal))
     row = data.draw(st.integers(0, len(legal) - 1))
     few = PlanTable.from_plans(
@@ -277,7 +277,7 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
     for pinned in grids:
         fixed = {"dp_replicate": 1, "sequence_parallel": False, "virtual_stages": 1, **pinned}
         table = enumerate_plans(scenario.model, scenario.workload, 8, fixed)
-        legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+        legal = table.rows(legality_codes(scenario, table) == 0)
         more = every_smaller_number(scenario, legal)
         peak = price_table(scenario, more).peak
         with_all = price_table(scenario, replace(more, recompute_layers=0 * more.micro_batch_size))
@@ -331,7 +331,7 @@ def check_every_number(scenario: Scenario, pinned: dict[str, Any], asked: dict[s
     asked = dict(asked)
     offloads = asked.get("offloads", ("none",))
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned, offloads=offloads)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     assume(len(legal))
     whole = legal.rows(legal.recompute == FULL)
     stages = whole.pipeline_parallel * whole.virtual_stages
@@ -435,7 +435,7 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
     model = sample_model(name, num_hidden_layers=7, n_layer=7)
     scenario = make_scenario(model, "8xA100-80GB", global_batch_size=32, software=software)
     table = enumerate_plans(scenario.model, scenario.workload, 8, {"recompute": "full"})
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:400])
     stages = legal.pipeline_parallel * legal.virtual_stages
     smallest, largest = 7 // stages, -(-7 // stages)
@@ -464,7 +464,7 @@ def test_the_bounds_of_fewer_recomputed_layers_hold(name: str, software: str) ->
 def test_plans_without_recomputation_are_found_where_others_between_are_illegal() -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     table = enumerate_plans(scenario.model, scenario.workload, 8, {}, offloads=OFFLOADS)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     assert len(legal) < len(table)
     peak = np.arange(len(legal), dtype=np.float64)
     found = peaks_without(legal, peak, apart=len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full"))
@@ -482,7 +482,7 @@ def test_fewer_layers_keep_their_share_of_the_peak_where_kinds_differ(software: 
     scenario = make_scenario("t5", "8xA100-80GB", global_batch_size=32, software=software)
     pinned = {"recompute": "full", "pipeline_parallel": 2}
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:300])
     whole = price_table(scenario, legal)
     more = every_smaller_number(scenario, legal)
@@ -502,7 +502,7 @@ def test_the_bounds_hold_where_activations_leave_the_accelerator() -> None:
     offloads = ("activations", "optimizer+activations")
     every = {"recompute": "full"}
     table = enumerate_plans(scenario.model, scenario.workload, 8, every, offloads=offloads)
-    legal = table.rows(legality_codes(question_of(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     legal = legal.rows(np.random.default_rng(0).permutation(len(legal))[:200])
     assert legal.offloads_activations.all()
     kept = replace(legal, offload=KEPT[legal.offload])

@@ -16,7 +16,7 @@ from planner.advice.refusal import no_plan
 from planner.assessment.verdict import VERDICTS, budget_bytes, memory_budget, verdict, verdict_codes
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import all_plans, llama, make_scenario, question
+from tests.samples import all_plans, llama, make_scenario
 
 
 def with_capacity(scenario: Scenario, capacity: float) -> Scenario:
@@ -32,7 +32,7 @@ def priced_one_by_one(scenario: Scenario) -> list[tuple[int, float, float, Plan]
     (That a table costs what its rows cost alone is tested with ``price``.)
     """
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question(scenario), table) == 0).plain()
+    legal = table.rows(legality_codes(scenario, table) == 0).plain()
     priced, budget = price(scenario, legal), budget_bytes(scenario.cluster)
     codes = [VERDICTS.index(verdict(peak, budget)) for peak in priced.peak.tolist()]
     return list(zip(codes, priced.step.tolist(), priced.peak.tolist(), legal, strict=True))
@@ -78,7 +78,7 @@ def test_the_best_of_the_nested_loops_is_found() -> None:
     """A second brute force that does not use our enumeration."""
     scenario = make_scenario("llama", "4xA100-80GB", global_batch_size=8)
     table = PlanTable.from_plans(list(all_plans(scenario)))
-    legal = table.rows(legality_codes(question(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     fastest = float(np.min(price(scenario, legal).step))
     best = search(scenario, top=1).plans[0]
     assert float(price(scenario, PlanTable.from_plans([best])).step[0]) == fastest
@@ -123,7 +123,7 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
     """Where nothing fits with its whole interval, the answer is tight as a whole."""
     scenario = make_scenario(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=8, seq_len=512)
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
-    legal = table.rows(legality_codes(question(scenario), table) == 0)
+    legal = table.rows(legality_codes(scenario, table) == 0)
     smallest = float(price(scenario, legal).peak.min())
     tight = with_capacity(scenario, smallest)
     result = search(tight)

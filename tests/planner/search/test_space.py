@@ -14,7 +14,7 @@ from planner.request.divisors import divisors
 from planner.request.pins import parse_fixed
 from planner.search.search import search
 from planner.search.space import MAX_VIRTUAL_STAGES, allowed_offloads, enumerate_plans
-from tests.samples import all_plans, make_scenario, question
+from tests.samples import all_plans, make_scenario
 
 QUESTIONS = [
     ("llama", "8xA100-80GB", 16),
@@ -35,7 +35,7 @@ def enumerated(scenario: Any, fixed: dict[str, Any] | None = None) -> PlanTable:
 def legal_plans(scenario: Any, plans: list[Plan]) -> set[Plan]:
     if not plans:
         return set()
-    codes = legality_codes(question(scenario), PlanTable.from_plans(plans))
+    codes = legality_codes(scenario, PlanTable.from_plans(plans))
     return {plan for plan, code in zip(plans, codes, strict=True) if not code}
 
 
