@@ -34,7 +34,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.local_machine import cpu_cluster
 from hardware_profiles.software.trainer import software_profile
-from planner.assessment.plan_document import plan_file
+from planner.assessment.assess import plan_file
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny-llama" / "config.json"
 WIDE = {

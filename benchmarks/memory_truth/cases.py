@@ -15,7 +15,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
-from planner.assessment.plan_document import plan_file
+from planner.assessment.assess import plan_file
 
 # words with a number, and the field that it is for
 NUMBERS: Final = {

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
-from cost_models.pricing.prediction import MEMORY_PARTS
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from planner.advice.relax import satisfies, smallest_changes
 from planner.advice.ways_out import ways_out
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import amounts, assess
 from planner.assessment.verdict import budget_bytes
 from planner.request.command import describe_plan
 from planner.request.constraints import Constraint
@@ -113,11 +112,12 @@ def search_document(counts: Counts) -> dict[str, Any]:
 
 
 def _too_large(scenario: Scenario, plan: Plan) -> str:
-    memory = plan_document(scenario, plan)["memory"]
+    memory = assess(scenario, plan).memory
+    sizes = amounts(memory.parts)
     budget = format_bytes(budget_bytes(scenario.cluster))
-    largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
+    largest = max(sizes, key=lambda name: sizes[name])
     return (
         f"too large; the smallest ({describe_plan(plan)}) needs "
-        f"{format_bytes(memory['peak_bytes'])} of {budget} on stage {memory['limiting_stage']}, "
-        f"most of it {largest} ({format_bytes(memory['parts'][largest])})"
+        f"{format_bytes(memory.peak_bytes)} of {budget} on stage {memory.limiting_stage}, "
+        f"most of it {largest} ({format_bytes(sizes[largest])})"
     )

@@ -14,7 +14,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import FLAGS, WORDS, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.units import GIB
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import assess
 from planner.request.constraints import (
     Constraint,
     broken_by_plan,
@@ -153,18 +153,18 @@ def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int 
 
 def _result_words(scenario: Scenario, one: Constraint, plan: Any) -> str:
     """Say what the best plan without a constraint has; rounded so that this plan satisfies it."""
-    document = plan_document(scenario, plan)
-    time = document["time"]
+    assessment = assess(scenario, plan)
+    time = assessment.time
     if one.name == "memory":
-        gib = document["memory"]["peak_bytes"] / GIB
+        gib = assessment.memory.peak_bytes / GIB
         return f"memory<={math.ceil(10 * gib) / 10:g}GiB"
     if one.name == "step" and one.text.startswith(("--budget", "--days")):
         option, given = one.text.split()
-        needed = float(given.replace(",", "")) * time["step_seconds"] / one.value
+        needed = float(given.replace(",", "")) * time.step_seconds / one.value
         return f"{option} {_rounded(needed, up=True):g}"
     if one.name == "step":
-        return f"step<={_rounded(time['step_seconds'], up=True):g}s"
-    return f"{one.name}>={_rounded(time[one.name], up=False):g}"
+        return f"step<={_rounded(time.step_seconds, up=True):g}s"
+    return f"{one.name}>={_rounded(getattr(time, one.name), up=False):g}"
 
 
 def _rounded(value: float, *, up: bool) -> float:

@@ -8,7 +8,7 @@ one kind the cheapest is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from planner.advice.changes import (
     other_plans,
     other_trainings,
 )
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import Assessment, assess
 from planner.assessment.reach import is_legal
 from planner.request.command import fit_command
 
@@ -36,13 +36,12 @@ class _Way:
     """A change that was priced and fits."""
 
     change: Change
-    peak: float
-    time: Mapping[str, Any]
+    assessment: Assessment
 
     @property
     def step(self) -> float:
         """Seconds."""
-        return float(self.time["step_seconds"])
+        return self.assessment.time.step_seconds
 
     @property
     def cost(self) -> float:
@@ -60,10 +59,10 @@ class _Way:
             "options": change.options,
             "command": fit_command(change.scenario, change.plan),
             "plan": change.plan.to_dict(),
-            "peak_bytes": self.peak,
+            "peak_bytes": self.assessment.memory.peak_bytes,
             "step_seconds": self.step,
             "device_seconds_per_token": self.cost,
-            "mfu": self.time["mfu"],
+            "mfu": self.assessment.time.mfu,
             "num_gpus": change.scenario.cluster.num_gpus,
         }
 
@@ -72,10 +71,8 @@ def check(change: Change) -> _Way | None:
     """Price one change; None unless it is legal and fits."""
     if not is_legal(change.scenario, change.plan):
         return None
-    document = plan_document(change.scenario, change.plan)
-    if document["memory"]["verdict"] != "fits":
-        return None
-    return _Way(change, document["memory"]["peak_bytes"], document["time"])
+    assessment = assess(change.scenario, change.plan)
+    return _Way(change, assessment) if assessment.fits else None
 
 
 def ways_out(

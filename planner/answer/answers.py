@@ -20,8 +20,9 @@ from planner.answer.memory_html import drawing_title, fragment, memory_html
 from planner.answer.memory_story import story_text
 from planner.answer.memory_svg import memory_svg
 from planner.answer.text import fit_text, plan_text
+from planner.assessment.assess import Assessment, amounts, plan_file
 from planner.assessment.confidence import confidence
-from planner.assessment.plan_document import cluster_document, model_document, plan_file
+from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.refinement.best_partition import Staged
@@ -58,14 +59,14 @@ class FitAnswer:
 
     scenario: Scenario
     plan: Plan
-    document: Mapping[str, Any]
+    assessment: Assessment
     assumptions: tuple[str, ...]
     job: Mapping[str, Any] | None = None  # a whole run, where one was asked for
 
     @property
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
-        return str(self.document["memory"]["verdict"])
+        return self.assessment.verdict
 
     @cached_property
     def ways_out(self) -> tuple[Mapping[str, Any], ...]:
@@ -80,22 +81,23 @@ class FitAnswer:
     @property
     def step_memory(self) -> StepMemory:
         """One step's memory: moments of the fullest stage, all stages, the largest terms."""
-        return step_memory(self.scenario, self.plan, self.document["memory"])
+        return step_memory(self.scenario, self.plan, self.assessment.memory)
 
     def explain(self) -> str:
         """Tell where the peak comes from, moment by moment."""
-        return story_text(self.step_memory, self.document["memory"])
+        return story_text(self.step_memory, self.assessment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        memory = {**self.document["memory"], **self.step_memory.to_dict()}
+        assessment = self.assessment.to_dict()
+        memory = {**assessment["memory"], **self.step_memory.to_dict()}
         memory.pop("verdict")
         return {
             **header(self.scenario),
             "verdict": self.verdict,
-            "plan": self.document["plan"],
+            "plan": assessment["plan"],
             "memory": memory,
-            "time": self.document["time"],
+            "time": assessment["time"],
             "job": None if self.job is None else dict(self.job),
             "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
@@ -108,7 +110,7 @@ class FitAnswer:
         return fit_text(
             self.scenario,
             self.plan,
-            self.document,
+            self.assessment,
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
@@ -122,7 +124,7 @@ class FitAnswer:
     @property
     def _largest(self) -> str:
         """The largest part, and how its largest term comes about."""
-        parts = self.document["memory"]["parts"]
+        parts = amounts(self.assessment.memory.parts)
         name = max(parts, key=lambda part: parts[part])
         words = f"{name}: {format_bytes(parts[name])}"
         term = next((t for t in self.step_memory.terms if t.part == name and t.numbers), None)
@@ -132,20 +134,20 @@ class FitAnswer:
 
     def to_svg(self) -> str:
         """Return the moments of a step, drawn."""
-        return memory_svg(self.step_memory, self.document["memory"], self._title)
+        return memory_svg(self.step_memory, self.assessment, self._title)
 
     def to_html(self) -> str:
         """Return a page that stands alone: the drawing, the largest terms, the answer."""
-        memory, answer = self.document["memory"], f"{self}\n\n{self.explain()}"
-        return memory_html(self.step_memory, memory, self._title, answer)
+        answer = f"{self}\n\n{self.explain()}"
+        return memory_html(self.step_memory, self.assessment, self._title, answer)
 
     @property
     def _title(self) -> str:
         name = f"{self.scenario.model.name} on {self.scenario.cluster.name}"
-        return drawing_title(name, self.document["memory"])
+        return drawing_title(name, self.assessment)
 
     def _repr_html_(self) -> str:
-        drawn = fragment(self.step_memory, self.document["memory"], self._title)
+        drawn = fragment(self.step_memory, self.assessment, self._title)
         return f"{drawn}<pre>{html.escape(str(self))}</pre>"
 
 
@@ -155,7 +157,7 @@ class PlanAnswer:
 
     scenario: Scenario
     result: SearchResult
-    documents: tuple[Mapping[str, Any], ...]
+    assessments: tuple[Assessment, ...]
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
     staged: Staged | None = None  # a plan with stages of its own that is faster than the first one
@@ -174,15 +176,15 @@ class PlanAnswer:
         return pd.DataFrame(
             [
                 {
-                    **document["plan"],
-                    "peak_bytes": document["memory"]["peak_bytes"],
-                    "margin_bytes": document["memory"]["margin_bytes"],
-                    "step_seconds": document["time"]["step_seconds"],
-                    "tokens_per_second_per_gpu": document["time"]["tokens_per_second_per_gpu"],
-                    "mfu": document["time"]["mfu"],
-                    **{f"{name}_seconds": s for name, s in document["time"]["parts"].items()},
+                    **assessment.plan.to_dict(),
+                    "peak_bytes": assessment.memory.peak_bytes,
+                    "margin_bytes": assessment.margin_bytes,
+                    "step_seconds": assessment.time.step_seconds,
+                    "tokens_per_second_per_gpu": assessment.time.tokens_per_second_per_gpu,
+                    "mfu": assessment.time.mfu,
+                    **{f"{name}_seconds": s for name, s in amounts(assessment.time.parts).items()},
                 }
-                for document in self.documents
+                for assessment in self.assessments
             ]
         )
 
@@ -202,7 +204,7 @@ class PlanAnswer:
         """Return the JSON document."""
         return {
             **header(self.scenario),
-            "plans": [dict(document) for document in self.documents],
+            "plans": [assessment.to_dict() for assessment in self.assessments],
             "fixed": dict(self.fixed),
             "staged": None if self.staged is None else self.staged.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
@@ -216,7 +218,7 @@ class PlanAnswer:
         return plan_text(
             self.scenario,
             self.result.counts,
-            self.documents,
+            self.assessments,
             assumptions=self.assumptions,
             staged=self.staged,
             placed=self.placed,

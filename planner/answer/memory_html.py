@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from cost_models.units import format_bytes, format_gib
 from planner.answer.memory_story import moment_name
 from planner.answer.memory_svg import memory_svg
+from planner.assessment.assess import Assessment
 from planner.assessment.step_memory import StepMemory
 from planner.assessment.verdict import WORDS
 
@@ -22,25 +22,25 @@ STYLE: Final = (
 )
 
 
-def drawing_title(name: str, memory: Mapping[str, Any]) -> str:
+def drawing_title(name: str, assessment: Assessment) -> str:
     """Return what is drawn, and the verdict."""
     return (
-        f"{name}: {WORDS[memory['verdict']]}, peak {format_gib(memory['peak_bytes'])} of "
-        f"{format_bytes(memory['budget_bytes'])}"
+        f"{name}: {WORDS[assessment.verdict]}, peak {format_gib(assessment.memory.peak_bytes)} of "
+        f"{format_bytes(assessment.budget.size)}"
     )
 
 
-def fragment(story: StepMemory, memory: Mapping[str, Any], title: str) -> str:
+def fragment(story: StepMemory, assessment: Assessment, title: str) -> str:
     """Return the drawing with what it shows, for a page or a notebook."""
-    when = moment_name(story, memory["moment"])
+    when = moment_name(story, assessment.memory.moment)
     return (
-        memory_svg(story, memory, title)
+        memory_svg(story, assessment, title)
         + f"<p><b>Peak: {escape(when)}</b>: {escape(story.peak_words)}. "
         + f"{escape(story.schedule)}.</p>"
     )
 
 
-def memory_html(story: StepMemory, memory: Mapping[str, Any], title: str, answer: str) -> str:
+def memory_html(story: StepMemory, assessment: Assessment, title: str, answer: str) -> str:
     """Return the whole page; ``answer`` is what the terminal says."""
     rows = "".join(
         f"<tr><td>{format_bytes(term.size)}</td><td>{escape(term.part)}: {escape(term.name)}</td>"
@@ -50,7 +50,7 @@ def memory_html(story: StepMemory, memory: Mapping[str, Any], title: str, answer
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1>{fragment(story, memory, title)}"
+        f"<h1>{escape(title)}</h1>{fragment(story, assessment, title)}"
         f"<h2>The largest terms at the peak</h2><table>{rows}</table>"
         f"<h2>The answer</h2><pre>{escape(answer)}</pre></body></html>\n"
     )

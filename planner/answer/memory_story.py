@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.pricing.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes, format_gib
+from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StageMemory, StepMemory
 from planner.text.bars import axis, legend, shown_scale, stacked_bar
 from planner.text.paragraphs import labelled
@@ -41,21 +42,16 @@ SHORT_WITHOUT_HEAD: Final = {
 MOST_STAGES: Final = 16  # a line each; with more, those that differ from the one before
 
 
-def parts_of(parts: MemoryParts) -> dict[str, float]:
-    """Return the parts as plain numbers."""
-    return {name: float(getattr(parts, name)) for name in MEMORY_PARTS}
-
-
 def moment_name(story: StepMemory, name: str) -> str:
     """Return a few words for a moment of the fullest stage."""
     words = {} if "head" in story.fullest.holds else SHORT_WITHOUT_HEAD
     return words.get(name, SHORT_MOMENT[name])
 
 
-def story_text(story: StepMemory, memory: Mapping[str, Any]) -> str:
+def story_text(story: StepMemory, assessment: Assessment) -> str:
     """Return the whole story, at most 100 columns wide."""
-    lines = [*_timeline(story, memory["budget_bytes"]), ""]
-    lines += labelled("Peak", f"{moment_name(story, memory['moment'])}: {story.peak_words}")
+    lines = [*_timeline(story, assessment.budget.size), ""]
+    lines += labelled("Peak", f"{moment_name(story, assessment.memory.moment)}: {story.peak_words}")
     lines += labelled("In flight", story.schedule)
     lines += ["", *_terms(story)]
     lines += _layer(story)
@@ -72,13 +68,13 @@ def _timeline(story: StepMemory, budget: float) -> list[str]:
     scale = shown_scale(largest, budget)
     line = "the line is" if budget <= scale else "beyond the right edge lies"
     union = {
-        name: max(parts_of(moment.parts)[name] for moment in story.moments) for name in MEMORY_PARTS
+        name: max(amounts(moment.parts)[name] for moment in story.moments) for name in MEMORY_PARTS
     }
     lines = [f"One step's memory{where}; {line} the budget, {format_bytes(budget)}", ""]
     lines.append(f"{'':<{NAME}} {'GiB':>6}  {axis(scale, BAR)}")
     for moment in story.shown:
         mark = "▶" if moment is story.moments[story.peak] else " "
-        bar = stacked_bar(parts_of(moment.parts), scale, BAR, budget)
+        bar = stacked_bar(amounts(moment.parts), scale, BAR, budget)
         words = f"{mark} {moment_name(story, moment.name)}"
         lines.append(f"{words:<{NAME}} {format_gib(float(moment.parts.peak)):>6}  {bar}")
     return [*lines, "", f"  {legend(union)}"]
@@ -139,6 +135,6 @@ def _heads(first: str) -> str:
 
 
 def _row(first: str, parts: MemoryParts) -> str:
-    values: Sequence[float] = (*parts_of(parts).values(), float(parts.peak))
+    values: Sequence[float] = (*amounts(parts).values(), float(parts.peak))
     cells = "".join(f"{format_gib(value) if value else '–':>8}" for value in values)
     return f"{first:<{NAME}.{NAME}}{cells}"

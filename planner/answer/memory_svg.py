@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from cost_models.units import GIB, format_bytes, format_gib
-from planner.answer.memory_story import moment_name, parts_of
+from planner.answer.memory_story import moment_name
+from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StageMemory, StepMemory
 from planner.text.bars import ORDER, shown_scale, tick
 
@@ -32,13 +33,13 @@ STYLE: Final = (
 )
 
 
-def memory_svg(story: StepMemory, memory: Mapping[str, Any], title: str) -> str:
+def memory_svg(story: StepMemory, assessment: Assessment, title: str) -> str:
     """Return one drawing that stands alone; bars, axis and budget share one scale from 0."""
-    budget = float(memory["budget_bytes"])
+    budget = assessment.budget.size
     stages = _drawn_stages(story)
     peaks = [moment.parts for moment in story.moments] + [stage.parts for stage in stages]
     scale = 1.02 * shown_scale(max(float(parts.peak) for parts in peaks), budget)
-    shown = [name for name in ORDER if any(parts_of(parts)[name] > 0.0 for parts in peaks)]
+    shown = [name for name in ORDER if any(amounts(parts)[name] > 0.0 for parts in peaks)]
     body = [_text(LEFT, 22, title, "strong")]
     y = 44 + _legend(body, shown, 44)
     where = f" of stage {story.stage}, the fullest" if len(story.stages) > 1 else ""
@@ -46,7 +47,7 @@ def memory_svg(story: StepMemory, memory: Mapping[str, Any], title: str) -> str:
     top = y
     for moment in story.shown:
         strong = "strong" if moment is story.moments[story.peak] else ""
-        y = _bar(body, moment_name(story, moment.name), parts_of(moment.parts), y, scale, strong)
+        y = _bar(body, moment_name(story, moment.name), amounts(moment.parts), y, scale, strong)
     _axis(body, top, y, scale, budget)
     y += 34
     if stages:
@@ -55,7 +56,7 @@ def memory_svg(story: StepMemory, memory: Mapping[str, Any], title: str) -> str:
         for stage in stages:
             name = f"stage {stage.stage}: {stage.layers} layers × {stage.in_flight:.3g}"
             strong = "strong" if stage.stage == story.stage else ""
-            y = _bar(body, name, parts_of(stage.parts), y, scale, strong)
+            y = _bar(body, name, amounts(stage.parts), y, scale, strong)
         _axis(body, top, y, scale, budget)
         y += 34
     return (

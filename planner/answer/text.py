@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from cost_models.memory.parts import MemoryParts
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
+from cost_models.pricing.prediction import TimePrediction
 from cost_models.scenario import Scenario
+from cost_models.step_time.parts import TimeParts
 from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.advice.changes import HARDWARE, PLAN, TRAINING
 from planner.advice.refusal import MOST_REASONS
 from planner.answer.placed import placed_words
+from planner.assessment.assess import Assessed, Assessment, amounts
 from planner.assessment.confidence import confidence
 from planner.assessment.host_memory import host_text
-from planner.assessment.verdict import WORDS
+from planner.assessment.verdict import WORDS, Budget
 from planner.refinement.best_partition import Staged
 from planner.refinement.placement import Placed
 from planner.request.command import describe_plan, plan_command
@@ -81,56 +84,111 @@ def bars(parts: Mapping[str, float], whole: float) -> list[str]:
     return lines
 
 
-def time_line(time: Mapping[str, Any]) -> str:
+def time_line(time: TimePrediction) -> str:
     """Step time with its interval and rates."""
     words = (
-        f"{format_seconds(time['step_seconds'])} a step ({format_seconds(time['low_seconds'])} to "
-        f"{format_seconds(time['high_seconds'])}), "
-        f"{time['tokens_per_second_per_gpu']:,.0f} tokens/s per accelerator"
+        f"{format_seconds(time.step_seconds)} a step ({format_seconds(time.low_seconds)} to "
+        f"{format_seconds(time.high_seconds)}), "
+        f"{time.tokens_per_second_per_gpu:,.0f} tokens/s per accelerator"
     )
-    if time["mfu"] is not None:
-        words += f", MFU {100 * time['mfu']:.1f} %"
+    if time.mfu is not None:
+        words += f", MFU {100 * time.mfu:.1f} %"
     return words
 
 
-def rates_line(time: Mapping[str, Any]) -> str:
+def rates_line(time: TimePrediction) -> str:
     """All accelerators' tokens, what takes the step, and utilisations with their conventions."""
-    words = f"{time['tokens_per_second']:,.0f} tokens/s together; {shares(time)}"
-    if time["mfu"] is not None and time["hfu"] > time["mfu"] * (1.0 + 1e-9):
-        words += f"; HFU {100 * time['hfu']:.1f} %: with what is computed twice"
+    words = f"{time.tokens_per_second:,.0f} tokens/s together; {shares(time)}"
+    if time.mfu is not None and time.hfu is not None and time.hfu > time.mfu * (1.0 + 1e-9):
+        words += f"; HFU {100 * time.hfu:.1f} %: with what is computed twice"
     return words
 
 
-def shares(time: Mapping[str, Any]) -> str:
-    """What takes the step: the parts that count, as shares."""
-    return ", ".join(
-        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
-        for name in sorted(TIME_PARTS, key=lambda name: -time["parts"][name])
-        if time["parts"][name] >= 0.005 * time["step_seconds"]
-    )
+def shares(time: TimePrediction) -> str:
+    """Parts of the step of at least 0.5 %, as shares."""
+    return ", ".join(_largest_shares(time.parts, time.step_seconds))
 
 
-def binds(document: Mapping[str, Any]) -> str:
-    """What takes the time and what takes the memory, in one sentence each."""
-    time, memory = document["time"], document["memory"]
-    parts = sorted(TIME_PARTS, key=lambda name: -time["parts"][name])
-    shown = [
-        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
-        for name in parts[:3]
-        if time["parts"][name] >= 0.005 * time["step_seconds"]
+def _largest_shares(parts: TimeParts, step: float, most: int | None = None) -> list[str]:
+    """Return the largest parts of a step in words, at most ``most``; those below 0.5 % left out."""
+    seconds = amounts(parts)
+    largest = sorted(seconds, key=lambda name: -seconds[name])[:most]
+    return [
+        f"{TIME_WORDS[name]} {100 * seconds[name] / step:.0f} %"
+        for name in largest
+        if seconds[name] >= 0.005 * step
     ]
-    largest = max(MEMORY_PARTS, key=lambda name: memory["parts"][name])
+
+
+def binds(assessment: Assessment) -> str:
+    """Return what takes the time and what takes the memory."""
+    memory = assessment.memory
+    where = f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
+    return binding_parts(assessment.time, memory, where)
+
+
+class TimeOfParts(Protocol):
+    """Seconds of a step with their parts."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The whole step."""
+        ...
+
+    @property
+    def parts(self) -> TimeParts:
+        """Its parts."""
+        ...
+
+
+class MemoryOfParts(Protocol):
+    """Bytes at the peak with their parts."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """The whole peak."""
+        ...
+
+    @property
+    def parts(self) -> MemoryParts:
+        """Its parts."""
+        ...
+
+
+def binding_parts(time: TimeOfParts, memory: MemoryOfParts, where: str) -> str:
+    """Return the largest parts of time and memory; ``where``: stage and moment of the peak."""
+    shown = _largest_shares(time.parts, time.step_seconds, 3)
+    sizes = amounts(memory.parts)
+    largest = max(sizes, key=lambda name: sizes[name])
     return (
         f"time: {', '.join(shown)}; memory: {largest} "
-        f"({format_bytes(memory['parts'][largest])} of {format_bytes(memory['peak_bytes'])}, stage "
-        f"{memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]})"
+        f"({format_bytes(sizes[largest])} of {format_bytes(memory.peak_bytes)}, {where})"
     )
+
+
+def verdict_line(assessed: Assessed) -> str:
+    """Return verdict, peak, margin and interval in one line."""
+    verdict, memory = WORDS[assessed.verdict], assessed.memory
+    budget = assessed.budget.size
+    margin = budget - memory.peak_bytes
+    word = "margin" if margin >= 0 else "short of"
+    return (
+        f"{verdict:<{max(INDENT, len(verdict) + 2)}}peak {format_gib(memory.peak_bytes)} of "
+        f"{format_bytes(budget)}   {word} {format_bytes(abs(margin))} "
+        f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory.low_bytes)} to "
+        f"{format_gib(memory.high_bytes)} GiB"
+    )
+
+
+def budget_words(budget: Budget) -> str:
+    """Return how much of the capacity a plan may use, with the source."""
+    return f"{budget.size / GIB:.2f} of {budget.capacity / GIB:.2f} GiB; {budget.reason}"
 
 
 def fit_text(
     scenario: Scenario,
     plan: Plan,
-    document: Mapping[str, Any],
+    assessment: Assessment,
     *,
     assumptions: Sequence[str],
     ways_out: Sequence[Mapping[str, Any]],
@@ -140,38 +198,26 @@ def fit_text(
     job: Mapping[str, Any] | None = None,
 ) -> str:
     """The answer of ``fit``."""
-    memory = document["memory"]
-    fits = memory["verdict"] == "fits"
-    budget = memory["budget_bytes"]
-    verdict = WORDS[memory["verdict"]]
-    lines = [*head(scenario), ""]
-    sizes = f"peak {format_gib(memory['peak_bytes'])} of {format_bytes(budget)}"
-    margin = memory["margin_bytes"]
-    word = "margin" if margin >= 0 else "short of"
-    lines.append(
-        f"{verdict:<{max(INDENT, len(verdict) + 2)}}{sizes}   {word} {format_bytes(abs(margin))} "
-        f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory['low_bytes'])} to "
-        f"{format_gib(memory['high_bytes'])} GiB"
-    )
+    memory, fits = assessment.memory, assessment.fits
+    lines = [*head(scenario), "", verdict_line(assessment)]
     stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
     stages += typed_by_stage(scenario.stage_recompute_layers)
     lines += labelled("", " ".join([describe_plan(plan), *stages]))
-    where = f"{MOMENT_WORDS[memory['moment']]}"
+    where = f"{MOMENT_WORDS[memory.moment]}"
     if plan.pipeline_parallel > 1:
-        where = f"stage {memory['limiting_stage']} is the fullest, {where}"
+        where = f"stage {memory.limiting_stage} is the fullest, {where}"
     lines += labelled("", f"peak {where}")
-    lines += bars(memory["parts"], budget)
-    sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
-    lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
-    host = host_text(memory["host"])
+    lines += bars(amounts(memory.parts), assessment.budget.size)
+    lines += labelled("Budget", budget_words(assessment.budget))
+    host = host_text(assessment.host)
     if host is not None:
         lines += labelled("Host", host)
     if not fits:
         lines += labelled("Largest", largest)
-    lines += labelled("Step", time_line(document["time"]))
-    lines += labelled("", rates_line(document["time"]))
+    lines += labelled("Step", time_line(assessment.time))
+    lines += labelled("", rates_line(assessment.time))
     if job is not None:
-        lines += run_lines(job, document, plan.world_size)
+        lines += run_lines(job, assessment, plan.world_size)
     lines += _reach(reach) if fits else _ways(ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
@@ -244,32 +290,32 @@ SHORT_SCHEDULE: Final = {
 }
 
 
-def ranked_table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+def ranked_table(assessments: Sequence[Assessment]) -> list[str]:
     """The plans, best first."""
     columns = [
         (name, field)
         for name, field in COLUMNS
-        if any(document["plan"][field] != USUAL.get(field) for document in documents)
+        if any(getattr(assessment.plan, field) != USUAL.get(field) for assessment in assessments)
     ]
     rows = [
         [*(name for name, _ in columns), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
     ]
-    for document in documents:
-        plan, memory, time = document["plan"], document["memory"], document["time"]
+    for assessment in assessments:
+        plan, time = assessment.plan, assessment.time
         cells = [
-            recompute_cell(plan) if field == "recompute" else _cell(plan[field])
+            recompute_cell(plan) if field == "recompute" else _cell(getattr(plan, field))
             for _, field in columns
         ]
         cells.append(
-            SHORT_SCHEDULE.get(plan["pipeline_schedule"], plan["pipeline_schedule"])
-            if plan["pipeline_parallel"] > 1
+            SHORT_SCHEDULE.get(plan.pipeline_schedule, plan.pipeline_schedule)
+            if plan.pipeline_parallel > 1
             else "–"
         )
-        cells.append(format_gib(memory["peak_bytes"]))
-        cells.append(f"{100 * memory['margin_bytes'] / memory['budget_bytes']:.0f} %")
-        cells.append(format_seconds(time["step_seconds"]))
-        cells.append(f"{time['tokens_per_second_per_gpu']:,.0f}")
-        cells.append("–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %")
+        cells.append(format_gib(assessment.memory.peak_bytes))
+        cells.append(f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %")
+        cells.append(format_seconds(time.step_seconds))
+        cells.append(f"{time.tokens_per_second_per_gpu:,.0f}")
+        cells.append("–" if time.mfu is None else f"{100 * time.mfu:.1f} %")
         rows.append(cells)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -290,23 +336,23 @@ def _cell(value: object) -> str:
 def plan_text(
     scenario: Scenario,
     counts: Counts,
-    documents: Sequence[Mapping[str, Any]],
+    assessments: Sequence[Assessment],
     *,
     assumptions: Sequence[str],
     staged: Staged | None = None,
     placed: Placed | None = None,
 ) -> str:
     """The answer of ``plan``."""
-    best = documents[0]
+    best = assessments[0]
     lines = [*head(scenario), ""]
-    if best["memory"]["verdict"] == "tight":
-        lines += labelled("TIGHT", tight_words(scenario, best["plan"]))
-    lines += ranked_table(documents)
+    if best.verdict == "tight":
+        lines += labelled("TIGHT", tight_words(scenario, best.plan))
+    lines += ranked_table(assessments)
     lines.append("")
-    lines += labelled("Best", time_line(best["time"]))
+    lines += labelled("Best", time_line(best.time))
     lines += labelled("Binds", binds(best))
-    if len(documents) > 1:
-        lines += labelled("Runner-up", _why_not(best, documents[1]))
+    if len(assessments) > 1:
+        lines += labelled("Runner-up", _why_not(best, assessments[1]))
     if staged is not None:
         lines += labelled("Stages", _stages(staged, written=placed is None))
     if placed is not None:
@@ -317,29 +363,28 @@ def plan_text(
     return "\n".join(lines)
 
 
-def tight_words(scenario: Scenario, plan: Mapping[str, Any]) -> str:
+def tight_words(scenario: Scenario, plan: Plan) -> str:
     """Say what a tight plan means, and where plans that fit may be found."""
     words = "no plan fits with its whole interval; these may run out of memory"
-    if scenario.on_gpu and plan["offload"] == "none":
+    if scenario.on_gpu and plan.offload == "none":
         words += " (--allow offload also looks at plans that keep parts in the host's memory)"
     return words
 
 
-def _why_not(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    slower = other["time"]["step_seconds"] - best["time"]["step_seconds"]
-    more = other["memory"]["peak_bytes"] - best["memory"]["peak_bytes"]
-    if slower < -1e-9 * best["time"]["step_seconds"]:
+def _why_not(best: Assessment, other: Assessment) -> str:
+    slower = other.time.step_seconds - best.time.step_seconds
+    more = other.memory.peak_bytes - best.memory.peak_bytes
+    if slower < -1e-9 * best.time.step_seconds:
         return f"{format_seconds(-slower)} faster, but needs {format_bytes(more)} more memory"
-    if slower <= 1e-9 * best["time"]["step_seconds"]:
+    if slower <= 1e-9 * best.time.step_seconds:
         if more <= 0.0:
             return "as fast in as much memory, but splits more up"
         return f"as fast, but needs {format_bytes(more)} more memory"
-    lost = max(
-        TIME_PARTS, key=lambda name: other["time"]["parts"][name] - best["time"]["parts"][name]
-    )
-    difference = other["time"]["parts"][lost] - best["time"]["parts"][lost]
+    before, after = amounts(best.time.parts), amounts(other.time.parts)
+    lost = max(after, key=lambda name: after[name] - before[name])
+    difference = after[lost] - before[lost]
     return (
-        f"{format_seconds(slower)} slower ({100 * slower / best['time']['step_seconds']:.1f} %): "
+        f"{format_seconds(slower)} slower ({100 * slower / best.time.step_seconds:.1f} %): "
         f"{TIME_WORDS[lost]} costs {format_seconds(difference)} more"
     )
 

@@ -16,8 +16,8 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
 from planner.api.plan import ADAPTERS, COMMON, OF_LAYERS, plan, refuse_inputs
+from planner.assessment.assess import Assessment, assess
 from planner.assessment.host_memory import about_offload
-from planner.assessment.plan_document import plan_document
 from planner.request.module_trace import is_module
 from planner.request.pins import check_fixed
 from planner.request.recompute import without_list
@@ -133,20 +133,20 @@ def fit(
         asked = replace(plan, recompute="full")  # some layers, so these wholly
     require_legal(scenario, asked)
     if "recompute" in fixed:
-        document = plan_document(scenario, plan)
+        assessment = assess(scenario, plan)
     elif some:
-        plan, document = asked, plan_document(scenario, asked)
+        plan, assessment = asked, assess(scenario, asked)
         assumptions.append("recompute full (default: where --recompute-layers is given)")
     else:
-        plan, document, why = _least_recompute(scenario, plan)
+        plan, assessment, why = _least_recompute(scenario, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
-    assumptions += about_offload(scenario, plan, document["memory"]["host"])
-    run, said = run_of(scenario, plan, document, job, prices)
+    assumptions += about_offload(scenario, plan, assessment.host)
+    run, said = run_of(scenario, plan, assessment, job, prices)
     assumptions += said
     return FitAnswer(
         scenario=scenario,
         plan=plan,
-        document=document,
+        assessment=assessment,
         assumptions=(*question.assumptions, *assumptions),
         job=run,
     )
@@ -160,14 +160,14 @@ def _serve(model: ModelSpec, cluster: Cluster, given: Mapping[str, Any]) -> Serv
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 
-def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, dict[str, Any], str]:
+def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, Assessment, str]:
     """Return the plan with the least recomputation that fits, or else with the most."""
     for recompute in SEARCHED_RECOMPUTE:
         candidate = replace(plan, recompute=recompute)
-        document = plan_document(scenario, candidate)
-        if document["memory"]["verdict"] == "fits":
-            return candidate, document, "the least that fits"
-    return candidate, document, "nothing fits, so the one that saves most"
+        assessment = assess(scenario, candidate)
+        if assessment.fits:
+            return candidate, assessment, "the least that fits"
+    return candidate, assessment, "nothing fits, so the one that saves most"
 
 
 def _default_plan(

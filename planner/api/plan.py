@@ -173,15 +173,15 @@ def plan(
             return _survey(questions, asked)
         raise nothing_found([case], asked)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
-    documents = tuple(found.document for found in case.found[:top])
+    assessments = tuple(found.assessment for found in case.found[:top])
     pinned = any(name in fixed for name in PINNED)
     free = objective == "time" and not constraints and not pinned
-    fits = documents[0]["memory"]["verdict"] == "fits"
+    fits = assessments[0].fits
     staged = best_staged(scenario, result.plans) if free and fits else None
     return PlanAnswer(
         scenario=scenario,
         result=result,
-        documents=documents,
+        assessments=assessments,
         assumptions=case.question.assumptions,
         fixed=fixed,
         staged=staged,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,55 +31,70 @@ def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
     return np.where(short, TOO_LARGE, 0).astype(np.int8)
 
 
-def host_document(scenario: Scenario, priced: PredictionTable) -> dict[str, Any]:
-    """Return what a node's host and drives hold of one plan, and have; None: unknown."""
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory and drive space that a plan needs on a node, and what a node has, in bytes."""
+
+    memory_bytes: float
+    memory_budget_bytes: float | None  # None: unknown, not checked
+    nvme_bytes: float
+    nvme_budget_bytes: float | None
+    short_of: Literal["memory", "nvme"] | None
+
+    @property
+    def amounts(self) -> tuple[tuple[str, float, float | None], ...]:
+        """Name, needed bytes and available bytes of host memory and of drives."""
+        return (
+            ("memory", self.memory_bytes, self.memory_budget_bytes),
+            ("nvme", self.nvme_bytes, self.nvme_budget_bytes),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:
+    """Return what the host of a node holds of a table's first plan, and its budget."""
     cluster, host = scenario.cluster, priced.host
     memory, nvme = float(np.ravel(host.memory)[0]), float(np.ravel(host.nvme)[0])
     room = None if cluster.host_memory is None else HOST_SHARE * cluster.host_memory.value
     drives = None if cluster.nvme is None else cluster.nvme.value
-    short = [
-        name
-        for name, needed, there in (("memory", memory, room), ("nvme", nvme, drives))
-        if there is not None and needed > there
-    ]
-    return {
-        "memory_bytes": memory,
-        "memory_budget_bytes": room,
-        "nvme_bytes": nvme,
-        "nvme_budget_bytes": drives,
-        "short_of": short[0] if short else None,
-    }
+    short: Literal["memory", "nvme"] | None = None
+    if room is not None and memory > room:
+        short = "memory"
+    elif drives is not None and nvme > drives:
+        short = "nvme"
+    return HostMemory(memory, room, nvme, drives, short)
 
 
-def host_text(host: dict[str, Any]) -> str | None:
-    """Return one line about a node's host; None where nothing is there."""
+def host_text(host: HostMemory) -> str | None:
+    """Return one line about the host of a node; None where a plan puts nothing on it."""
+    words = {"memory": "host memory", "nvme": "NVMe drives"}
     parts = []
-    for name, words in (("memory", "host memory"), ("nvme", "NVMe drives")):
-        needed, room = host[f"{name}_bytes"], host[f"{name}_budget_bytes"]
+    for name, needed, room in host.amounts:
         if needed > 0.0:
             of = "of an unknown size" if room is None else f"of {format_bytes(room)}"
-            parts.append(f"{format_bytes(needed)} {of} {words} of a node")
+            parts.append(f"{format_bytes(needed)} {of} {words[name]} of a node")
     if not parts:
         return None
-    short = host["short_of"]
     what = {"memory": "the host is too small", "nvme": "the drives are too small"}
-    return "; ".join(parts) + (f": {what[short]}" if short else "")
+    return "; ".join(parts) + (f": {what[host.short_of]}" if host.short_of else "")
 
 
-def host_assumptions(scenario: Scenario, plan: Plan, host: dict[str, Any]) -> list[str]:
-    """Say what the check of a node's host stands on."""
-    cluster, said = scenario.cluster, []
-    for name, what, figure in (
-        ("memory", "host memory", cluster.host_memory),
-        ("nvme", "NVMe drives", cluster.nvme),
+def host_assumptions(scenario: Scenario, plan: Plan, host: HostMemory) -> list[str]:
+    """Return the assumptions behind the check of a node's host."""
+    cluster, notes = scenario.cluster, []
+    for what, needed, figure, usable in (
+        ("host memory", host.memory_bytes, cluster.host_memory, HOST_SHARE),
+        ("NVMe drives", host.nvme_bytes, cluster.nvme, 1.0),
     ):
-        if host[f"{name}_bytes"] <= 0.0:
-            continue
-        usable = f", {100 * HOST_SHARE:.0f} % of it usable" if name == "memory" and figure else ""
-        said.append(f"{what} of a node: {_known(figure)}{usable}")
+        if needed > 0.0:
+            share = f", {100 * usable:.0f} % of it usable" if usable < 1.0 and figure else ""
+            notes.append(f"{what} of a node: {_known(figure)}{share}")
     if plan.offloads_activations or plan.offloads_optimizer:
-        said.append("seconds of offload were never measured")
-    return said
+        notes.append("seconds of offload were never measured")
+    return notes
 
 
 def _known(figure: Figure | None) -> str:
@@ -87,8 +103,8 @@ def _known(figure: Figure | None) -> str:
     return f"{format_bytes(figure.value)} ({figure.kind}: {figure.source})"
 
 
-def about_offload(scenario: Scenario, plan: Plan, host: dict[str, Any]) -> list[str]:
-    """Say what offload stands on."""
+def about_offload(scenario: Scenario, plan: Plan, host: HostMemory) -> list[str]:
+    """Return the assumptions behind the price of offload."""
     said = host_assumptions(scenario, plan, host)
     if plan.offload == "none":
         return said

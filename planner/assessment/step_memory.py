@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from cost_models.memory.timeline import timelines
 from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.prediction import MEMORY_PARTS
+from cost_models.pricing.prediction import MEMORY_PARTS, MemoryPrediction
 from cost_models.scenario import Scenario
 
 # what a newcomer reads; in the order of a step
@@ -127,12 +126,12 @@ def _plain(term: Term) -> dict[str, Any]:
     return {**values, "bytes": values.pop("size")}
 
 
-def step_memory(scenario: Scenario, plan: Plan, memory: Mapping[str, Any]) -> StepMemory:
+def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> StepMemory:
     """Tell the story of a plan that was priced; ``memory`` is its prediction."""
     ranges = default_layer_ranges(scenario, plan)
     lines = timelines(scenario, plan, ranges)
     table = PlanTable.from_plans([plan])
-    fullest = int(memory["limiting_stage"])
+    fullest = memory.limiting_stage
     stages = []
     for index, line in enumerate(lines):
         rank = pipeline_rank(scenario, plan, ranges, index)
@@ -150,7 +149,7 @@ def step_memory(scenario: Scenario, plan: Plan, memory: Mapping[str, Any]) -> St
             )
         )
     rank = pipeline_rank(scenario, plan, ranges, fullest)
-    moment = MOMENTS.index(memory["moment"])
+    moment = MOMENTS.index(memory.moment)
     kinds = scenario.model.kinds
     common = max(range(len(kinds)), key=lambda kind: rank.kind_counts[kind])
     return StepMemory(

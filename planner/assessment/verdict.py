@@ -26,11 +26,17 @@ LARGEST_SHARE_KEPT: Final = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that a plan may use on one accelerator, and why so many."""
+    """Memory that a plan may use on one accelerator, with its source."""
 
-    size: float
+    size: float  # bytes
+    capacity: float  # bytes that the driver reports
     kind: Kind
     source: str
+
+    @property
+    def reason(self) -> str:
+        """Kind and source of the size."""
+        return f"{self.kind}: {self.source}"
 
 
 def memory_budget(accelerator: Accelerator) -> Budget:
@@ -43,12 +49,12 @@ def memory_budget(accelerator: Accelerator) -> Budget:
     capacity, usable = accelerator.memory_capacity, accelerator.usable_memory
     if accelerator.device == "cpu":
         why = f"{100 * CPU_SHARE:g} % of a process's share; the rest is the system's (a convention)"
-        return Budget(CPU_SHARE * capacity.value, "assumed", why)
+        return Budget(CPU_SHARE * capacity.value, capacity.value, "assumed", why)
     if usable is not None and usable.value <= capacity.value:
-        return Budget(usable.value, usable.kind, usable.source)
+        return Budget(usable.value, capacity.value, usable.kind, usable.source)
     kept = min(MOST_KEPT, LARGEST_SHARE_KEPT * capacity.value)
     why = "the capacity less the most that CUDA keeps on cards where that is known"
-    return Budget(capacity.value - kept, "assumed", why)
+    return Budget(capacity.value - kept, capacity.value, "assumed", why)
 
 
 def budget_bytes(cluster: Cluster) -> float:

@@ -11,12 +11,12 @@ from typing import Any
 from cost_models.legality.rules import require_legal
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.plan_file import PlanFile, read_plan_file
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, scenario_of
+from cost_models.pricing.prediction import scenario_of
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.advice.ways_out import ways_out
 from planner.answer.answers import PlanAnswer, header
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import changes, lesson, story
 from planner.explanation.sensitivity import (
     BatchChoice,
@@ -40,10 +40,10 @@ class Explanation:
     scenario: Scenario
     plan: Plan
     layer_ranges: tuple[tuple[int, int], ...]
-    document: Mapping[str, Any]
+    assessment: Assessment
     story: tuple[str, ...]
     best: Plan | None
-    best_document: Mapping[str, Any] | None
+    best_assessment: Assessment | None
     varied: Plan | None  # the best one in closed form, whose sensitivity is told
     sensitivity: tuple[Sensitivity, ...]
     batches: tuple[BatchChoice, ...]
@@ -53,17 +53,14 @@ class Explanation:
     @property
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
-        return str(self.document["memory"]["verdict"])
+        return self.assessment.verdict
 
     @property
     def slower_than_best(self) -> float | None:
         """Relative to the best plan's step; below zero: better than all that the search tries."""
-        if self.best_document is None:
+        if self.best_assessment is None:
             return None
-        mine, best = (
-            document["time"]["step_seconds"] for document in (self.document, self.best_document)
-        )
-        return float(mine / best - 1.0)
+        return self.assessment.time.step_seconds / self.best_assessment.time.step_seconds - 1.0
 
     @property
     def is_best(self) -> bool:
@@ -73,52 +70,52 @@ class Explanation:
 
     def binds(self) -> dict[str, Any]:
         """What takes the time and the memory, largest first, each with what it is."""
-        time, memory = self.document["time"], self.document["memory"]
-        step, peak = time["step_seconds"], memory["peak_bytes"]
+        time, memory = self.assessment.time, self.assessment.memory
+        seconds, sizes = amounts(time.parts), amounts(memory.parts)
         return {
             "time": [
                 {
                     "part": name,
-                    "seconds": time["parts"][name],
-                    "share": time["parts"][name] / step,
+                    "seconds": seconds[name],
+                    "share": seconds[name] / time.step_seconds,
                     "words": lesson(self.scenario, self.plan, name),
                 }
-                for name in sorted(TIME_PARTS, key=lambda part: -time["parts"][part])
-                if time["parts"][name] > 0.0
+                for name in sorted(seconds, key=lambda part: -seconds[part])
+                if seconds[name] > 0.0
             ],
             "memory": [
                 {
                     "part": name,
-                    "bytes": memory["parts"][name],
-                    "share": memory["parts"][name] / peak,
+                    "bytes": sizes[name],
+                    "share": sizes[name] / memory.peak_bytes,
                 }
-                for name in sorted(MEMORY_PARTS, key=lambda part: -memory["parts"][part])
-                if memory["parts"][name] > 0.0
+                for name in sorted(sizes, key=lambda part: -sizes[part])
+                if sizes[name] > 0.0
             ],
-            "stage": memory["limiting_stage"],
-            "moment": memory["moment"],
-            "margin_bytes": memory["margin_bytes"],
+            "stage": memory.limiting_stage,
+            "moment": memory.moment,
+            "margin_bytes": self.assessment.margin_bytes,
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        best = None
-        if self.best is not None and self.best_document is not None:
+        best, assessment = None, self.assessment.to_dict()
+        if self.best is not None and self.best_assessment is not None:
             best = {
                 "plan": self.best.to_dict(),
-                "step_seconds": self.best_document["time"]["step_seconds"],
-                "peak_bytes": self.best_document["memory"]["peak_bytes"],
-                "verdict": self.best_document["memory"]["verdict"],
+                "step_seconds": self.best_assessment.time.step_seconds,
+                "peak_bytes": self.best_assessment.memory.peak_bytes,
+                "verdict": self.best_assessment.verdict,
                 "this_is_slower_by": self.slower_than_best,
                 "changes": changes(self.plan, self.best),
             }
         return {
             **header(self.scenario),
             "verdict": self.verdict,
-            "plan": self.document["plan"],
+            "plan": assessment["plan"],
             "layer_ranges": [list(pair) for pair in self.layer_ranges],
-            "memory": self.document["memory"],
-            "time": self.document["time"],
+            "memory": assessment["memory"],
+            "time": assessment["time"],
             "story": list(self.story),
             "binds": self.binds(),
             "is_best": self.is_best,
@@ -154,7 +151,7 @@ def explain(
     scenario = scenario_of(file)
     require_legal(scenario, file.plan, plan if isinstance(plan, (str, Path)) else "")
     even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
-    document = plan_document(scenario, file.plan, None if even else file.layer_ranges)
+    assessment = assess(scenario, file.plan, None if even else file.layer_ranges)
     asked = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
     for one in asked:
         asked_parts(one)  # what is mistyped is said before anything is searched
@@ -166,15 +163,15 @@ def explain(
         scenario=scenario,
         plan=file.plan,
         layer_ranges=file.layer_ranges,
-        document=document,
+        assessment=assessment,
         story=story(scenario, file.plan),
         best=best,
-        best_document=None if best is None else plan_document(scenario, best),
+        best_assessment=None if best is None else assess(scenario, best),
         varied=varied,
         sensitivity=() if choices is None else sensitivities(choices),
         batches=() if varied is None else other_batches(scenario, varied),
-        why_not=tuple(against(scenario, file.plan, document, one) for one in asked),
-        ways_out=(() if document["memory"]["verdict"] == "fits" else ways_out(scenario, file.plan)),
+        why_not=tuple(against(scenario, file.plan, assessment, one) for one in asked),
+        ways_out=(() if assessment.fits else ways_out(scenario, file.plan)),
     )
 
 

@@ -12,6 +12,7 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_gib, format_seconds
 from planner.answer.text import TIME_WORDS, head, time_line
+from planner.assessment.assess import Assessment
 from planner.assessment.verdict import WORDS
 from planner.explanation.glossary import MEMORY_LESSONS, changes, signed_seconds
 from planner.explanation.machine_figures import say_value
@@ -31,7 +32,7 @@ class Explanation(Protocol):
     @property
     def plan(self) -> Plan: ...
     @property
-    def document(self) -> Mapping[str, Any]: ...
+    def assessment(self) -> Assessment: ...
     @property
     def story(self) -> tuple[str, ...]: ...
     @property
@@ -39,7 +40,7 @@ class Explanation(Protocol):
     @property
     def best(self) -> Plan | None: ...
     @property
-    def best_document(self) -> Mapping[str, Any] | None: ...
+    def best_assessment(self) -> Assessment | None: ...
     @property
     def is_best(self) -> bool: ...
     @property
@@ -63,7 +64,7 @@ def explanation_text(found: Explanation) -> str:
     lines += labelled("Plan", describe_plan(found.plan))
     for number, sentence in enumerate(found.story):
         lines += labelled("In words" if not number else "", sentence)
-    lines += ["", *labelled("Step", time_line(found.document["time"]))]
+    lines += ["", *labelled("Step", time_line(found.assessment.time))]
     lines += _time(found)
     lines += _memory(found)
     lines += _ways(found)
@@ -87,14 +88,13 @@ def _time(found: Explanation) -> list[str]:
 
 
 def _memory(found: Explanation) -> list[str]:
-    memory = found.document["memory"]
-    margin = memory["margin_bytes"]
+    memory, margin = found.assessment.memory, found.assessment.margin_bytes
     word = f"{format_bytes(margin)} left" if margin >= 0 else f"{format_bytes(-margin)} too much"
-    where = f"stage {memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]}"
+    where = f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
     lines = labelled(
         "Memory",
-        f"{WORDS[found.verdict]}: {format_gib(memory['peak_bytes'])} of "
-        f"{format_bytes(memory['budget_bytes'])} at the peak ({where}), {word}",
+        f"{WORDS[found.verdict]}: {format_gib(memory.peak_bytes)} of "
+        f"{format_bytes(found.assessment.budget.size)} at the peak ({where}), {word}",
     )
     for term in found.binds()["memory"]:
         if term["share"] >= SMALL:
@@ -115,10 +115,10 @@ def _ways(found: Explanation) -> list[str]:
 
 
 def _best(found: Explanation) -> list[str]:
-    if found.best is None or found.best_document is None:
+    if found.best is None or found.best_assessment is None:
         return labelled("Best", "no plan of this space fits")
     slower = found.slower_than_best or 0.0
-    step = format_seconds(found.best_document["time"]["step_seconds"])
+    step = format_seconds(found.best_assessment.time.step_seconds)
     if found.is_best:
         words = "no legal plan that fits is predicted faster"
         if slower < -SMALL:
@@ -210,7 +210,7 @@ def _why_not(reason: WhyNot) -> list[str]:
     if reason.kind == "illegal":
         return _illegal(label, reason)
     assert reason.plan is not None
-    assert reason.document is not None
+    assert reason.assessment is not None
     completed = f"{asked}? Best completed to {describe_plan(reason.plan)}"
     if reason.kind == "same":
         return labelled(label, f"{asked}? This plan is the best one with it.")
@@ -218,7 +218,7 @@ def _why_not(reason: WhyNot) -> list[str]:
         return _too_large(label, reason)
     this = reason.terms
     seconds = sum(term.difference for term in this)
-    step = reason.document["time"]["step_seconds"]
+    step = reason.assessment.time.step_seconds
     before = step - seconds
     word = "longer" if reason.kind == "slower" else "less"
     lines = labelled(
@@ -248,11 +248,11 @@ def _illegal(label: str, reason: WhyNot) -> list[str]:
 
 def _too_large(label: str, reason: WhyNot) -> list[str]:
     assert reason.plan is not None
-    assert reason.document is not None
-    memory = reason.document["memory"]
+    assert reason.assessment is not None
+    memory, budget = reason.assessment.memory, reason.assessment.budget.size
     sizes = (
-        f"{format_gib(memory['peak_bytes'])} of {format_bytes(memory['budget_bytes'])} on stage "
-        f"{memory['limiting_stage']}, {MOMENT_WORDS[memory['moment']]}"
+        f"{format_gib(memory.peak_bytes)} of {format_bytes(budget)} on stage "
+        f"{memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
     )
     by = format_bytes(reason.over_bytes)
     if reason.kind == "tight":
@@ -262,14 +262,14 @@ def _too_large(label: str, reason: WhyNot) -> list[str]:
             "over"
         )
     else:
-        surely = "" if memory["peak_bytes"] > memory["budget_bytes"] else " at the upper end"
+        surely = "" if memory.peak_bytes > budget else " at the upper end"
         intro = (
             f"{reason.asked}? Too large: of {reason.legal:,} legal ways to complete it the "
             f"smallest, {describe_plan(reason.plan)}, needs {sizes}, {by} too much{surely}"
         )
     lines = labelled(label, f"{intro}:")
     for term in reason.terms:
-        if term.other >= SMALL * memory["peak_bytes"]:
+        if term.other >= SMALL * memory.peak_bytes:
             lines += indented(
                 f"{format_bytes(term.other)} {term.part} (this plan: {format_bytes(term.this)}): "
                 f"{term.words}"

@@ -10,10 +10,9 @@ import numpy as np
 
 from cost_models.legality.rules import RULES, legality_codes
 from cost_models.plan.plan import Plan
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import MEMORY_LESSONS, lesson
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.recompute import without_list
@@ -59,7 +58,7 @@ class WhyNot:
     asked: str
     kind: Kind
     plan: Plan | None  # None: nothing is legal
-    document: Mapping[str, Any] | None
+    assessment: Assessment | None
     rules: tuple[tuple[str, str, int], ...] = ()  # code, words and candidates that break it
     every: bool = False  # one rule is broken by all of them
     candidates: int = 0
@@ -70,8 +69,8 @@ class WhyNot:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         unit = "bytes" if self.kind in ("too_large", "tight") else "seconds"
-        document = self.document or {}
-        memory, time = document.get("memory", {}), document.get("time", {})
+        memory = None if self.assessment is None else self.assessment.memory
+        time = None if self.assessment is None else self.assessment.time
         return {
             "asked": self.asked,
             "reason": self.kind,
@@ -81,9 +80,9 @@ class WhyNot:
             ],
             "candidates": self.candidates,
             "legal": self.legal,
-            "step_seconds": time.get("step_seconds"),
-            "peak_bytes": memory.get("peak_bytes"),
-            "stage": memory.get("limiting_stage"),
+            "step_seconds": None if time is None else time.step_seconds,
+            "peak_bytes": None if memory is None else memory.peak_bytes,
+            "stage": None if memory is None else memory.limiting_stage,
             "over_bytes": self.over_bytes,
             "terms": [term.to_dict(unit) for term in self.terms],
         }
@@ -100,16 +99,16 @@ def asked_parts(asked: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_not(
-    scenario: Scenario, plan: Plan, document: Mapping[str, Any], asked: str | Mapping[str, Any]
+    scenario: Scenario, plan: Plan, assessment: Assessment, asked: str | Mapping[str, Any]
 ) -> WhyNot:
     """Complete what was asked for as well as can be, and say what speaks against it."""
     text = asked if isinstance(asked, str) else ",".join(f"{k}={v}" for k, v in asked.items())
     fixed = asked_parts(asked)
     result = search(scenario, fixed, top=1)
     if result.plans:
-        return _against(scenario, text, plan, document, result.plans[0], result)
+        return _against(scenario, text, plan, assessment, result.plans[0], result)
     if result.smallest is not None:
-        return _too_large(scenario, text, document, result.smallest, result)
+        return _too_large(scenario, text, assessment, result.smallest, result)
     return _illegal(scenario, text, fixed)
 
 
@@ -145,12 +144,12 @@ def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
 def _too_large(
     scenario: Scenario,
     text: str,
-    document: Mapping[str, Any],
+    assessment: Assessment,
     smallest: Plan,
     result: SearchResult,
 ) -> WhyNot:
     """Compare the memory of the smallest plan, on its fullest stage, with this plan's."""
-    other = plan_document(scenario, smallest)
+    other = assess(scenario, smallest)
     return WhyNot(
         text,
         "too_large",
@@ -159,22 +158,22 @@ def _too_large(
         candidates=result.counts.enumerated,
         legal=result.counts.priced,
         over_bytes=_over(other),
-        terms=_memory_terms(other, document),
+        terms=_memory_terms(other, assessment),
     )
 
 
-def _over(document: Mapping[str, Any]) -> float:
+def _over(assessment: Assessment) -> float:
     """Bytes above the budget: of the likely peak, or of its upper end where it is just tight."""
-    memory = document["memory"]
-    peak = memory["peak_bytes"] - memory["budget_bytes"]
-    return float(peak if peak > 0.0 else memory["high_bytes"] - memory["budget_bytes"])
+    memory, budget = assessment.memory, assessment.budget.size
+    return (memory.peak_bytes if memory.peak_bytes > budget else memory.high_bytes) - budget
 
 
-def _memory_terms(other: Mapping[str, Any], this: Mapping[str, Any]) -> tuple[Term, ...]:
+def _memory_terms(other: Assessment, this: Assessment) -> tuple[Term, ...]:
+    theirs, ours = amounts(other.memory.parts), amounts(this.memory.parts)
     terms = [
-        Term(name, other["memory"]["parts"][name], this["memory"]["parts"][name], words)
+        Term(name, theirs[name], ours[name], words)
         for name, words in MEMORY_LESSONS.items()
-        if name in MEMORY_PARTS
+        if name in ours
     ]
     return tuple(sorted(terms, key=lambda term: -term.other))
 
@@ -183,22 +182,22 @@ def _against(
     scenario: Scenario,
     text: str,
     plan: Plan,
-    document: Mapping[str, Any],
+    assessment: Assessment,
     best: Plan,
     result: SearchResult,
 ) -> WhyNot:
     """Compare the best plan with what was asked for to this one."""
-    other = plan_document(scenario, best)
-    slower = other["time"]["step_seconds"] - document["time"]["step_seconds"]
-    tight = other["memory"]["verdict"] == "tight" and document["memory"]["verdict"] == "fits"
+    other = assess(scenario, best)
+    slower = other.time.step_seconds - assessment.time.step_seconds
+    tight = other.verdict == "tight" and assessment.verdict == "fits"
     kind: Kind
     if best == plan:
         kind = "same"
     elif tight:
         kind = "tight"
     else:
-        kind = "slower" if slower >= -SAME * document["time"]["step_seconds"] else "faster"
-    terms = _memory_terms(other, document) if kind == "tight" else ()
+        kind = "slower" if slower >= -SAME * assessment.time.step_seconds else "faster"
+    terms = _memory_terms(other, assessment) if kind == "tight" else ()
     return WhyNot(
         text,
         kind,
@@ -207,23 +206,16 @@ def _against(
         candidates=result.counts.enumerated,
         legal=result.counts.priced,
         over_bytes=_over(other) if tight else 0.0,
-        terms=terms or time_terms(scenario, best, other, document),
+        terms=terms or time_terms(scenario, best, other, assessment),
     )
 
 
 def time_terms(
-    scenario: Scenario, plan: Plan, other: Mapping[str, Any], this: Mapping[str, Any]
+    scenario: Scenario, plan: Plan, other: Assessment, this: Assessment
 ) -> tuple[Term, ...]:
     """Return the terms of the time that differ, what the other plan loses first."""
-    parts = [
-        Term(
-            name,
-            other["time"]["parts"][name],
-            this["time"]["parts"][name],
-            lesson(scenario, plan, name),
-        )
-        for name in TIME_PARTS
-    ]
+    theirs, ours = amounts(other.time.parts), amounts(this.time.parts)
+    parts = [Term(name, theirs[name], ours[name], lesson(scenario, plan, name)) for name in ours]
     most = max(abs(term.difference) for term in parts)
     told = [term for term in parts if abs(term.difference) > LEAST * most]
     return tuple(sorted(told, key=lambda term: -term.difference))

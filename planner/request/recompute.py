@@ -84,11 +84,11 @@ def typed_by_stage(by_stage: tuple[int, ...] | None) -> list[str]:
     return [] if by_stage is None else ["--recompute-layers " + ",".join(map(str, by_stage))]
 
 
-def recompute_cell(plan: Mapping[str, Any]) -> str:
-    """Return what a plan recomputes, in a table; how many layers where these are not all.
+def recompute_cell(plan: Plan) -> str:
+    """Return the recompute setting of a plan for a table, with the number of layers if not all.
 
-    >>> recompute_cell({"recompute": "full", "recompute_layers": 18, "recompute_every": 0})
+    >>> recompute_cell(Plan(recompute="full", recompute_layers=18))
     'full 18'
     """
-    word, layers, every = plan["recompute"], plan["recompute_layers"], plan["recompute_every"]
+    word, layers, every = plan.recompute, plan.recompute_layers, plan.recompute_every
     return f"{word} {layers}" * bool(layers) + f"/{every}" * bool(every) or str(word)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from cost_models.step_time.goodput import (
     write_seconds,
 )
 from hardware_profiles.software.failures import FailureProfile, failure_profile
+from planner.assessment.assess import Assessment
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY, Prices, tariff
 from planner.run_cost.training_run import DAY, Job, StepCost, job_document
 
@@ -113,10 +113,10 @@ def whole_run(scenario: Scenario, plan: Plan, job: Job, step: StepCost) -> dict[
     if not job.is_asked:
         return None
     failing = failing_document(scenario, plan, job.failures or failure_profile(), step.seconds)
-    document = job_document(job, step, failing["goodput"])
-    if document is None:
+    assessment = job_document(job, step, failing["goodput"])
+    if assessment is None:
         return None
-    return {**document, "with_failures": with_failures(document, failing, job)}
+    return {**assessment, "with_failures": with_failures(assessment, failing, job)}
 
 
 def failure_notes(job: Job) -> list[str]:
@@ -136,13 +136,13 @@ def failure_notes(job: Job) -> list[str]:
 
 
 def run_of(
-    scenario: Scenario, plan: Plan, document: Mapping[str, Any], job: Job, prices: Prices
+    scenario: Scenario, plan: Plan, assessment: Assessment, job: Job, prices: Prices
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Return a whole run of one plan, and what it stands on; nothing where none was asked for."""
     if not job.is_asked:
         return None, []
     rate = tariff(scenario.cluster, prices)
-    seconds = document["time"]["step_seconds"]
+    seconds = assessment.time.step_seconds
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
     said = [*rate.notes, *([ABOUT_COST] if rate.notes else [])]
     said += [ABOUT_ENERGY] if rate.watts is not None else []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cost_models.units import format_bytes, format_count, format_seconds
+from planner.assessment.assess import Assessment
 from planner.run_cost.training_run import DAY
 from planner.text.paragraphs import labelled
 
@@ -26,27 +27,27 @@ def amount(value: float | None) -> str:
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def run_lines(job: Mapping[str, Any], document: Mapping[str, Any], num_gpus: int) -> list[str]:
+def run_lines(job: Mapping[str, Any], assessment: Assessment, num_gpus: int) -> list[str]:
     """Return the paragraphs of a whole run: days, hours, dollars, energy; then with failures."""
-    lines = labelled("Job", job_words(job, document, num_gpus))
+    lines = labelled("Job", job_words(job, assessment, num_gpus))
     return lines + labelled("Failures", failure_words(job["with_failures"]))
 
 
-def job_words(job: Mapping[str, Any], document: Mapping[str, Any], num_gpus: int) -> str:
+def job_words(job: Mapping[str, Any], assessment: Assessment, num_gpus: int) -> str:
     """The whole run in one sentence, nothing failing."""
     words = (
         f"{format_count(job['tokens'])} tokens are {job['steps']:,} steps: "
         f"{job['seconds'] / DAY:,.1f} days, {job['gpu_hours']:,.0f} accelerator hours"
     )
     if job["dollars"] is not None:
-        time = document["time"]
+        time = assessment.time
         low, high = (
-            job["dollars"] * time[end] / time["step_seconds"]
-            for end in ("low_seconds", "high_seconds")
+            job["dollars"] * seconds / time.step_seconds
+            for seconds in (time.low_seconds, time.high_seconds)
         )
         words += f", {dollars(job['dollars'])} (likely {dollars(low)} to {dollars(high)})"
     words += energy_words(job)
-    peak = format_bytes(document["memory"]["peak_bytes"])
+    peak = format_bytes(assessment.memory.peak_bytes)
     return f"{words}; on {num_gpus:,} accelerators with a peak of {peak}"
 
 

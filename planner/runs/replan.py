@@ -14,7 +14,7 @@ from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.cluster.subset import part_of
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.assessment.plan_document import plan_file
+from planner.assessment.assess import plan_file
 from planner.search.search import search
 
 

@@ -12,7 +12,7 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
-from planner.assessment.plan_document import cluster_document, model_document
+from planner.assessment.documents import cluster_document, model_document
 from planner.serving.command import vllm_options
 from planner.serving.layouts import usual_layouts
 from planner.serving.request import build_serving

@@ -13,8 +13,8 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan, reasons_of, search_document
 from planner.answer.answers import header, not_run
+from planner.assessment.assess import Assessment, assess, plan_file
 from planner.assessment.confidence import confidence
-from planner.assessment.plan_document import plan_document, plan_file
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.placement import can_be_placed
 from planner.run_cost.failures import failure_notes
@@ -58,8 +58,13 @@ class SurveyAnswer:
         return self.asked.fixed
 
     @property
+    def assessments(self) -> tuple[Assessment, ...]:
+        """The assessments of the ranked plans."""
+        return tuple(found.assessment for found in self.ranked)
+
+    @property
     def documents(self) -> tuple[Mapping[str, Any], ...]:
-        """What is said about every ranked plan."""
+        """The ranked plans as plain JSON values: assessment, costs, whole run, order of ranks."""
         return tuple(found.to_dict() for found in self.ranked)
 
     @property
@@ -262,5 +267,5 @@ def _lacking(case: Case) -> float:
     result, scenario = case.result, case.question.scenario
     if result is None or result.smallest is None:
         return float("inf")
-    peak = plan_document(scenario, result.smallest)["memory"]["peak_bytes"]
+    peak = assess(scenario, result.smallest).memory.peak_bytes
     return float(peak / budget_bytes(scenario.cluster))

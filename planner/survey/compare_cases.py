@@ -17,7 +17,7 @@ import numpy as np
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from planner.assessment.plan_document import plan_document, plan_documents
+from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.refinement.placement import WIDE, Placed, best_placed, can_be_placed
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
 from planner.request.objectives import Objective, pareto_front, results
@@ -59,9 +59,9 @@ class Found:
     placed: Placed | None = None  # its ranks stand in an order of their own, as in the scenario
 
     @cached_property
-    def document(self) -> dict[str, Any]:
-        """Plan, memory and time, as ``fit`` says them."""
-        return plan_document(self.scenario, self.plan)
+    def assessment(self) -> Assessment:
+        """The assessment of the plan, as ``fit`` returns it."""
+        return assess(self.scenario, self.plan)
 
     @cached_property
     def run(self) -> dict[str, Any] | None:
@@ -71,13 +71,13 @@ class Found:
     @property
     def fits(self) -> bool:
         """Whether it fits with its whole interval."""
-        return bool(self.document["memory"]["verdict"] == "fits")
+        return self.assessment.fits
 
     def value(self, objective: Objective) -> float:
         """Return bytes, or seconds, dollars or joules of a step; infinite where unknown."""
         known = {
             "time": self.step.seconds,
-            "memory": self.document["memory"]["peak_bytes"],
+            "memory": self.assessment.memory.peak_bytes,
             "cost": self.step.dollars,
             "energy": self.step.joules,
         }[objective]
@@ -90,7 +90,7 @@ class Found:
             "cluster": self.scenario.cluster.name,
             "num_gpus": self.scenario.cluster.num_gpus,
             "precision": self.scenario.workload.precision,
-            **self.document,
+            **self.assessment.to_dict(),
             "cost": {
                 "dollars_per_gpu_hour": tariff_.dollars_per_hour,
                 "watts_per_gpu": tariff_.watts,
@@ -196,17 +196,17 @@ def _placed(
     placed = best_placed(scenario, plans, None)
     if placed is None:
         return []
-    document = plan_document(placed.scenario, placed.plan)
-    time, memory = document["time"], document["memory"]
+    assessment = assess(placed.scenario, placed.plan)
+    time, memory = assessment.time, assessment.memory
     columns = results(
         placed.scenario,
         PlanTable.from_plans([placed.plan]),
-        np.array([time["step_seconds"]]),
-        np.array([memory["peak_bytes"]]),
+        np.array([time.step_seconds]),
+        np.array([memory.peak_bytes]),
     )
-    if memory["verdict"] != "fits" or broken_by_result(require, columns, 1)[0]:
+    if not assessment.fits or broken_by_result(require, columns, 1)[0]:
         return []
-    return [_found(placed.scenario, placed.plan, document, asked, placed)]
+    return [_found(placed.scenario, placed.plan, assessment, asked, placed)]
 
 
 def _needs_offload(case: Case, asked: Asked) -> bool:
@@ -226,24 +226,24 @@ def _needs_offload(case: Case, asked: Asked) -> bool:
 
 def found_of(scenario: Scenario, result: SearchResult, asked: Asked) -> tuple[Found, ...]:
     """Return the plans of a search with what they cost."""
-    documents = plan_documents(scenario, result.plans)
+    assessments = assess_plans(scenario, result.plans)
     return tuple(
-        _found(scenario, plan, document, asked)
-        for plan, document in zip(result.plans, documents, strict=True)
+        _found(scenario, plan, assessment, asked)
+        for plan, assessment in zip(result.plans, assessments, strict=True)
     )
 
 
 def _found(
     scenario: Scenario,
     plan: Plan,
-    document: dict[str, Any],
+    assessment: Assessment,
     asked: Asked,
     placed: Placed | None = None,
 ) -> Found:
-    seconds, rate = document["time"]["step_seconds"], tariff(scenario.cluster, asked.prices)
+    seconds, rate = assessment.time.step_seconds, tariff(scenario.cluster, asked.prices)
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
     one = Found(scenario, plan, step, asked.job, placed)
-    one.__dict__["document"] = document
+    one.__dict__["assessment"] = assessment
     return one
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
@@ -47,21 +47,21 @@ def survey_text(
     best = ranked[0]
     lines = [*head(best.scenario), ""]
     if not best.fits:
-        lines += labelled("TIGHT", tight_words(best.scenario, best.document["plan"]))
+        lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
     if len(cases) > 1:
         lines += [*case_table(asked, cases), ""]
     if asked.pareto is not None:
         first, second = (OBJECTIVE_WORDS[name] for name in asked.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
     lines += [*plan_table(asked, ranked), ""]
-    lines += labelled("Best", time_line(best.document["time"]))
+    lines += labelled("Best", time_line(best.assessment.time))
     lines += labelled("", describe_plan(best.plan))
-    lines += labelled("Binds", binds(best.document))
+    lines += labelled("Binds", binds(best.assessment))
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed))
     job = best.run
     if job is not None and asked.job.is_asked:
-        lines += run_lines(job, best.document, best.plan.world_size)
+        lines += run_lines(job, best.assessment, best.plan.world_size)
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.scenario)])
@@ -72,12 +72,12 @@ def case_table(asked: Asked, cases: Sequence[Case]) -> list[str]:
     """Every case's best plan, best first; those without one last, with the reason."""
     good = sorted((case for case in cases if case.found), key=lambda c: sort_key(asked)(c.found[0]))
     several = len({case.question.scenario.workload.precision for case in cases}) > 1
-    headings = ["cluster", *(["precision"] if several else []), *_columns(asked, good)]
-    rows = [headings]
+    columns = _columns(asked, good)
+    rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
     for case in good:
         found = case.found[0]
         name = [case.name, *([found.scenario.workload.precision] if several else [])]
-        rows.append([*name, *_columns(asked, good, found)])
+        rows.append([*name, *(cell(found) for _, cell in columns)])
     lines = aligned(rows, left=2 if several else 1)
     for case in cases:
         if not case.found:
@@ -101,43 +101,43 @@ def why_nothing(case: Case) -> str:
     return f"does not fit: {', '.join(parts)}"
 
 
-def _columns(asked: Asked, cases: Sequence[Case], found: Found | None = None) -> list[str]:
-    """Return the headings, or one case's cells: memory, rates, dollars, the job."""
-    cells: list[tuple[str, str]] = []
-    every = [case.found[0] for case in cases]
-    priced = any(f.step.dollars is not None for f in every)
+Column = tuple[str, Callable[[Found], str]]  # heading, and the cell of a case's best plan
+
+
+def _columns(asked: Asked, cases: Sequence[Case]) -> list[Column]:
+    """Return the columns of the table of cases: memory, rates, dollars, the whole run."""
+    priced = any(case.found[0].step.dollars is not None for case in cases)
     energy = "energy" in (asked.objective, *(asked.pareto or ()))
-    job = None if found is None else found.run
-    asks = asked.job.is_asked
-    time = {} if found is None else found.document["time"]
-    memory = {} if found is None else found.document["memory"]
-
-    def add(heading: str, wanted: bool, words: Any) -> None:
-        if wanted:
-            cells.append((heading, "" if found is None else words()))
-
-    add("gpus", True, lambda: f"{found.plan.world_size:,}")  # type: ignore[union-attr]
-    add("GiB", True, lambda: format_gib(memory["peak_bytes"]))
-    add("step", True, lambda: format_seconds(time["step_seconds"]))
-    add("tok/s", True, lambda: f"{found.step.tokens / found.step.seconds:,.0f}")  # type: ignore[union-attr]
-    add("MFU", True, lambda: "–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %")
-    add("$/Btok", priced, lambda: dollars(_scaled(found, "cost")))
-    add("kWh/Btok", energy, lambda: amount(_scaled(found, "energy", 1e3 * WATT_HOUR)))
-    add("tokens", asks and asked.job.tokens is None, lambda: tokens_of(job))
-    add("days", asks, lambda: "–" if job is None else f"{job['seconds'] / DAY:,.1f}")
-    add("gpu-hours", asks, lambda: "–" if job is None else f"{job['gpu_hours']:,.0f}")
-    add("dollars", asks and priced, lambda: dollars(None if job is None else job["dollars"]))
-    return [words if found is not None else heading for heading, words in cells]
+    whole_run = asked.job.is_asked
+    columns: list[tuple[bool, str, Callable[[Found], str]]] = [
+        (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
+        (True, "GiB", lambda found: format_gib(found.assessment.memory.peak_bytes)),
+        (True, "step", lambda found: format_seconds(found.assessment.time.step_seconds)),
+        (True, "tok/s", lambda found: f"{found.step.tokens / found.step.seconds:,.0f}"),
+        (True, "MFU", _mfu),
+        (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
+        (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),
+        (whole_run and asked.job.tokens is None, "tokens", _of_run("tokens", format_count)),
+        (whole_run, "days", _of_run("seconds", lambda seconds: f"{seconds / DAY:,.1f}")),
+        (whole_run, "gpu-hours", _of_run("gpu_hours", lambda hours: f"{hours:,.0f}")),
+        (whole_run and priced, "dollars", _of_run("dollars", dollars)),
+    ]
+    return [(heading, cell) for wanted, heading, cell in columns if wanted]
 
 
-def _scaled(found: Found | None, objective: str, unit: float = 1.0) -> float | None:
-    value = None if found is None else found.step.per_token(objective)
+def _mfu(found: Found) -> str:
+    mfu = found.assessment.time.mfu
+    return "–" if mfu is None else f"{100 * mfu:.1f} %"
+
+
+def _of_run(name: str, words: Callable[[Any], str]) -> Callable[[Found], str]:
+    """Return what prints a figure of the whole run; a dash where no run is known."""
+    return lambda found: "–" if found.run is None else words(found.run[name])
+
+
+def _scaled(found: Found, objective: str, unit: float = 1.0) -> float | None:
+    value = found.step.per_token(objective)
     return None if value is None else value * BILLION / unit
-
-
-def tokens_of(job: dict[str, Any] | None) -> str:
-    """Print how many tokens a job trains."""
-    return "–" if job is None else format_count(job["tokens"])
 
 
 def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
@@ -167,7 +167,7 @@ def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
                 *([found.scenario.cluster.name] if several else []),
                 *([found.scenario.workload.precision] if precisions else []),
                 f"{found.plan.world_size:,}",
-                format_gib(found.document["memory"]["peak_bytes"]),
+                format_gib(found.assessment.memory.peak_bytes),
                 format_seconds(found.step.seconds),
                 *([dollars(_scaled(found, "cost"))] if priced else []),
                 *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
-from planner.assessment.plan_document import cluster_document
-from planner.traced.scenario import TracedScenario, only_varied
+from planner.assessment.documents import cluster_document
+from planner.traced.scenario import TracedAssessment, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
 from planner.traced.ways_out import largest_micro_batch, ways_out
@@ -70,13 +70,13 @@ class TracedFitAnswer:
 
     scenario: TracedScenario
     plan: Plan
-    document: Mapping[str, Any]
+    assessment: TracedAssessment
     assumptions: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
-        return str(self.document["memory"]["verdict"])
+        return self.assessment.verdict
 
     @cached_property
     def ways_out(self) -> tuple[Mapping[str, Any], ...]:
@@ -92,13 +92,14 @@ class TracedFitAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        memory = {k: v for k, v in self.document["memory"].items() if k != "verdict"}
+        document = self.assessment.to_dict()
+        memory = {k: v for k, v in document["memory"].items() if k != "verdict"}
         return {
             **header(self.scenario),
             "verdict": self.verdict,
-            "plan": self.document["plan"],
+            "plan": document["plan"],
             "memory": memory,
-            "time": self.document["time"],
+            "time": document["time"],
             "train_with": train_with(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
@@ -110,7 +111,7 @@ class TracedFitAnswer:
         return fit_text(
             self.scenario,
             self.plan,
-            self.document,
+            self.assessment,
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
@@ -129,7 +130,7 @@ class TracedPlanAnswer:
 
     scenario: TracedScenario
     plans: tuple[Plan, ...]
-    documents: tuple[Mapping[str, Any], ...]
+    assessments: tuple[TracedAssessment, ...]
     search: Mapping[str, Any]
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
@@ -149,13 +150,13 @@ class TracedPlanAnswer:
             [
                 {
                     **only_varied(plan),
-                    "peak_bytes": document["memory"]["peak_bytes"],
-                    "margin_bytes": document["memory"]["margin_bytes"],
-                    "step_seconds": document["time"]["step_seconds"],
-                    "rows_per_second_per_gpu": document["time"]["rows_per_second_per_gpu"],
-                    "mfu": document["time"]["mfu"],
+                    "peak_bytes": assessment.memory.peak_bytes,
+                    "margin_bytes": assessment.margin_bytes,
+                    "step_seconds": assessment.time.step_seconds,
+                    "rows_per_second_per_gpu": assessment.time.rows_per_second_per_gpu,
+                    "mfu": assessment.time.mfu,
                 }
-                for plan, document in zip(self.plans, self.documents, strict=True)
+                for plan, assessment in zip(self.plans, self.assessments, strict=True)
             ]
         )
 
@@ -163,7 +164,7 @@ class TracedPlanAnswer:
         """Return the JSON document."""
         return {
             **header(self.scenario),
-            "plans": [dict(document) for document in self.documents],
+            "plans": [assessment.to_dict() for assessment in self.assessments],
             "fixed": dict(self.fixed),
             "search": dict(self.search),
             "cut": None if self.cut is None else self.cut.to_dict(),
@@ -175,7 +176,7 @@ class TracedPlanAnswer:
     def __str__(self) -> str:
         return plan_text(
             self.scenario,
-            self.documents,
+            self.assessments,
             self.search,
             assumptions=self.assumptions,
             following=train_with(self.scenario, self.best),

@@ -18,9 +18,10 @@ from planner.request.module_trace import trace
 from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
 from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
 from planner.traced.scenario import (
+    TracedAssessment,
     TracedScenario,
+    assess_traced,
     candidates,
-    documents,
     refuse_structure,
     why_illegal,
 )
@@ -75,21 +76,21 @@ def fit_module(
     )
     if (why := why_illegal(scenario, plan)) is not None:
         raise InputError(why)
-    document = documents(scenario, [plan])[0]
+    assessment = assess_traced(scenario, [plan])[0]
     if "recompute" not in fixed:
         choices = [
             replace(plan, recompute=cast(Recompute, name)) for name in scenario.module.passes
         ]
-        priced = documents(scenario, choices)
-        good = [i for i, one in enumerate(priced) if one["memory"]["verdict"] == "fits"]
+        priced = assess_traced(scenario, choices)
+        good = [i for i, one in enumerate(priced) if one.fits]
         chosen = good[0] if good else len(priced) - 1
-        plan, document = choices[chosen], priced[chosen]
+        plan, assessment = choices[chosen], priced[chosen]
         why = "the least that fits" if good else "nothing fits, so the one that saves most"
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     return TracedFitAnswer(
         scenario=scenario,
         plan=plan,
-        document=document,
+        assessment=assessment,
         assumptions=(*scenario.module.notes, *cluster.notes, *assumptions),
     )
 
@@ -119,8 +120,8 @@ def plan_module(
     plans = candidates(scenario, fixed)
     if not plans:
         raise InputError(_why_none(scenario, fixed))
-    priced = documents(scenario, plans)
-    verdicts = [VERDICTS.index(one["memory"]["verdict"]) for one in priced]
+    priced = assess_traced(scenario, plans)
+    verdicts = [VERDICTS.index(one.verdict) for one in priced]
     search = {
         "enumerated": len(plans),
         "too_large": verdicts.count(2),
@@ -130,12 +131,12 @@ def plan_module(
     order = _ranked(priced, verdicts)[:top]
     cut = None if fixed else best_cut(scenario)
     if not order:
-        smallest = min(range(len(plans)), key=lambda i: priced[i]["memory"]["peak_bytes"])
+        smallest = min(range(len(plans)), key=lambda i: priced[i].memory.peak_bytes)
         raise _no_plan(scenario, plans[smallest], priced[smallest], search, said, cut)
     return TracedPlanAnswer(
         scenario=scenario,
         plans=tuple(plans[i] for i in order),
-        documents=tuple(priced[i] for i in order),
+        assessments=tuple(priced[i] for i in order),
         search=search,
         assumptions=said,
         fixed=dict(fixed),
@@ -143,13 +144,13 @@ def plan_module(
     )
 
 
-def _ranked(priced: Sequence[Mapping[str, Any]], verdicts: Sequence[int]) -> list[int]:
+def _ranked(priced: Sequence[TracedAssessment], verdicts: Sequence[int]) -> list[int]:
     """Positions of the plans that fit (where there is none, of those that may), fastest first."""
     best = min(verdicts)
     kept = [i for i, verdict in enumerate(verdicts) if verdict == best and verdict < 2]
 
     def key(i: int) -> tuple[float, float]:
-        return priced[i]["time"]["step_seconds"], priced[i]["memory"]["peak_bytes"]
+        return priced[i].time.step_seconds, priced[i].memory.peak_bytes
 
     return sorted(kept, key=key)
 
@@ -219,13 +220,13 @@ def _why_none(scenario: TracedScenario, fixed: Mapping[str, Any]) -> str:
 def _no_plan(
     scenario: TracedScenario,
     smallest: Plan,
-    document: Mapping[str, Any],
+    assessment: TracedAssessment,
     search: Mapping[str, Any],
     assumptions: tuple[str, ...],
     cut: Cut | None,
 ) -> NoLegalPlanError:
     ways = ways_out(scenario, smallest)
-    peak, budget = document["memory"]["peak_bytes"], budget_bytes(scenario.cluster)
+    peak, budget = assessment.memory.peak_bytes, budget_bytes(scenario.cluster)
     lines = [
         f"no plan for {scenario.module.name} on {scenario.cluster.name}: {search['enumerated']:,} "
         f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs "

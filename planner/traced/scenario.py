@@ -13,9 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, to_json
+from cost_models.step_time.parts import TimeParts
 from cost_models.traced.memory import OPTIMIZER_MOMENT, traced_memory
 from cost_models.traced.module import OUTSIDE, TracedModule
 from cost_models.traced.time import pass_flops, traced_time
@@ -23,7 +25,8 @@ from cost_models.uncertainty import MEMORY, interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import SoftwareProfile
-from planner.assessment.verdict import memory_budget, verdict
+from planner.assessment.assess import amounts, verdict_document
+from planner.assessment.verdict import Budget, Verdict, memory_budget, verdict
 from planner.request.divisors import divisors
 
 VARIED: Final = (
@@ -142,8 +145,70 @@ def candidates(scenario: TracedScenario, fixed: Mapping[str, Any]) -> list[Plan]
     return found
 
 
-def documents(scenario: TracedScenario, plans: list[Plan]) -> list[dict[str, Any]]:
-    """Return plan, memory and time of legal plans, and whether they fit."""
+@dataclass(frozen=True, slots=True)
+class TracedMemory:
+    """Peak memory of one accelerator with its interval and its parts, in bytes."""
+
+    peak_bytes: float
+    low_bytes: float
+    high_bytes: float
+    moment: str  # part of the step in which the peak falls
+    parts: MemoryParts
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTime:
+    """Seconds of a step and the rates that follow; no interval, since no run was compared."""
+
+    step_seconds: float
+    parts: TimeParts
+    rows_per_second_per_gpu: float
+    mfu: float | None  # model FLOP utilisation; None: peak unknown
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "step_seconds": self.step_seconds,
+            "low_seconds": None,
+            "high_seconds": None,
+            "parts": amounts(self.parts),
+            "rows_per_second_per_gpu": self.rows_per_second_per_gpu,
+            "tokens_per_second_per_gpu": None,
+            "mfu": self.mfu,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAssessment:
+    """Predicted memory and time of one legal plan of a traced module, and whether it fits."""
+
+    plan: Plan
+    verdict: Verdict
+    budget: Budget
+    memory: TracedMemory
+    time: TracedTime
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits with its whole interval."""
+        return self.verdict == "fits"
+
+    @property
+    def margin_bytes(self) -> float:
+        """Budget less predicted peak; negative where the peak is larger."""
+        return self.budget.size - self.memory.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain JSON values of plan, memory and time."""
+        return {
+            "plan": self.plan.to_dict(),
+            "memory": {**verdict_document(self), **to_json(self.memory)},
+            "time": self.time.to_dict(),
+        }
+
+
+def assess_traced(scenario: TracedScenario, plans: list[Plan]) -> list[TracedAssessment]:
+    """Return the assessments of legal plans."""
     if not plans:
         return []
     table = PlanTable.from_plans(plans)
@@ -153,31 +218,27 @@ def documents(scenario: TracedScenario, plans: list[Plan]) -> list[dict[str, Any
     times = traced_time(
         scenario.module, scenario.workload, scenario.cluster, scenario.software, table
     )
-    peak, step = np.asarray(parts.peak), np.asarray(times.step)
-    allowed = memory_budget(scenario.cluster.accelerator)
+    peaks, steps = np.asarray(parts.peak), np.asarray(times.step)
+    budget = memory_budget(scenario.cluster.accelerator)
     found = []
     for row, plan in enumerate(plans):
-        low, high = interval(float(peak[row]), MEMORY)
-        memory = {
-            "verdict": verdict(float(peak[row]), allowed.size),
-            "capacity_bytes": scenario.cluster.accelerator.memory_capacity.value,
-            "budget_bytes": allowed.size,
-            "budget_source": f"{allowed.kind}: {allowed.source}",
-            "margin_bytes": allowed.size - float(peak[row]),
-            "peak_bytes": float(peak[row]),
-            "low_bytes": low,
-            "high_bytes": high,
-            "moment": _moment(scenario.module, plan, int(moments[row])),
-            "parts": {name: float(getattr(parts, name)[row]) for name in MEMORY_PARTS},
-        }
-        seconds = {name: float(getattr(times, name)[row]) for name in TIME_PARTS}
-        time = _time(scenario, plan, float(step[row]), seconds)
-        found.append({"plan": plan.to_dict(), "memory": memory, "time": time})
+        peak = float(peaks[row])
+        low, high = interval(peak, MEMORY)
+        memory = TracedMemory(
+            peak_bytes=peak,
+            low_bytes=low,
+            high_bytes=high,
+            moment=_moment(scenario.module, plan, int(moments[row])),
+            parts=MemoryParts(**{name: float(getattr(parts, name)[row]) for name in MEMORY_PARTS}),
+        )
+        seconds = TimeParts(**{name: float(getattr(times, name)[row]) for name in TIME_PARTS})
+        time = _time(scenario, plan, float(steps[row]), seconds)
+        found.append(TracedAssessment(plan, verdict(peak, budget.size), budget, memory, time))
     return found
 
 
 def _moment(module: TracedModule, plan: Plan, place: int) -> str:
-    """Name the stretch of the step in which the peak falls."""
+    """Return the name of the part of the step in which the peak falls."""
     if place == OPTIMIZER_MOMENT:
         return "optimizer"
     segment = module.passes[plan.recompute].segments[place]
@@ -185,25 +246,20 @@ def _moment(module: TracedModule, plan: Plan, place: int) -> str:
     return f"{segment.phase}: {where}"
 
 
-def _time(
-    scenario: TracedScenario, plan: Plan, step: float, parts: Mapping[str, float]
-) -> dict[str, Any]:
-    """Step time; no run was compared, so that there is no interval."""
+def _time(scenario: TracedScenario, plan: Plan, step: float, parts: TimeParts) -> TracedTime:
+    """Return step time and rates."""
     plain = scenario.module.passes["none"]
     flops = sum(
         pass_flops(one, plan.micro_batch_size) * plan.num_microbatches
         for one in (plain.forward, plain.backward)
     )
     peak = scenario.cluster.accelerator.peak_flops.get(scenario.module.precision)
-    return {
-        "step_seconds": step,
-        "low_seconds": None,
-        "high_seconds": None,
-        "parts": dict(parts),
-        "rows_per_second_per_gpu": plan.micro_batch_size * plan.num_microbatches / step,
-        "tokens_per_second_per_gpu": None,
-        "mfu": None if peak is None else flops / (step * peak.value),
-    }
+    return TracedTime(
+        step_seconds=step,
+        parts=parts,
+        rows_per_second_per_gpu=plan.micro_batch_size * plan.num_microbatches / step,
+        mfu=None if peak is None else float(flops / (step * peak.value)),
+    )
 
 
 def only_varied(plan: Plan) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
-from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
+from cost_models.units import format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.answer.text import TIME_WORDS, bars
-from planner.assessment.verdict import WORDS
+from planner.answer.text import bars, binding_parts, budget_words, verdict_line
+from planner.assessment.assess import amounts
 from planner.request.command import describe_plan
-from planner.text.paragraphs import INDENT, labelled
-from planner.traced.scenario import TracedScenario
+from planner.text.paragraphs import labelled
+from planner.traced.scenario import TracedAssessment, TracedScenario, TracedTime
 from planner.traced.stages import Cut
 
 CONFIDENCE: Final = (
@@ -46,19 +46,19 @@ def head(scenario: TracedScenario) -> list[str]:
     ]
 
 
-def time_line(time: Mapping[str, Any]) -> str:
+def time_line(time: TracedTime) -> str:
     """Step time and rates."""
     words = (
-        f"about {format_seconds(time['step_seconds'])} a step, "
-        f"{time['rows_per_second_per_gpu']:,.1f} rows/s per accelerator"
+        f"about {format_seconds(time.step_seconds)} a step, "
+        f"{time.rows_per_second_per_gpu:,.1f} rows/s per accelerator"
     )
-    return words if time["mfu"] is None else f"{words}, MFU {100 * time['mfu']:.1f} %"
+    return words if time.mfu is None else f"{words}, MFU {100 * time.mfu:.1f} %"
 
 
 def fit_text(
     scenario: TracedScenario,
     plan: Plan,
-    document: Mapping[str, Any],
+    assessment: TracedAssessment,
     *,
     assumptions: Sequence[str],
     ways_out: Sequence[Mapping[str, Any]],
@@ -66,28 +66,17 @@ def fit_text(
     following: str,
 ) -> str:
     """The answer of ``fit``."""
-    memory = document["memory"]
-    fits = memory["verdict"] == "fits"
-    budget, margin = memory["budget_bytes"], memory["margin_bytes"]
-    word = WORDS[memory["verdict"]]
-    lines = [
-        *head(scenario),
-        "",
-        f"{word:<{max(INDENT, len(word) + 2)}}peak {format_gib(memory['peak_bytes'])} of "
-        f"{format_bytes(budget)}   {'margin' if margin >= 0 else 'short of'} "
-        f"{format_bytes(abs(margin))} ({100 * abs(margin) / budget:.0f} %)   likely "
-        f"{format_gib(memory['low_bytes'])} to {format_gib(memory['high_bytes'])} GiB",
-    ]
+    memory, fits, sizes = assessment.memory, assessment.fits, amounts(assessment.memory.parts)
+    lines = [*head(scenario), "", verdict_line(assessment)]
     lines += labelled("", describe_plan(plan))
-    lines += labelled("", f"peak in {memory['moment']}")
-    lines += bars(memory["parts"], budget)
-    sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
-    lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
-    lines += labelled("Step", time_line(document["time"]))
+    lines += labelled("", f"peak in {memory.moment}")
+    lines += bars(sizes, assessment.budget.size)
+    lines += labelled("Budget", budget_words(assessment.budget))
+    lines += labelled("Step", time_line(assessment.time))
     if fits and reach.get("largest_micro_batch_size"):
         lines += labelled("Goes up to", f"micro-batch size {reach['largest_micro_batch_size']:,}")
     if not fits:
-        lines += _ways(memory["parts"], ways_out)
+        lines += _ways(sizes, ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE)
     if ways_out:
@@ -112,7 +101,7 @@ def _ways(parts: Mapping[str, float], ways_out: Sequence[Mapping[str, Any]]) -> 
 
 def plan_text(
     scenario: TracedScenario,
-    documents: Sequence[Mapping[str, Any]],
+    assessments: Sequence[TracedAssessment],
     search: Mapping[str, Any],
     *,
     assumptions: Sequence[str],
@@ -120,18 +109,18 @@ def plan_text(
     cut: Cut | None = None,
 ) -> str:
     """The answer of ``plan``."""
-    best = documents[0]
+    best = assessments[0]
     lines = [*head(scenario), ""]
-    if best["memory"]["verdict"] == "tight":
+    if best.verdict == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
         )
-    lines += _table(documents)
+    lines += _table(assessments)
     lines.append("")
-    lines += labelled("Best", time_line(best["time"]))
-    lines += labelled("Binds", _binds(best))
+    lines += labelled("Best", time_line(best.time))
+    lines += labelled("Binds", binding_parts(best.time, best.memory, f"in {best.memory.moment}"))
     if cut is not None:
-        lines += labelled("Stages", cut_words(cut, best["time"]["step_seconds"]))
+        lines += labelled("Stages", cut_words(cut, best.time.step_seconds))
     lines += labelled(
         "Searched",
         f"{search['enumerated']:,} plans: {search['too_large']:,} too large, {search['tight']:,} "
@@ -170,18 +159,18 @@ def cut_words(cut: Cut, step: float | None) -> str:
     )
 
 
-def _table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(assessments: Sequence[TracedAssessment]) -> list[str]:
     rows = [[*(name for name, _ in COLUMNS), "GiB", "margin", "step", "rows/s/gpu", "MFU"]]
-    for document in documents:
-        plan, memory, time = document["plan"], document["memory"], document["time"]
+    for assessment in assessments:
+        plan, time = assessment.plan, assessment.time
         rows.append(
             [
-                *(str(plan[field]) for _, field in COLUMNS),
-                format_gib(memory["peak_bytes"]),
-                f"{100 * memory['margin_bytes'] / memory['budget_bytes']:.0f} %",
-                format_seconds(time["step_seconds"]),
-                f"{time['rows_per_second_per_gpu']:,.1f}",
-                "–" if time["mfu"] is None else f"{100 * time['mfu']:.1f} %",
+                *(str(getattr(plan, field)) for _, field in COLUMNS),
+                format_gib(assessment.memory.peak_bytes),
+                f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %",
+                format_seconds(time.step_seconds),
+                f"{time.rows_per_second_per_gpu:,.1f}",
+                "–" if time.mfu is None else f"{100 * time.mfu:.1f} %",
             ]
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -190,18 +179,3 @@ def _table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
         + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
         for number, row in enumerate(rows)
     ]
-
-
-def _binds(document: Mapping[str, Any]) -> str:
-    time, memory = document["time"], document["memory"]
-    parts = sorted(time["parts"], key=lambda name: -time["parts"][name])
-    shown = [
-        f"{TIME_WORDS[name]} {100 * time['parts'][name] / time['step_seconds']:.0f} %"
-        for name in parts[:3]
-        if time["parts"][name] >= 0.005 * time["step_seconds"]
-    ]
-    largest = max(memory["parts"], key=lambda name: memory["parts"][name])
-    return (
-        f"time: {', '.join(shown)}; memory: {largest} ({format_bytes(memory['parts'][largest])} of "
-        f"{format_bytes(memory['peak_bytes'])}, in {memory['moment']})"
-    )

@@ -13,7 +13,7 @@ from cost_models.plan.plan import Plan
 from planner.advice.changes import MAX_NODES, resized
 from planner.assessment.reach import MAX_MICRO_BATCH, largest
 from planner.request.command import describe_plan, typed_cluster
-from planner.traced.scenario import TracedScenario, documents, why_illegal, with_batch
+from planner.traced.scenario import TracedScenario, assess_traced, why_illegal, with_batch
 
 MOST_WAYS: Final = 5
 
@@ -73,8 +73,8 @@ def _check(
     """Price one changed plan; None unless it can exist and fits."""
     if why_illegal(scenario, plan) is not None:
         return None
-    document = documents(scenario, [plan])[0]
-    if document["memory"]["verdict"] != "fits":
+    assessment = assess_traced(scenario, [plan])[0]
+    if not assessment.fits:
         return None
     options = f"{describe_plan(plan)} --global-batch-size {scenario.global_batch_size}"
     if moved:
@@ -85,7 +85,7 @@ def _check(
         "change": change,
         "options": options,
         "plan": plan.to_dict(),
-        "peak_bytes": document["memory"]["peak_bytes"],
-        "step_seconds": document["time"]["step_seconds"],
+        "peak_bytes": assessment.memory.peak_bytes,
+        "step_seconds": assessment.time.step_seconds,
         "num_gpus": scenario.cluster.num_gpus,
     }

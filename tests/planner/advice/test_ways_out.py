@@ -20,7 +20,7 @@ from planner.advice import changes
 from planner.advice.changes import HARDWARE, PLAN, TRAINING, other_plans, resized
 from planner.advice.ways_out import MOST_OF_GROUP, MOST_WAYS, ways_out
 from planner.api.fit import fit
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import assess
 from planner.assessment.reach import fits, largest, largest_micro_batch, longest_sequence
 from planner.assessment.verdict import budget_bytes, verdict
 from planner.cli.app import app
@@ -150,7 +150,7 @@ def test_nothing_cheaper_is_left_out() -> None:
     best: dict[str, float] = {}
     for change in other_plans(scenario, plan):
         if fits(change.scenario, change.plan):
-            step = plan_document(change.scenario, change.plan)["time"]["step_seconds"]
+            step = assess(change.scenario, change.plan).time.step_seconds
             best[change.kind] = min(step, best.get(change.kind, step))
     cheapest = sorted(best.values())[: MOST_OF_GROUP[PLAN]]
     assert {"both", "search"} <= set(best)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_bars_are_as_long_as_their_share() -> None:
 
 def test_the_best_plan_is_marked_and_columns_line_up() -> None:
     answer = planner.plan(llama(), "8xA100-80GB", global_batch_size=16, top=5)
-    lines = ranked_table(answer.documents)
+    lines = ranked_table(answer.assessments)
     assert len(lines) == 6
     assert [line[0] for line in lines] == [" ", "✔", " ", " ", " ", " "]
     assert len({len(line) for line in lines}) == 1
@@ -103,10 +104,14 @@ def test_the_best_plan_is_marked_and_columns_line_up() -> None:
 def test_columns_that_few_plans_need_are_shown_where_one_does() -> None:
     """Two plans that differ in what leaves the accelerator would look the same."""
     answer = planner.plan(llama(), "2xA100-80GB", global_batch_size=2, top=2)
-    usual, changed = answer.documents
+    usual, changed = answer.assessments
     assert "offload" not in ranked_table([usual])[0]
-    other = {"offload": "optimizer", "expert_parallel": 2, "expert_tensor_parallel": False}
-    table = ranked_table([usual, {**changed, "plan": {**changed["plan"], **other}}])
+    other: dict[str, Any] = {
+        "offload": "optimizer",
+        "expert_parallel": 2,
+        "expert_tensor_parallel": False,
+    }
+    table = ranked_table([usual, replace(changed, plan=replace(changed.plan, **other))])
     for name in ("offload", "ep", "etp"):
         assert f" {name} " in table[0]
     assert " optimizer " in table[2]

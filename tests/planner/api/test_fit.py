@@ -148,18 +148,18 @@ def test_recomputation_in_parts_lies_between_none_and_all() -> None:
     plans = [fitted(recompute="none")]
     plans += [fitted(recompute="full", recompute_layers=n) for n in (8, 24)]
     plans += [fitted(recompute="full")]
-    peaks = [answer.document["memory"]["peak_bytes"] for answer in plans]
-    steps = [answer.document["time"]["step_seconds"] for answer in plans]
+    peaks = [answer.assessment.memory.peak_bytes for answer in plans]
+    steps = [answer.assessment.time.step_seconds for answer in plans]
     assert peaks == sorted(peaks, reverse=True)
     assert steps == sorted(steps)
     assert len(set(steps)) == len(steps)
-    assert plans[1].document["time"]["parts"]["recompute"] == pytest.approx(
-        plans[3].document["time"]["parts"]["recompute"] / 4
+    assert plans[1].assessment.time.parts.recompute == pytest.approx(
+        plans[3].assessment.time.parts.recompute / 4
     )
     # which layers recompute is no question without recomputation
     counted = fitted(recompute_layers=8)  # with flash attention, selective would spare nothing
     assert counted.plan.recompute == "full"
-    assert counted.document["memory"]["peak_bytes"] < fitted().document["memory"]["peak_bytes"]
+    assert counted.assessment.memory.peak_bytes < fitted().assessment.memory.peak_bytes
 
 
 def test_the_search_prices_recomputation_in_parts_where_it_is_pinned() -> None:
@@ -168,7 +168,7 @@ def test_the_search_prices_recomputation_in_parts_where_it_is_pinned() -> None:
     assert found.best.recompute_layers == 2
     options = {**found.best.to_dict(), "micro_batch_size": found.best.micro_batch_size}
     again = planner.fit("llama-3-8b", "1x8xA100-80GB", seq_len=1024, global_batch_size=8, **options)
-    assert again.document["time"] == found.documents[0]["time"]
+    assert again.assessment.time == found.assessments[0].time
     with pytest.raises(InputError, match="recompute_layers = 33"):
         planner.fit("llama-3-8b", "1x8xA100-80GB", recompute="full", recompute_layers=33)
 
@@ -215,7 +215,7 @@ def test_fit_prices_the_best_plan_as_the_search_did() -> None:
     best = planner.plan(llama(), CLUSTER, seq_len=256, global_batch_size=16, top=1)
     plan = best.best
     again = planner.fit(llama(), CLUSTER, seq_len=256, global_batch_size=16, **plan.to_dict())
-    assert again.document == best.documents[0]
+    assert again.assessment == best.assessments[0]
 
 
 @pytest.mark.slow  # ways out are searched twice
@@ -230,7 +230,7 @@ def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
         planner.plan(llama(), small, seq_len=256)
     answer = planner.fit(llama(), small, seq_len=256)
     assert answer.verdict == "does_not_fit"
-    assert answer.document["memory"]["margin_bytes"] < 0
+    assert answer.assessment.margin_bytes < 0
     assert budget_bytes(small) == pytest.approx(0.97e8)
 
 
@@ -257,7 +257,9 @@ def test_a_path_and_the_values_of_a_config_are_models() -> None:
     by_path = planner.fit(folder, "8xA100-80GB")
     by_values = planner.fit(values, "8xA100-80GB")
     assert (
-        by_path.document == by_values.document == planner.fit(str(folder), "8xA100-80GB").document
+        by_path.assessment
+        == by_values.assessment
+        == planner.fit(str(folder), "8xA100-80GB").assessment
     )
     assert planner.plan("gpt2", "8xA100-80GB", fix={"tensor_parallel": None}, top=1).result.plans
 
@@ -271,19 +273,12 @@ def test_adapters_are_priced_and_said() -> None:
     trained = small.scenario.model.num_trainable_parameters
     assert whole.verdict == "does_not_fit"
     assert small.verdict == four.verdict == "fits"
-    states = [a.document["memory"]["parts"] for a in (small, four)]
-    assert states[0]["weights"] == pytest.approx(2 * parameters + 2 * trained)
-    assert states[0]["optimizer"] == pytest.approx(12 * trained)
-    assert states[1]["weights"] < 0.45 * states[0]["weights"]
-    assert (
-        small.document["time"]["step_seconds"]
-        < 0.9
-        * (
-            planner.fit("llama-3-8b", "1xA100-80GB", zero_stage=0, recompute="full").document[
-                "time"
-            ]["step_seconds"]
-        )
-    )
+    states = [a.assessment.memory.parts for a in (small, four)]
+    assert states[0].weights == pytest.approx(2 * parameters + 2 * trained)
+    assert states[0].optimizer == pytest.approx(12 * trained)
+    assert states[1].weights < 0.45 * states[0].weights
+    every = planner.fit("llama-3-8b", "1xA100-80GB", zero_stage=0, recompute="full")
+    assert small.assessment.time.step_seconds < 0.9 * every.assessment.time.step_seconds
     assert "trained (lora, rank 16)" in str(small)
     assert any("frozen base" in line for line in small.assumptions)
 

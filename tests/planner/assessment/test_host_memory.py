@@ -31,7 +31,7 @@ def test_a_host_that_is_too_small_is_named() -> None:
     small = fit("llama-3-8b", node(host_memory=128e9), offload="optimizer", **ASKED)
     assert small.verdict == "does_not_fit"
     assert "the host is too small" in " ".join(str(small).split())
-    assert small.document["memory"]["host"]["short_of"] == "memory"
+    assert small.assessment.host.short_of == "memory"
     large = fit("llama-3-8b", node(host_memory=256e9), offload="optimizer", **ASKED)
     assert large.verdict == "fits"
     assert "256" in " ".join(large.assumptions) or "238" in " ".join(large.assumptions)

@@ -260,6 +260,6 @@ def test_operands_of_late_weight_gradients_are_a_term_of_their_own() -> None:
     answer = planner.fit("llama-3-8b", "8xH100-SXM", seq_len=8192, recompute="full", **plan)
     terms = {term.name: term for term in answer.step_memory.terms}
     due = terms["operands of weight gradients that come later"]
-    assert due.size > 0.5 * answer.document["memory"]["parts"]["activations"]
+    assert due.size > 0.5 * answer.assessment.memory.parts.activations
     assert due.numbers
     assert terms["beside them"].size > 0.0

@@ -19,7 +19,7 @@ from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from hardware_profiles.errors import InputError
-from planner.assessment.plan_document import plan_document, plan_file
+from planner.assessment.assess import amounts, assess, plan_file
 from planner.assessment.verdict import budget_bytes
 from planner.cli.app import app
 from planner.explanation.explain import explain
@@ -91,7 +91,7 @@ def test_a_plan_that_is_not_the_best_says_by_how_much(tmp_path: Path) -> None:
     worse = replace(best, recompute="full")
     found = explain(written(tmp_path, scenario, worse), sensitivity=False)
     assert not found.is_best
-    steps = [plan_document(scenario, p)["time"]["step_seconds"] for p in (worse, best)]
+    steps = [assess(scenario, p).time.step_seconds for p in (worse, best)]
     assert found.slower_than_best == pytest.approx(steps[0] / steps[1] - 1.0)
     assert f"{100 * (steps[0] / steps[1] - 1):.1f} % longer than the best one" in str(found)
 
@@ -102,7 +102,7 @@ def test_stages_of_a_plan_file_are_the_ones_that_are_explained() -> None:
     even = plan_file(scenario, plan, "test")
     uneven = replace(even, layer_ranges=((0, 2), (2, 8)))
     steps = [
-        explain(file, sensitivity=False).document["time"]["step_seconds"] for file in (even, uneven)
+        explain(file, sensitivity=False).assessment.time.step_seconds for file in (even, uneven)
     ]
     assert steps[1] > 1.2 * steps[0]
 
@@ -148,7 +148,7 @@ def test_groups_lie_where_the_grid_puts_them() -> None:
 def test_an_illegal_plan_names_the_rule_that_every_candidate_breaks() -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     best = best_of(scenario)
-    found = why_not(scenario, best, plan_document(scenario, best), "tp=8")
+    found = why_not(scenario, best, assess(scenario, best), "tp=8")
     assert found.kind == "illegal"
     assert found.every
     assert [code for code, _, _ in found.rules] == ["num_kv_heads"]
@@ -160,8 +160,8 @@ def test_where_no_rule_is_broken_by_all_the_first_ones_are_counted() -> None:
     """One data rank cannot shard, several would get less than a micro-batch."""
     scenario = scenario_with()
     best = best_of(scenario)
-    document = plan_document(scenario, best)
-    found = why_not(scenario, best, document, "zero=1,mbs=8")
+    assessment = assess(scenario, best)
+    found = why_not(scenario, best, assessment, "zero=1,mbs=8")
     assert found.kind == "illegal"
     assert not found.every
     assert len(found.rules) == 3
@@ -172,37 +172,38 @@ def test_where_no_rule_is_broken_by_all_the_first_ones_are_counted() -> None:
 def test_what_is_too_large_says_on_which_stage_and_by_how_much() -> None:
     scenario = scenario_with(4e9)
     best = best_of(scenario)
-    document = plan_document(scenario, best)
-    found = why_not(scenario, best, document, "tp=1,pp=1,zero=0")
+    assessment = assess(scenario, best)
+    found = why_not(scenario, best, assessment, "tp=1,pp=1,zero=0")
     assert found.kind == "too_large"
     assert found.plan is not None
-    alone = plan_document(scenario, found.plan)["memory"]
-    assert found.over_bytes == pytest.approx(alone["peak_bytes"] - budget_bytes(scenario.cluster))
-    assert found.terms[0].part == max(alone["parts"], key=lambda p: alone["parts"][p])
-    assert sum(t.other for t in found.terms) == pytest.approx(alone["peak_bytes"])
+    alone = assess(scenario, found.plan).memory
+    sizes = amounts(alone.parts)
+    assert found.over_bytes == pytest.approx(alone.peak_bytes - budget_bytes(scenario.cluster))
+    assert found.terms[0].part == max(sizes, key=lambda part: sizes[part])
+    assert sum(t.other for t in found.terms) == pytest.approx(alone.peak_bytes)
     # it is the smallest of them
-    more = why_not(scenario, best, document, "tp=1,pp=1,zero=0,recompute=none")
-    assert more.document is not None
-    assert more.document["memory"]["peak_bytes"] >= alone["peak_bytes"]
+    more = why_not(scenario, best, assessment, "tp=1,pp=1,zero=0,recompute=none")
+    assert more.assessment is not None
+    assert more.assessment.memory.peak_bytes >= alone.peak_bytes
 
 
 def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
     scenario = scenario_with()
     best = best_of(scenario)
-    document = plan_document(scenario, best)
+    assessment = assess(scenario, best)
     asked = {"tensor_parallel": 2, "pipeline_parallel": 2}
-    found = why_not(scenario, best, document, "tp=2,pp=2")
+    found = why_not(scenario, best, assessment, "tp=2,pp=2")
     assert found.kind == "slower"
     assert found.plan == search(scenario, asked, top=1).plans[0]
-    assert found.document is not None
-    slower = found.document["time"]["step_seconds"] - document["time"]["step_seconds"]
+    assert found.assessment is not None
+    slower = found.assessment.time.step_seconds - assessment.time.step_seconds
     told = sum(term.difference for term in found.terms)
     differences = [term.difference for term in found.terms]
     small = LEAST * max(map(abs, differences))  # such terms are not told
     assert told == pytest.approx(slower, abs=small * (len(TIME_PARTS) - len(differences)))
     assert differences == sorted(differences, reverse=True)
     assert {term.part for term in found.terms} <= set(TIME_PARTS)
-    same = why_not(scenario, best, document, {"data_parallel": best.data_parallel})
+    same = why_not(scenario, best, assessment, {"data_parallel": best.data_parallel})
     assert same.kind == "same"
 
 
@@ -210,7 +211,7 @@ def test_a_slow_plan_hears_what_is_faster() -> None:
     scenario = scenario_with()
     best = best_of(scenario)
     worse = replace(best, recompute="full")
-    found = why_not(scenario, worse, plan_document(scenario, worse), "recompute=none")
+    found = why_not(scenario, worse, assess(scenario, worse), "recompute=none")
     assert found.kind == "faster"
     assert "recompute" in {term.part for term in found.terms}
 
@@ -219,16 +220,16 @@ def test_a_plan_that_is_only_tight_is_not_called_slower() -> None:
     pin = {"recompute": "none", "data_parallel": 4, "zero_stage": 0}
     smallest = search(scenario_with(1e6), pin).smallest
     assert smallest is not None
-    peak = plan_document(scenario_with(), smallest)["memory"]["peak_bytes"]
+    peak = assess(scenario_with(), smallest).memory.peak_bytes
     scenario = scenario_with(peak / 0.97)  # what is left of the capacity
     best = best_of(scenario)
-    document = plan_document(scenario, best)
-    assert document["memory"]["verdict"] == "fits"
-    tight = why_not(scenario, best, document, "recompute=none,dp=4,zero=0")
+    assessment = assess(scenario, best)
+    assert assessment.verdict == "fits"
+    tight = why_not(scenario, best, assessment, "recompute=none,dp=4,zero=0")
     assert tight.kind == "tight"
-    assert tight.document is not None
-    memory = tight.document["memory"]
-    assert tight.over_bytes == pytest.approx(memory["high_bytes"] - memory["budget_bytes"])
+    assert tight.assessment is not None
+    memory = tight.assessment.memory
+    assert tight.over_bytes == pytest.approx(memory.high_bytes - tight.assessment.budget.size)
 
 
 # --- sensitivity ---

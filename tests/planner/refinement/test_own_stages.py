@@ -20,7 +20,7 @@ from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.answer.answers import PlanAnswer
-from planner.assessment.plan_document import plan_document
+from planner.assessment.assess import assess
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.best_partition import best_staged
 from planner.refinement.minimal_recompute import recompute_what_must_be, share_out
@@ -326,12 +326,12 @@ def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
     assert 0 < found.by_stage[0] < 8
     assert found.gain == pytest.approx(1.0 - found.step / found.even_step)
     assert found.gain > 0.02
-    document = plan_document(found.scenario(tight), found.plan)
-    assert document["memory"]["verdict"] == "fits"
-    assert document["time"]["step_seconds"] == pytest.approx(found.step)
+    document = assess(found.scenario(tight), found.plan)
+    assert document.verdict == "fits"
+    assert document.time.step_seconds == pytest.approx(found.step)
     result = replace(search(scenario, {"zero_stage": 3}, top=1), plans=(plan,))
     answer = PlanAnswer(
-        tight, result, tuple(plan_document(tight, plan) for plan in result.plans), (), {}, found
+        tight, result, tuple(assess(tight, plan) for plan in result.plans), (), {}, found
     )
     assert f"--recompute-layers {found.by_stage[0]}" in " ".join(str(answer).split())
     assert answer.to_dict()["staged"]["gain"] == found.gain
@@ -339,7 +339,7 @@ def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
     write_plan_file(path, answer.plan_file())
     read = read_plan_file(path)
     assert read.stage_recompute_layers == found.by_stage
-    assert read.prediction["time"]["step_seconds"] == document["time"]["step_seconds"]
+    assert read.prediction["time"]["step_seconds"] == document.time.step_seconds
 
 
 def test_nothing_is_told_where_nothing_is_gained() -> None:

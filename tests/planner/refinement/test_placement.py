@@ -245,11 +245,11 @@ def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path)
     """A step that is short enough in an order of its own alone counts, and is what is written."""
     asked: dict[str, Any] = {"global_batch_size": 16, "fix": "tp=2,pp=1,zero=1,mbs=1", "top": 2}
     asked["require"] = "recompute==none,sp==on"
-    (usual,) = planner.plan("llama-3.2-1b", box, objective="memory", **asked).documents[:1]
+    (usual,) = planner.plan("llama-3.2-1b", box, objective="memory", **asked).assessments[:1]
     alone = planner.plan("llama-3.2-1b", box, **asked).placed  # type: ignore[union-attr]
     assert alone is not None
     within = f"{asked['require']},step<={1.01 * alone.step:.6f}s"
-    assert alone.step < 0.9 * usual["time"]["step_seconds"]
+    assert alone.step < 0.9 * usual.time.step_seconds
     for options in (
         {"price": 1, "tokens": "1B"},
         {"find": "fewest-gpus", "gpus_at_most": None},
@@ -288,7 +288,7 @@ def test_another_grid_wins_where_its_order_is_better(tmp_path: Path) -> None:
     path.write_text(slow)
     answer = planner.plan("llama-3.2-1b", path, global_batch_size=16, top=1)
     placed = answer.placed  # type: ignore[union-attr]
-    assert len(answer.documents) == 1  # type: ignore[union-attr]
+    assert len(answer.assessments) == 1  # type: ignore[union-attr]
     assert placed is not None
     assert placed.rank > 0
     steps = [ordered_step(placed.scenario, placed.plan, order) for order in (None, placed.order)]
@@ -304,7 +304,7 @@ def test_an_order_that_is_given_is_priced_and_kept(box: Cluster) -> None:
     paired = planner.fit(
         "llama-3.2-1b", replace(box, rank_order=(0, 4, 1, 5, 2, 6, 3, 7)), **options
     )
-    steps = [one.document["time"]["step_seconds"] for one in (usual, paired)]  # type: ignore[union-attr]
+    steps = [one.assessment.time.step_seconds for one in (usual, paired)]  # type: ignore[union-attr]
     assert steps[1] < steps[0]
     answer = planner.plan("llama-3.2-1b", torn, global_batch_size=16, fix="tp=2", top=1)
     assert answer.placed is None  # type: ignore[union-attr]

@@ -42,9 +42,9 @@ def test_a_number_for_each_stage() -> None:
     assert "--recompute full" in str(answer)
     assert "--recompute-layers 2,1,0,0" in str(answer)
     same = fitted(recompute_layers=[2, 1, 0, 0])
-    assert same.document == answer.document
+    assert same.assessment == answer.assessment
     whole, none = fitted(), fitted(recompute="none")
-    peaks = [a.document["memory"]["stages"] for a in (whole, answer, none)]
+    peaks = [a.assessment.memory.stages for a in (whole, answer, none)]
     for stage, side in ((0, 0), (2, 2), (3, 2)):
         assert peaks[1][stage] == peaks[side][stage]
 
@@ -55,14 +55,14 @@ def test_a_share_of_the_layers() -> None:
     assert answer.plan.recompute_every == 2
     assert "--recompute full:1/2" in str(answer)
     same = fitted(recompute_layers=1)  # of two layers a stage
-    assert same.document["time"] == answer.document["time"]
+    assert same.assessment.time == answer.assessment.time
 
 
 def test_a_plain_number_keeps_its_meaning() -> None:
     answer = fitted(recompute_layers="1")
     assert answer.plan.recompute_layers == 1
     assert answer.scenario.stage_recompute_layers is None
-    assert answer.document == fitted(recompute_layers=1).document
+    assert answer.assessment == fitted(recompute_layers=1).assessment
 
 
 def test_which_layers_recompute_is_no_question_without_recomputation() -> None:
@@ -135,13 +135,13 @@ def test_search_and_file(tmp_path: Path) -> None:
 
 def test_what_is_recomputed_around_what_is_kept(tmp_path: Path) -> None:
     none, ops, full = (fitted(recompute=name) for name in ("none", "selective_ops", "full"))
-    peaks = [answer.document["memory"]["peak_bytes"] for answer in (none, ops, full)]
+    peaks = [answer.assessment.memory.peak_bytes for answer in (none, ops, full)]
     assert peaks == sorted(peaks, reverse=True)
-    times = [answer.document["time"]["parts"]["recompute"] for answer in (none, ops, full)]
+    times = [answer.assessment.time.parts.recompute for answer in (none, ops, full)]
     assert times == sorted(times)
     assert len(set(times)) == len(set(peaks)) == 3
     half = fitted(recompute="selective_ops:1/2")
-    assert half.document["time"]["parts"]["recompute"] == pytest.approx(times[1] / 2)
+    assert half.assessment.time.parts.recompute == pytest.approx(times[1] / 2)
     assert ops.to_dict()["not_run"] is None
     assert "--recompute selective_ops:1/2" in str(half)
     with pytest.raises(InputError, match="selective_ops with offload activations"):

@@ -60,13 +60,13 @@ def test_fit_prices_the_stages_that_are_given() -> None:
     assert "--layers 1,3,3,1" in str(answer)
     table = PlanTable.from_plans([answer.plan])
     exact = price(answer.scenario, table, RANGES)
-    assert answer.document["time"]["step_seconds"] == float(exact.step[0])
-    assert answer.document["memory"]["peak_bytes"] == float(exact.peak[0])
+    assert answer.assessment.time.step_seconds == float(exact.step[0])
+    assert answer.assessment.memory.peak_bytes == float(exact.peak[0])
     even = planner.fit(llama(), CLUSTER, pipeline_parallel=4, **options)
-    assert even.document["time"]["step_seconds"] < answer.document["time"]["step_seconds"]
+    assert even.assessment.time.step_seconds < answer.assessment.time.step_seconds
     assert "layer_ranges" not in even.to_dict()
     same = planner.fit(llama(), CLUSTER, layers=[2, 2, 2, 2], **options)
-    assert same.document == even.document
+    assert same.assessment == even.assessment
 
 
 def test_stages_that_are_virtual() -> None:
@@ -89,7 +89,7 @@ def test_the_search_keeps_the_stages_and_writes_them(tmp_path: Path) -> None:
     assert all(found.num_stages == 4 for found in answer.result.plans)
     file = answer.plan_file()
     assert file.layer_ranges == RANGES
-    times = [document["time"]["step_seconds"] for document in answer.documents]
+    times = [document.time.step_seconds for document in answer.assessments]
     assert times == sorted(times)
     assert file.prediction["time"]["step_seconds"] == times[0]
 

@@ -82,7 +82,7 @@ def test_what_does_not_fit_names_ways_out_that_do(traces: Traces) -> None:
             micro_batch_size=plan.micro_batch_size,
         )
         assert again.verdict == "fits", way["change"]
-        assert again.document["memory"]["peak_bytes"] == way["peak_bytes"]
+        assert again.assessment.memory.peak_bytes == way["peak_bytes"]
     assert "Ways out" in str(answer)
 
 
@@ -99,15 +99,15 @@ def test_the_least_recomputation_that_fits_is_taken(traces: Traces) -> None:
 def test_the_best_plan_is_the_best_of_all(traces: Traces) -> None:
     traces(large(1e7))
     answer = planner.plan(NET, CLUSTER, precision="fp32", global_batch_size=64, top=1000)
-    documents = [dict(document) for document in answer.documents]
-    seconds = [document["time"]["step_seconds"] for document in documents]
+    documents = answer.assessments
+    seconds = [document.time.step_seconds for document in documents]
     assert seconds == sorted(seconds)
     assert answer.search["enumerated"] == 4 * 2 * 4  # ZeRO, recompute, divisors of 8 rows
     assert len(documents) == answer.search["fitting"]
     for plan, document in zip(answer.plans, documents, strict=True):
         alone = planner.fit(
             NET, CLUSTER, precision="fp32", global_batch_size=64, **_options(plan)
-        ).document
+        ).assessment
         assert alone == document
     assert list(answer.table.step_seconds) == seconds
     assert "Searched   32 plans" in str(answer)
