@@ -8,7 +8,7 @@ import shlex
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from planner.request.stage_layers import typed_layers
-from planner.serving.scenario import ServingScenario, memory_document, sequences_of
+from planner.serving.scenario import ServingScenario, assess_serving, sequences_of
 
 
 def describe_serving(plan: Plan) -> str:
@@ -69,6 +69,6 @@ def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
         words.append("--enforce-eager")
     if workload.kv_precision == "fp8":
         words.append("--kv-cache-dtype fp8")
-    memory = memory_document(scenario, plan)
-    share = math.ceil(100 * memory["peak_bytes"] / memory["capacity_bytes"]) / 100
+    assessment = assess_serving(scenario, plan)
+    share = math.ceil(100 * assessment.memory.peak_bytes / assessment.budget.capacity) / 100
     return " ".join([*words, f"--gpu-memory-utilization {share:.2f}"]) if share <= 1 else None

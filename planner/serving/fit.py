@@ -16,9 +16,15 @@ from planner.assessment.documents import cluster_document, model_document
 from planner.serving.command import vllm_options
 from planner.serving.layouts import usual_layouts
 from planner.serving.request import build_serving
-from planner.serving.scenario import PLAN_FIELDS, ServingScenario, memory_document, why_not
-from planner.serving.speed import time_document
+from planner.serving.scenario import (
+    PLAN_FIELDS,
+    ServingAssessment,
+    ServingScenario,
+    assess_serving,
+    why_not,
+)
 from planner.serving.text import CONFIDENCE, serving_text
+from planner.serving.times import ServingTimePrediction, predict_serving_time
 from planner.serving.ways_out import serving_reach, serving_ways
 
 SCHEMA_VERSION = 1
@@ -32,8 +38,8 @@ class ServingAnswer:
 
     scenario: ServingScenario
     plan: Plan
-    memory: Mapping[str, Any]
-    time: Mapping[str, Any] | None  # None: no rate is known
+    assessment: ServingAssessment
+    time: ServingTimePrediction | None  # None: no rate is known
     assumptions: tuple[str, ...]
     ways_out: tuple[Mapping[str, Any], ...]
     reach: Mapping[str, Any]
@@ -41,7 +47,7 @@ class ServingAnswer:
     @property
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
-        return str(self.memory["verdict"])
+        return self.assessment.verdict
 
     @property
     def confidence(self) -> str:
@@ -52,7 +58,7 @@ class ServingAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        scenario, memory = self.scenario, dict(self.memory)
+        scenario, memory = self.scenario, self.assessment.to_dict()
         memory.pop("verdict")
         pinned = scenario.layer_ranges
         return {
@@ -65,7 +71,7 @@ class ServingAnswer:
             "verdict": self.verdict,
             "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
             "memory": memory,
-            "time": None if self.time is None else dict(self.time),
+            "time": None if self.time is None else self.time.to_dict(),
             "assumptions": list(self.assumptions),
             "confidence": self.confidence,
             "ways_out": [dict(way) for way in self.ways_out],
@@ -76,7 +82,7 @@ class ServingAnswer:
         return serving_text(
             self.scenario,
             self.plan,
-            self.memory,
+            self.assessment,
             self.time,
             assumptions=self.assumptions,
             ways_out=self.ways_out,
@@ -127,7 +133,8 @@ def fit_serving(
         prompt_len=prompt_len,
         cuda_graphs=cuda_graphs,
     )
-    plan, memory, why = _layout(scenario, fixed)
+    assessment, why = _layout(scenario, fixed)
+    plan = assessment.plan
     named = PLAN_FIELDS if plan.expert_parallel > 1 else PLAN_FIELDS[:3]
     taken = [f"{name} {getattr(plan, name)}" for name in named if name not in fixed]
     if taken:
@@ -137,16 +144,16 @@ def fit_serving(
         assumptions.append(
             f"concurrency {plan.data_parallel} (default: one sequence for each replica)"
         )
-    fits = memory["verdict"] == "fits"
+    fits = assessment.fits
     try:
-        time = time_document(scenario, plan)
+        time: ServingTimePrediction | None = predict_serving_time(scenario, plan)
     except InputError as error:
         time = None
         assumptions.append(f"time is not predicted: {error}")
     return ServingAnswer(
         scenario=scenario,
         plan=plan,
-        memory=memory,
+        assessment=assessment,
         time=time,
         assumptions=tuple(assumptions),
         ways_out=() if fits else serving_ways(scenario, plan),
@@ -158,20 +165,18 @@ def _with_concurrency(scenario: ServingScenario, concurrency: int) -> ServingSce
     return replace(scenario, workload=replace(scenario.workload, concurrency=concurrency))
 
 
-def _layout(
-    scenario: ServingScenario, fixed: Mapping[str, Any]
-) -> tuple[Plan, dict[str, Any], str]:
-    """Return the first way that fits, else the one that needs least; why it was taken."""
-    best: tuple[Plan, dict[str, Any]] | None = None
+def _layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> tuple[ServingAssessment, str]:
+    """Return the first layout that fits, else the smallest, with the reason for the choice."""
+    best: ServingAssessment | None = None
     for plan in usual_layouts(scenario, fixed):
-        memory = memory_document(scenario, plan)
-        if memory["verdict"] == "fits":
-            return plan, memory, "the smallest replica that fits, and as many as there is place for"
-        if best is None or memory["peak_bytes"] < best[1]["peak_bytes"]:
-            best = plan, memory
+        assessment = assess_serving(scenario, plan)
+        if assessment.fits:
+            return assessment, "the smallest replica that fits, and as many as there is place for"
+        if best is None or assessment.memory.peak_bytes < best.memory.peak_bytes:
+            best = assessment
     if best is None:
         raise InputError(_why_no_layout(scenario, fixed))
-    return *best, "nothing fits, so the one that needs least"
+    return best, "nothing fits, so the one that needs least"
 
 
 def _why_no_layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""A serving question as the formulas need it, and what they say of one way to cut it."""
+"""The serving scenario, and the memory assessment of one layout of replicas."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import PipelineRank, even_rank_contents, rank_contents
 from cost_models.plan.plan import Plan
+from cost_models.pricing.prediction import to_json
 from cost_models.serving.kv_cache import bytes_per_token
 from cost_models.serving.memory import (
     SERVING_MOMENTS,
@@ -26,7 +27,8 @@ from cost_models.serving.rules import ServingQuestion, why_not_served
 from cost_models.uncertainty import SERVING_EXACT, SERVING_REST, interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.serving_engine import ServingEngine
-from planner.assessment.verdict import Verdict, memory_budget
+from planner.assessment.assess import verdict_document
+from planner.assessment.verdict import Budget, Verdict, memory_budget
 
 # fields of a plan that serving has
 PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -34,7 +36,7 @@ PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_
 
 @dataclass(frozen=True, slots=True)
 class ServingScenario:
-    """Everything but how the replicas are cut."""
+    """Model, cluster, workload and engine: everything but the layout of the replicas."""
 
     model: ModelSpec
     cluster: Cluster
@@ -44,7 +46,7 @@ class ServingScenario:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device works beside the host."""
+        """Whether an accelerator computes, rather than the host."""
         return self.cluster.accelerator.device != "cpu"
 
 
@@ -58,7 +60,7 @@ def sequences_of(scenario: ServingScenario, plan: Plan) -> int:
 
 
 def point_of(scenario: ServingScenario, plan: Plan) -> ServingPoint:
-    """Return the numbers of one way to serve."""
+    """Return the degrees and sizes of one layout."""
     return ServingPoint(
         sequences=sequences_of(scenario, plan),
         context_len=scenario.workload.context_len,
@@ -71,7 +73,7 @@ def point_of(scenario: ServingScenario, plan: Plan) -> ServingPoint:
 
 
 def why_not(scenario: ServingScenario, plan: Plan) -> str | None:
-    """Return why replicas cannot be cut so; None where they can."""
+    """Return why a layout is illegal, in words; None where it is legal."""
     stages = None if scenario.layer_ranges is None else len(scenario.layer_ranges)
     question = ServingQuestion(scenario.model, scenario.workload, scenario.cluster.num_gpus, stages)
     return why_not_served(question, point_of(scenario, plan))
@@ -98,14 +100,63 @@ def serving_interval(exact: float, rest: float) -> tuple[float, float]:
     return low, high
 
 
+@dataclass(frozen=True, slots=True)
+class ServedStage:
+    """Peak memory of one pipeline rank, in bytes."""
+
+    stage: int
+    peak_bytes: float
+    moment: str  # one of SERVING_MOMENTS, at which the peak falls
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMemory:
+    """Peak memory of the fullest accelerator with its interval and its parts, in bytes."""
+
+    peak_bytes: float
+    low_bytes: float
+    high_bytes: float
+    limiting_stage: int  # first pipeline rank with the largest peak
+    moment: str  # one of SERVING_MOMENTS, at which the peak falls
+    parts: Mapping[str, float]  # under the names of training
+    stages: tuple[ServedStage, ...]
+    kv_bytes_per_token: float
+    kv_bytes_per_token_beyond_windows: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServingAssessment:
+    """Predicted memory of one legal layout of replicas, and whether it fits."""
+
+    plan: Plan
+    verdict: Verdict
+    budget: Budget
+    memory: ServingMemory
+
+    @property
+    def fits(self) -> bool:
+        """Whether the layout fits with its whole interval."""
+        return self.verdict == "fits"
+
+    @property
+    def margin_bytes(self) -> float:
+        """Budget less predicted peak; negative where the peak is larger."""
+        return self.budget.size - self.memory.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain JSON values of verdict, budget and memory."""
+        return {**verdict_document(self), **to_json(self.memory)}
+
+
 def _parts(parts: ServingParts) -> dict[str, float]:
-    """Return the parts under the names of fit; a server has no gradients and no optimizer."""
+    """Return the parts under the names of training; a server has no gradients, no optimizer."""
     values = {f.name: float(getattr(parts, f.name)) for f in fields(ServingParts)}
     return {"weights": values["weights"], "gradients": 0.0, "optimizer": 0.0} | values
 
 
-def _stages(scenario: ServingScenario, plan: Plan) -> list[dict[str, Any]]:
-    """Return what every pipeline rank holds."""
+def _stages(scenario: ServingScenario, plan: Plan) -> tuple[ServedStage, ...]:
+    """Return the peak of every pipeline rank."""
     found = []
     for rank in stages_of(scenario, plan):
         parts, moment = rank_serving_memory(
@@ -116,20 +167,16 @@ def _stages(scenario: ServingScenario, plan: Plan) -> list[dict[str, Any]]:
             point_of(scenario, plan),
             on_gpu=scenario.on_gpu,
         )
+        name = SERVING_MOMENTS[int(np.asarray(moment))]
         found += [
-            {
-                "stage": position,
-                "peak_bytes": float(parts.peak),
-                "moment": SERVING_MOMENTS[int(np.asarray(moment))],
-                "parts": _parts(parts),
-            }
+            ServedStage(position, float(parts.peak), name, _parts(parts))
             for position in rank.positions
         ]
-    return sorted(found, key=lambda stage: int(stage["stage"]))
+    return tuple(sorted(found, key=lambda served: served.stage))
 
 
-def memory_document(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
-    """Return the memory of one legal way to serve, as plain JSON values."""
+def assess_serving(scenario: ServingScenario, plan: Plan) -> ServingAssessment:
+    """Return the assessment of one legal layout of replicas."""
     parts, stage, moment = price_serving(
         scenario.model,
         scenario.workload,
@@ -138,23 +185,19 @@ def memory_document(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
         point_of(scenario, plan),
         on_gpu=scenario.on_gpu,
     )
-    peak, allowed = float(parts.peak), memory_budget(scenario.cluster.accelerator)
+    budget = memory_budget(scenario.cluster.accelerator)
     low, high = serving_interval(float(parts.exact), float(parts.rest))
     stored = CACHE_FORMATS[scenario.workload.kv_precision]
     options = (scenario.model, stored, plan.tensor_parallel)
-    return {
-        "verdict": serving_verdict(low, high, allowed.size),
-        "capacity_bytes": scenario.cluster.accelerator.memory_capacity.value,
-        "budget_bytes": allowed.size,
-        "budget_source": f"{allowed.kind}: {allowed.source}",
-        "margin_bytes": allowed.size - peak,
-        "peak_bytes": peak,
-        "low_bytes": low,
-        "high_bytes": high,
-        "limiting_stage": int(np.asarray(stage)),
-        "moment": SERVING_MOMENTS[int(np.asarray(moment))],
-        "parts": _parts(parts),
-        "stages": _stages(scenario, plan),
-        "kv_bytes_per_token": float(bytes_per_token(*options)),
-        "kv_bytes_per_token_beyond_windows": float(bytes_per_token(*options, beyond_windows=True)),
-    }
+    memory = ServingMemory(
+        peak_bytes=float(parts.peak),
+        low_bytes=low,
+        high_bytes=high,
+        limiting_stage=int(np.asarray(stage)),
+        moment=SERVING_MOMENTS[int(np.asarray(moment))],
+        parts=_parts(parts),
+        stages=_stages(scenario, plan),
+        kv_bytes_per_token=float(bytes_per_token(*options)),
+        kv_bytes_per_token_beyond_windows=float(bytes_per_token(*options, beyond_windows=True)),
+    )
+    return ServingAssessment(plan, serving_verdict(low, high, budget.size), budget, memory)

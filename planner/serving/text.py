@@ -8,21 +8,36 @@ from typing import Any, Final
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
-from cost_models.units import GIB, format_bytes, format_count, format_gib
+from cost_models.units import format_bytes, format_count, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.answer.text import bars
-from planner.assessment.verdict import WORDS
+from planner.answer.text import bars, budget_words, verdict_line
 from planner.request.stage_layers import typed_layers
 from planner.serving.command import describe_serving, vllm_options
-from planner.serving.scenario import ServingScenario, sequences_of
-from planner.serving.time_text import time_lines
-from planner.text.paragraphs import INDENT, labelled
+from planner.serving.scenario import (
+    ServingAssessment,
+    ServingMemory,
+    ServingScenario,
+    sequences_of,
+)
+from planner.serving.times import ServingTimePrediction
+from planner.text.paragraphs import labelled
 
 MOMENTS: Final = {
     "attention": "inside attention, while prompts are read",
     "feed_forward": "between the matrices of an MLP, while prompts are read",
     "sampling": "while the next tokens are drawn",
 }
+PART_WORDS: Final = {
+    "matrices": "matrices",
+    "attention": "attention",
+    "memory": "norms, activations, logits",
+    "kernels": "starting and ending kernels",
+    "communication": "tensor-parallel and expert communication",
+    "host": "waiting for the host",
+    "send": "sends between stages",
+    "stage_wait": "waiting for the slowest stage",
+}
+SMALL: Final = 0.005  # parts below this share are not told
 CONFIDENCE: Final = {
     "published": "published: start-up logs of vLLM with such models were compared with",
     "datasheet": "datasheet: no start-up log of such a model was compared with; weights and cache "
@@ -33,8 +48,8 @@ CONFIDENCE: Final = {
 def serving_text(
     scenario: ServingScenario,
     plan: Plan,
-    memory: Mapping[str, Any],
-    time: Mapping[str, Any] | None,
+    assessment: ServingAssessment,
+    time: ServingTimePrediction | None,
     *,
     assumptions: Sequence[str],
     ways_out: Sequence[Mapping[str, Any]],
@@ -42,22 +57,14 @@ def serving_text(
     confidence: str,
 ) -> str:
     """Verdict, parts, the cache of a token, how far it goes or what to change."""
-    budget, fits = memory["budget_bytes"], memory["verdict"] == "fits"
-    margin, verdict = memory["margin_bytes"], WORDS[memory["verdict"]]
-    lines = [*_head(scenario), ""]
-    lines.append(
-        f"{verdict:<{max(INDENT, len(verdict) + 2)}}peak {format_gib(memory['peak_bytes'])} of "
-        f"{format_bytes(budget)}   {'margin' if margin >= 0 else 'short of'} "
-        f"{format_bytes(abs(margin))} ({100 * abs(margin) / budget:.0f} %)   likely "
-        f"{format_gib(memory['low_bytes'])} to {format_gib(memory['high_bytes'])} GiB"
-    )
+    memory, fits = assessment.memory, assessment.fits
+    lines = [*_head(scenario), "", verdict_line(assessment)]
     stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
     lines += labelled("", " ".join([describe_serving(plan), *stages]))
     lines += labelled("", f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}")
-    parts = {name: value for name, value in memory["parts"].items() if value > 0.0}
-    lines += bars(dict(sorted(parts.items(), key=lambda part: -part[1])), budget)
-    sizes = f"{budget / GIB:.2f} of {memory['capacity_bytes'] / GIB:.2f} GiB"
-    lines += labelled("Budget", f"{sizes}; {memory['budget_source']}")
+    parts = {name: value for name, value in memory.parts.items() if value > 0.0}
+    lines += bars(dict(sorted(parts.items(), key=lambda part: -part[1])), assessment.budget.size)
+    lines += labelled("Budget", budget_words(assessment.budget))
     if not fits:
         name = max(parts, key=lambda part: parts[part])
         lines += labelled("Largest", f"{name}: {format_bytes(parts[name])}")
@@ -76,6 +83,54 @@ def serving_text(
             "Next", "add the options of one of the ways out (each was checked to fit)"
         )
     return "\n".join(lines)
+
+
+def time_lines(scenario: ServingScenario, time: ServingTimePrediction) -> list[str]:
+    """Return the paragraphs about the prefill, a token and the throughput."""
+    first = format_seconds(time.first_token_seconds)
+    low = format_seconds(time.first_token_low_seconds)
+    high = format_seconds(time.first_token_high_seconds)
+    token = time.token
+    words = "first token of" if token is not None else "one sequence of"
+    words += f" {time.prompt_len:,} tokens after {first} (likely {low} to {high})"
+    if time.sequences_per_replica > 1:
+        words += (
+            f", of all {time.sequences_per_replica:,} of a replica after "
+            f"{format_seconds(time.prefill_seconds)}"
+        )
+    lines = labelled("Prompt" if token is not None else "Pass", words)
+    lines += labelled("", _shares(time.prefill_parts))
+    if token is None:
+        return lines
+    low, high = format_seconds(token.low_seconds), format_seconds(token.high_seconds)
+    lines += labelled(
+        "A token",
+        f"{format_seconds(token.seconds)} (likely {low} to {high}), {_rate(1.0 / token.seconds)} "
+        "tokens/s a sequence",
+    )
+    lines += labelled("", _shares(token.parts))
+    per_gpu = token.tokens_per_second_per_gpu
+    each = f" ({_rate(per_gpu)} per accelerator)" if scenario.cluster.num_gpus > 1 else ""
+    return lines + labelled(
+        "Together",
+        f"{_rate(token.tokens_per_second)} tokens/s{each} while a batch of answers of "
+        f"{time.answer_len:,} tokens takes {format_seconds(time.batch_seconds)}",
+    )
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _shares(parts: Mapping[str, float]) -> str:
+    """Return the parts that count, largest first, as shares."""
+    whole = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(
+        f"{PART_WORDS[name]} {100 * value / whole:.0f} %"
+        for name, value in ordered
+        if value >= SMALL * whole
+    )
 
 
 def _head(scenario: ServingScenario) -> list[str]:
@@ -106,26 +161,26 @@ def _replicas(scenario: ServingScenario, plan: Plan) -> str:
     return f"{plan.data_parallel} replicas of {cut}, up to {_sequences(each)} each"
 
 
-def _where(scenario: ServingScenario, plan: Plan, memory: Mapping[str, Any]) -> str:
-    where = MOMENTS[memory["moment"]]
-    if memory["moment"] == "sampling" and not has_cache(scenario.model):
+def _where(scenario: ServingScenario, plan: Plan, memory: ServingMemory) -> str:
+    where = MOMENTS[memory.moment]
+    if memory.moment == "sampling" and not has_cache(scenario.model):
         where = "at the scores of every token"
     if plan.pipeline_parallel > 1:
-        return f"on stage {memory['limiting_stage']}, the fullest, {where}"
+        return f"on stage {memory.limiting_stage}, the fullest, {where}"
     return where
 
 
-def _cache(scenario: ServingScenario, plan: Plan, memory: Mapping[str, Any]) -> str:
+def _cache(scenario: ServingScenario, plan: Plan, memory: ServingMemory) -> str:
     """Bytes of a token, and of a sequence as far as they can be told apart."""
     ranks = plan.tensor_parallel * plan.pipeline_parallel
     stages = f" over {plan.pipeline_parallel} stages" if plan.pipeline_parallel > 1 else ""
-    words = f"{format_bytes(memory['kv_bytes_per_token'])} a token{stages}"
-    beyond = memory["kv_bytes_per_token_beyond_windows"]
-    if beyond < memory["kv_bytes_per_token"]:
+    words = f"{format_bytes(memory.kv_bytes_per_token)} a token{stages}"
+    beyond = memory.kv_bytes_per_token_beyond_windows
+    if beyond < memory.kv_bytes_per_token:
         words += f" ({format_bytes(beyond) if beyond else 'nothing more'} beyond the window)"
     if ranks > 1:
         words += " on each tensor-parallel rank" if plan.tensor_parallel > 1 else ""
-    each = memory["parts"]["kv_cache"] / sequences_of(scenario, plan)
+    each = memory.parts["kv_cache"] / sequences_of(scenario, plan)
     words += f"; {format_bytes(each)} a sequence of {scenario.workload.context_len:,} tokens"
     if ranks > 1:
         words += " on an accelerator"

@@ -22,7 +22,7 @@ from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.scenario import (
     PLAN_FIELDS,
     ServingScenario,
-    memory_document,
+    assess_serving,
     sequences_of,
     why_not,
 )
@@ -45,8 +45,8 @@ def _check(
     """Price one changed way to serve; None unless it is legal and fits."""
     if why_not(scenario, plan) is not None:
         return None
-    memory = memory_document(scenario, plan)
-    if memory["verdict"] != "fits":
+    assessment = assess_serving(scenario, plan)
+    if not assessment.fits:
         return None
     return {
         "change": change,
@@ -55,7 +55,7 @@ def _check(
         "options": options,
         "command": serve_command(scenario, plan),
         "plan": {name: getattr(plan, name) for name in PLAN_FIELDS},
-        "peak_bytes": memory["peak_bytes"],
+        "peak_bytes": assessment.memory.peak_bytes,
         "step_seconds": None,
         "num_gpus": scenario.cluster.num_gpus,
     }
@@ -65,7 +65,7 @@ def fits(scenario: ServingScenario, plan: Plan) -> bool:
     """Return whether it is legal and fits."""
     if why_not(scenario, plan) is not None:
         return False
-    return bool(memory_document(scenario, plan)["verdict"] == "fits")
+    return assess_serving(scenario, plan).fits
 
 
 def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[dict[str, Any], ...]:

@@ -23,7 +23,7 @@ from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.request import SERVING_ONLY, SHARED
 from planner.serving.scenario import (
     PLAN_FIELDS,
-    memory_document,
+    assess_serving,
     point_of,
     sequences_of,
     serving_interval,
@@ -121,7 +121,7 @@ def test_smaller_replicas_than_the_one_taken_do_not_fit() -> None:
     size = answer.plan.tensor_parallel * answer.plan.pipeline_parallel
     for plan in usual_layouts(answer.scenario, {}):
         if plan.tensor_parallel * plan.pipeline_parallel < size:
-            assert memory_document(answer.scenario, plan)["verdict"] != "fits"
+            assert not assess_serving(answer.scenario, plan).fits
 
 
 def test_layouts_use_every_accelerator_and_each_is_one_of_them() -> None:
@@ -149,7 +149,7 @@ def test_the_reach_is_the_last_that_fits(model: str, cluster: str, options: dict
     def verdict(**changes: Any) -> str:
         workload = replace(answer.scenario.workload, **changes)
         scenario = replace(answer.scenario, workload=workload)
-        return str(memory_document(scenario, answer.plan)["verdict"])
+        return assess_serving(scenario, answer.plan).verdict
 
     most, longest = answer.reach["largest_concurrency"], answer.reach["longest_context_len"]
     assert most % answer.plan.data_parallel == 0
@@ -199,7 +199,7 @@ def test_ways_out_fit_when_they_are_asked(
             asked |= {k: way["plan"][k] for k in way["plan"]}
         again = serve(model, where, **asked)
         assert again.verdict == "fits", way
-        assert again.memory["peak_bytes"] == way["peak_bytes"]
+        assert again.assessment.memory.peak_bytes == way["peak_bytes"]
         assert json.loads(printed([*shlex.split(way["command"])[1:], "--json"], capsys)) == (
             json.loads(json.dumps(again.to_dict())) | {"assumptions": ANY}
         )
@@ -246,7 +246,7 @@ def test_a_float_format_of_the_weights_is_that_of_the_computation() -> None:
 
 def test_an_encoder_says_that_it_has_no_cache() -> None:
     answer = serve("bert-base", "1xT4", concurrency=4)
-    assert answer.memory["parts"]["kv_cache"] == 0.0
+    assert answer.assessment.memory.parts["kv_cache"] == 0.0
     assert answer.reach == {}
     assert "keeps no cache" in "; ".join(answer.assumptions)
     assert "Cache" not in str(answer)
@@ -268,7 +268,7 @@ def test_vllms_options_say_the_same() -> None:
         "--max-num-batched-tokens": "8192",
         "--kv-cache-dtype": "fp8",
     }
-    needed = answer.memory["peak_bytes"] / answer.memory["capacity_bytes"]
+    needed = answer.assessment.memory.peak_bytes / answer.assessment.budget.capacity
     assert needed <= share < needed + 0.01
 
 
@@ -298,7 +298,7 @@ def test_json_has_the_keys_of_fit_and_the_cache() -> None:
 def test_more_ranks_than_key_heads_can_serve() -> None:
     """8 key heads on 16 ranks: training refuses that, a server holds copies."""
     answer = serve("llama-3-70b", "2x8xA100-80GB", tensor_parallel=16, concurrency=4)
-    assert float(answer.memory["kv_bytes_per_token"]) == 80 * 2 * 128 * 2
+    assert answer.assessment.memory.kv_bytes_per_token == 80 * 2 * 128 * 2
     assert point_of(answer.scenario, answer.plan).tensor_parallel == 16
 
 

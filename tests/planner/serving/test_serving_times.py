@@ -58,7 +58,7 @@ def test_encoders_take_one_pass_and_accelerators_without_a_rate_none() -> None:
     answer = planner.fit("bert-base", "1xA100-80GB", inference=True, concurrency=4)
     assert isinstance(answer, ServingAnswer)
     assert answer.time is not None
-    assert answer.time["time_per_output_token_seconds"] is None
+    assert answer.time.token is None
     assert "one sequence of 512 tokens after" in str(answer)
     old = planner.fit("gpt2", "1xV100-SXM2-32GB", inference=True, precision="bf16")
     assert isinstance(old, ServingAnswer)
