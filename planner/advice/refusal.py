@@ -9,8 +9,8 @@ from typing import Any, Final
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.advice.relax import satisfies, smallest_changes
-from planner.advice.ways_out import ways_out
+from planner.advice.relax import Relaxation, satisfies, smallest_changes
+from planner.advice.ways_out import WayOut, ways_out
 from planner.assessment.assess import amounts, assess
 from planner.assessment.verdict import budget_bytes
 from planner.request.command import describe_plan
@@ -28,8 +28,8 @@ class Refusal:
     result: SearchResult
     assumptions: tuple[str, ...]
     reasons: tuple[tuple[int, str], ...]  # candidates and why, most first
-    ways_out: tuple[Mapping[str, Any], ...]
-    changes: tuple[Mapping[str, str], ...] = ()  # of what was required or pinned
+    ways_out: tuple[WayOut, ...]
+    changes: tuple[Relaxation, ...] = ()  # of what was required or pinned
 
     def __str__(self) -> str:
         counts = self.result.counts
@@ -41,10 +41,10 @@ class Refusal:
         lines += [f"  {number:,} candidates: {why}" for number, why in self.reasons[:MOST_REASONS]]
         for change in self.changes:
             lines.append(
-                f"  smallest change: {change['change']} instead of {change['instead_of']} (checked)"
+                f"  smallest change: {change.change} instead of {change.instead_of} (checked)"
             )
         for way in self.ways_out:
-            lines.append(f"  way out: {way['change']}: {way['command']}")
+            lines.append(f"  way out: {way.change}: {way.command}")
         if self.assumptions:
             lines.append(f"  assumed: {'; '.join(self.assumptions)}")
         return "\n".join(lines)
@@ -54,8 +54,8 @@ class Refusal:
         return {
             "plans": [],
             "reasons": [{"candidates": n, "reason": why} for n, why in self.reasons],
-            "changes": [dict(change) for change in self.changes],
-            "ways_out": [dict(way) for way in self.ways_out],
+            "changes": [change.to_dict() for change in self.changes],
+            "ways_out": [way.to_dict() for way in self.ways_out],
             "search": search_document(self.result.counts),
             "assumptions": list(self.assumptions),
         }
@@ -79,7 +79,7 @@ def no_plan(
     # what was searched with nothing pinned or required is not searched again
     nothing = () if fixed or require else (*offloads, *tried)
     ways = () if result.smallest is None else ways_out(scenario, result.smallest, nothing)
-    ways = tuple(way for way in ways if satisfies(way, Plan(**way["plan"]), require))
+    ways = tuple(way for way in ways if satisfies(way, require))
     changes = tuple(smallest_changes(scenario, fixed or {}, require, offloads))
     return Refusal(scenario, result, assumptions, reasons, ways, changes)
 

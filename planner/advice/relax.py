@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import FLAGS, WORDS, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.units import GIB
+from planner.advice.ways_out import WayOut
 from planner.assessment.assess import assess
 from planner.request.constraints import (
     Constraint,
@@ -30,12 +31,24 @@ DIGITS: Final = 3
 LEFT_OUT: Final = "leave it out"
 
 
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """A smaller requirement, another pin or another batch with which a plan exists."""
+
+    instead_of: str
+    change: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
 def smallest_changes(
     scenario: Scenario,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     offloads: Sequence[str] = ("none",),
-) -> list[dict[str, str]]:
+) -> list[Relaxation]:
     """Return one change for every constraint and pin that alone stands in the way.
 
     Where none does: another batch, else the first two that stand in the way together.
@@ -53,10 +66,10 @@ def _of(
     require: Sequence[Constraint],
     one: Constraint | str,
     offloads: Sequence[str],
-) -> dict[str, str] | None:
+) -> Relaxation | None:
     """The smallest change of a constraint, or of the part that is pinned."""
     of_one: Any = _of_pin if isinstance(one, str) else _of_constraint
-    change: dict[str, str] | None = of_one(scenario, fixed, require, one, offloads)
+    change: Relaxation | None = of_one(scenario, fixed, require, one, offloads)
     return change
 
 
@@ -65,22 +78,24 @@ def _of_two(
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     offloads: Sequence[str],
-) -> Iterator[dict[str, str]]:
+) -> Iterator[Relaxation]:
     """Two changes together: the one as small as can be without the other, then the other."""
     obstacles: list[Constraint | str] = [*require, *fixed]
     for one, other in itertools.combinations(obstacles, 2):
         pins, constraints = _without(fixed, require, one)
         second = _of(scenario, pins, constraints, other, offloads)
-        if second is None or second["change"].startswith(("--budget", "--days")):
+        if second is None or second.change.startswith(("--budget", "--days")):
             continue
         pins, constraints = _without(fixed, require, other)
         if isinstance(other, str):
-            pins |= parse_fixed(second["change"].removeprefix("--fix "))
-        elif second["change"] != LEFT_OUT:
-            constraints += parse_requirements(second["change"])
+            pins |= parse_fixed(second.change.removeprefix("--fix "))
+        elif second.change != LEFT_OUT:
+            constraints += parse_requirements(second.change)
         first = _of(scenario, pins, constraints, one, offloads)
         if first is not None:
-            yield {key: f"{first[key]} and {second[key]}" for key in ("instead_of", "change")}
+            yield Relaxation(
+                f"{first.instead_of} and {second.instead_of}", f"{first.change} and {second.change}"
+            )
 
 
 def _without(
@@ -96,7 +111,7 @@ def _of_batch(
     fixed: Mapping[str, Any],
     require: Sequence[Constraint],
     offloads: Sequence[str],
-) -> Iterator[dict[str, str]]:
+) -> Iterator[Relaxation]:
     """The nearest batches that all accelerators share evenly, where no plan is legal."""
     workload, ranks = scenario.workload, scenario.cluster.num_gpus
     batch = workload.global_batch_size
@@ -109,7 +124,7 @@ def _of_batch(
         changed = replace(scenario, workload=replace(workload, global_batch_size=nearest))
         if search(changed, fixed, require=require, offloads=offloads, top=1).plans:
             given = f"--global-batch-size {batch}"
-            yield {"instead_of": given, "change": f"--global-batch-size {nearest}"}
+            yield Relaxation(given, f"--global-batch-size {nearest}")
             return
 
 
@@ -119,7 +134,7 @@ def _of_constraint(
     require: Sequence[Constraint],
     one: Constraint,
     offloads: Sequence[str],
-) -> dict[str, str] | None:
+) -> Relaxation | None:
     others = [other for other in require if other is not one]
     if one.of_result:
         objective: Any = "memory" if one.name == "memory" else "time"
@@ -127,10 +142,10 @@ def _of_constraint(
         plans = search(scenario, fixed, require=others, **options).plans
         if not plans:
             return None
-        return {"instead_of": one.text, "change": _result_words(scenario, one, plans[0])}
+        return Relaxation(one.text, _result_words(scenario, one, plans[0]))
     if one.name in WORDS or one.name in FLAGS:
         plans = search(scenario, fixed, require=others, offloads=offloads, top=1).plans
-        return {"instead_of": one.text, "change": LEFT_OUT} if plans else None
+        return Relaxation(one.text, LEFT_OUT) if plans else None
 
     def found(value: int | None) -> bool:
         exact = [] if value is None else [Constraint(one.name, "==", value, one.text)]
@@ -138,7 +153,7 @@ def _of_constraint(
         return bool(search(scenario, fixed, require=asked, offloads=offloads, top=1).plans)
 
     value = _nearest(_values(scenario, fixed, one.name, one.value, offloads), found)
-    return None if value is None else {"instead_of": one.text, "change": f"{one.name}=={value}"}
+    return None if value is None else Relaxation(one.text, f"{one.name}=={value}")
 
 
 def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int | None:
@@ -179,7 +194,7 @@ def _of_pin(
     require: Sequence[Constraint],
     name: str,
     offloads: Sequence[str],
-) -> dict[str, str] | None:
+) -> Relaxation | None:
     rest = {other: value for other, value in fixed.items() if other != name}
     text = f"--fix {name}={fixed[name]}"
     options: dict[str, Any] = {"require": require, "offloads": offloads, "top": 1}
@@ -187,14 +202,14 @@ def _of_pin(
         plans = search(scenario, rest, **options).plans
         if not plans:
             return None
-        return {"instead_of": text, "change": f"--fix {name}={getattr(plans[0], name)}"}
+        return Relaxation(text, f"--fix {name}={getattr(plans[0], name)}")
 
     def found(value: int | None) -> bool:
         asked = rest if value is None else {**rest, name: value}
         return bool(search(scenario, asked, **options).plans)
 
     value = _nearest(_values(scenario, rest, name, fixed[name], offloads), found)
-    return None if value is None else {"instead_of": text, "change": f"--fix {name}={value}"}
+    return None if value is None else Relaxation(text, f"--fix {name}={value}")
 
 
 def _values(
@@ -208,14 +223,14 @@ def _values(
     yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
 
 
-def satisfies(way: Mapping[str, Any], plan: Any, require: Sequence[Constraint]) -> bool:
+def satisfies(way: WayOut, require: Sequence[Constraint]) -> bool:
     """Whether a way out has what is required of plans and of their memory and time."""
-    table = PlanTable.from_plans([plan])
+    table = PlanTable.from_plans([way.plan])
     values = {
-        "memory": way["peak_bytes"],
-        "step": way["step_seconds"],
-        "mfu": way["mfu"],
-        "tokens_per_second_per_gpu": 1.0 / way["device_seconds_per_token"],
+        "memory": way.peak_bytes,
+        "step": way.step_seconds,
+        "mfu": way.assessment.time.mfu,
+        "tokens_per_second_per_gpu": 1.0 / way.device_seconds_per_token,
     }
     # an unknown share of a peak is none
     results = {name: np.array([value or 0.0]) for name, value in values.items()}

@@ -32,67 +32,102 @@ MOST_WAYS: Final = sum(MOST_OF_GROUP.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A change that was priced and fits."""
+class WayOut:
+    """A priced change with which a plan fits."""
 
-    change: Change
+    to: Change
     assessment: Assessment
 
     @property
-    def step(self) -> float:
-        """Seconds."""
+    def change(self) -> str:
+        """The change in words."""
+        return self.to.words
+
+    @property
+    def group(self) -> str:
+        """Another plan, another training or other hardware."""
+        return self.to.group
+
+    @property
+    def kind(self) -> str:
+        """What is changed: of each kind at most one way is listed."""
+        return self.to.kind
+
+    @property
+    def options(self) -> str:
+        """The change as options of the command line."""
+        return self.to.options
+
+    @property
+    def command(self) -> str:
+        """The command that checks the changed plan."""
+        return fit_command(self.to.scenario, self.to.plan)
+
+    @property
+    def plan(self) -> Plan:
+        """The changed plan."""
+        return self.to.plan
+
+    @property
+    def peak_bytes(self) -> float:
+        """Peak memory of the changed plan."""
+        return self.assessment.memory.peak_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step of the changed plan."""
         return self.assessment.time.step_seconds
 
     @property
-    def cost(self) -> float:
+    def num_gpus(self) -> int:
+        """Accelerators of the changed cluster."""
+        return self.to.scenario.cluster.num_gpus
+
+    @property
+    def device_seconds_per_token(self) -> float:
         """Seconds of one accelerator for a token."""
-        scenario = self.change.scenario
-        return self.step * scenario.cluster.num_gpus / scenario.workload.tokens_per_step
+        return self.step_seconds * self.num_gpus / self.to.scenario.workload.tokens_per_step
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        change = self.change
         return {
-            "change": change.words,
-            "group": change.group,
-            "kind": change.kind,
-            "options": change.options,
-            "command": fit_command(change.scenario, change.plan),
-            "plan": change.plan.to_dict(),
-            "peak_bytes": self.assessment.memory.peak_bytes,
-            "step_seconds": self.step,
-            "device_seconds_per_token": self.cost,
+            "change": self.change,
+            "group": self.group,
+            "kind": self.kind,
+            "options": self.options,
+            "command": self.command,
+            "plan": self.plan.to_dict(),
+            "peak_bytes": self.peak_bytes,
+            "step_seconds": self.step_seconds,
+            "device_seconds_per_token": self.device_seconds_per_token,
             "mfu": self.assessment.time.mfu,
-            "num_gpus": change.scenario.cluster.num_gpus,
+            "num_gpus": self.num_gpus,
         }
 
 
-def check(change: Change) -> _Way | None:
+def check(change: Change) -> WayOut | None:
     """Price one change; None unless it is legal and fits."""
     if not is_legal(change.scenario, change.plan):
         return None
     assessment = assess(change.scenario, change.plan)
-    return _Way(change, assessment) if assessment.fits else None
+    return WayOut(change, assessment) if assessment.fits else None
 
 
-def ways_out(
-    scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()
-) -> tuple[dict[str, Any], ...]:
+def ways_out(scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()) -> tuple[WayOut, ...]:
     """Return up to MOST_WAYS changes that make it fit, cheapest first in every group.
 
     ``nothing``: ways to offload with which no plan of the scenario fits, as is known.
     """
-    found = [
+    return (
         *_cheapest_of_kinds(other_plans(scenario, plan, nothing), plan),
         *_in_order(other_trainings(scenario, plan)),
         *_cheapest_of_kinds(other_hardware(scenario, plan), None),
-    ]
-    return tuple(way.to_dict() for way in found)
+    )
 
 
-def _cheapest_of_kinds(changes: Iterator[Change], same: Plan | None) -> list[_Way]:
+def _cheapest_of_kinds(changes: Iterator[Change], same: Plan | None) -> list[WayOut]:
     """Return the cheapest way of every kind, the cheapest kinds first; no plan twice."""
-    best: dict[str, _Way] = {}
+    best: dict[str, WayOut] = {}
     for change in changes:
         if change.plan == same:
             continue
@@ -100,19 +135,19 @@ def _cheapest_of_kinds(changes: Iterator[Change], same: Plan | None) -> list[_Wa
         if way is None:
             continue
         known = best.get(change.kind)
-        if known is None or way.cost < known.cost:
+        if known is None or way.device_seconds_per_token < known.device_seconds_per_token:
             best[change.kind] = way
-    ordered = sorted(best.values(), key=lambda way: way.cost)
-    different: list[_Way] = []
+    ordered = sorted(best.values(), key=lambda way: way.device_seconds_per_token)
+    different: list[WayOut] = []
     for way in ordered:
-        if way.change.plan not in [other.change.plan for other in different] or same is None:
+        if way.plan not in [other.plan for other in different] or same is None:
             different.append(way)
-    return different[: MOST_OF_GROUP[ordered[0].change.group]] if ordered else []
+    return different[: MOST_OF_GROUP[ordered[0].group]] if ordered else []
 
 
-def _in_order(changes: Iterator[Change]) -> list[_Way]:
+def _in_order(changes: Iterator[Change]) -> list[WayOut]:
     """Return the first way of every kind that fits, as they come."""
-    found: dict[str, _Way] = {}
+    found: dict[str, WayOut] = {}
     for change in changes:
         if change.kind not in found and (way := check(change)) is not None:
             found[change.kind] = way

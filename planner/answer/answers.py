@@ -15,7 +15,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from planner.advice.refusal import search_document
-from planner.advice.ways_out import ways_out
+from planner.advice.ways_out import WayOut, ways_out
 from planner.answer.memory_html import drawing_title, fragment, memory_html
 from planner.answer.memory_story import story_text
 from planner.answer.memory_svg import memory_svg
@@ -69,7 +69,7 @@ class FitAnswer:
         return self.assessment.verdict
 
     @cached_property
-    def ways_out(self) -> tuple[Mapping[str, Any], ...]:
+    def ways_out(self) -> tuple[WayOut, ...]:
         """Where it does not fit: what would, each with its command."""
         return () if self.verdict == "fits" else ways_out(self.scenario, self.plan)
 
@@ -102,7 +102,7 @@ class FitAnswer:
             "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.scenario),
-            "ways_out": [dict(way) for way in self.ways_out],
+            "ways_out": [way.to_dict() for way in self.ways_out],
             "reach": dict(self.reach),
         }
 

@@ -15,6 +15,7 @@ from cost_models.units import GIB, format_bytes, format_count, format_gib, forma
 from hardware_profiles.cluster.build import describe
 from planner.advice.changes import HARDWARE, PLAN, TRAINING
 from planner.advice.refusal import MOST_REASONS
+from planner.advice.ways_out import WayOut
 from planner.answer.placed import placed_words
 from planner.assessment.assess import Assessed, Assessment, amounts
 from planner.assessment.confidence import confidence
@@ -191,7 +192,7 @@ def fit_text(
     assessment: Assessment,
     *,
     assumptions: Sequence[str],
-    ways_out: Sequence[Mapping[str, Any]],
+    ways_out: Sequence[WayOut],
     reach: Mapping[str, Any],
     largest: str,
     not_run: str | None,
@@ -236,23 +237,23 @@ def _reach(reach: Mapping[str, Any]) -> list[str]:
     return labelled("Goes up to", " · ".join(parts)) if parts else []
 
 
-def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
+def _ways(ways_out: Sequence[WayOut]) -> list[str]:
     if not ways_out:
         return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
     lines: list[str] = []
     group = None
     for way in ways_out:
         words = (
-            f"{way['change']}: {format_bytes(way['peak_bytes'])}, "
-            f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
+            f"{way.change}: {format_bytes(way.peak_bytes)}, "
+            f"{format_seconds(way.step_seconds)} a step   {way.options}"
         )
-        label = "" if way["group"] == group else GROUP_LABEL[way["group"]] if lines else "Ways out"
+        label = "" if way.group == group else GROUP_LABEL[way.group] if lines else "Ways out"
         lines += labelled(label, words)
-        group = way["group"]
+        group = way.group
     return lines
 
 
-def _next_command(scenario: Scenario, plan: Plan, ways_out: Sequence[Mapping[str, Any]]) -> str:
+def _next_command(scenario: Scenario, plan: Plan, ways_out: Sequence[WayOut]) -> str:
     if ways_out:
         return "add the options of one of the ways out (each was checked to fit)"
     return plan_command(scenario, plan)

@@ -14,7 +14,7 @@ from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from planner.advice.ways_out import ways_out
+from planner.advice.ways_out import WayOut, ways_out
 from planner.answer.answers import PlanAnswer, header
 from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import changes, lesson, story
@@ -48,7 +48,7 @@ class Explanation:
     sensitivity: tuple[Sensitivity, ...]
     batches: tuple[BatchChoice, ...]
     why_not: tuple[WhyNot, ...]
-    ways_out: tuple[Mapping[str, Any], ...]
+    ways_out: tuple[WayOut, ...]
 
     @property
     def verdict(self) -> str:
@@ -123,7 +123,7 @@ class Explanation:
             "sensitivity": [found.to_dict() for found in self.sensitivity],
             "batches": [batch.to_dict() for batch in self.batches],
             "why_not": [reason.to_dict() for reason in self.why_not],
-            "ways_out": [dict(way) for way in self.ways_out],
+            "ways_out": [way.to_dict() for way in self.ways_out],
         }
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from cost_models.compute.rates import power_limit
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_gib, format_seconds
+from planner.advice.ways_out import WayOut
 from planner.answer.text import TIME_WORDS, head, time_line
 from planner.assessment.assess import Assessment
 from planner.assessment.verdict import WORDS
@@ -54,7 +55,7 @@ class Explanation(Protocol):
     @property
     def why_not(self) -> tuple[WhyNot, ...]: ...
     @property
-    def ways_out(self) -> tuple[Mapping[str, Any], ...]: ...
+    def ways_out(self) -> tuple[WayOut, ...]: ...
     def binds(self) -> Mapping[str, Any]: ...
 
 
@@ -109,7 +110,7 @@ def _memory(found: Explanation) -> list[str]:
 def _ways(found: Explanation) -> list[str]:
     lines: list[str] = []
     for number, way in enumerate(found.ways_out):
-        words = f"{way['change']}: {format_bytes(way['peak_bytes'])}   {way['options']}"
+        words = f"{way.change}: {format_bytes(way.peak_bytes)}   {way.options}"
         lines += labelled("Ways out" if not number else "", words)
     return lines
 

@@ -25,7 +25,7 @@ from planner.serving.scenario import (
 )
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
-from planner.serving.ways_out import serving_reach, serving_ways
+from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
 
 SCHEMA_VERSION = 1
 # whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
@@ -41,7 +41,7 @@ class ServingAnswer:
     assessment: ServingAssessment
     time: ServingTimePrediction | None  # None: no rate is known
     assumptions: tuple[str, ...]
-    ways_out: tuple[Mapping[str, Any], ...]
+    ways_out: tuple[ServingWayOut, ...]
     reach: Mapping[str, Any]
 
     @property
@@ -74,7 +74,7 @@ class ServingAnswer:
             "time": None if self.time is None else self.time.to_dict(),
             "assumptions": list(self.assumptions),
             "confidence": self.confidence,
-            "ways_out": [dict(way) for way in self.ways_out],
+            "ways_out": [way.to_dict() for way in self.ways_out],
             "reach": dict(self.reach),
         }
 

@@ -20,6 +20,7 @@ from planner.serving.scenario import (
     sequences_of,
 )
 from planner.serving.times import ServingTimePrediction
+from planner.serving.ways_out import ServingWayOut
 from planner.text.paragraphs import labelled
 
 MOMENTS: Final = {
@@ -52,7 +53,7 @@ def serving_text(
     time: ServingTimePrediction | None,
     *,
     assumptions: Sequence[str],
-    ways_out: Sequence[Mapping[str, Any]],
+    ways_out: Sequence[ServingWayOut],
     reach: Mapping[str, Any],
     confidence: str,
 ) -> str:
@@ -198,11 +199,11 @@ def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
     return labelled("Goes up to", " · or ".join(parts)) if parts else []
 
 
-def _ways(ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
+def _ways(ways_out: Sequence[ServingWayOut]) -> list[str]:
     if not ways_out:
         return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
     lines = []
     for number, way in enumerate(ways_out):
-        words = f"{way['change']}: {format_bytes(way['peak_bytes'])}   {way['options']}"
+        words = f"{way.change}: {format_bytes(way.peak_bytes)}   {way.options}"
         lines += labelled("Ways out" if not number else "", words)
     return lines

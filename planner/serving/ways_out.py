@@ -7,7 +7,7 @@ fit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
@@ -34,6 +34,34 @@ SAME, OTHER = "same service", "another service"
 BLOCK: Final = 16  # steps in which the context is searched, in tokens
 
 
+@dataclass(frozen=True, slots=True)
+class ServingWayOut:
+    """A priced change with which serving fits."""
+
+    change: str
+    group: str
+    kind: str
+    options: str
+    command: str
+    plan: Plan
+    peak_bytes: float
+    num_gpus: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "change": self.change,
+            "group": self.group,
+            "kind": self.kind,
+            "options": self.options,
+            "command": self.command,
+            "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
+            "peak_bytes": self.peak_bytes,
+            "step_seconds": None,
+            "num_gpus": self.num_gpus,
+        }
+
+
 def _changed(scenario: ServingScenario, **changes: Any) -> ServingScenario:
     workload: ServingWorkload = replace(scenario.workload, **changes)
     return replace(scenario, workload=workload)
@@ -41,24 +69,23 @@ def _changed(scenario: ServingScenario, **changes: Any) -> ServingScenario:
 
 def _check(
     scenario: ServingScenario, plan: Plan, group: str, kind: str, change: str, options: str
-) -> dict[str, Any] | None:
+) -> ServingWayOut | None:
     """Price one changed way to serve; None unless it is legal and fits."""
     if why_not(scenario, plan) is not None:
         return None
     assessment = assess_serving(scenario, plan)
     if not assessment.fits:
         return None
-    return {
-        "change": change,
-        "group": group,
-        "kind": kind,
-        "options": options,
-        "command": serve_command(scenario, plan),
-        "plan": {name: getattr(plan, name) for name in PLAN_FIELDS},
-        "peak_bytes": assessment.memory.peak_bytes,
-        "step_seconds": None,
-        "num_gpus": scenario.cluster.num_gpus,
-    }
+    return ServingWayOut(
+        change=change,
+        group=group,
+        kind=kind,
+        options=options,
+        command=serve_command(scenario, plan),
+        plan=plan,
+        peak_bytes=assessment.memory.peak_bytes,
+        num_gpus=scenario.cluster.num_gpus,
+    )
 
 
 def fits(scenario: ServingScenario, plan: Plan) -> bool:
@@ -68,9 +95,9 @@ def fits(scenario: ServingScenario, plan: Plan) -> bool:
     return assess_serving(scenario, plan).fits
 
 
-def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[dict[str, Any], ...]:
+def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[ServingWayOut, ...]:
     """Return up to MOST_WAYS changes that make it fit, those that cost least first."""
-    found: list[dict[str, Any]] = []
+    found: list[ServingWayOut] = []
     for way in _all_ways(scenario, plan):
         if way is not None:
             found.append(way)
@@ -81,7 +108,7 @@ def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[dict[str, Any],
     return tuple(found)
 
 
-def _all_ways(scenario: ServingScenario, plan: Plan) -> Iterator[dict[str, Any] | None]:
+def _all_ways(scenario: ServingScenario, plan: Plan) -> Iterator[ServingWayOut | None]:
     workload, cached = scenario.workload, has_cache(scenario.model)
     yield _another_layout(scenario, plan)
     narrower = cached and CACHE_FORMATS[workload.kv_precision].element > 1.0
@@ -100,7 +127,7 @@ def _all_ways(scenario: ServingScenario, plan: Plan) -> Iterator[dict[str, Any] 
     yield _more_nodes(scenario)
 
 
-def _another_layout(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
+def _another_layout(scenario: ServingScenario, plan: Plan) -> ServingWayOut | None:
     for other in layouts(scenario, {}):
         ranks = other.tensor_parallel * other.pipeline_parallel
         words = f"replicas of {ranks} accelerator{'s' if ranks > 1 else ''}"
@@ -112,7 +139,7 @@ def _another_layout(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | N
     return None
 
 
-def _fewer(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
+def _fewer(scenario: ServingScenario, plan: Plan) -> ServingWayOut | None:
     most = largest_concurrency(scenario, plan, sequences_of(scenario, plan))
     if not most or most >= scenario.workload.concurrency:
         return None
@@ -120,7 +147,7 @@ def _fewer(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
     return _check(changed, plan, OTHER, "concurrency", words, f"--concurrency {most}")
 
 
-def _shorter(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
+def _shorter(scenario: ServingScenario, plan: Plan) -> ServingWayOut | None:
     longest = longest_context(scenario, plan, scenario.workload.context_len)
     if not longest:
         return None
@@ -128,7 +155,7 @@ def _shorter(scenario: ServingScenario, plan: Plan) -> dict[str, Any] | None:
     return _check(changed, plan, OTHER, "context", words, f"--context-len {longest}")
 
 
-def _formats(scenario: ServingScenario, plan: Plan, **formats: str) -> dict[str, Any] | None:
+def _formats(scenario: ServingScenario, plan: Plan, **formats: str) -> ServingWayOut | None:
     """Weights or cache, or both, in other formats."""
     words = {"weight_precision": "weights in", "kv_precision": "a cache in"}
     change = " and ".join(f"{words[name]} {value}" for name, value in formats.items())
@@ -144,7 +171,7 @@ def _smaller_formats(scenario: ServingScenario) -> list[str]:
     return [name for name in names if WEIGHT_FORMATS[name].element < now]
 
 
-def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[dict[str, Any] | None]:
+def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[ServingWayOut | None]:
     """The smallest formats and fewer sequences; more nodes with one sequence for each replica."""
     formats = {"kv_precision": "fp8"}
     if "int4" in _smaller_formats(scenario):
@@ -165,7 +192,7 @@ def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[dict[str
     yield _more_nodes(_changed(scenario, concurrency=1), one_each=True)
 
 
-def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> dict[str, Any] | None:
+def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> ServingWayOut | None:
     """The fewest nodes, by doubling, on which some way to cut it fits."""
     if scenario.cluster.accelerator.device == "cpu" or scenario.cluster.levels:
         return None

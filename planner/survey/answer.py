@@ -253,7 +253,7 @@ def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, 
         )
         if refusal.changes or refusal.ways_out:
             return {
-                name: [{"cluster": case.name, **one} for one in of_case]
+                name: [{"cluster": case.name, **one.to_dict()} for one in of_case]
                 for name, of_case in (
                     ("changes", refusal.changes),
                     ("ways_out", refusal.ways_out),

@@ -13,7 +13,7 @@ from planner.assessment.documents import cluster_document
 from planner.traced.scenario import TracedAssessment, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
-from planner.traced.ways_out import largest_micro_batch, ways_out
+from planner.traced.ways_out import TracedWayOut, largest_micro_batch, ways_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,7 @@ class TracedFitAnswer:
         return self.assessment.verdict
 
     @cached_property
-    def ways_out(self) -> tuple[Mapping[str, Any], ...]:
+    def ways_out(self) -> tuple[TracedWayOut, ...]:
         """Where it does not fit: what would."""
         return () if self.verdict == "fits" else ways_out(self.scenario, self.plan)
 
@@ -103,7 +103,7 @@ class TracedFitAnswer:
             "train_with": train_with(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
-            "ways_out": [dict(way) for way in self.ways_out],
+            "ways_out": [way.to_dict() for way in self.ways_out],
             "reach": dict(self.reach),
         }
 

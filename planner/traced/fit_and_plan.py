@@ -231,7 +231,7 @@ def _no_plan(
         f"no plan for {scenario.module.name} on {scenario.cluster.name}: {search['enumerated']:,} "
         f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs "
         f"{format_bytes(peak)} of {format_bytes(budget)}",
-        *(f"  way out: {way['change']}: fit {way['options']}" for way in ways),
+        *(f"  way out: {way.change}: fit {way.options}" for way in ways),
         *([] if cut is None else [f"  {cut_words(cut, None)}"]),
     ]
     return NoLegalPlanError(
@@ -240,7 +240,7 @@ def _no_plan(
             **header(scenario),
             "plans": [],
             "search": dict(search),
-            "ways_out": list(ways),
+            "ways_out": [way.to_dict() for way in ways],
             "cut": None if cut is None else cut.to_dict(),
             "assumptions": list(assumptions),
         },

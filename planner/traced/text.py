@@ -14,6 +14,7 @@ from planner.request.command import describe_plan
 from planner.text.paragraphs import labelled
 from planner.traced.scenario import TracedAssessment, TracedScenario, TracedTime
 from planner.traced.stages import Cut
+from planner.traced.ways_out import TracedWayOut
 
 CONFIDENCE: Final = (
     "traced: parameters are exact, memory follows the module's operators on fake tensors (without "
@@ -61,7 +62,7 @@ def fit_text(
     assessment: TracedAssessment,
     *,
     assumptions: Sequence[str],
-    ways_out: Sequence[Mapping[str, Any]],
+    ways_out: Sequence[TracedWayOut],
     reach: Mapping[str, Any],
     following: str,
 ) -> str:
@@ -85,15 +86,15 @@ def fit_text(
     return "\n".join(lines)
 
 
-def _ways(parts: Mapping[str, float], ways_out: Sequence[Mapping[str, Any]]) -> list[str]:
+def _ways(parts: Mapping[str, float], ways_out: Sequence[TracedWayOut]) -> list[str]:
     largest = max(parts, key=lambda name: parts[name])
     lines = labelled("Largest", f"{largest}: {format_bytes(parts[largest])}")
     if not ways_out:
         return lines + labelled("Ways out", "none found with up to 1,024 nodes of this kind")
     for number, way in enumerate(ways_out):
         words = (
-            f"{way['change']}: {format_bytes(way['peak_bytes'])}, about "
-            f"{format_seconds(way['step_seconds'])} a step   {way['options']}"
+            f"{way.change}: {format_bytes(way.peak_bytes)}, about "
+            f"{format_seconds(way.step_seconds)} a step   {way.options}"
         )
         lines += labelled("Ways out" if not number else "", words)
     return lines

@@ -6,7 +6,7 @@ Every way out is priced by the same formulas and listed only if it fits; the che
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
@@ -18,12 +18,28 @@ from planner.traced.scenario import TracedScenario, assess_traced, why_illegal, 
 MOST_WAYS: Final = 5
 
 
-def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[dict[str, Any], ...]:
+@dataclass(frozen=True, slots=True)
+class TracedWayOut:
+    """A priced change with which a plan of a traced module fits."""
+
+    change: str
+    options: str
+    plan: Plan
+    peak_bytes: float
+    step_seconds: float
+    num_gpus: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "plan": self.plan.to_dict()}
+
+
+def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[TracedWayOut, ...]:
     """Return up to MOST_WAYS changes that make it fit, cheapest first; each is priced."""
-    found: list[dict[str, Any]] = []
+    found: list[TracedWayOut] = []
     for changed, other, change in _changes(scenario, plan):
         way = _check(changed, other, change, moved=changed.cluster is not scenario.cluster)
-        if way is not None and way["options"] not in {one["options"] for one in found}:
+        if way is not None and way.options not in {one.options for one in found}:
             found.append(way)
         if len(found) == MOST_WAYS:
             break
@@ -69,7 +85,7 @@ def _changes(scenario: TracedScenario, plan: Plan) -> Iterator[tuple[TracedScena
 
 def _check(
     scenario: TracedScenario, plan: Plan, change: str, *, moved: bool = False
-) -> dict[str, Any] | None:
+) -> TracedWayOut | None:
     """Price one changed plan; None unless it can exist and fits."""
     if why_illegal(scenario, plan) is not None:
         return None
@@ -81,11 +97,11 @@ def _check(
         name = typed_cluster(scenario.cluster)
         nodes = scenario.cluster.num_nodes
         options = f"{name or f'(nodes = {nodes} in the cluster file)'} {options}"
-    return {
-        "change": change,
-        "options": options,
-        "plan": plan.to_dict(),
-        "peak_bytes": assessment.memory.peak_bytes,
-        "step_seconds": assessment.time.step_seconds,
-        "num_gpus": scenario.cluster.num_gpus,
-    }
+    return TracedWayOut(
+        change=change,
+        options=options,
+        plan=plan,
+        peak_bytes=assessment.memory.peak_bytes,
+        step_seconds=assessment.time.step_seconds,
+        num_gpus=scenario.cluster.num_gpus,
+    )

@@ -6,7 +6,7 @@ import pytest
 
 import planner
 from hardware_profiles.errors import NoLegalPlanError
-from planner.advice.relax import smallest_changes
+from planner.advice.relax import Relaxation, smallest_changes
 from planner.request.constraints import parse_requirements
 from planner.request.pins import parse_fixed
 from planner.search.search import search
@@ -15,7 +15,7 @@ from tests.samples import llama, make_scenario
 SETTING = make_scenario("llama", "4xA100-80GB", global_batch_size=4)
 
 
-def changes(required: str = "", fixed: str = "") -> list[dict[str, str]]:
+def changes(required: str = "", fixed: str = "") -> list[Relaxation]:
     return smallest_changes(SETTING, parse_fixed(fixed), parse_requirements(required))
 
 
@@ -27,7 +27,7 @@ def has_plan(required: str = "", fixed: str = "") -> bool:
 @pytest.mark.parametrize("required", ["memory<=10MiB", "step<=0.001ms", "mfu>=99%,tp>=1"])
 def test_a_result_is_relaxed_to_the_best_there_is(required: str) -> None:
     assert not has_plan(required)
-    change = changes(required)[0]["change"]
+    change = changes(required)[0].change
     assert has_plan(change)
     name, value = change.replace(">=", "<=").split("<=")
     number = float(value.rstrip("GiBs"))
@@ -37,13 +37,13 @@ def test_a_result_is_relaxed_to_the_best_there_is(required: str) -> None:
 
 
 def test_a_part_is_relaxed_to_the_nearest_value() -> None:
-    assert changes("tp>=8") == [{"instead_of": "--require 'tp>=8'", "change": "tensor_parallel==4"}]
-    assert changes(fixed="tp=3")[0]["change"] == "--fix tensor_parallel=2"
+    assert changes("tp>=8") == [Relaxation("--require 'tp>=8'", "tensor_parallel==4")]
+    assert changes(fixed="tp=3")[0].change == "--fix tensor_parallel=2"
 
 
 def test_each_of_two_is_relaxed_alone() -> None:
     both = changes("tp>=4, dp>=4")
-    assert [change["change"] for change in both] == ["tensor_parallel==1", "data_parallel==1"]
+    assert [change.change for change in both] == ["tensor_parallel==1", "data_parallel==1"]
 
 
 def test_two_that_stand_in_the_way_together_are_both_relaxed() -> None:
@@ -52,13 +52,13 @@ def test_two_that_stand_in_the_way_together_are_both_relaxed() -> None:
     for alone in (changes(required, "tp=4"), changes("memory<=80GiB", pinned)):
         assert alone  # one change is enough there
     (both,) = changes(required, pinned)
-    assert both["instead_of"] == "--require 'memory<=10MiB' and --fix tensor_parallel=8"
-    memory, pin = both["change"].split(" and --fix ")
+    assert both.instead_of == "--require 'memory<=10MiB' and --fix tensor_parallel=8"
+    memory, pin = both.change.split(" and --fix ")
     assert pin == "tensor_parallel=4"
     assert has_plan(memory, pin)
     assert not has_plan(required, pin)
     assert not has_plan(memory, pinned)
-    assert changes("memory<=10MiB, step<=0.001ms")[0]["change"].startswith("memory<=")
+    assert changes("memory<=10MiB, step<=0.001ms")[0].change.startswith("memory<=")
 
 
 def test_a_batch_that_divides_nowhere_is_changed() -> None:

@@ -52,30 +52,30 @@ def test_every_way_out_fits_when_priced_again(number: int) -> None:
     assert answer.verdict == "does_not_fit"
     assert 1 <= len(answer.ways_out) <= MOST_WAYS
     for way in answer.ways_out:
-        plan = Plan(**way["plan"])
+        plan = way.plan
         scenario = answer.scenario
-        if way["num_gpus"] != scenario.cluster.num_gpus:
-            nodes = way["num_gpus"] // scenario.cluster.gpus_per_node
+        if way.num_gpus != scenario.cluster.num_gpus:
+            nodes = way.num_gpus // scenario.cluster.gpus_per_node
             scenario = replace(scenario, cluster=resized(scenario.cluster, nodes))
-        if way["kind"] in ("accelerator", "lora", "qlora", "optimizer"):
+        if way.kind in ("accelerator", "lora", "qlora", "optimizer"):
             continue  # typed in full below
         workload = scenario.workload
-        if way["kind"] == "sequence":
-            length = int(way["options"].split()[-1])
+        if way.kind == "sequence":
+            length = int(way.options.split()[-1])
             workload = replace(workload, seq_len=length)
         workload = replace(workload, global_batch_size=plan.global_batch_size)
         scenario = replace(scenario, workload=workload)
         peak = float(price(scenario, PlanTable.from_plans([plan])).peak[0])
-        assert peak == way["peak_bytes"]
+        assert peak == way.peak_bytes
         assert verdict(peak, budget_bytes(scenario.cluster)) == "fits"
-    assert len({way["options"] for way in answer.ways_out}) == len(answer.ways_out)
+    assert len({way.options for way in answer.ways_out}) == len(answer.ways_out)
 
 
 def test_no_more_layers_are_recomputed_than_it_takes() -> None:
     options = {"seq_len": 24576, "recompute": "none", "zero_stage": 3}
     answer = fit("llama-3-8b", "8xA100-80GB", **options)
-    (way,) = [w for w in answer.ways_out if w["options"].startswith("--recompute full")]
-    count = way["plan"]["recompute_layers"]
+    (way,) = [w for w in answer.ways_out if w.options.startswith("--recompute full")]
+    count = way.plan.recompute_layers
     assert 1 < count < 32
     options |= {"recompute": "full", "recompute_layers": count - 1}
     assert fit("llama-3-8b", "8xA100-80GB", **options).verdict != "fits"
@@ -93,51 +93,51 @@ def test_ways_out_can_be_typed(number: int) -> None:
     }
     given = [word for name, value in options.items() for word in (names[name], str(value))]
     for way in too_large(number).ways_out:
-        words = way["options"].split()
+        words = way.options.split()
         on = cluster
         if not words[0].startswith("--"):
             on, words = words[0], words[1:]
         command = ["fit", model, on, *given, *words, "--json"]
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, (command, result.output, result.exception)
-        assert json.loads(result.stdout)["memory"]["peak_bytes"] == way["peak_bytes"]
+        assert json.loads(result.stdout)["memory"]["peak_bytes"] == way.peak_bytes
 
 
 @EACH
 def test_the_command_of_a_way_out_stands_alone(number: int) -> None:
     """Pasted as it is, it gives the peak and the step time that were promised, and fits."""
     for way in too_large(number).ways_out:
-        words = shlex.split(way["command"])
+        words = shlex.split(way.command)
         assert words[0] == "shardplan"
         result = CliRunner().invoke(app, [*words[1:], "--json"])
-        assert result.exit_code == 0, (way["command"], result.output, result.exception)
+        assert result.exit_code == 0, (way.command, result.output, result.exception)
         document = json.loads(result.stdout)
-        assert document["memory"]["peak_bytes"] == way["peak_bytes"]
-        assert document["time"]["step_seconds"] == way["step_seconds"]
-        assert document["cluster"]["num_gpus"] == way["num_gpus"]
+        assert document["memory"]["peak_bytes"] == way.peak_bytes
+        assert document["time"]["step_seconds"] == way.step_seconds
+        assert document["cluster"]["num_gpus"] == way.num_gpus
 
 
 def test_adapters_on_four_bits_are_those_that_were_asked_for() -> None:
     """From LoRA to QLoRA the adapters stay as they are: what is promised is what comes."""
     asked = {"seq_len": 16384, "recompute": "full", "lora_alpha": 8.0}
     answer = fit("llama-3-8b", "1xRTX-4090", lora=8, **asked)
-    (way,) = [way for way in answer.ways_out if way["kind"] == "qlora"]
+    (way,) = [way for way in answer.ways_out if way.kind == "qlora"]
     four = fit("llama-3-8b", "1xRTX-4090", qlora=8, **asked)
-    assert way["peak_bytes"] == four.to_dict()["memory"]["peak_bytes"]
-    assert way["step_seconds"] == four.to_dict()["time"]["step_seconds"]
-    assert "--lora-alpha 8" in way["command"]
+    assert way.peak_bytes == four.to_dict()["memory"]["peak_bytes"]
+    assert way.step_seconds == four.to_dict()["time"]["step_seconds"]
+    assert "--lora-alpha 8" in way.command
 
 
 @EACH
 def test_ways_out_come_cheapest_first_in_every_group(number: int) -> None:
     ways = too_large(number).ways_out
-    groups = [way["group"] for way in ways]
+    groups = [way.group for way in ways]
     assert groups == sorted(groups, key=[PLAN, TRAINING, HARDWARE].index)
     for group in (PLAN, HARDWARE):
-        costs = [way["device_seconds_per_token"] for way in ways if way["group"] == group]
+        costs = [way.device_seconds_per_token for way in ways if way.group == group]
         assert costs == sorted(costs)
         assert len(costs) <= MOST_OF_GROUP[group]
-    kinds = [way["kind"] for way in ways]
+    kinds = [way.kind for way in ways]
     assert len(set(kinds)) == len(kinds)
 
 
@@ -146,7 +146,7 @@ def test_nothing_cheaper_is_left_out() -> None:
     scenario = make_scenario("llama-3-8b", "8xA100-80GB", seq_len=16384, global_batch_size=32)
     plan = Plan(data_parallel=8, micro_batch_size=4, zero_stage=3)
     assert not fits(scenario, plan)
-    listed = [way for way in ways_out(scenario, plan) if way["group"] == PLAN]
+    listed = [way for way in ways_out(scenario, plan) if way.group == PLAN]
     best: dict[str, float] = {}
     for change in other_plans(scenario, plan):
         if fits(change.scenario, change.plan):
@@ -155,8 +155,8 @@ def test_nothing_cheaper_is_left_out() -> None:
     cheapest = sorted(best.values())[: MOST_OF_GROUP[PLAN]]
     assert {"both", "search"} <= set(best)
     # two kinds may have come to the same plan, which is listed once
-    assert listed[0]["step_seconds"] == cheapest[0]
-    assert all(way["step_seconds"] in best.values() for way in listed)
+    assert listed[0].step_seconds == cheapest[0]
+    assert all(way.step_seconds in best.values() for way in listed)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_every_kind_of_change_is_offered_where_it_helps() -> None:
         ("llama-3-8b", "8xA100-80GB", {"seq_len": 131072, "recompute": "full"}),
     ):
         answer = fit(model, cluster, **options)
-        seen |= {way["kind"] for way in answer.ways_out}
+        seen |= {way.kind for way in answer.ways_out}
     assert seen >= {
         *("recompute", "zero", "micro-batch", "context", "offload"),
         *("optimizer", "lora", "qlora", "sequence", "accelerator", "nodes"),
@@ -236,14 +236,14 @@ def test_more_nodes_of_a_cluster_file_are_not_given_a_name_of_the_catalogue(tmp_
     file = tmp_path / "ours.toml"
     file.write_text(OWN_NETWORK.format(nodes=2))
     answer = fit("llama-3-70b", str(file), seq_len=65536, zero_stage=3)
-    (way,) = [w for w in answer.ways_out if "nodes" in w["change"]]
-    assert "global batch of" in way["change"]
-    assert way["options"].startswith(f"(nodes = {way['num_gpus'] // 8} in the cluster's file)")
-    file.write_text(OWN_NETWORK.format(nodes=way["num_gpus"] // 8))
-    words = way["options"].split(") ")[1].split()
+    (way,) = [w for w in answer.ways_out if "nodes" in w.change]
+    assert "global batch of" in way.change
+    assert way.options.startswith(f"(nodes = {way.num_gpus // 8} in the cluster's file)")
+    file.write_text(OWN_NETWORK.format(nodes=way.num_gpus // 8))
+    words = way.options.split(") ")[1].split()
     command = ["fit", "llama-3-70b", str(file), "--seq-len", "65536", *words, "--json"]
     result = CliRunner().invoke(app, command)
-    assert json.loads(result.stdout)["time"]["step_seconds"] == way["step_seconds"]
+    assert json.loads(result.stdout)["time"]["step_seconds"] == way.step_seconds
 
 
 @pytest.mark.parametrize(
@@ -272,16 +272,16 @@ def test_ways_out_take_back_what_was_typed(typed: str) -> None:
 
 def test_weights_go_to_the_host_where_less_is_too_little() -> None:
     ways = fit("llama-3.1-70b", "8xH100-SXM", seq_len=4096).ways_out
-    assert {"--offload weights"} == {way["options"] for way in ways if way["kind"] == "offload"}
+    assert {"--offload weights"} == {way.options for way in ways if way.kind == "offload"}
     ways = fit("llama-3.1-70b", "8xH100-SXM", seq_len=4096, offload="optimizer").ways_out
-    assert "--offload weights" in {way["options"] for way in ways}
+    assert "--offload weights" in {way.options for way in ways}
 
 
 def test_another_accelerator_runs_the_same_programs() -> None:
     """A larger one of another maker is no way out of what was asked for CUDA."""
     scenario = make_scenario("mixtral-8x7b", "8xA100-80GB", seq_len=8192, global_batch_size=32)
     plan = Plan(8, zero_stage=3, expert_parallel=8, micro_batch_size=4, recompute="full")
-    (words,) = [w["change"] for w in ways_out(scenario, plan) if w["kind"] == "accelerator"]
+    (words,) = [w.change for w in ways_out(scenario, plan) if w.kind == "accelerator"]
     assert "Gaudi" not in words
 
 

@@ -179,9 +179,9 @@ def test_ways_out_fit_when_they_are_asked(
     answer = serve(model, cluster, **options)
     assert answer.verdict == "does_not_fit"
     assert answer.ways_out
-    assert len({way["options"] for way in answer.ways_out}) == len(answer.ways_out)
+    assert len({way.options for way in answer.ways_out}) == len(answer.ways_out)
     for way in answer.ways_out:
-        words = way["options"].split()
+        words = way.options.split()
         where = cluster if words[0].startswith("--") else words.pop(0)
         given = dict(zip(words[::2], words[1::2], strict=True))
         names = {
@@ -196,11 +196,11 @@ def test_ways_out_fit_when_they_are_asked(
         }
         asked = {**options, **changes}
         if "data_parallel" not in changes:
-            asked |= {k: way["plan"][k] for k in way["plan"]}
+            asked |= {name: getattr(way.plan, name) for name in PLAN_FIELDS}
         again = serve(model, where, **asked)
         assert again.verdict == "fits", way
-        assert again.assessment.memory.peak_bytes == way["peak_bytes"]
-        assert json.loads(printed([*shlex.split(way["command"])[1:], "--json"], capsys)) == (
+        assert again.assessment.memory.peak_bytes == way.peak_bytes
+        assert json.loads(printed([*shlex.split(way.command)[1:], "--json"], capsys)) == (
             json.loads(json.dumps(again.to_dict())) | {"assumptions": ANY}
         )
 

@@ -79,7 +79,7 @@ def test_ways_out_keep_what_was_said_of_the_prompt() -> None:
     assert isinstance(answer, ServingAnswer)
     assert answer.verdict == "does_not_fit"
     for way in answer.ways_out:
-        command = way["command"].split()
+        command = way.command.split()
         prompt = command[command.index("--prompt-len") + 1] if "--prompt-len" in command else None
         context = int(command[command.index("--context-len") + 1])
         assert prompt is None or int(prompt) <= context

@@ -70,8 +70,8 @@ def test_what_does_not_fit_names_ways_out_that_do(traces: Traces) -> None:
     assert answer.verdict == "does_not_fit"
     assert answer.ways_out
     for way in answer.ways_out:
-        plan = Plan(**way["plan"])
-        cluster = CLUSTER if way["num_gpus"] == 8 else f"{way['num_gpus'] // 8}x{CLUSTER}"
+        plan = way.plan
+        cluster = CLUSTER if way.num_gpus == 8 else f"{way.num_gpus // 8}x{CLUSTER}"
         again = planner.fit(
             NET,
             cluster,
@@ -81,8 +81,8 @@ def test_what_does_not_fit_names_ways_out_that_do(traces: Traces) -> None:
             recompute=plan.recompute,
             micro_batch_size=plan.micro_batch_size,
         )
-        assert again.verdict == "fits", way["change"]
-        assert again.assessment.memory.peak_bytes == way["peak_bytes"]
+        assert again.verdict == "fits", way.change
+        assert again.assessment.memory.peak_bytes == way.peak_bytes
     assert "Ways out" in str(answer)
 
 
