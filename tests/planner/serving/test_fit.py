@@ -275,10 +275,10 @@ def test_vllms_options_say_the_same() -> None:
 def test_stages_of_ones_own() -> None:
     answer = serve(llama(), "2xA100-80GB", layers="2,6", context_len=4096, concurrency=64)
     assert layout(answer) == (1, 1, 2, 1)
-    memory = answer.memory
-    assert memory["limiting_stage"] == 1
-    assert [stage["stage"] for stage in memory["stages"]] == [0, 1]
-    assert max(stage["peak_bytes"] for stage in memory["stages"]) == memory["peak_bytes"]
+    memory = answer.assessment.memory
+    assert memory.limiting_stage == 1
+    assert [served.stage for served in memory.stages] == [0, 1]
+    assert max(served.peak_bytes for served in memory.stages) == memory.peak_bytes
     assert answer.to_dict()["layer_ranges"] == [[0, 2], [2, 8]]
 
 
