@@ -1,5 +1,7 @@
 """Compare prices with earlier ones: ``python -m benchmarks.same_prices OUT.json [OLD.json]``.
 
+With ``--quick`` as the last argument: every fifth trainer profile, and no searches.
+
 Prices several thousand plans: training plans under every trainer profile, the published runs of
 ``validate``, serving, and traced modules. Writes every number to OUT.json; with OLD.json, prints
 the largest relative difference and exits with 1 above 1e-12.
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +23,7 @@ import planner
 from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
+from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
@@ -78,8 +82,8 @@ def _columns(record: Any, name: str) -> Iterator[tuple[str, float]]:
             yield f"{name}/{row}/{field.name}", value
 
 
-def _training() -> Iterator[tuple[str, float]]:
-    for software in profile_names():
+def _training(profiles: Sequence[str]) -> Iterator[tuple[str, float]]:
+    for software in profiles:
         for number, (model, cluster, seq_len, batch, rest) in enumerate(QUESTIONS):
             name = f"train/{software}/{model}"
             try:
@@ -87,10 +91,7 @@ def _training() -> Iterator[tuple[str, float]]:
             except InputError as error:
                 yield f"{name}/refused/{type(error).__name__}", 1.0
                 continue
-            fixed = {} if scenario.workload.seq_len <= 8192 else {"micro_batch_size": 1}
-            table = enumerate_plans(
-                scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed
-            )
+            table = _plans(number)
             legal = np.flatnonzero(legality_codes(scenario, table) == 0)
             yield f"{name}/legal", float(len(legal))
             if not len(legal):
@@ -104,6 +105,15 @@ def _training() -> Iterator[tuple[str, float]]:
             head = few.rows(np.arange(min(SIMULATED, len(few))))
             steps = with_simulated_steps(scenario, head, price(scenario, head)).step
             yield from _numbers(steps.tolist(), f"{name}/simulated")
+
+
+@cache
+def _plans(number: int) -> PlanTable:
+    """Return every candidate of a question; long sequences with one micro-batch size."""
+    model, cluster, seq_len, batch, rest = QUESTIONS[number]
+    scenario = _scenario(model, cluster, seq_len, batch, "shardplan", rest)
+    fixed = {} if seq_len <= 8192 else {"micro_batch_size": 1}
+    return enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed)
 
 
 def _scenario(
@@ -147,6 +157,9 @@ def _documents() -> Iterator[tuple[str, float]]:
         yield from _numbers(
             planner.fit(model, cluster, **asked).to_dict(), f"fit/{model}/{cluster}"
         )
+
+
+def _searches() -> Iterator[tuple[str, float]]:
     for model, cluster, seq_len, batch, rest in QUESTIONS[:5]:
         asked = {"seq_len": seq_len, "global_batch_size": batch, **rest}
         found = planner.plan(model, cluster, top=5, **asked).to_dict()
@@ -155,17 +168,21 @@ def _documents() -> Iterator[tuple[str, float]]:
 
 def main() -> int:
     """Write the prices and compare them."""
-    if len(sys.argv) not in (2, 3):
+    paths = [name for name in sys.argv[1:] if name != "--quick"]
+    quick = "--quick" in sys.argv
+    if len(paths) not in (1, 2):
         print(__doc__, file=sys.stderr)
         return 2
-    found = {**dict(_training()), **dict(_documents())}
-    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    found = dict(_training(profile_names()[:: 5 if quick else 1]))
+    if not quick:
+        found |= {**dict(_documents()), **dict(_searches())}
+    Path(paths[0]).write_text(json.dumps(found), encoding="utf-8")
     rows = len({name.rsplit("/", 1)[0] for name in found if "/MemoryParts/" in name})
     print(f"{len(found):,} numbers, {rows:,} training plans")
-    if len(sys.argv) == 2:
+    if len(paths) == 1:
         return 0
-    old = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    names = sorted(set(old) ^ set(found))
+    old = json.loads(Path(paths[1]).read_text(encoding="utf-8"))
+    names = sorted(set(found) - set(old) if quick else set(old) ^ set(found))
     off = {
         name: abs(old[name] - found[name]) / max(abs(old[name]), abs(found[name]))
         for name in set(old) & set(found)
