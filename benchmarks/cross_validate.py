@@ -206,7 +206,7 @@ def published() -> list[Work]:
     left_out = words_table()["left_out"]["time"]
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
     for row in read_runs(PUBLISHED):
-        if row.source_group in left_out or not tests_time(row):
+        if row.group in left_out or not tests_time(row):
             continue
         try:
             case = case_of(row)
@@ -214,7 +214,7 @@ def published() -> list[Work]:
             continue
         seconds = measured_step(row, case)
         if seconds and why_impossible(case) is None:
-            groups[row.source_group, case.key].append((case, seconds))
+            groups[row.group, case.key].append((case, seconds))
     works = [
         Work(
             part[0][0].scenario,

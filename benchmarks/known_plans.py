@@ -111,7 +111,7 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
     ours = best_plan(choices, tight=words == "tight")
     row = case.row
     return Known(
-        row_id=row.row_id,
+        row_id=row.name,
         source=str(row.get("source_group")),
         model=scenario.model.name,
         gpus=scenario.cluster.num_gpus,

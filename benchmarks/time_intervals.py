@@ -25,9 +25,7 @@ def compared_runs() -> pd.DataFrame:
     rows = rows[rows.time_error.notna() & ~rows.partial & counted]
     first = rows.drop_duplicates("gpu").set_index("row_id").gpu
     cards = {
-        first[row.row_id]: accelerator_of(row)
-        for row in read_runs(PUBLISHED)
-        if row.row_id in first
+        first[row.name]: accelerator_of(row) for row in read_runs(PUBLISHED) if row.name in first
     }
     return rows.assign(
         error=1.0 / (1.0 + rows.time_error.astype(float)) - 1.0,

@@ -137,17 +137,12 @@ def validate(
 
 
 def _chosen(rows: list[Row], only: Sequence[str], path: Path) -> list[Row]:
-    seen: set[str] = set()
-    for row in rows:
-        if row.row_id in seen:
-            raise InputError(f"{path}: line {row.line}: the row_id {row.row_id!r} stands twice")
-        seen.add(row.row_id)
-    known = {row.source_group for row in rows}
+    known = {row.group for row in rows}
     for name in only:
         if name not in known:
             hint = did_you_mean(name, known) or f"Known: {', '.join(sorted(known))}"
             raise InputError(f"{path}: no source_group is {name!r}. {hint}")
-    return [row for row in rows if not only or row.source_group in only]
+    return [row for row in rows if not only or row.group in only]
 
 
 def _cases(rows: list[Row], asked: Sequence[What]) -> tuple[dict[str, Case], dict[str, str]]:
@@ -155,12 +150,12 @@ def _cases(rows: list[Row], asked: Sequence[What]) -> tuple[dict[str, Case], dic
     cases, skipped = {}, {}
     for row in rows:
         if not _is_asked(row, asked):
-            skipped[row.row_id] = f"tests no {' or '.join(asked)}"
+            skipped[row.name] = f"tests no {' or '.join(asked)}"
             continue
         try:
-            cases[row.row_id] = case_of(row)
+            cases[row.name] = case_of(row)
         except Unpriceable as reason:
-            skipped[row.row_id] = str(reason)
+            skipped[row.name] = str(reason)
     return cases, skipped
 
 
@@ -183,9 +178,9 @@ def _table(
         [
             _record(
                 row,
-                cases.get(row.row_id),
-                predictions.get(row.row_id),
-                skipped.get(row.row_id),
+                cases.get(row.name),
+                predictions.get(row.name),
+                skipped.get(row.name),
                 asked,
             )
             for row in rows
@@ -218,8 +213,8 @@ def _record(
         else _against(size, predicted.peak, predicted.peak_low, predicted.peak_high)
     )
     return {
-        "row_id": row.row_id,
-        "source_group": row.source_group,
+        "row_id": row.name,
+        "source_group": row.group,
         "framework": row.get("framework"),
         "model": row.get("model"),
         "model_kind": row.get("model_kind") or "dense",

@@ -19,7 +19,7 @@ SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row, and a text that is the same for the same model."""
-    name = str(reading.row.get("model") or reading.row.row_id)
+    name = str(reading.row.get("model") or reading.row.name)
     config = _preset(name) or _config(reading)
     words = look_up("architecture", reading.row)
     if words.get("untied"):

@@ -14,6 +14,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price, rank_memories
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.uncertainty import interval, memory_spread, time_spread
+from hardware_profiles.errors import InputError
 from planner.assessment.verdict import Verdict, budget_bytes, verdict
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
@@ -43,7 +44,11 @@ class Prediction:
 
 
 def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, str]]:
-    """Return predictions by row_id, and the reason by row_id where the plan is impossible."""
+    """Return predictions by name of the row, and the reasons of the rows that are not priced.
+
+    A row is not priced where its plan is illegal, or where its price needs a figure that nobody
+    knows (an offload over a host link of unknown bandwidth).
+    """
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.key].append(case)
@@ -56,9 +61,28 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
             if reason is None:
                 legal.append(case)
             else:
-                refused[case.row.row_id] = reason
-        if legal:
-            found |= _price(legal)
+                refused[case.row.name] = reason
+        priced, reasons = _price_all(legal)
+        found |= priced
+        refused |= reasons
+    return found, refused
+
+
+def _price_all(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, str]]:
+    """Price cases of one scenario together; one by one where the price of one is unknown."""
+    if not cases:
+        return {}, {}
+    try:
+        return _price(cases), {}
+    except InputError as error:
+        if len(cases) == 1:
+            return {}, {cases[0].row.name: str(error)}
+    found: dict[str, Prediction] = {}
+    refused: dict[str, str] = {}
+    for case in cases:
+        priced, reasons = _price_all([case])
+        found |= priced
+        refused |= reasons
     return found, refused
 
 
@@ -85,7 +109,7 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
         peak = _compared_peak(case, device, allocated, budget)
         measured = measured_memory(case.row)
         own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
-        found[case.row.row_id] = Prediction(
+        found[case.row.name] = Prediction(
             step,
             *interval(step, spread),
             peak,

@@ -1,207 +1,234 @@
-"""RUNS.csv: one measured run a row. An empty cell means that the source does not say.
+"""RUNS.csv: one measured run per row. An empty cell means that the source does not give the value.
 
-Sizes of the architecture, the cluster and the plan are as ``ModelSpec``, ``Cluster`` and ``Plan``
-name them; batch sizes are in sequences.
+Sizes of the architecture, the cluster and the plan have the names that ``ModelSpec``, ``Cluster``
+and ``Plan`` give them; batch sizes are in sequences.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, inspect
 
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import read_text
 
 PUBLISHED: Final = Path(__file__).parent / "published_runs.csv"  # comes with shardplan
 MAX_ROWS: Final = 100_000
-_TRUE: Final = {"1", "1.0", "true", "yes"}
-_FALSE: Final = {"0", "0.0", "false", "no"}
+MAX_ERRORS: Final = 50  # printed; the others are counted
+FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
+
+Small = Annotated[int, Meta(ge=1, le=10_000)] | None  # layers, heads, experts
+Ranks = Annotated[int, Meta(ge=1, le=1_000_000)] | None
+Width = Annotated[int, Meta(ge=1, le=10_000_000)] | None
+Count = Annotated[int, Meta(ge=1, le=100_000_000)] | None
+Number = Annotated[float, Meta(ge=0.0, le=1e12)] | None
+Share = Annotated[float, Meta(ge=0.0, le=1000.0)] | None  # per cent
+Rate = Annotated[float, Meta(ge=0.0, le=1e6)] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """What a cell may hold."""
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: a typed field per column, None where the cell is empty."""
 
-    kind: Literal["text", "count", "number", "flag"]
-    meaning: str
-    low: float = 0.0
-    high: float = 1e12
-    choices: tuple[str, ...] = ()
-
-
-def _text(meaning: str, *choices: str) -> Column:
-    return Column("text", meaning, choices=choices)
-
-
-def _count(meaning: str, low: int = 1, high: float = 1e8) -> Column:
-    return Column("count", meaning, low, high)
-
-
-def _number(meaning: str, high: float = 1e12) -> Column:
-    return Column("number", meaning, 0.0, high)
-
-
-def _flag(meaning: str) -> Column:
-    return Column("flag", meaning)
-
-
-COLUMNS: Final[Mapping[str, Column]] = {
-    "row_id": _text("name of the row"),
-    "source": _text("where it was read"),
-    "source_group": _text("whose measurements these are"),
-    "source_quote": _text("the figure as printed"),
-    "framework": _text("the trainer, chooses the software profile"),
-    "model": _text("a preset, or any name beside the sizes"),
-    "model_kind": _text("dense, encoder, moe, moe-mla"),
-    "params_billion": _number("parameters, 1e9", 1e6),
-    "active_params_billion": _number("parameters that a token meets, 1e9", 1e6),
-    "num_layers": _count("layers", high=10_000),
-    "hidden_size": _count("width", high=1e6),
-    "num_heads": _count("query heads", high=10_000),
-    "num_kv_heads": _count("key and value heads", high=10_000),
-    "head_dim": _count("width of a head", high=1e6),
-    "ffn_hidden_size": _count("width of the MLP", high=1e7),
-    "gated_mlp": _flag("the MLP has a gate"),
-    "vocab_size": _count("vocabulary", high=1e7),
-    "tie_embeddings": _flag("the output projection is the embedding"),
-    "num_experts": _count("routed experts", high=10_000),
-    "experts_per_token": _count("experts that a token visits", high=10_000),
-    "num_shared_experts": _count("experts that every token visits", 0, 10_000),
-    "moe_ffn_hidden_size": _count("width of an expert", high=1e7),
-    "seq_len": _count("tokens of a sequence"),
-    "gpu": _text("accelerator"),
-    "gpu_mem_gb": _number("memory on its box, GB", 1e5),
-    "num_gpus": _count("accelerators", high=1e6),
-    "gpus_per_node": _count("accelerators of a node", high=1e6),
-    "intra_link": _text("link inside a node"),
-    "inter_link_gbps_per_gpu": _number("network, Gb/s one way for one accelerator", 1e6),
-    "tensor_parallel": _count("tensor-parallel ranks", high=1e6),
-    "sequence_parallel": _flag("Megatron's sequence parallelism"),
-    "pipeline_parallel": _count("pipeline ranks", high=1e6),
-    "virtual_stages": _count("stages of a pipeline rank", high=1e4),
-    "context_parallel": _count("context-parallel ranks", high=1e6),
-    "expert_parallel": _count("expert-parallel ranks", high=1e6),
-    "data_parallel": _count("data-parallel ranks", high=1e6),
-    "dp_shard": _count("ranks of a sharding group (HSDP)", high=1e6),
-    "zero_stage": _count("what data ranks shard", 0, 3),
-    "recompute": _text("none, selective, full"),
-    "offload": _text("what lives in host memory"),
-    "micro_batch_size": _count("sequences of a micro-batch"),
-    "global_batch_size": _count("sequences of a step"),
-    "precision": _text("bf16, fp16, fp8, fp32"),
-    "optimizer": _text("adamw and others"),
-    "peft": _text("none, lora r=16 ..., qlora ..."),
-    "flash_attention": _text("1, 0, unknown", "1", "0", "unknown"),
-    "outcome": _text("ok, or out of memory", "ok", "oom"),
-    "step_time_s": _number("seconds of a step"),
-    "tokens_per_second_per_gpu": _number("tokens a second and accelerator"),
-    "tflops_per_gpu": _number("TFLOP/s under flops_definition", 1e6),
-    "flops_definition": _text("what the source counts"),
-    "mfu_pct": _number("model FLOP utilisation, %", 1000.0),
-    "hfu_pct": _number("hardware FLOP utilisation, %", 1000.0),
-    "peak_memory_gib": _number("peak memory, GiB", 1e6),
-    "memory_definition": _text("whose peak: torch allocated, torch reserved, nvidia-smi"),
-    "notes": _text("words that choose the software profile"),
-    "derived": _text("fields computed from others"),
-    "assumed": _text("fields the source does not say"),
-    "check": _text("how the figures agree"),
-    "usable": _text("what the row can test", "time", "mem", "time+mem", "oom", "partial"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row: values by column, None where the cell is empty."""
-
-    line: int
-    values: Mapping[str, Any]
+    line: int = 0  # in the file, from 1
+    row_id: str | None = None
+    source: str | None = None  # document that was read
+    source_group: str | None = None  # owner of the measurements; errors are averaged by it
+    source_quote: str | None = None  # the figure as printed
+    framework: str | None = None  # the trainer, chooses the software profile
+    model: str | None = None  # a preset, or any name next to the sizes
+    model_kind: str | None = None  # dense, encoder, moe, moe-mla
+    params_billion: Rate = None  # parameters, 1e9
+    active_params_billion: Rate = None  # parameters used by one token, 1e9
+    num_layers: Small = None
+    hidden_size: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    num_heads: Small = None
+    num_kv_heads: Small = None
+    head_dim: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    ffn_hidden_size: Width = None
+    gated_mlp: bool | None = None
+    vocab_size: Width = None
+    tie_embeddings: bool | None = None  # the output projection is the embedding
+    num_experts: Small = None  # routed experts
+    experts_per_token: Small = None
+    num_shared_experts: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    moe_ffn_hidden_size: Width = None  # width of an expert
+    seq_len: Count = None
+    gpu: str | None = None
+    gpu_mem_gb: Annotated[float, Meta(ge=0.0, le=1e5)] | None = None  # nominal, GB
+    num_gpus: Ranks = None
+    gpus_per_node: Ranks = None
+    intra_link: str | None = None  # link inside a node
+    inter_link_gbps_per_gpu: Rate = None  # network, Gb/s one way per accelerator
+    tensor_parallel: Ranks = None
+    sequence_parallel: bool | None = None
+    pipeline_parallel: Ranks = None
+    virtual_stages: Small = None
+    context_parallel: Ranks = None
+    expert_parallel: Ranks = None
+    data_parallel: Ranks = None
+    dp_shard: Ranks = None  # ranks of a sharding group (HSDP)
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None
+    recompute: str | None = None  # none, selective, full
+    offload: str | None = None
+    micro_batch_size: Count = None  # sequences
+    global_batch_size: Count = None  # sequences
+    precision: str | None = None  # bf16, fp16, fp8, fp32
+    optimizer: str | None = None
+    peft: str | None = None  # none, lora r=16 ..., qlora ...
+    flash_attention: Literal["1", "0", "unknown"] | None = None
+    outcome: Literal["ok", "oom"] | None = None
+    step_time_s: Number = None
+    tokens_per_second_per_gpu: Number = None
+    tflops_per_gpu: Rate = None  # under flops_definition
+    flops_definition: str | None = None
+    mfu_pct: Share = None  # model FLOP utilisation
+    hfu_pct: Share = None  # hardware FLOP utilisation
+    peak_memory_gib: Rate = None
+    memory_definition: str | None = None  # torch allocated, torch reserved, nvidia-smi
+    notes: str | None = None  # words that choose the software profile
+    derived: str | None = None  # fields computed from others
+    assumed: str | None = None  # fields the source does not give
+    check: str | None = None  # how the figures agree
+    usable: Literal["time", "mem", "time+mem", "oom", "partial"] | None = None
 
     def get(self, column: str) -> Any:
-        """Return a value; None where the source does not say."""
-        return self.values.get(column)
+        """Return a value by the name of its column; None where the cell is empty."""
+        return getattr(self, column)
 
     def words(self, column: str) -> str:
-        """Return a text in lower case, "" where the source does not say."""
-        return str(self.values.get(column) or "").lower()
+        """Return a text in lower case, "" where the cell is empty."""
+        return str(getattr(self, column) or "").lower()
 
     @property
-    def row_id(self) -> str:
-        """Name of the row, or its line."""
-        return str(self.get("row_id") or f"line {self.line}")
+    def name(self) -> str:
+        """``row_id``, or the line in the file."""
+        return self.row_id or f"line {self.line}"
 
     @property
-    def source_group(self) -> str:
-        """Whose measurement it is."""
-        return str(self.get("source_group") or "runs")
+    def group(self) -> str:
+        """``source_group``, or ``runs``."""
+        return self.source_group or "runs"
+
+
+def _cell_type(field: inspect.Field) -> inspect.Type:
+    """Return the type of a column without None."""
+    kind = field.type
+    if isinstance(kind, inspect.UnionType):
+        return next(one for one in kind.types if not isinstance(one, inspect.NoneType))
+    return kind
+
+
+def _columns() -> dict[str, tuple[inspect.Type, Any]]:
+    described = inspect.type_info(Row)
+    assert isinstance(described, inspect.StructType)
+    kinds = {field.name: _cell_type(field) for field in described.fields}
+    types = {field.name: field.type for field in msgspec.structs.fields(Row)}
+    return {name: (kind, types[name]) for name, kind in kinds.items() if name != "line"}
+
+
+# of every column: its kind and bounds, and the annotation that msgspec converts a cell to
+COLUMNS: Final[Mapping[str, tuple[inspect.Type, Any]]] = _columns()
+TEXTS: Final = frozenset(
+    name
+    for name, (kind, _) in COLUMNS.items()
+    if isinstance(kind, (inspect.StrType, inspect.LiteralType))
+)
 
 
 def read_runs(path: Path) -> list[Row]:
-    """Read RUNS.csv; a bad header or value is one line with row and column."""
+    """Read RUNS.csv; the error names every bad cell with line, column, value and allowed values."""
     text = read_text(path, "a table of runs (CSV)")
     lines = csv.reader(io.StringIO(text))
     header = [name.strip() for name in next(lines, [])]
     _check_header(path, header)
     rows: list[Row] = []
+    errors: list[str] = []
+    first_line: dict[str, int] = {}  # of a row_id
     for cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
-        where = f"{path}: line {lines.line_num}"
-        if len(cells) != len(header):
-            raise InputError(f"{where}: {len(cells)} cells for {len(header)} columns")
         if len(rows) >= MAX_ROWS:
             raise InputError(f"{path}: more than {MAX_ROWS:,} rows")
-        values = {
-            name: _value(name, cell.strip(), where)
-            for name, cell in zip(header, cells, strict=True)
-        }
-        rows.append(Row(lines.line_num, values))
+        where = f"line {lines.line_num}"
+        if len(cells) != len(header):
+            errors.append(f"{where}: {len(cells)} cells for {len(header)} columns")
+            continue
+        row, wrong = _row(lines.line_num, zip(header, cells, strict=True))
+        errors += wrong
+        rows.append(row)
+        earlier = first_line.setdefault(row.name, row.line)
+        if earlier != row.line:
+            errors.append(
+                f"{where}, column row_id: {row.name!r} stands twice (first in line {earlier})"
+            )
+    if errors:
+        raise InputError(_report(path, errors))
     if not rows:
         raise InputError(f"{path}: no rows")
     return rows
 
 
+def _report(path: Path, errors: list[str]) -> str:
+    """Return the errors of a file: one on a single line, several as a list."""
+    if len(errors) == 1:
+        return f"{path}: {errors[0]}"
+    shown = errors[:MAX_ERRORS]
+    more = len(errors) - len(shown)
+    rest = [f"and {more:,} more"] if more else []
+    return "\n  ".join([f"{path}: {len(errors):,} errors", *shown, *rest])
+
+
 def _check_header(path: Path, header: list[str]) -> None:
-    for name in header:
+    errors = []
+    for name in dict.fromkeys(header):
         if name not in COLUMNS:
             hint = did_you_mean(name, COLUMNS) or f"Known: {', '.join(COLUMNS)}"
-            raise InputError(f"{path}: unknown column {name[:60]!r}. {hint}")
-        if header.count(name) > 1:
-            raise InputError(f"{path}: the column {name} stands twice")
+            errors.append(f"unknown column {name[:60]!r}. {hint}")
+        elif header.count(name) > 1:
+            errors.append(f"the column {name} stands twice")
     if "seq_len" not in header:
-        raise InputError(f"{path}: the column seq_len is missing")
+        errors.append("the column seq_len is missing")
+    if errors:
+        raise InputError(_report(path, errors))
 
 
-def _value(name: str, cell: str, where: str) -> Any:
-    if not cell:
-        return None
-    column = COLUMNS[name]
-    if column.kind == "text":
-        if column.choices and cell not in column.choices:
-            raise _wrong(name, cell, f"one of {', '.join(column.choices)}, or empty", where)
-        return cell
-    if column.kind == "flag":
-        if cell.lower() not in _TRUE | _FALSE:
-            raise _wrong(name, cell, "1, 0 or empty", where)
-        return cell.lower() in _TRUE
-    whole = "a whole number" if column.kind == "count" else "a number"
-    allowed = f"{whole} from {column.low:g} to {column.high:g}, or empty"
+def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[str]]:
+    """Return a row with the cells that can be read, and an error for each of the others."""
+    given = {name: text for name, cell in cells if (text := cell.strip())}
+    for name, text in given.items():
+        if isinstance(COLUMNS[name][0], inspect.BoolType):
+            given[name] = FLAGS.get(text.lower(), text)
     try:
-        number = float(cell)
-    except ValueError:
-        raise _wrong(name, cell, allowed, where) from None
-    if not math.isfinite(number) or not column.low <= number <= column.high:
-        raise _wrong(name, cell, allowed, where)
-    if column.kind == "number":
-        return number
-    if number != int(number):
-        raise _wrong(name, cell, allowed, where)
-    return int(number)
+        return msgspec.convert({"line": line, **given}, Row, strict=False), []
+    except msgspec.ValidationError:
+        return _cell_by_cell(line, given)
 
 
-def _wrong(name: str, cell: str, allowed: str, where: str) -> InputError:
-    return InputError(f"{where}, column {name}: {cell[:60]!r} (must be {allowed})")
+def _cell_by_cell(line: int, given: Mapping[str, str]) -> tuple[Row, list[str]]:
+    """Convert each cell on its own: msgspec stops at the first error of a struct."""
+    values: dict[str, Any] = {}
+    errors: list[str] = []
+    for name, text in given.items():
+        kind, type_ = COLUMNS[name]
+        try:
+            values[name] = msgspec.convert(text, type_, strict=False)
+        except msgspec.ValidationError:
+            errors.append(f"line {line}, column {name}: {text[:60]!r} (must be {_allowed(kind)})")
+    return Row(line=line, **values), errors
+
+
+def _allowed(kind: inspect.Type) -> str:
+    """Return the allowed values of a column that is not free text."""
+    if isinstance(kind, inspect.LiteralType):
+        return f"one of {', '.join(map(str, kind.values))}, or empty"
+    if isinstance(kind, inspect.BoolType):
+        return "1, 0 or empty"
+    assert isinstance(kind, (inspect.IntType, inspect.FloatType))
+    whole = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+    return f"{whole} from {kind.ge:,g} to {kind.le:,g}, or empty"

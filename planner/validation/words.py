@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hardware_profiles.fields import read_toml
-from planner.validation.runs_file import COLUMNS, Row
+from planner.validation.runs_file import COLUMNS, TEXTS, Row
 
 TABLE: Final = Path(__file__).parent / "words.toml"
 
@@ -47,7 +47,7 @@ def _says(column: str, words: list[str], row: Row) -> bool:
     if column == "gpu":  # an A1000 is no A100
         text = row.words(column)
         return all(re.search(re.escape(word) + _whole_number(word), text) for word in words)
-    if COLUMNS[column].kind == "text":
+    if column in TEXTS:
         cell = row.words(column)
         return all(word in cell if word else not cell for word in words)
     value = row.get(column)

@@ -80,6 +80,35 @@ def test_what_fit_predicts_is_what_validate_compares(runs: Path) -> None:
     assert fine.verdict == fit["verdict"]
 
 
+def test_a_row_without_a_price_leaves_the_others(runs: Path) -> None:
+    """Nobody knows how fast a TPU's host link is: an offload over it has no price."""
+    names = RUNS.splitlines()[0] + ",offload"
+    cells = "mine,torch,llama-3-8b,TPU-v4,,16,4096,1,16,3,full,1,ok,9.0,,,time"
+    runs.write_text(f"{names}\nplain,{cells},\nhost,{cells},optimizer\nagain,{cells},\n")
+    answer = planner.validate(runs)
+    rows = answer.rows.set_index("row_id")
+    assert rows.time_error.notna().to_list() == [True, False, True]
+    assert rows.time_error["plain"] == rows.time_error["again"]
+    assert "host_bandwidth, which is not known" in rows.skipped["host"]
+    assert (answer.summary["rows"], answer.summary["priced"]) == (3, 2)
+    (skipped,) = str(answer).split("Not priced\n")[1].splitlines()
+    assert skipped.startswith("      1  TPU-v4: offload needs host_bandwidth")
+
+
+def test_bad_cells_are_listed_and_the_command_fails(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.write_text(RUNS.replace(",4096,", ",many,"))
+    with pytest.raises(SystemExit) as stop:
+        main(["validate", str(runs)])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"shardplan: {runs}: 3 errors"
+    assert [line.split(":")[0].strip() for line in said[1:]] == [
+        f"line {number}, column seq_len" for number in (2, 4, 5)
+    ]
+
+
 def test_time_or_memory_alone(runs: Path) -> None:
     time = planner.validate(runs, what="time")
     assert "memory" not in time.summary

@@ -35,7 +35,7 @@ GPT = {
 
 
 def case(**cells: Any) -> Case:
-    return case_of(Row(2, {**GPT, **cells}))
+    return case_of(Row(line=2, **{**GPT, **cells}))
 
 
 def test_sizes_plan_and_cluster_are_as_the_row_says() -> None:
@@ -183,7 +183,7 @@ def test_a_family_of_cards_is_named_by_its_first_letters() -> None:
     recipe = {"framework": "Megatron-Bridge/26.08", "precision": "mxfp8", "gpus_per_node": 4}
     for model, hides in (("deepseek-v3", True), ("gpt-oss-120b", False)):
         words = {"model": model, "gpu": "GB300", "expert_parallel": 64, **recipe}
-        changed = look_up("software", Row(2, words)).get("with", {})
+        changed = look_up("software", Row(line=2, **words)).get("with", {})
         assert changed.get("hides_exchange_between_nodes", False) is hides
 
 
@@ -372,7 +372,7 @@ def test_time_is_taken_as_it_was_measured() -> None:
     tokens = 2048.0 * 16
 
     def seconds(**cells: Any) -> float | None:
-        return measured_step(Row(2, cells), one)
+        return measured_step(Row(line=2, **cells), one)
 
     assert seconds(step_time_s=2.0, tokens_per_second_per_gpu=1.0) == 2.0
     assert seconds(tokens_per_second_per_gpu=1024.0) == tokens / (1024.0 * 16)
@@ -386,7 +386,7 @@ def test_time_is_taken_as_it_was_measured() -> None:
 def test_memory_is_compared_with_its_own_kind() -> None:
     def kind(definition: str) -> Any:
         cells = {"peak_memory_gib": 2.0, "memory_definition": definition}
-        return measured_memory(Row(2, cells))
+        return measured_memory(Row(line=2, **cells))
 
     assert kind("torch peak allocated (rank 0)").kind == "allocated"
     assert kind("torch peak memory reserved, GB in source -> GiB").kind == "reserved"

@@ -15,4 +15,4 @@ def test_pipelines_are_simulated() -> None:
     bound = float(price(case.scenario, PlanTable.from_plans([case.plan])).step[0])
     found, refused = predict_cases([case])
     assert not refused
-    assert bound * 1.001 < found[row.row_id].step < bound * 1.01
+    assert bound * 1.001 < found[row.name].step < bound * 1.01

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles.errors import InputError
-from planner.validation.runs_file import COLUMNS, PUBLISHED, read_runs
+from planner.validation.runs_file import COLUMNS, MAX_ERRORS, PUBLISHED, Row, read_runs
 
 
 def written(folder: Path, text: str) -> Path:
@@ -19,16 +19,10 @@ def written(folder: Path, text: str) -> Path:
 def test_values_have_types_and_empty_cells_are_none(tmp_path: Path) -> None:
     text = "row_id,seq_len,gated_mlp,step_time_s,gpu\na,2048.0,1,0.5,\n\nb,1,0,,A100-SXM\n"
     first, second = read_runs(written(tmp_path, text))
-    assert first.values == {
-        "row_id": "a",
-        "seq_len": 2048,
-        "gated_mlp": True,
-        "step_time_s": 0.5,
-        "gpu": None,
-    }
+    assert first == Row(line=2, row_id="a", seq_len=2048, gated_mlp=True, step_time_s=0.5)
     assert second.get("step_time_s") is None
     assert second.words("gpu") == "a100-sxm"
-    assert second.source_group == "runs"
+    assert second.group == "runs"
 
 
 @pytest.mark.parametrize(
@@ -54,11 +48,52 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, words: str) -> Non
     assert "\n" not in str(error.value)
 
 
+def test_every_bad_cell_is_reported_at_once(tmp_path: Path) -> None:
+    text = "row_id,seq_len,zero_stage,outcome\na,0,7,ok\nb,2\nb,many,1,died\nb,2,,\n"
+    with pytest.raises(InputError) as error:
+        read_runs(path := written(tmp_path, text))
+    assert str(error.value).splitlines() == [
+        f"{path}: 6 errors",
+        "  line 2, column seq_len: '0' (must be a whole number from 1 to 1e+08, or empty)",
+        "  line 2, column zero_stage: '7' (must be a whole number from 0 to 3, or empty)",
+        "  line 3: 2 cells for 4 columns",
+        "  line 4, column seq_len: 'many' (must be a whole number from 1 to 1e+08, or empty)",
+        "  line 4, column outcome: 'died' (must be one of ok, oom, or empty)",
+        "  line 5, column row_id: 'b' stands twice (first in line 4)",
+    ]
+
+
+def test_a_file_of_errors_is_cut_short(tmp_path: Path) -> None:
+    text = "seq_len\n" + "0\n" * (MAX_ERRORS + 3)
+    with pytest.raises(InputError) as error:
+        read_runs(written(tmp_path, text))
+    first, *cells, last = str(error.value).splitlines()
+    assert first.endswith(f": {MAX_ERRORS + 3} errors")
+    assert len(cells) == MAX_ERRORS
+    assert last == "  and 3 more"
+
+
+def test_a_header_is_checked_as_a_whole(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read_runs(written(tmp_path, "seqlen,model,model\n1,2,3\n"))
+    assert str(error.value).splitlines()[1:] == [
+        "  unknown column 'seqlen'. Did you mean seq_len?",
+        "  the column model stands twice",
+        "  the column seq_len is missing",
+    ]
+
+
+@pytest.mark.parametrize(("cell", "value"), [("yes", True), ("1.0", True), ("No", False)])
+def test_flags_have_several_spellings(tmp_path: Path, cell: str, *, value: bool) -> None:
+    (row,) = read_runs(written(tmp_path, f"seq_len,gated_mlp\n1,{cell}\n"))
+    assert row.gated_mlp is value
+
+
 def test_the_published_runs_come_along() -> None:
     rows = read_runs(PUBLISHED)
     assert len(rows) == 2221
-    assert len({row.row_id for row in rows}) == 2221
-    assert len({row.source_group for row in rows}) == 28
+    assert len({row.name for row in rows}) == 2221
+    assert len({row.group for row in rows}) == 28
     assert all(row.get("source") for row in rows)
 
 

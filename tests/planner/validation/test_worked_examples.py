@@ -23,7 +23,7 @@ def test_llama_3_405b_on_8192_and_16384_h100() -> None:
     assert not refused
     measured = [measured_step(case.row, case) for case in cases]
     errors = [
-        predictions[case.row.row_id].step / seconds - 1.0
+        predictions[case.row.name].step / seconds - 1.0
         for case, seconds in zip(cases, measured, strict=True)
         if seconds
     ]
