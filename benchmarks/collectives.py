@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cost_models.communication.nccl_protocols import CHOICES, Group, chosen
-from cost_models.communication.other_algorithms import (
+from benchmarks.collective_algorithms import (
     direct_one_shot,
     direct_two_shot,
     hierarchical_all_reduce,
     in_network,
     parameter_server,
 )
+from cost_models.communication.nccl_protocols import CHOICES, Group, chosen
 from cost_models.communication.ring_and_tree import (
     COLLECTIVE_START,
     ring_all_reduce,

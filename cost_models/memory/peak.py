@@ -34,7 +34,7 @@ from cost_models.communication.zero_plus_plus import (
 )
 from cost_models.memory.autocast_copies import absent_copies
 from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
-from cost_models.memory.fsdp2_moments import BlockPlaces
+from cost_models.memory.fsdp2 import Blocks
 from cost_models.memory.gradients import Gradients, gradients_of, shares
 from cost_models.memory.head_gradients import HeadGradients, head_gradients
 from cost_models.memory.host import HostBytes, offloaded_bytes
@@ -182,7 +182,7 @@ def rank_places(
     single = np.where(table.pipeline_parallel > 1, 0.0, software.buffer_bytes_without_pipeline)
     passing = held.messages + (software.buffer_bytes + single) * on_gpu
     if software.walks_by_blocks:
-        blocks = BlockPlaces.of(
+        blocks = Blocks.of(
             model, workload, software, table, rank, params, held.in_flight + held.due
         )
         packed = any(w.quantised for kind in model.kinds for w in kind.weights)
@@ -240,7 +240,7 @@ def _by_layers(
 
 
 def _by_blocks(
-    blocks: BlockPlaces,
+    blocks: Blocks,
     gradients: Gradients,
     held: Held,
     used: tuple[Real, Real] | None,

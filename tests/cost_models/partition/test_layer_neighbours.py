@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cost_models.activations.live import held_activations
-from cost_models.memory.fsdp2_moments import BlockPlaces
+from cost_models.memory.fsdp2 import Blocks
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.layer_neighbours import NONE, Neighbours
@@ -79,7 +79,7 @@ def test_recomputed_layers_are_told_from_others() -> None:
     assert found[-1].last == ((1, 4), (0, 0))
 
 
-def places(plan: Plan) -> tuple[BlockPlaces, list[float], list[Neighbours]]:
+def places(plan: Plan) -> tuple[Blocks, list[float], list[Neighbours]]:
     """Return a rank's blocks, elements of a layer of each kind, and neighbours."""
     model, workload = sample(), Workload(64, plan.global_batch_size)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
@@ -87,7 +87,7 @@ def places(plan: Plan) -> tuple[BlockPlaces, list[float], list[Neighbours]]:
     sizes = table_parameters(model, rank, table)
     held = held_activations(model, workload, software, table, rank)
     flying = held.in_flight + held.due
-    blocks = BlockPlaces.of(model, workload, software, table, rank, sizes, flying)
+    blocks = Blocks.of(model, workload, software, table, rank, sizes, flying)
     return blocks, [float(np.ravel(size)[0]) for size in sizes.layers], list(rank.neighbours)
 
 
@@ -136,6 +136,6 @@ def test_a_stage_of_one_size_is_priced_as_before() -> None:
     found = []
     for model, rank in ((sample(), whole), (alone, replace(one, first=False))):
         sizes = table_parameters(model, rank, table)
-        blocks = BlockPlaces.of(model, workload, software, table, rank, sizes, np.ones(1))
+        blocks = Blocks.of(model, workload, software, table, rank, sizes, np.ones(1))
         found.append([number(spot.block.own) for spot in blocks.spots])
     assert found[0] == found[1]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.collectives import table
-from cost_models.communication.other_algorithms import (
+from benchmarks.collective_algorithms import (
     direct_one_shot,
     direct_two_shot,
     hierarchical_all_reduce,
@@ -20,6 +19,7 @@ from cost_models.communication.other_algorithms import (
     pipelined_broadcast,
     tree_broadcast,
 )
+from benchmarks.collectives import table
 from cost_models.communication.ring_and_tree import ring_all_reduce
 from hardware_profiles.cluster.links import group_link
 from hardware_profiles.cluster.parse import parse_cluster

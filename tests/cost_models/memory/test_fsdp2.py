@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cost_models.activations.live import Held, Walk, held_activations
-from cost_models.memory.fsdp2_moments import BlockPlaces
+from cost_models.memory.fsdp2 import Blocks
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.moments import Moment, fullest, total
 from cost_models.model.families import model_spec
@@ -39,7 +39,7 @@ class Case:
         rank = contents_of(model, ranges, ranks_of_stages(plan), 0)
         self.sizes = table_parameters(trainable_part(model), rank, table)
         held = held_activations(model, workload, SOFTWARE, table, rank)
-        self.blocks = BlockPlaces.of(
+        self.blocks = Blocks.of(
             model, workload, SOFTWARE, table, rank, self.sizes, held.in_flight + held.due
         )
         self.gradients = gradients_of(

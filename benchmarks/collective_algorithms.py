@@ -1,10 +1,11 @@
-"""Seconds of collectives by algorithms that training does not price: to compare with.
+"""Seconds of collectives by algorithms that the cost model does not use, for comparison.
 
 Symbols   n ranks   B bytes of the full tensor   W bytes/s of a link, one way, per rank
           alpha seconds of a message   s servers   m ranks of a node   N nodes   w bytes/s of a NIC
 Units     seconds; every function broadcasts. n = 1 costs nothing. Links carry both ways at once.
 
-``collectives`` has those that training takes, ``protocols`` NCCL's own model by size.
+``cost_models.communication`` has those that training uses (``ring_and_tree``) and NCCL's own model
+by size (``nccl_protocols``).
 """
 
 from __future__ import annotations
