@@ -94,6 +94,12 @@ def test_every_module_exists(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_name_in_a_file_exists(page: Path) -> None:
+    found = re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py)`", text_of(page))
+    assert [(name, path) for name, path in found if name not in names_in(ROOT / path)] == []
+
+
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
