@@ -1,14 +1,38 @@
-"""Settings that every test shares."""
+"""Settings that every test shares: hypothesis profiles, and the sample of a long list of rows."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 
+import pytest
 from hypothesis import settings
 
 # Tests fork processes after torch was used: a pool of OpenMP threads does not survive a fork, so
 # this process must never make one. Set before anything imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-settings.register_profile("shardplan", deadline=None, print_blob=True)
-settings.load_profile("shardplan")
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=100)
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=12)
+settings.load_profile("quick")  # CI: --hypothesis-profile=thorough
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the rows of a parametrised test as slow, but for the number in ``sampled(rows)``.
+
+    Those that stay are spread evenly over the rows that are not slow, the first one included: the
+    same ones in every run.
+    """
+    rows: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            rows[item.nodeid.partition("[")[0]].append(item)
+    for group in rows.values():
+        marker = group[0].get_closest_marker("sampled")
+        assert marker is not None
+        (count,) = marker.args
+        kept = {number * len(group) // count for number in range(count)}
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)

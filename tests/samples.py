@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
 
 from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
@@ -20,6 +21,13 @@ from cost_models.scenario import Scenario
 from cost_models.step_time.parts import RankSeconds
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
+
+
+def examples(count: int) -> int:
+    """Examples that hypothesis draws: ``count`` in the thorough profile, else about a fifth."""
+    thorough = settings.default.max_examples >= 100
+    return count if thorough else max(min(count, 2), count // 5)
+
 
 LLAMA = {
     "model_type": "llama",

@@ -2,17 +2,21 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.readme import BLOCK, PICTURE, README, differences, picture
 
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_every_console_block_is_what_its_command_prints() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(BLOCK.findall(text)) >= 2
     assert differences(text) == []
 
 
+@pytest.mark.slow
 def test_a_block_that_says_something_else_is_found() -> None:
     block = next(BLOCK.finditer(README.read_text(encoding="utf-8")))[0]
     assert "fit" in block

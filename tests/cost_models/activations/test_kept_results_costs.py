@@ -110,6 +110,7 @@ def test_no_matmul_is_repeated_but_those_of_an_eager_core(kernel: Any) -> None:
     assert more == pytest.approx((kernel == "eager") * core * 256 * 8, rel=1e-12, abs=0.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_it_lies_between_none_and_full(key: Any) -> None:
     scenario, table = legal_table(key)
@@ -132,6 +133,7 @@ def test_it_lies_between_none_and_full(key: Any) -> None:
         assert np.array_equal(kept[same], usual[same])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_a_table_is_priced_as_each_row_alone(key: Any) -> None:
     scenario, table = legal_table(key)

@@ -57,6 +57,7 @@ def counted_flops(module: PreTrainedModel) -> tuple[int, int]:
     return forward.get_total_flops(), backward.get_total_flops()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("config", CASES_NOW)
 def test_flops_are_those_of_the_real_module(config: dict[str, Any]) -> None:
     torch.manual_seed(0)

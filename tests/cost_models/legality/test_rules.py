@@ -433,6 +433,7 @@ def first_broken(scenario: Scenario, plan: Plan) -> str:
     return "legal"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize("splits_backward", [True, False])
 def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> None:

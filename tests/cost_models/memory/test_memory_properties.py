@@ -26,12 +26,12 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import CONFIGS, LLAMA
+from tests.samples import CONFIGS, LLAMA, examples
 
 SAME = 1 + 1e-12
 # many drawn plans are illegal
 SETTINGS = settings(
-    max_examples=30,
+    max_examples=examples(30),
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 A100 = find_accelerator("A100-SXM-80GB")

@@ -211,6 +211,7 @@ def test_gradients_in_bf16_halve_them_and_their_traffic() -> None:
     assert halved.time.data_communication[0] < usual.time.data_communication[0]  # type: ignore[index]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", get_args(Optimizer))
 def test_a_table_equals_its_rows(optimizer: Optimizer) -> None:
     scenario = make_scenario("mixtral", "8xA100-80GB", seq_len=64, global_batch_size=64)

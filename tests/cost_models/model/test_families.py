@@ -18,6 +18,7 @@ from cost_models.model.parameters import active_parameters, parameters_by_part
 from cost_models.model.spec import LayerKind, ModelSpec
 from hardware_profiles.errors import InputError
 from tests.cost_models.model.real_modules import assert_same_tensors, real_layers
+from tests.samples import examples
 
 LLAMA_SIZES = {
     "vocab_size": 96,
@@ -225,6 +226,7 @@ def test_every_family_is_tested() -> None:
     assert set(CASES) | {"gemma3"} == set(FAMILIES)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("config", ALL_CASES)
 def test_tensors_are_those_of_the_real_module(config: dict[str, Any]) -> None:
     spec = spec_of(config)
@@ -268,6 +270,7 @@ def test_defaults_are_those_of_the_config_class(family: str) -> None:
         assert ours == (() if theirs is None and key == "mlp_only_layers" else theirs), key
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3"])
 def test_a_config_without_sizes_is_the_default_model(family: str) -> None:
     config: dict[str, Any] = {"model_type": family}
@@ -487,7 +490,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     family=st.sampled_from(FAMILIES) | JSON,
     junk=st.dictionaries(st.sampled_from([*KEYS, *JUNK_KEYS]), JSON, max_size=6),
@@ -501,7 +504,7 @@ def test_garbage_is_an_input_error(family: Any, junk: dict[str, Any]) -> None:
     assert len(spec.pattern) == len(spec.layer_prefixes) == spec.num_layers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), family=st.sampled_from(sorted(CASES)))
 def test_garbage_in_one_key_of_a_good_config(data: st.DataObject, family: str) -> None:
     config = tiny(family)
@@ -515,7 +518,7 @@ def test_garbage_in_one_key_of_a_good_config(data: st.DataObject, family: str) -
     assert math.isfinite(active_parameters(spec))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(family=st.sampled_from(sorted(CASES)), layers=st.integers(1, 60))
 def test_parameters_grow_with_layers_and_active_ones_are_fewer(family: str, layers: int) -> None:
     key = {"gpt2": "n_layer", "bloom": "n_layer", "t5": "num_layers"}.get(

@@ -27,6 +27,7 @@ def test_presets_say_every_size(name: str) -> None:
     assert load_preset(name).source.startswith("https://huggingface.co/")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", preset_names())
 def test_tensors_are_those_of_the_real_module(name: str) -> None:
     assert_same_tensors(load_preset(name).config, spec_of(name))

@@ -147,6 +147,7 @@ SPLIT_PIPELINES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("due", [0.0, 0.3, 1.0, 1.7, 12.0])
 def test_the_fullest_moment_is_that_of_the_order(due: float) -> None:
     """Whatever a stage keeps for its weight gradients, in units of what it keeps in flight."""

@@ -68,6 +68,7 @@ def all_columns(priced: PredictionTable) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_a_table_costs_what_its_rows_cost_alone(key: Any) -> None:
     """The law: bit for bit, in any order of rows."""
@@ -81,6 +82,7 @@ def test_a_table_costs_what_its_rows_cost_alone(key: Any) -> None:
             assert column[position] == alone[name][0], (name, table.plan(int(row)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_every_part_is_finite_and_not_negative(key: Any) -> None:
     scenario, table = legal_table(key)
@@ -93,6 +95,7 @@ def test_every_part_is_finite_and_not_negative(key: Any) -> None:
     assert (priced.step > 0).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_parts_add_up(key: Any) -> None:
     scenario, table = legal_table(key)
@@ -101,6 +104,7 @@ def test_parts_add_up(key: Any) -> None:
     np.testing.assert_allclose(sum(columns(priced.time).values()), priced.step, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_limiting_stage_is_the_fullest_rank() -> None:
     scenario, table = legal_table(SETTINGS[0])
     priced = price(scenario, table)
@@ -113,6 +117,7 @@ def test_the_limiting_stage_is_the_fullest_rank() -> None:
         assert priced.peak[row] == max(peaks), plan
 
 
+@pytest.mark.slow
 def test_explicit_layer_ranges_equal_to_the_even_split_change_nothing() -> None:
     scenario, table = legal_table(SETTINGS[0])
     for row in range(0, len(table), 41):
@@ -216,6 +221,7 @@ def priced_with(scenario: Any, table: PlanTable, **changes: Any) -> PredictionTa
     return price(replace(scenario, **changes), table)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_longer_sequences_need_more(key: Any) -> None:
     scenario, table = legal_table(key)
@@ -229,6 +235,7 @@ def test_longer_sequences_need_more(key: Any) -> None:
     assert (after.step * slack >= before.step).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_less_recomputation_needs_more_memory_and_less_computation(key: Any) -> None:
     scenario, table = legal_table(key)
@@ -247,6 +254,7 @@ def test_less_recomputation_needs_more_memory_and_less_computation(key: Any) -> 
     assert (full.time.recompute > 0).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_larger_micro_batches_need_more_memory(key: Any) -> None:
     scenario, table = legal_table(key)
@@ -305,6 +313,7 @@ def faster(cluster: Cluster, factor: float) -> Cluster:
     return replace(cluster, tiers=tiers)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_faster_links_and_chips_are_never_slower(key: Any) -> None:
     scenario, table = legal_table(key)

@@ -238,6 +238,7 @@ LLAMA_65B = LLAMA_1 | {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("model", "cluster", "options", "verdict"),
     [

@@ -17,7 +17,7 @@ from cost_models.pricing.estimate import price
 from cost_models.pricing.table import price_table, table_memory
 from cost_models.scenario import Scenario
 from planner.search.space import enumerate_plans
-from tests.samples import make_scenario
+from tests.samples import examples, make_scenario
 
 
 def lora() -> Scenario:
@@ -84,6 +84,7 @@ def plans_of_all_kinds(scenario: Scenario, seed: int = 0, most: int = 250) -> Pl
 QUICK = ("llama", "mixtral", "t5", "llama by nemo", "many layers")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
@@ -134,7 +135,7 @@ def test_a_table_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 5))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_largest_sums_are_those_of_all_sums(size: int, seed: int, groups: int) -> None:
     rng = np.random.default_rng(seed)
     zeros = {f.name: np.zeros(size, dtype=np.int64) for f in fields(PlanTable)}
@@ -166,6 +167,7 @@ def test_largest_sums_are_those_of_all_sums(size: int, seed: int, groups: int) -
     assert np.array_equal(found, np.max(np.stack(sums), axis=0))
 
 
+@pytest.mark.slow
 def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = SETTINGS["llama"]()
     table = plans_of_all_kinds(scenario)

@@ -49,6 +49,7 @@ def simulated(plan: Plan, passes: np.ndarray) -> float:
     return makespan(plan, f.tolist(), (i + w).tolist(), w.tolist())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
 def test_the_closed_form_is_a_lower_bound_of_the_simulation(schedule: str, data: Any) -> None:

@@ -13,6 +13,7 @@ from cost_models.partition.schedules import LOOPED, SPLIT, V_SHAPED, actions, re
 from cost_models.plan.plan import SCHEDULES, Plan
 from cost_models.step_time import pipeline_simulation
 from cost_models.step_time.pipeline_simulation import StageSeconds, ends_of, makespan
+from tests.samples import examples
 
 SECONDS = st.sampled_from([0.2, 1.0, 1.0, 1.0, 1.0001, 1.3, 2.0, 5.0])
 BODIES = [schedule for schedule in SCHEDULES if schedule != "gpipe"]
@@ -36,7 +37,7 @@ def draw_seconds(data: Any, plan: Plan) -> StageSeconds:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_repetitions_that_are_left_out_take_as_long_as_one(schedule: str, data: Any) -> None:
     plan = draw_plan(data, schedule)
     seconds = draw_seconds(data, plan)
@@ -46,7 +47,7 @@ def test_repetitions_that_are_left_out_take_as_long_as_one(schedule: str, data: 
 
 @pytest.mark.parametrize("schedule", BODIES)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_longer_order_has_its_body_once_more(schedule: str, data: Any) -> None:
     plan = draw_plan(data, schedule)
     body = repeats(plan)

@@ -85,6 +85,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 SLOW = ("another version", "a lost part", "a lost key", "no object", "no index")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=pytest.mark.slow if k in SLOW else ()) for k in DAMAGE]

@@ -40,6 +40,7 @@ def _start_with_bias(layout: Layout, pieces: Pieces) -> torch.Tensor:
     return VALUES.clone() if layout.name == BIAS else fresh_tensor(layout, 3, pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "saved", "resumed"),
     [

@@ -173,6 +173,7 @@ def _moments(file: PlanFile, folder: Path, victim: int, stride: int) -> int:
         moment += stride
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stride", [pytest.param(9, id="some"), pytest.param(2, marks=pytest.mark.slow, id="many")]
 )

@@ -47,6 +47,7 @@ def _marked(*names: str) -> Any:
     return pytest.param(*names, marks=() if name in QUICK else pytest.mark.slow, id=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [_marked(name) for name in ("zero3·tp2", "tp2·pp2", "pp2·v2·zero1", "cp2·zero2")]
 )
@@ -92,6 +93,7 @@ SPANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [
@@ -124,6 +126,7 @@ EXPERTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "saved", "resumed"),
     [

@@ -104,6 +104,7 @@ def test_a_run_saves_resumes_and_reshards(plan, run, tmp_path: Path):
     assert done["steps_done"] == 8
 
 
+@pytest.mark.slow
 def test_without_an_output_the_newest_run_goes_on(plan, run):
     _, said = run(plan(DP2), "--steps", 2, "--checkpoint-every", 2)
     assert "will not be kept" not in said
@@ -115,6 +116,7 @@ def test_without_an_output_the_newest_run_goes_on(plan, run):
     assert (found["first_step"], found["steps_done"]) == (2, 3)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_puts_the_newer_ones_aside(plan, run):
     options = ("--checkpoint-every", 1, "--keep", 9)
     run(plan(DP2), "--steps", 3, *options, "--output", "run")
@@ -124,6 +126,7 @@ def test_an_older_checkpoint_puts_the_newer_ones_aside(plan, run):
     assert names == [f"step-{n:08d}" for n in (1, 2, 2, 3, 3)]
 
 
+@pytest.mark.slow
 def test_another_output_is_resumed_into_and_goes_on_there(plan, run):
     run(plan(DP2), "--steps", 2, "--checkpoint-every", 2, "--output", "one")
     command = ("--checkpoint-every", 1, "--output", "two", "--resume", "one")
@@ -135,6 +138,7 @@ def test_another_output_is_resumed_into_and_goes_on_there(plan, run):
     assert found["first_step"] == 3
 
 
+@pytest.mark.slow
 def test_what_cannot_be_resumed_is_refused(plan, run, tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("The keeper lit the lamp at dusk.\n" * 40)

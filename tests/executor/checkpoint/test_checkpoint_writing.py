@@ -127,6 +127,7 @@ def _beside(rank: int, file: PlanFile, folder: str) -> list[Any]:
     return [saved, before, str(first), str(last)]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path):
     file = tiny(TWO, num_layers=1)
@@ -188,6 +189,7 @@ def _index_cannot_be_written(rank: int) -> None:
     writer.write_and_sync = full
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("break_disk", "message"),

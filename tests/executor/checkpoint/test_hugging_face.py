@@ -64,6 +64,7 @@ def _loss(model: Any, file: PlanFile, seed: int) -> float:
     return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).item()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("family", "tied", "plan"),
@@ -92,6 +93,7 @@ def test_an_export_computes_what_was_trained(family: str, tied: bool, plan: Plan
     assert torch.equal(model(input_ids=inputs).logits, reference.eval()(input_ids=inputs).logits)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("family", "plan", "adapter"),
@@ -192,6 +194,7 @@ def _first_loss(rank: int, file: PlanFile, folder: str) -> float:
     return Trainer(file, start=start).step(random_batch(file)).loss
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_a_run_starts_from_a_folder(family: str, tmp_path: Path):

@@ -3,33 +3,71 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from executor.counters import exposed_waits
 from executor.counters.exposed_waits import ExposedCommunication
 from executor.processes.fork import run_forked
 
 pytestmark = pytest.mark.distributed
-LATE = 0.3
+LATE = 300  # ticks of the clock
 
 
-def _waiting(rank: int) -> dict[str, Any]:
+class Clock:
+    """A clock that all ranks read and that only ``advance`` moves, so that no load disturbs it."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.rank = rank
+        self.store = dist.FileStore(str(folder / "clock"), 2)
+
+    def perf_counter(self) -> float:
+        now = self.store.add("now", 0)
+        self.store.add(f"reads of {self.rank}", 1)
+        return float(now)
+
+    def reads(self, rank: int) -> int:
+        return self.store.add(f"reads of {rank}", 0)
+
+    def advance(self) -> None:
+        self.store.add("now", LATE)
+
+    def advance_while_waiting(self, rank: int, before: int) -> None:
+        """Advance after ``rank`` has begun to wait (it reads the clock then)."""
+        while self.reads(rank) == before:
+            time.sleep(0.001)
+        self.advance()
+
+
+def _waiting(rank: int, folder: Path) -> dict[str, Any]:
     cpu, x = torch.device("cpu"), torch.ones(4)
+    clock = Clock(rank, folder)
+    exposed_waits.time = SimpleNamespace(perf_counter=clock.perf_counter)  # type: ignore[assignment]
     original = dist.Work.wait
     dist.all_reduce(x)
     with ExposedCommunication(cpu) as blocking:
-        time.sleep(LATE * rank)
+        if rank == 1:
+            clock.advance_while_waiting(0, before=0)
         dist.all_reduce(x)
+    dist.barrier()
     with ExposedCommunication(cpu) as overlapped:
         work = dist.all_reduce(x, async_op=True)
-        time.sleep(LATE)  # computation, meanwhile
+        while not work.is_completed():  # computation, meanwhile
+            time.sleep(0.001)
+        clock.advance()
+        dist.barrier()
         work.wait()
+    dist.barrier()
+    before = clock.reads(1)
+    dist.barrier()
     with ExposedCommunication(cpu) as message:
         if rank == 0:
-            time.sleep(LATE)
+            clock.advance_while_waiting(1, before=before)
             dist.send(x, 1)
         else:
             dist.recv(x, 0)
@@ -38,10 +76,10 @@ def _waiting(rank: int) -> dict[str, Any]:
     return {"seconds": [waits.seconds() for waits in found]}
 
 
-def test_only_what_is_waited_for_counts():
-    (punctual, late) = (found["seconds"] for found in run_forked(_waiting, 2))
-    assert punctual[0]["all_reduce"] == pytest.approx(LATE, abs=0.1)
-    assert late[0]["all_reduce"] < 0.1
+def test_only_what_is_waited_for_counts(tmp_path: Path):
+    punctual, late = (found["seconds"] for found in run_forked(_waiting, 2, tmp_path))
+    assert punctual[0]["all_reduce"] == LATE
+    assert late[0]["all_reduce"] == 0
     for rank in (punctual, late):
-        assert rank[1]["all_reduce"] < 0.1  # arrived while it computed
-    assert late[2]["recv"] == pytest.approx(LATE, abs=0.1)
+        assert rank[1]["all_reduce"] == 0  # arrived while it computed
+    assert late[2]["recv"] == LATE

@@ -228,6 +228,7 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     assert document["options"]["seed"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_are_started_by_torchrun(write, tmp_path):
     done = _run("run", write(TWO), "--steps", 2, "--json", cwd=tmp_path)
@@ -283,6 +284,7 @@ def test_a_wrong_number_of_ranks_is_one_line(write, tmp_path):
     assert "KeyboardInterrupt" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_verify_compares_with_a_single_process(write, tmp_path):
     done = _run("run", write(FOUR), "--verify", "--launcher", "fork", "--json", cwd=tmp_path)
@@ -295,6 +297,7 @@ def test_verify_compares_with_a_single_process(write, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
@@ -328,6 +331,7 @@ def _is_alive(pid):
     return state != "Z"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
@@ -350,7 +354,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
         assert started.wait(timeout=30) == code
         if code == 130:
             assert started.stderr.read().splitlines()[-1] == "shardplan: interrupted"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(_is_alive, ranks))
@@ -367,6 +371,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
         assert document["status"] == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(

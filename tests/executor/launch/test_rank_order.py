@@ -55,6 +55,7 @@ def _as_process(process: int, file: PlanFile, port: int) -> dict[str, Any]:
     return {"rank": dist.get_rank(), "tensor": neighbours, "verification": answer}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [PLAN, pytest.param(PIPED, marks=pytest.mark.slow)])
 def test_processes_join_in_the_order_and_train_as_one_process(plan, monkeypatch):
     found = as_torchrun(ordered(plan, ORDER, num_layers=2), monkeypatch)

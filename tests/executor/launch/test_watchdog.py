@@ -172,6 +172,7 @@ def _train(rank, plan, how):
         return session.train(file, corpus, training, tell, ready=ready)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("plan", "how", "message"),

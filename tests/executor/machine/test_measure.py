@@ -41,6 +41,7 @@ def test_processor_and_memory_are_read(tmp_path):
     assert machine.free_memory_bytes(tmp_path / "missing", tmp_path / "missing") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_measurement_is_complete_and_can_be_read_back(processes, monkeypatch):

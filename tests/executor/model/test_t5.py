@@ -61,6 +61,7 @@ SLOW_PLANS: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", PLANS)
 def test_parity_and_traffic(name: str):
@@ -148,6 +149,7 @@ GUARDS: dict[str, tuple[Plan, Any, str]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_missing_guard_is_seen(name: str):
@@ -222,6 +224,7 @@ def _losses(rank: int, precision: str, plan: Plan) -> list[float]:
     return [trainer.step(batch).loss for _ in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("precision", "plan"),

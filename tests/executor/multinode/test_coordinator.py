@@ -125,6 +125,7 @@ def test_bad_options_are_one_line(words, said, plan, capsys, monkeypatch):
     assert said in err
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_come_is_named(plan, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = ["--nodes", "2", "--rendezvous", "127.0.0.1:29655", "--node-timeout", "1"]

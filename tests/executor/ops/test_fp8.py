@@ -112,6 +112,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("plan", SHARED, ids=str)
 def test_every_plan_gives_what_one_process_gives(plan: Plan):
@@ -121,6 +122,7 @@ def test_every_plan_gives_what_one_process_gives(plan: Plan):
     assert found["norms"] == pytest.approx(alone["norms"], rel=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "family",

@@ -110,6 +110,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "name",
@@ -150,6 +151,7 @@ def _first_matrix_twice() -> None:
     quantised.Packed.matrix = matrix  # type: ignore[method-assign]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("wrong", [_not_rounded, _in_whole_blocks, _first_matrix_twice])
 def test_other_values_are_seen(wrong: Any) -> None:
@@ -162,6 +164,7 @@ def _wide(plan: Plan, precision: Any) -> PlanFile:
     return small("llama", precision, plan, adapter="qlora", adapter_rank=8, adapter_alpha=16.0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "plan",
@@ -178,6 +181,7 @@ def test_memory_is_predicted(plan: Plan) -> None:
     assert abs(row["error_percent"]) < 8.0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_resumed_run_has_the_same_bytes(precision: str, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def _continued(first: Trainer) -> Trainer:
     return second
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("plan", [Plan(num_microbatches=2), Plan(2, zero_stage=3)])
 def test_the_update_on_the_host_gives_the_same_bits(plan: Plan, precision: Any):
@@ -83,6 +84,7 @@ def test_the_update_on_the_host_gives_the_same_bits(plan: Plan, precision: Any):
                 assert one[what] == other[what], what
 
 
+@pytest.mark.slow
 def test_moments_are_carried_over_as_from_a_checkpoint():
     file = _with_plan(tiny(Plan(), optimizer="adamw"), offload="optimizer")
     (whole,) = run_forked(_train, 1, file, True)
@@ -118,6 +120,7 @@ SLOW: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_parity(name: str):
     plan, options = QUICK[name]
@@ -151,6 +154,7 @@ def _from_the_start_of_the_storage() -> None:
     offload._Saved.tensor = lambda self: tensor(self._replace(offset=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepare", [_bringing_back_nothing, _from_the_start_of_the_storage])
 def test_another_content_is_seen(prepare: Any):
     """So the tensors that backward reads are those that came back."""

@@ -24,12 +24,14 @@ def assert_as_predicted(found: Verification) -> None:
         assert found.flops["counted"] == found.flops["predicted"]
 
 
+@pytest.mark.slow
 def test_the_first_layer_of_every_stage():
     """Five layers on two stages, each split over two ranks."""
     plan = Plan(1, 2, 2, sequence_parallel=True, **FIRST)
     assert_as_predicted(verified(tiny(plan, num_layers=5)))
 
 
+@pytest.mark.slow
 def test_a_number_for_each_stage():
     plan = Plan(1, 2, 2, sequence_parallel=True, recompute="full", num_microbatches=2)
     assert_as_predicted(verified(tiny(plan, num_layers=4, stage_recompute_layers=(2, 0))))
@@ -49,6 +51,7 @@ def test_a_layer_that_is_recomputed_against_the_plan_is_seen():
     assert counted > predicted
 
 
+@pytest.mark.slow
 def test_layers_of_a_stage_that_should_keep_all_are_seen():
     plan = Plan(1, 2, 2, recompute="full", num_microbatches=2)
     found = verified(tiny(plan, stage_recompute_layers=(2, 0)), keep_nothing)

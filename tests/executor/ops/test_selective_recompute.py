@@ -158,6 +158,7 @@ def assert_as_predicted(found: Verification) -> None:
         assert found.flops["counted"] == found.flops["predicted"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("family", "plan"),
@@ -208,6 +209,7 @@ def read_nothing() -> None:
     families_layer._is_normed = lambda block: False  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("broken", [repeat_collectives, read_nothing])
 def test_without_its_guards_the_gradient_is_seen_to_be_wrong(broken: Any):

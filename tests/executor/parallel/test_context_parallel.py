@@ -89,6 +89,7 @@ def test_a_batch_keeps_its_tokens_and_the_starts_of_all():
 # --- parity --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("method", CONTEXT_METHODS)
@@ -314,6 +315,7 @@ GUARDS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_missing_guard_is_seen(name: str):

@@ -145,6 +145,7 @@ def test_values_may_be_narrower_than_keys():
     assert torch.allclose(*outputs, atol=1e-14)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_one_rank_is_the_module_of_transformers(family: str):
     assert_equal(verified(tiny(Plan(num_microbatches=2), family)))
@@ -330,6 +331,7 @@ GUARDS: dict[str, tuple[Any, Plan, str]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_missing_guard_is_seen(name: str):
@@ -341,6 +343,7 @@ def test_a_missing_guard_is_seen(name: str):
     assert_equal(verified(file))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_bias_that_is_added_twice_is_seen():
     # biases start as zeros: only their gradients and the second batch tell

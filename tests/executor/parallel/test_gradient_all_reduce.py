@@ -125,6 +125,7 @@ def _at_every_pass() -> None:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("broken", [_never, _at_every_pass])
 def test_sums_that_are_left_out_or_taken_twice_are_seen(broken: Any):

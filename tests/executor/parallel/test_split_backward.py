@@ -80,6 +80,7 @@ def _assert_parity(plan: Plan, options: dict[str, Any]) -> None:
     assert found.passed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_parity(name: str):
     _assert_parity(*QUICK[name])
@@ -126,6 +127,7 @@ def _mixing_micro_batches() -> None:
 SHARDED = Plan(2, 1, 2, 1, "zero_bubble", 1, num_microbatches=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "plan"),
     [
@@ -139,6 +141,7 @@ def test_a_missing_guard_is_seen(prepare: Any, plan: Plan):
     assert verified(file).passed
 
 
+@pytest.mark.slow
 def test_gradients_of_other_micro_batches_in_a_reduction_are_seen():
     """Nothing is lost, but the last reductions are smaller than those of a whole backward pass."""
     file = tiny(Plan(2, 1, 2, 1, "zero_bubble", 2, num_microbatches=3))
@@ -158,6 +161,7 @@ def _flops(rank: int, file: PlanFile) -> tuple[int, int]:
     return counter.total, len(weight_gradients._open)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_split_backward_pass_does_the_operations_of_a_whole_one(recompute: Any):
     """torch's own schedules recompute once for each group of weights: 2.96 times the operations."""

@@ -75,6 +75,7 @@ def _alone() -> dict[str, Any]:
     return {"seen": seen, "weights": [p.detach().flatten().tolist() for p in module.parameters()]}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "plan",

@@ -141,6 +141,7 @@ def test_parameters_by_block_tied_and_frozen():
     assert last.block_gradients == 2 * 4 * (64 + 8)  # of the layers that are trained
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_the_real_module():
     module = traced_module(traced("mlp", "fp32"))
     from benchmarks import traced_modules
@@ -160,6 +161,7 @@ def test_flops_are_those_of_the_real_module():
     assert again == 6 * 2 * (5 * 16) * 256 * 1024
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -187,6 +189,7 @@ def test_a_module_that_cannot_be_built_of_fake_tensors_is_built():
     assert found["outside"]["parameters"] == 20
 
 
+@pytest.mark.slow
 def test_on_a_gpu_dropout_keeps_bytes_and_attention_none_of_its_scores():
     def peak(device: str) -> float:
         module = traced_module(trace(HERE + "Dropped", typed=TYPED, device=device))
@@ -196,6 +199,7 @@ def test_on_a_gpu_dropout_keeps_bytes_and_attention_none_of_its_scores():
     assert peak("cpu") - peak("cuda") == pytest.approx(4 * 1000 * 3, rel=0.01)
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_follow_the_rules_of_a_gpu_too():
     module = traced_module(trace(HERE + "Recomputed", typed=TYPED, precision="bf16", device="cuda"))
     assert set(module.passes) == {"none", "full"}
@@ -221,6 +225,7 @@ def compared(name: str, precision: str, plan: Plan) -> float:
     return predicted(document(name, precision), plan)[0] / max(r["peak_bytes"] for r in ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_peak_of_one_process_is_traced():
     for plan in (Plan(micro_batch_size=64), Plan(micro_batch_size=32, num_microbatches=3)):

@@ -59,6 +59,7 @@ def compile_with(backend: str) -> None:
     compiled.torch.compile = compile_  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("plan", "backend"),

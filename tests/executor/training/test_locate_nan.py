@@ -111,6 +111,7 @@ def _named(plan: Plan, spoil: Any, rank: int, **options: Any) -> dict[str, Any]:
     return ranks[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("plan", [TENSOR, PIPELINE, DATA], ids=["tensor", "pipeline", "data"])
 def test_a_spoiled_weight_is_named(plan: Plan):
     found = _named(plan, _weight, 1)
@@ -119,6 +120,7 @@ def test_a_spoiled_weight_is_named(plan: Plan):
     assert found["words"] == words
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("plan", [TENSOR, PIPELINE, DATA], ids=["tensor", "pipeline", "data"])
 def test_the_forward_pass_is_named(plan: Plan, recompute: str):
@@ -132,6 +134,7 @@ def test_the_forward_pass_is_named(plan: Plan, recompute: str):
     assert "div gives" in found["words"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "plan", [TENSOR, PIPELINE, DATA, ZERO_BUBBLE], ids=["tensor", "pipeline", "data", "zero bubble"]
 )
@@ -143,11 +146,13 @@ def test_the_backward_pass_is_named(plan: Plan):
     )
 
 
+@pytest.mark.slow
 def test_an_infinity_that_is_meant_is_not_blamed():
     found = _named(DATA, _mask, 1)
     assert "model.layers.1.post_attention_layernorm: div gives" in found["words"]
 
 
+@pytest.mark.slow
 def test_a_fault_that_does_not_come_again_is_said_to_be_one():
     found = _named(DATA, _once, 1)
     assert "cannot be reproduced" in found["words"]

@@ -60,6 +60,7 @@ def _stopped(rank: int, file: PlanFile) -> dict[str, Any]:
     return {"status": status, "calls": hook.calls}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("plan", [TWO, PIPELINE], ids=["data", "pipeline"])
 def test_one_rank_stops_all_after_the_same_step(plan: Plan):
     steps = [[["before", n], ["after", n + 1]] for n in range(3)]

@@ -61,6 +61,7 @@ def _losses(rank: int, file: PlanFile, steps: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("plan", [MIXED, PIPELINED], ids=["tensor", "pipeline"])
 def test_fp16_learns_and_agrees_with_fp32(plan: Plan):
@@ -124,6 +125,7 @@ def _overflowing(rank: int, file: PlanFile) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_step_that_overflows_changes_nothing_on_any_rank(optimizer: str):

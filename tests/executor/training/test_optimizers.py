@@ -78,6 +78,7 @@ def _worst(rank: int, file: PlanFile) -> float:
     return worst
 
 
+@pytest.mark.sampled(1)
 @distributed
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize(
@@ -182,6 +183,7 @@ def _pure(rank: int, file: PlanFile) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @distributed
 @pytest.mark.parametrize(
     "plan",

@@ -35,6 +35,7 @@ def _losses(rank: int, file: PlanFile, steps: int) -> list[float]:
     return [trainer.step(batch).loss for _ in range(steps)]
 
 
+@pytest.mark.slow
 def test_bf16_learns_and_agrees_with_fp32():
     file = tiny(MIXED, "qwen3", precision="bf16", optimizer="adamw", num_layers=2)
     mixed = run_forked(_losses, 4, file, 12)
@@ -53,6 +54,7 @@ def _traffic(rank: int, file: PlanFile) -> list[dict[str, Any]]:
     return counted_traffic(trainer, batch)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("plan", "family", "precision"),
     [
@@ -90,6 +92,7 @@ def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | Non
     return {"norm": result.gradient_norm, "expected": float(norm), "worst": worst}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("max_norm", [0.05, 1e9])
 @pytest.mark.parametrize(
     "plan",
@@ -122,6 +125,7 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bool):
     found = {}

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_adapters_are_trained_as_by_one_process(name: str) -> None:
     plan, options = CASES[name]

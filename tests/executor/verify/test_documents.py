@@ -34,6 +34,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_packed_documents_are_computed_as_if_alone(name: str):
     plan, options = CASES[name]

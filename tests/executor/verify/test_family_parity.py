@@ -13,6 +13,7 @@ from tests.executor.tiny import tiny, verified
 from tests.executor.verify.test_parity import assert_equal
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "smollm3"])
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
@@ -48,6 +49,7 @@ def _local_statistics() -> None:
     tensor_parallel._Total.backward = staticmethod(lambda ctx, gradient: (None, gradient))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_gradient_of_shared_statistics_is_a_sum_over_ranks():
     file = tiny(Plan(tensor_parallel=2), "olmo2", num_layers=2)

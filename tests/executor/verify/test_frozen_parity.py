@@ -58,6 +58,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_is_trained_as_by_one_process(name: str) -> None:
     plan, options = CASES[name]

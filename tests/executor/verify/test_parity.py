@@ -280,6 +280,7 @@ GUARDS: dict[str, tuple[Any, Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_missing_guard_is_seen(name: str):
     prepare, plan, options = GUARDS[name]

@@ -69,6 +69,7 @@ def test_the_peak_is_that_of_real_steps(name: str) -> None:
     assert least == peaks, fakes
 
 
+@pytest.mark.slow
 def test_a_layer_costs_the_same_at_every_depth() -> None:
     """What the matrix cuts away repeats: the third layer adds what the fourth one adds."""
     llama = CONFIGS["llama"]
@@ -103,6 +104,7 @@ def test_shadows_of_global_shapes_are_not_counted() -> None:
     assert in_child(lambda: peak(False)) >= 8 * part
 
 
+@pytest.mark.slow
 def test_scores_that_a_cpu_would_hold_are_not_there() -> None:
     """Dropout of scores, and positions that are trained: a CPU's torch makes whole scores."""
     heads, seq_len, batch = 4, 1024, 2
@@ -137,6 +139,7 @@ def test_a_failure_is_told() -> None:
         in_child(fails)
 
 
+@pytest.mark.slow
 def test_cases_are_read() -> None:
     first, second, last = read("llama-3-8b:8 s8192 tp2 sp pp4 m8 dp2 zero1 full:1 fp32")
     plan, workload = first.file.plan, first.file.workload

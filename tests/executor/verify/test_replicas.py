@@ -72,6 +72,7 @@ def test_replicas_that_are_not_added_up_are_seen():
     assert found.gradient_difference > 1e-3
 
 
+@pytest.mark.slow
 def test_a_reduction_over_replicas_at_every_micro_batch_is_seen_in_the_traffic():
     found = verified(tiny(QUICK, num_layers=2), _with_replicas_at_every_micro_batch)
     assert not found.traffic_is_predicted

@@ -24,6 +24,7 @@ def has_plan(required: str = "", fixed: str = "") -> bool:
     return bool(search(SETTING, parse_fixed(fixed), require=require, top=1).plans)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("required", ["memory<=10MiB", "step<=0.001ms", "mfu>=99%,tp>=1"])
 def test_a_result_is_relaxed_to_the_best_there_is(required: str) -> None:
     assert not has_plan(required)
@@ -46,6 +47,7 @@ def test_each_of_two_is_relaxed_alone() -> None:
     assert [change.change for change in both] == ["tensor_parallel==1", "data_parallel==1"]
 
 
+@pytest.mark.slow
 def test_two_that_stand_in_the_way_together_are_both_relaxed() -> None:
     """Neither alone: tp 8 is too many for four accelerators, and no plan needs so little memory."""
     required, pinned = "memory<=10MiB", "tp=8"
@@ -71,6 +73,7 @@ def test_a_batch_that_divides_nowhere_is_changed() -> None:
     assert "smallest change: --global-batch-size 8" in str(caught.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("required", ["mfu>=99%", "tokens_per_second_per_gpu>=1e9", "pp==3"])
 def test_a_refusal_counts_what_is_legal_and_offers_no_way_that_is_not_as_required(
     required: str,

@@ -46,6 +46,7 @@ def too_large(number: int) -> Any:
 EACH = pytest.mark.parametrize("number", range(len(TOO_LARGE)), ids=lambda n: TOO_LARGE[n][0])
 
 
+@pytest.mark.sampled(1)
 @EACH
 def test_every_way_out_fits_when_priced_again(number: int) -> None:
     answer = too_large(number)
@@ -71,6 +72,7 @@ def test_every_way_out_fits_when_priced_again(number: int) -> None:
     assert len({way.options for way in answer.ways_out}) == len(answer.ways_out)
 
 
+@pytest.mark.slow
 def test_no_more_layers_are_recomputed_than_it_takes() -> None:
     options = {"seq_len": 24576, "recompute": "none", "zero_stage": 3}
     answer = fit("llama-3-8b", "8xA100-80GB", **options)
@@ -81,6 +83,7 @@ def test_no_more_layers_are_recomputed_than_it_takes() -> None:
     assert fit("llama-3-8b", "8xA100-80GB", **options).verdict != "fits"
 
 
+@pytest.mark.slow
 @EACH
 def test_ways_out_can_be_typed(number: int) -> None:
     """The options that are shown, added to the command, give a plan that fits."""
@@ -103,6 +106,7 @@ def test_ways_out_can_be_typed(number: int) -> None:
         assert json.loads(result.stdout)["memory"]["peak_bytes"] == way.peak_bytes
 
 
+@pytest.mark.slow
 @EACH
 def test_the_command_of_a_way_out_stands_alone(number: int) -> None:
     """Pasted as it is, it gives the peak and the step time that were promised, and fits."""
@@ -117,6 +121,7 @@ def test_the_command_of_a_way_out_stands_alone(number: int) -> None:
         assert document["cluster"]["num_gpus"] == way.num_gpus
 
 
+@pytest.mark.slow
 def test_adapters_on_four_bits_are_those_that_were_asked_for() -> None:
     """From LoRA to QLoRA the adapters stay as they are: what is promised is what comes."""
     asked = {"seq_len": 16384, "recompute": "full", "lora_alpha": 8.0}
@@ -141,6 +146,7 @@ def test_ways_out_come_cheapest_first_in_every_group(number: int) -> None:
     assert len(set(kinds)) == len(kinds)
 
 
+@pytest.mark.slow
 def test_nothing_cheaper_is_left_out() -> None:
     """Every change of the same training, priced one by one: the listed ones are the cheapest."""
     scenario = make_scenario("llama-3-8b", "8xA100-80GB", seq_len=16384, global_batch_size=32)
@@ -232,6 +238,7 @@ latency = 9e-6
 """
 
 
+@pytest.mark.slow
 def test_more_nodes_of_a_cluster_file_are_not_given_a_name_of_the_catalogue(tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
     file.write_text(OWN_NETWORK.format(nodes=2))
@@ -246,6 +253,7 @@ def test_more_nodes_of_a_cluster_file_are_not_given_a_name_of_the_catalogue(tmp_
     assert json.loads(result.stdout)["time"]["step_seconds"] == way.step_seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "typed",
     [
@@ -270,6 +278,7 @@ def test_ways_out_take_back_what_was_typed(typed: str) -> None:
         assert json.loads(pasted.stdout)["memory"]["peak_bytes"] == way["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_weights_go_to_the_host_where_less_is_too_little() -> None:
     ways = fit("llama-3.1-70b", "8xH100-SXM", seq_len=4096).ways_out
     assert {"--offload weights"} == {way.options for way in ways if way.kind == "offload"}
@@ -277,6 +286,7 @@ def test_weights_go_to_the_host_where_less_is_too_little() -> None:
     assert "--offload weights" in {way.options for way in ways}
 
 
+@pytest.mark.slow
 def test_another_accelerator_runs_the_same_programs() -> None:
     """A larger one of another maker is no way out of what was asked for CUDA."""
     scenario = make_scenario("mixtral-8x7b", "8xA100-80GB", seq_len=8192, global_batch_size=32)
@@ -285,6 +295,7 @@ def test_another_accelerator_runs_the_same_programs() -> None:
     assert "Gaudi" not in words
 
 
+@pytest.mark.slow
 def test_what_was_searched_in_vain_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is the same: a plan with one way to offload is one where all of them may be."""
     scenario = make_scenario("llama-3-8b", "2xA100-80GB", global_batch_size=2, seq_len=262_144)
@@ -305,6 +316,7 @@ def test_what_was_searched_in_vain_is_not_searched_again(monkeypatch: pytest.Mon
     assert len(asked) == every - 2
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("software", ["shardplan", "megatron-core", "megatron-deepspeed"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw_8bit"])
 @pytest.mark.parametrize("offload", OFFLOADS)

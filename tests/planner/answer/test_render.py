@@ -52,6 +52,7 @@ def answer(request: pytest.FixtureRequest) -> Any:
     return answer_to(request.param)
 
 
+@pytest.mark.sampled(3)
 @EACH
 def test_lines_fit_into_a_terminal(answer: Any) -> None:
     lines = str(answer).splitlines()

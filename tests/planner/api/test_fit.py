@@ -303,6 +303,7 @@ def test_offload_says_what_it_stands_on(device: Any, said: str) -> None:
     assert not any("offload" in words for words in fit().assumptions)
 
 
+@pytest.mark.slow
 def test_pinned_offload_is_searched() -> None:
     options: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8}
     found = planner.plan(llama(), CLUSTER, fix={"offload": "optimizer"}, **options)

@@ -37,6 +37,7 @@ def test_a_host_that_is_too_small_is_named() -> None:
     assert "256" in " ".join(large.assumptions) or "238" in " ".join(large.assumptions)
 
 
+@pytest.mark.slow
 def test_drives_that_are_too_small_are_named() -> None:
     sizes = {"host_memory": 1e12, "nvme": 90e9}
     options = {**ASKED, "offload": "weights", "offload_device": "nvme"}
@@ -53,6 +54,7 @@ def test_an_unknown_host_is_not_checked_and_that_is_said() -> None:
     assert "of an unknown size" in str(answer)
 
 
+@pytest.mark.slow
 def test_the_search_refuses_what_the_host_cannot_hold() -> None:
     asked = {"seq_len": 512, "fix": "offload=optimizer", "top": 1}
     with pytest.raises(NoLegalPlanError):

@@ -68,6 +68,7 @@ def test_every_moment_and_part_has_words_and_marks() -> None:
     assert len(set(MARKS.values())) == len(MARKS)
 
 
+@pytest.mark.sampled(2)
 @EACH
 def test_the_timeline_holds_the_peak_and_its_parts(answer: Any) -> None:
     memory = answer.to_dict()["memory"]
@@ -147,6 +148,7 @@ def test_bars_are_to_scale() -> None:
     assert len(over) == 90
 
 
+@pytest.mark.sampled(2)
 @EACH
 def test_drawings_are_to_scale_and_well_formed(answer: Any) -> None:
     svg = ET.fromstring(answer.to_svg())
@@ -172,6 +174,7 @@ def test_drawings_are_to_scale_and_well_formed(answer: Any) -> None:
     assert "<svg" in answer._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_command_explains_and_draws(tmp_path: Path) -> None:
     page, drawing = tmp_path / "e.html", tmp_path / "e.svg"
     ask = ["fit", "llama-3.2-1b", "1xA100-80GB", "--seq-len", "1024"]
@@ -215,6 +218,7 @@ def test_the_worked_number_of_the_page_is_what_is_predicted() -> None:
         assert f"| `{moment}` |" in page
 
 
+@pytest.mark.slow
 def test_a_no_says_how_its_largest_part_comes_about() -> None:
     answer = planner.fit("llama-3-8b", "1xRTX-4090", seq_len=2048, optimizer="adamw")
     assert answer.verdict == "does_not_fit"

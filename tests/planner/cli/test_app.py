@@ -185,6 +185,7 @@ def test_lists(run: Any) -> None:
     assert {"llama-3-8b", "gpt2", "mixtral-8x7b"} <= names
 
 
+@pytest.mark.slow
 def test_a_config_file_and_its_folder_are_the_same_model(run: Any, config: Path) -> None:
     by_file, by_folder = (
         run("fit", path, "1xA100-80GB", "--json").json for path in (config, config.parent)
@@ -327,6 +328,7 @@ def test_no_legal_plan_is_exit_code_3_with_the_rules(run: Any) -> None:
     assert "micro_batch_size 8" in ran.err
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_exit_code_3_with_the_smallest_plan(run: Any) -> None:
     ran = run("plan", "llama-3-70b", "2xA100-80GB", "--seq-len", "512")
     assert ran.code == 3
@@ -456,6 +458,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait(timeout=60) in (0, 1)
 
 
+@pytest.mark.slow
 def test_no_plan_is_one_json_document_with_reasons_and_ways_out(run: Any) -> None:
     done = run("plan", "llama-3-70b", "8xA100-80GB", "--require", "offload==none", "--json")
     assert done.code == 3
@@ -467,6 +470,7 @@ def test_no_plan_is_one_json_document_with_reasons_and_ways_out(run: Any) -> Non
     assert answer["assumptions"]
 
 
+@pytest.mark.slow
 def test_optimizer_and_its_precisions_are_options(run: Any, tmp_path: Path) -> None:
     """From the command line to plan.json; what is not trained is said."""
     words = ["--optimizer", "adafactor", "--optimizer-precision", "bf16"]

@@ -23,11 +23,11 @@ from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.errors import InputError
 from planner.cli.app import app as cli
 from planner.request.pins import SHORT_NAMES
-from tests.samples import CONFIGS, LLAMA, make_scenario
+from tests.samples import CONFIGS, LLAMA, examples, make_scenario
 
 ALLOWED = {0, 2, 3, 4}
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-FEWER = settings(FEW, max_examples=25)  # where the slow tests try hundreds
+FEW = settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+FEWER = settings(FEW, max_examples=examples(25))  # where the slow tests try hundreds
 MANY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 SCALARS = (
@@ -246,13 +246,13 @@ QUESTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(FEW, max_examples=25)
+@settings(FEW, max_examples=examples(25))
 @given(clusters=CLUSTER_LISTS, options=QUESTIONS)
 def test_questions(clusters: str, options: dict[str, str]) -> None:
     check_question("", clusters, options)
 
 
-@settings(FEW, max_examples=200)
+@settings(FEW, max_examples=examples(200))
 @given(data=st.data())
 def test_plan_files(folder: Path, data: st.DataObject) -> None:
     check_plan_file(folder, data.draw(mutated(plan_document())))

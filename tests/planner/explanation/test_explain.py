@@ -258,6 +258,7 @@ def own_step(scenario: Scenario, plan: Plan) -> float:
     return float(priced.step[0]) if fits else float("inf")
 
 
+@pytest.mark.slow
 def test_thresholds_are_those_of_whole_searches(choices: Choices) -> None:
     """On the near side the choice still is the best plan; on the far side it is not."""
     scenario, chosen = choices.scenario, choices.table.plan(choices.chosen)
@@ -283,6 +284,7 @@ def test_thresholds_are_those_of_whole_searches(choices: Choices) -> None:
     assert changed >= 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("most", [MOST_NUMBERED, 0])
 def test_with_a_little_less_memory_one_more_layer_recomputes(
     most: int, monkeypatch: pytest.MonkeyPatch
@@ -300,6 +302,7 @@ def test_with_a_little_less_memory_one_more_layer_recomputes(
         assert change.plan == replace(best, recompute_layers=best.recompute_layers + number)
 
 
+@pytest.mark.slow
 def test_ten_percent_more_of_a_rate(choices: Choices) -> None:
     chosen = choices.table.plan(choices.chosen)
     for one in sensitivities(choices):
@@ -325,6 +328,7 @@ def test_where_power_binds_it_is_named() -> None:
     assert "shortens the step by 3.0 %" in said("8xH100-SXM", -0.03)
 
 
+@pytest.mark.slow
 def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
     """The law that lets plans be left out. Bubbles of split backward passes are not under it."""
     scenario = scenario_with()
@@ -342,6 +346,7 @@ def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
     assert anomalies > 0  # without the second column the law would not hold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mixtral", "t5"])
 def test_step_times_are_those_of_price(model: str) -> None:
     scenario = make_scenario(model, "2x2xH100-SXM", global_batch_size=8)
@@ -352,6 +357,7 @@ def test_step_times_are_those_of_price(model: str) -> None:
     np.testing.assert_allclose(least[kept], choices.least[kept], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_other_batches_are_searched_anew() -> None:
     scenario = scenario_with(4e9)
     best = best_of(scenario, ONE_SCHEDULE)
@@ -383,6 +389,7 @@ def test_one_json_document_with_numbers(tmp_path: Path, monkeypatch: pytest.Monk
     assert document["story"]
 
 
+@pytest.mark.slow
 def test_the_text_tells_all_of_it_in_lines_of_100_columns(
     choices: Choices,
 ) -> None:
@@ -401,6 +408,7 @@ def test_the_text_tells_all_of_it_in_lines_of_100_columns(
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_gets_ways_out() -> None:
     scenario = scenario_with(4e9)
     plan = Plan(data_parallel=4, micro_batch_size=2)
@@ -411,6 +419,7 @@ def test_a_plan_that_does_not_fit_gets_ways_out() -> None:
     assert "Ways out" in str(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -27,7 +27,7 @@ from planner.refinement.minimal_recompute import recompute_what_must_be, share_o
 from planner.refinement.stage_costs import StageCosts, peaks, simulated_step, with_stages
 from planner.refinement.stage_search import Staged, best_stages, can_be_uneven
 from planner.search.search import search
-from tests.samples import llama, make_scenario, sample_model
+from tests.samples import examples, llama, make_scenario, sample_model
 
 
 def all_stages(layers: int, stages: int) -> list[tuple[tuple[int, int], ...]]:
@@ -88,7 +88,7 @@ def scenario_of(model: ModelSpec | str, plan: Plan, **changes: Any) -> Scenario:
 LARGE_HEAD = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 128_000}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     layers=st.integers(4, 7),
     stages=st.integers(2, 3),
@@ -109,7 +109,8 @@ def test_the_best_stages_are_those_of_trying_all(
     assert found.step == pytest.approx(simulated_step(scenario, plan, found.layer_ranges))
 
 
-@settings(max_examples=3, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(3), deadline=None)
 @given(share=st.floats(0.0, 1.0), stages=st.integers(2, 3))
 def test_under_little_memory_too_with_recomputed_layers(share: float, stages: int) -> None:
     """Between what the smallest stages need and what all fit with: cuts and layers together."""
@@ -153,6 +154,7 @@ def test_dense_and_expert_layers_are_told_apart() -> None:
     assert found.step == pytest.approx(simulated_step(scenario, plan, found.layer_ranges))
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_are_told_apart() -> None:
     """Decoder layers attend twice, so that even halves of the layers are uneven stages."""
     plan = replace(plan_of(2, 8), micro_batch_size=8)
@@ -258,6 +260,7 @@ def test_costs_of_a_stage_do_not_depend_on_the_others() -> None:
 # --- memory that is left over ---
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("stages", "virtual", "schedule"),
     [(1, 1, "1f1b"), (2, 1, "1f1b"), (2, 2, "interleaved_1f1b"), (2, 2, "zbv")],
@@ -288,7 +291,7 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
     seconds=st.lists(st.floats(1.0, 3.0), min_size=4, max_size=4),
     least=st.tuples(st.integers(0, 6), st.integers(0, 6)),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_the_integer_program_is_the_best_of_all(
     seconds: list[float], least: tuple[int, int]
 ) -> None:

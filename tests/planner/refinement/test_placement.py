@@ -83,6 +83,7 @@ def groups_of_grid(grid: tuple[int, ...], rng: np.random.Generator) -> list[Grou
     return [Groups(*each) for each in zip(grid, strides, rings, strict=True) if each[0] > 1]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_order_equals_brute_force_over_all_permutations(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -175,6 +176,7 @@ def box(tmp_path: Path) -> Cluster:
     return parse_cluster(str(path))
 
 
+@pytest.mark.slow
 def test_a_plan_s_order_has_the_shortest_step_of_all_that_were_tried(box: Cluster) -> None:
     answer = planner.plan("llama-3.2-1b", box, global_batch_size=16, fix="tp=2,pp=2", top=1)
     plan = answer.best  # type: ignore[union-attr]
@@ -187,6 +189,7 @@ def test_a_plan_s_order_has_the_shortest_step_of_all_that_were_tried(box: Cluste
         assert found.cost <= ordered_step(scenario, plan, order)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["2x4xA100-80GB", "4x2xA100-PCIe-80GB", "8xH100-SXM"])
 @pytest.mark.parametrize("fix", ["tp=2,pp=1", "tp=4", "tp=2,pp=2"])
 def test_on_equal_nodes_the_usual_order_is_within_half_a_percent_of_the_best(
@@ -241,6 +244,7 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
     assert placed["proven"]
 
 
+@pytest.mark.slow
 def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path) -> None:
     """A step that is short enough in an order of its own alone counts, and is what is written."""
     asked: dict[str, Any] = {"global_batch_size": 16, "fix": "tp=2,pp=1,zero=1,mbs=1", "top": 2}
@@ -269,6 +273,7 @@ def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path)
     assert "on fronts none is looked for" in front
 
 
+@pytest.mark.slow
 def test_a_pipeline_through_all_ranks_has_an_order_too(tmp_path: Path) -> None:
     """Stages on accelerators whose neighbours by number sit on the other socket."""
     path = tmp_path / "box.toml"

@@ -97,6 +97,7 @@ def test_what_cannot_be_is_one_clear_line(options: dict[str, Any], said: list[st
         assert word in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_way_out_takes_back_which_layers_recompute() -> None:
     options = {"seq_len": 32768, "zero_stage": 3, "recompute": "full"}
     answer = planner.fit("llama-3-8b", CLUSTER, recompute_layers="1", **options)
@@ -109,6 +110,7 @@ def test_a_way_out_takes_back_which_layers_recompute() -> None:
     assert all(options.endswith("--recompute-layers 0") for options in anew)
 
 
+@pytest.mark.slow
 def test_search_and_file(tmp_path: Path) -> None:
     first, second, fewer = (tmp_path / f"{name}.json" for name in ("list", "share", "fewer"))
     command = ["plan", "llama-3.2-1b", CLUSTER, "--seq-len", "1024", "--fix"]

@@ -52,6 +52,7 @@ def test_what_are_no_stages_is_one_clear_line(layers: Any, said: list[str]) -> N
         assert word in str(caught.value)
 
 
+@pytest.mark.slow
 def test_fit_prices_the_stages_that_are_given() -> None:
     options: dict[str, Any] = {"seq_len": 256, "recompute": "none"}
     answer = planner.fit(llama(), CLUSTER, layers="1,3,3,1", **options)

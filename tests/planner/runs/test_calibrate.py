@@ -46,6 +46,7 @@ def calibrated_by(*runs: Path, **options: Any) -> Any:
     return calibrate(runs, say=lambda text: None, **options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rates", "links"), [(0.5, 0.5), (0.7, 0.2), (1.4, 1.0), (0.5, 2.0)])
 def test_the_factors_of_a_machine_are_found(tmp_path: Path, rates: float, links: float) -> None:
     """Learnt from one plan, right for another one too."""
@@ -72,6 +73,7 @@ def test_without_measured_waits_the_links_stay(tmp_path: Path) -> None:
     assert learnt.after_seconds == pytest.approx(learnt.measured_seconds, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_ranks_that_waited_for_one_another_say_nothing_about_links(tmp_path: Path) -> None:
     """With their waits taken for links, each process would compute eight times its peak."""
     run = write_run(tmp_path / "run", plan_file(plan=OTHER), really(8.0, 0.1))
@@ -82,6 +84,7 @@ def test_ranks_that_waited_for_one_another_say_nothing_about_links(tmp_path: Pat
     assert learnt.after_seconds == pytest.approx(learnt.measured_seconds, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_several_runs_give_the_median_and_one_run_counts_once(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"run-{rates}", plan_file(), really(rates, 1.0), waits=False)
@@ -94,6 +97,7 @@ def test_several_runs_give_the_median_and_one_run_counts_once(tmp_path: Path) ->
     assert kept == again.calibration
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_here_goes_to_a_file(tmp_path: Path) -> None:
     cluster = parse_cluster("2xA100-80GB")
     file = plan_file(cluster)

@@ -29,6 +29,7 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_two_of_three_nodes_keep_the_batch(plan: Path) -> None:
     before, answer = read_plan_file(plan), replan(plan, 16)
     assert answer.notes == ()
@@ -40,6 +41,7 @@ def test_two_of_three_nodes_keep_the_batch(plan: Path) -> None:
     assert file.prediction["time"]["step_seconds"] > before.prediction["time"]["step_seconds"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_kept_is_said(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = module.search
 

@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("most", [1, 3_000, 10**6])
 def test_products_are_judged_as_every_plan_is(

@@ -25,7 +25,7 @@ from planner.search.exhaustive_recompute import KEPT
 from planner.search.partial_recompute import FULL, peaks_without
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import llama, make_scenario, sample_model
+from tests.samples import examples, llama, make_scenario, sample_model
 
 FEWEST_PLANS = 500
 CLOSE = 1e-12
@@ -122,21 +122,21 @@ RELAXED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @given(problems())
-@settings(max_examples=3, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(3), **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_is_that_of_brute_force(scenario: Scenario) -> None:
     check(scenario)
 
 
 @pytest.mark.slow
 @given(problems())
-@settings(max_examples=100, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(100), **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_is_that_of_brute_force_100_times(scenario: Scenario) -> None:
     check(scenario)
 
 
 @pytest.mark.slow
 @given(problems())
-@settings(max_examples=100, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(100), **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_is_that_of_brute_force_100_times_more(scenario: Scenario) -> None:
     """Other problems: where runs repeat, a test's name decides which it draws."""
     check(scenario)
@@ -166,6 +166,7 @@ def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in smallest]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("words", "objective"), [("step<={}s", "memory"), ("step>={}s", "time")])
 def test_constraints_on_the_step_are_about_the_simulated_one(words: str, objective: Any) -> None:
     """Not about its lower bound: between the two lie plans that would be shown, or left out."""
@@ -302,14 +303,14 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
 
 
 @given(problems(), st.data())
-@settings(max_examples=3, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(3), **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_recomputes_as_few_layers_as_brute_force(scenario: Scenario, data: Any) -> None:
     check_fewer_recomputed(scenario, data)
 
 
 @pytest.mark.slow
 @given(problems(), st.data())
-@settings(max_examples=20, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(20), **RELAXED)  # type: ignore[arg-type]
 def test_the_winner_recomputes_as_few_layers_as_brute_force_20_times(
     scenario: Scenario, data: Any
 ) -> None:
@@ -386,8 +387,9 @@ def draw_grid(data: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @given(problems(), st.data())
-@settings(max_examples=4, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(4), **RELAXED)  # type: ignore[arg-type]
 def test_every_number_of_layers_is_looked_at(scenario: Scenario, data: Any) -> None:
     """On fronts, with the objective memory, more of a result required, activations offloaded."""
     check_every_number(scenario, draw_grid(data), data.draw(st.sampled_from(ASKED)))
@@ -396,7 +398,7 @@ def test_every_number_of_layers_is_looked_at(scenario: Scenario, data: Any) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 @given(scenario=problems(), data=st.data())
-@settings(max_examples=6, **RELAXED)  # type: ignore[arg-type]
+@settings(max_examples=examples(6), **RELAXED)  # type: ignore[arg-type]
 def test_every_number_of_layers_is_looked_at_in_every_question(
     asked: dict[str, Any], scenario: Scenario, data: Any
 ) -> None:
@@ -476,6 +478,7 @@ def test_plans_without_recomputation_are_found_where_others_between_are_illegal(
     assert np.isnan(found[legal.recompute != FULL]).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("software", ["shardplan", "megatron-core"])
 def test_fewer_layers_keep_their_share_of_the_peak_where_kinds_differ(software: str) -> None:
     """n of N layers need n / N of what all of them need at least: see ``part_recompute``."""

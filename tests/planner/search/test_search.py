@@ -41,6 +41,7 @@ def priced_one_by_one(scenario: Scenario) -> list[tuple[int, float, float, Plan]
 TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "cluster", "capacity"),
     [
@@ -93,6 +94,7 @@ def test_counts_add_up() -> None:
     assert list(counts.illegal.values()) == sorted(counts.illegal.values(), reverse=True)
 
 
+@pytest.mark.slow
 def test_a_larger_top_only_adds_plans() -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     ten, three = search(scenario, top=10).plans, search(scenario, top=3).plans
@@ -100,6 +102,7 @@ def test_a_larger_top_only_adds_plans() -> None:
     assert len(ten) == 10
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     whole = search(scenario)
@@ -119,6 +122,7 @@ def test_pinned_parts_stay() -> None:
         assert {name: getattr(plan, name) for name in fixed} == fixed
 
 
+@pytest.mark.slow
 def test_plans_that_fit_come_before_tight_ones() -> None:
     """Where nothing fits with its whole interval, the answer is tight as a whole."""
     scenario = make_scenario(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=8, seq_len=512)
@@ -205,6 +209,7 @@ def test_the_budget_is_what_a_process_can_get() -> None:
     assert budget_bytes(replace(scenario.cluster, accelerator=cpu)) == 0.9 * capacity
 
 
+@pytest.mark.slow
 def test_the_front_is_that_of_comparing_every_pair() -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     pinned = {"recompute_layers": 0}  # with some of the layers: test_exact_search

@@ -50,6 +50,7 @@ def in_the_space(plan: Plan, num_layers: int) -> bool:
     return no_schedule and (plan.virtual_stages == 1 or even)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model", "cluster", "batch"), QUESTIONS)
 def test_every_legal_plan_of_nested_loops_is_enumerated(
     model: str, cluster: str, batch: int
@@ -65,6 +66,7 @@ def test_every_legal_plan_of_nested_loops_is_enumerated(
     assert expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "fix",
     [

@@ -160,6 +160,7 @@ def test_the_reach_is_the_last_that_fits(model: str, cluster: str, options: dict
         assert verdict(context_len=longest + 16) != "fits"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "cluster", "options"),
     [

@@ -55,6 +55,7 @@ def every(objective: str, clusters: str = CLUSTERS) -> np.ndarray:
     return np.concatenate([points(name)[objective] for name in clusters.split(",")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "cost", "memory", "energy"])
 def test_the_best_of_several_clusters_is_the_best_of_all_plans(objective: Any) -> None:
     sizes = CLUSTERS + (",1xA100-80GB,1xH100-SXM,2xH100-SXM,1xL40S" if objective in RATES else "")
@@ -64,6 +65,7 @@ def test_the_best_of_several_clusters_is_the_best_of_all_plans(objective: Any) -
     assert values == sorted(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [("time", "memory"), ("memory", "cost")])
 def test_the_front_is_that_of_comparing_all_plans(pair: Any) -> None:
     fewer = set(pair) & set(RATES)
@@ -80,6 +82,7 @@ def test_the_front_is_that_of_comparing_all_plans(pair: Any) -> None:
     assert found == [pytest.approx(point, rel=1e-12) for point in best]
 
 
+@pytest.mark.slow
 def test_fewer_accelerators_are_tried_where_they_may_be_cheaper() -> None:
     answer = asked(clusters="8xH100-SXM", objective="cost")
     assert {case.question.scenario.cluster.num_gpus for case in answer.cases} == {8, 4, 2, 1}
@@ -108,6 +111,7 @@ def test_precisions_are_compared_and_one_that_a_device_lacks_says_so() -> None:
         asked(clusters="2xA100-80GB,4xA100-80GB", precision="fp8")
 
 
+@pytest.mark.slow
 def test_a_budget_and_days_are_kept_or_refused() -> None:
     free = asked(clusters="2xA100-80GB", tokens="1B", price=1)
     job = free.documents[0]["job"]
@@ -143,6 +147,7 @@ def test_the_document_is_json_and_the_text_names_every_cluster() -> None:
     assert list(answer.table["cluster"]) == [d["cluster"] for d in document["plans"]]
 
 
+@pytest.mark.slow
 def test_offload_is_tried_where_nothing_fits_without_and_only_there() -> None:
     small = llama(hidden_size=4096, intermediate_size=16384, vocab_size=32000)
     options: dict[str, Any] = {"seq_len": 256, "global_batch_size": 1, "fix": "recompute=full"}
@@ -183,6 +188,7 @@ def test_bad_options_are_one_line(options: dict[str, Any], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_where_no_cluster_has_a_plan_each_says_why_and_the_smallest_change_is_named() -> None:
     with pytest.raises(NoLegalPlanError) as caught:
         planner.plan("llama-3-8b", ["8xA100-80GB", "8xH100-SXM"], fix="tp=3")
@@ -206,6 +212,7 @@ def test_where_all_clusters_are_too_small_the_nearest_has_ways_out() -> None:
     assert "of 79" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_front_tells_plans_that_differ_in_layers_alone_in_one_line() -> None:
     fixed = "tp=1,pp=1,mbs=1,zero=3,dp_replicate=1"
     answer = planner.plan("llama-3-8b", "8xH100-SXM", pareto="time,memory", fix=fixed)

@@ -65,6 +65,7 @@ def test_of_named_clusters_the_smallest_is_found() -> None:
     assert [one.fits for one in answer.tried] == [False] * (answer.value - 1) + [True]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("required", [None, "memory<=40GiB"])
 def test_the_longest_sequence_fits_and_the_next_does_not(required: str | None) -> None:
     options: dict[str, Any] = {"global_batch_size": 4, "require": required}
@@ -143,12 +144,14 @@ def test_bad_questions_are_one_line(what: str, options: dict[str, Any], said: st
         find(what, options.pop("model", llama()), **options)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_smallest_candidate_says_why() -> None:
     with pytest.raises(NoLegalPlanError, match="not even 2 accelerators") as caught:
         find("fewest-gpus", "llama-3-70b", "2xA100-80GB", seq_len=1024)
     assert "too large" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_in_time_the_smallest_change_is_named() -> None:
     options: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8, "tokens": "1B"}
     with pytest.raises(NoLegalPlanError, match="not even 2 accelerators") as caught:

@@ -55,6 +55,7 @@ def random_nodes(rng: np.random.Generator) -> Nodes:
     )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(60))
 def test_the_longest_stage_is_the_shortest_of_all_cuts_that_fit(
     seed: int, monkeypatch: pytest.MonkeyPatch

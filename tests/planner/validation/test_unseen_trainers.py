@@ -17,6 +17,7 @@ def rows() -> pd.DataFrame:
     return planner.validate(RUNS).rows.set_index("row_id")
 
 
+@pytest.mark.slow
 def test_what_is_not_priced_says_why(rows: pd.DataFrame) -> None:
     assert len(rows) == 242
     assert rows.time_error.notna().sum() == 205
@@ -24,6 +25,7 @@ def test_what_is_not_priced_says_why(rows: pd.DataFrame) -> None:
     assert whys.str.contains("is not in the catalogue|is not priced|needs zero_stage 3").all()
 
 
+@pytest.mark.slow
 def test_one_script_is_met_on_fifteen_kinds_of_cards(rows: pd.DataFrame) -> None:
     """GPT-2 under torch.compile, from an L4 of 72 W to a B200 of 1000: power, not the datasheet."""
     cards = rows[(rows.source_group == "runpod-gpt2") & rows.time_error.notna()]
@@ -34,6 +36,7 @@ def test_one_script_is_met_on_fifteen_kinds_of_cards(rows: pd.DataFrame) -> None
     assert small.time_error.abs().max() <= 0.06  # by the datasheet it is twice as fast
 
 
+@pytest.mark.slow
 def test_megatron_is_met_where_its_groups_stay_in_a_node(rows: pd.DataFrame) -> None:
     grid = rows[rows.source_group == "dlperf-megatron-v100"]
     inside = grid[(grid.num_gpus <= 8)]
@@ -42,12 +45,14 @@ def test_megatron_is_met_where_its_groups_stay_in_a_node(rows: pd.DataFrame) -> 
     assert core.time_error.abs().median() <= 0.07
 
 
+@pytest.mark.slow
 def test_none_that_says_what_it_held_is_said_not_to_fit(rows: pd.DataFrame) -> None:
     lived = rows[(rows.outcome == "ok") & rows.verdict.notna() & rows.tests_memory]
     assert len(lived) == 95
     assert (lived.verdict != "does_not_fit").all()
 
 
+@pytest.mark.slow
 def test_means_are_as_documented(rows: pd.DataFrame) -> None:
     sizes = rows.time_error.dropna().abs()
     assert sizes.median() <= 0.18
