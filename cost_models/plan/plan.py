@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
+from hardware_profiles.options import Option, declared, read_fields
 
 Recompute = Literal["none", "selective", "full", "selective_ops"]
 Schedule = Literal[
@@ -39,6 +41,8 @@ Offload = Literal[
     "weights+activations",
 ]
 OffloadDevice = Literal["cpu", "nvme"]
+Count = Annotated[int, Meta(ge=1, le=10**6)]
+Layers = Annotated[int, Meta(ge=0, le=10**6)]
 RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
 # codes of the column ``recompute``
 NONE, SELECTIVE, FULL, SELECTIVE_OPS = range(len(RECOMPUTE))
@@ -49,48 +53,215 @@ CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
 OFFLOADS: Final[tuple[str, ...]] = get_args(Offload)
 OFFLOAD_DEVICES: Final[tuple[str, ...]] = get_args(OffloadDevice)
 NVME: Final = OFFLOAD_DEVICES.index("nvme")  # code of the column ``offload_device``
-# fields whose values are words: a table holds their positions in these lists
-WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "pipeline_schedule": SCHEDULES,
-    "recompute": RECOMPUTE,
-    "context_parallel_method": CONTEXT_METHODS,
-    "offload": OFFLOADS,
-    "offload_device": OFFLOAD_DEVICES,
-}
-FLAGS: Final = (
-    "sequence_parallel",
-    "expert_tensor_parallel",
-    "quantised_weights",
-    "quantised_gradients",
+# groups of options, in the order in which a command names them
+PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADING, BATCH = (
+    "parallelism",
+    "sharding",
+    "recomputation",
+    "ZeRO++",
+    "offload",
+    "micro-batches",
 )
+GROUPS: Final = (PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADING, BATCH)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to lay out a job."""
+    """One way to lay out a job.
 
-    data_parallel: int = 1
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    virtual_stages: int = 1  # stages on each pipeline rank
-    pipeline_schedule: Schedule = "1f1b"
-    zero_stage: int = 0
-    sequence_parallel: bool = False
-    recompute: Recompute = "none"
-    micro_batch_size: int = 1  # sequences
-    num_microbatches: int = 1
-    dp_replicate: int = 1  # HSDP: groups of data ranks with a whole model's shards each
-    context_parallel: int = 1  # ranks that share the tokens of a sequence
-    context_parallel_method: ContextMethod = "ring"
-    expert_parallel: int = 1  # ranks that share the experts of a layer
-    expert_tensor_parallel: bool = True  # experts are cut over the tensor-parallel ranks too
-    offload: Offload = "none"
-    offload_device: OffloadDevice = "cpu"  # where optimizer and weights go; activations: cpu
-    recompute_layers: int = 0  # the first ones of every (virtual) stage are recomputed; 0: all
-    secondary_ranks: int = 1  # ZeRO++: neighbours that share a second copy of the weights (hpZ)
-    quantised_weights: bool = False  # ZeRO++: gathered in int8 (qwZ)
-    quantised_gradients: bool = False  # ZeRO++: exchanged in int4 (qgZ)
-    recompute_every: int = 0  # the first ones of every so many layers of a stage; 0: of them all
+    A field is the one declaration of its option (see ``hardware_profiles.options``).
+    """
+
+    data_parallel: Annotated[
+        Count,
+        Option(
+            "--dp",
+            short="dp",
+            help="data parallel",
+            group=PARALLELISM,
+            pasted="always",
+            default="all accelerators that are left",
+        ),
+    ] = 1
+    tensor_parallel: Annotated[
+        Count, Option("--tp", short="tp", help="tensor parallel", group=PARALLELISM)
+    ] = 1
+    pipeline_parallel: Annotated[
+        Count, Option("--pp", short="pp", help="pipeline parallel", group=PARALLELISM)
+    ] = 1
+    virtual_stages: Annotated[
+        Count,
+        Option(
+            short="vp",
+            help="stages on each pipeline rank",
+            group=PARALLELISM,
+            of="pipeline_schedule",
+            default="2 where the schedule needs several, else 1",
+            why="zbv and dualpipev have exactly 2",
+        ),
+    ] = 1
+    pipeline_schedule: Annotated[
+        Schedule,
+        Option(
+            "--schedule",
+            short="schedule",
+            help="gpipe, 1f1b, zero_bubble, zbv, …",
+            group=PARALLELISM,
+            of="pipeline_parallel",
+            pasted="always",
+            default="1f1b; interleaved_1f1b with virtual stages",
+        ),
+    ] = "1f1b"
+    zero_stage: Annotated[
+        int,
+        Meta(ge=0, le=3),
+        Option(
+            "--zero",
+            short="zero",
+            help="ZeRO stage 0 to 3",
+            group=SHARDING,
+            pasted="always",
+            default="3, or 0 with one data-parallel rank",
+            why="everything is sharded",
+        ),
+    ] = 0
+    sequence_parallel: Annotated[
+        bool,
+        Option(
+            "--sp/--no-sp",
+            short="sp",
+            help="sequence parallel",
+            group=PARALLELISM,
+            of="tensor_parallel",
+            pasted="always",
+            default="on where there is tensor parallelism",
+            why="costs no more traffic, saves activations",
+        ),
+    ] = False
+    recompute: Annotated[
+        Recompute,
+        Option(
+            help="none, selective, full, selective_ops; full:1/2: every other layer",
+            group=RECOMPUTATION,
+            pasted="always",
+            default="the least that fits: none, selective, full (full where "
+            "`--recompute-layers` is given)",
+            why="`selective_ops` (results of matmuls, fused attention and collectives stay, the "
+            "rest is computed again; not for t5, nor with offloaded activations) is priced and run "
+            "where it is asked for, here or with `--fix`; `full:1/2` recomputes the first one of "
+            "every two layers of each stage (any n of k, also of `selective`)",
+        ),
+    ] = "none"
+    micro_batch_size: Annotated[  # sequences
+        Count,
+        Option(
+            "--micro-batch-size",
+            "--mbs",
+            short="mbs",
+            help="sequences of a micro-batch",
+            group=BATCH,
+            pasted="always",
+        ),
+    ] = 1
+    num_microbatches: Annotated[
+        Count,
+        Option(
+            short="microbatches",
+            help="micro-batches of a step",
+            group=BATCH,
+            pasted="never",
+            default="what the global batch leaves",
+        ),
+    ] = 1
+    # HSDP: groups of data ranks with a whole model's shards each
+    dp_replicate: Annotated[
+        Count, Option(help="HSDP: replicas of the shards", group=PARALLELISM, why="also MiCS")
+    ] = 1
+    context_parallel: Annotated[  # ranks that share the tokens of a sequence
+        Count, Option("--cp", short="cp", help="context parallel", group=PARALLELISM)
+    ] = 1
+    context_parallel_method: Annotated[
+        ContextMethod,
+        Option(
+            "--cp-method",
+            short="cp_method",
+            help="ring, ulysses, allgather",
+            group=PARALLELISM,
+            of="context_parallel",
+            pasted="always",
+        ),
+    ] = "ring"
+    expert_parallel: Annotated[  # ranks that share the experts of a layer
+        Count, Option("--ep", short="ep", help="expert parallel", group=PARALLELISM)
+    ] = 1
+    expert_tensor_parallel: Annotated[  # experts are cut over the tensor-parallel ranks too
+        bool,
+        Option("--etp/--no-etp", short="etp", help="expert tensor parallel", group=PARALLELISM),
+    ] = True
+    offload: Annotated[
+        Offload,
+        Option(
+            help="none, optimizer, activations, optimizer+activations, weights, …",
+            group=OFFLOADING,
+            why="weights take gradients and optimizer along; weights and NVMe are priced only",
+        ),
+    ] = "none"
+    offload_device: Annotated[
+        OffloadDevice,
+        Option(
+            help="where optimizer and weights go: cpu, nvme",
+            group=OFFLOADING,
+            of="offload",
+            why="activations go to host memory",
+            example="offload=optimizer,offload_device=nvme",
+        ),
+    ] = "cpu"
+    recompute_layers: Annotated[  # the first ones of every (virtual) stage; 0: all
+        Layers,
+        Option(
+            metavar="N[,N…]",
+            as_text=True,
+            help="only the first layers recompute, of every stage (0: all) or of each: 4,2,0,0",
+            group=RECOMPUTATION,
+            of="recompute",
+            default="0: all layers of a stage",
+            why="n: the first n of every (virtual) stage are recomputed as `--recompute` says, the "
+            "others not at all; `4,2,0,0`: the first ones of each (virtual) stage in order, none "
+            "where it says 0 (`stage_recompute_layers` in plan.json, next to `layer_ranges`); the "
+            "search leaves it at 0 unless it is pinned "
+            "(`--fix recompute=full,recompute_layers=2`, also with a list)",
+            example="recompute=full,recompute_layers=2",
+        ),
+    ] = 0
+    secondary_ranks: Annotated[
+        Count,
+        Option(
+            help="ZeRO++: neighbours that share a second copy of weights",
+            group=ZERO_PLUS_PLUS,
+            why="hpZ: priced only",
+        ),
+    ] = 1
+    quantised_weights: Annotated[
+        bool,
+        Option(
+            "--quantised-weights/--no-quantised-weights",
+            help="ZeRO++: gathered in int8",
+            group=ZERO_PLUS_PLUS,
+            why="qwZ: priced only",
+        ),
+    ] = False
+    quantised_gradients: Annotated[
+        bool,
+        Option(
+            "--quantised-gradients/--no-quantised-gradients",
+            help="ZeRO++: exchanged in int4",
+            group=ZERO_PLUS_PLUS,
+            why="qgZ: priced only",
+        ),
+    ] = False
+    # the first ones of every k layers of a stage (k: this field); 0: of all its layers. It is typed
+    # as full:n/k, so it has no option of its own
+    recompute_every: Layers = 0
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -160,35 +331,15 @@ class Plan:
 
     @classmethod
     def from_fields(cls, source: Fields) -> Plan:
-        """Read and check single values; what cannot go together is legality's subject."""
-        source.refuse_unknown(cls.__slots__)
-        count = {"low": 1, "high": 10**6}
-        return cls(
-            data_parallel=source.integer("data_parallel", 1, **count),
-            tensor_parallel=source.integer("tensor_parallel", 1, **count),
-            pipeline_parallel=source.integer("pipeline_parallel", 1, **count),
-            virtual_stages=source.integer("virtual_stages", 1, **count),
-            pipeline_schedule=source.text("pipeline_schedule", "1f1b", choices=SCHEDULES),
-            zero_stage=source.integer("zero_stage", 0, low=0, high=3),
-            sequence_parallel=source.flag("sequence_parallel", False),
-            recompute=source.text("recompute", "none", choices=RECOMPUTE),
-            micro_batch_size=source.integer("micro_batch_size", 1, **count),
-            num_microbatches=source.integer("num_microbatches", 1, **count),
-            dp_replicate=source.integer("dp_replicate", 1, **count),
-            context_parallel=source.integer("context_parallel", 1, **count),
-            context_parallel_method=source.text(
-                "context_parallel_method", "ring", choices=CONTEXT_METHODS
-            ),
-            expert_parallel=source.integer("expert_parallel", 1, **count),
-            expert_tensor_parallel=source.flag("expert_tensor_parallel", True),
-            offload=source.text("offload", "none", choices=OFFLOADS),
-            offload_device=source.text("offload_device", "cpu", choices=OFFLOAD_DEVICES),
-            recompute_layers=source.integer("recompute_layers", 0, low=0, high=10**6),
-            secondary_ranks=source.integer("secondary_ranks", 1, **count),
-            quantised_weights=source.flag("quantised_weights", False),
-            quantised_gradients=source.flag("quantised_gradients", False),
-            recompute_every=source.integer("recompute_every", 0, low=0, high=10**6),
-        )
+        """Read and check single values; ``cost_models.legality`` checks combinations."""
+        return cls(**read_fields(cls, source))
+
+
+# fields whose values are words: a table holds their positions in these lists
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: one.choices for name, one in declared(Plan).items() if one.choices
+}
+FLAGS: Final = tuple(name for name, one in declared(Plan).items() if one.type is bool)
 
 
 def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:

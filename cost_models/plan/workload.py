@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
+
+from msgspec import Meta
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
+from hardware_profiles.options import read_fields
 
 NAMED: Final = ("embedding", "head", "norms", "all-but-head")
 MOST_LAYERS: Final = 10_000
@@ -42,6 +45,9 @@ AdapterTargets = Literal["all", "attention"]  # or TARGET_NAMES with commas: "q,
 TARGET_NAMES: Final = ("q", "k", "v", "o", "gate", "up", "down")
 Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
 MAX_ADAPTER_RANK: Final = 4096
+MAX_SEQ_LEN: Final = 10**8
+SeqLen = Annotated[int, Meta(ge=1, le=MAX_SEQ_LEN)]
+Batch = Annotated[int, Meta(ge=1, le=10**7)]
 
 # bytes of one element of the weights that are multiplied, and of the activations. tf32 is fp32 in
 # memory (NVIDIA A100 whitepaper, "TensorFloat-32": inputs and outputs are IEEE fp32)
@@ -76,19 +82,21 @@ PAGED_32_BIT: Final = ("paged_adamw",)
 class Workload:
     """One training step's work."""
 
-    seq_len: int
-    global_batch_size: int  # sequences
+    seq_len: SeqLen
+    global_batch_size: Batch  # sequences
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
     attention_kernel: AttentionKernel = "flash"
     adapter: Adapter = "none"
-    adapter_rank: int = 0
-    adapter_alpha: float = 0.0  # the adapters' output is multiplied with alpha / rank
+    adapter_rank: Annotated[int, Meta(ge=0, le=MAX_ADAPTER_RANK)] = 0
+    # the adapters' output is multiplied with alpha / rank
+    adapter_alpha: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     adapter_targets: str = "all"  # linear layers of attention and MLP: AdapterTargets
     quantisation: Quantisation = "nf4"  # of qlora's frozen matrices
     freeze: str = ""  # parts that are not trained (``frozen_parts``)
     document_mask: bool = False  # documents of one sequence do not see each other
-    document_length: int = 0  # tokens of such a document; 0: not known, as long as the sequence
+    # tokens of such a document; 0: not known, as long as the sequence
+    document_length: Annotated[int, Meta(ge=0, le=MAX_SEQ_LEN)] = 0
     master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
     optimizer_state_precision: KeptPrecision = "auto"
     gradient_precision: KeptPrecision = "auto"  # of gradients that are kept and reduced
@@ -132,27 +140,9 @@ class Workload:
     @classmethod
     def from_fields(cls, fields: Fields) -> Workload:
         """Read and check."""
-        fields.refuse_unknown(cls.__slots__)
-        found = cls(
-            seq_len=fields.integer("seq_len", low=1, high=10**8),
-            global_batch_size=fields.integer("global_batch_size", low=1, high=10**7),
-            precision=fields.text("precision", "bf16", choices=get_args(Precision)),
-            optimizer=fields.text("optimizer", "adamw", choices=get_args(Optimizer)),
-            attention_kernel=fields.text(
-                "attention_kernel", "flash", choices=get_args(AttentionKernel)
-            ),
-            document_mask=fields.flag("document_mask", False),
-            document_length=fields.integer("document_length", 0, low=0, high=10**8),
-            master_weights=fields.flag("master_weights", True),
-            optimizer_state_precision=fields.text(
-                "optimizer_state_precision", "auto", choices=get_args(KeptPrecision)
-            ),
-            gradient_precision=fields.text(
-                "gradient_precision", "auto", choices=get_args(KeptPrecision)
-            ),
-            freeze=check_freeze(fields.text("freeze", ""), f"{fields.where}: freeze"),
-            **_adapter(fields),
-        )
+        values = read_fields(cls, fields)
+        values["freeze"] = check_freeze(values["freeze"], f"{fields.where}: freeze")
+        found = cls(**values | _adapter(fields))
         require_consistent(found, f"{fields.where}: ")
         return found
 
@@ -206,19 +196,15 @@ def check_targets(text: str, where: str) -> str:
 
 
 def _adapter(fields: Fields) -> dict[str, Any]:
-    """Read the adapter; its rank and alpha belong to it alone."""
-    kind = fields.text("adapter", "none", choices=get_args(Adapter))
+    """Read the fields of an adapter whose bounds and defaults depend on others."""
+    kind = fields.text("adapter", "none")
     low = 0 if kind == "none" else 1
-    high = 0 if kind == "none" else MAX_ADAPTER_RANK
-    rank = fields.integer("adapter_rank", low, low=low, high=high)
+    rank = fields.integer("adapter_rank", low, low=low, high=low * MAX_ADAPTER_RANK)
+    targets = fields.text("adapter_targets", "all")
     return {
-        "adapter": kind,
         "adapter_rank": rank,
         "adapter_alpha": fields.number("adapter_alpha", 2.0 * rank, low=0.0, high=1e6),
-        "adapter_targets": check_targets(
-            fields.text("adapter_targets", "all"), f"{fields.where}: adapter_targets"
-        ),
-        "quantisation": fields.text("quantisation", "nf4", choices=get_args(Quantisation)),
+        "adapter_targets": check_targets(targets, f"{fields.where}: adapter_targets"),
     }
 
 

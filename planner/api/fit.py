@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from cost_models.legality.rules import FEWEST, require_legal
-from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
-from planner.api.plan import ADAPTERS, COMMON, OF_LAYERS, plan, refuse_inputs
+from planner.api.plan import plan, refuse_inputs
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.host_memory import about_offload
 from planner.request.module_trace import is_module
 from planner.request.pins import check_fixed
 from planner.request.recompute import without_list
-from planner.request.resolve import ModelLike, cluster_of, model_of
+from planner.request.requests import (
+    AdapterOptions,
+    CommonOptions,
+    FitRequest,
+    LayerOptions,
+    ServingOptions,
+    WholeRunOptions,
+    part,
+    plan_fields,
+    takes,
+)
+from planner.request.resolve import cluster_of, model_of
 from planner.request.scenario import Question, adapting, build_question
 from planner.run_cost.failures import run_of
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import job_of
 from planner.serving.fit import ServingAnswer, fit_serving
 from planner.serving.request import (
-    SERVING_ONLY,
     SHARED,
     refuse_serving_options,
     refuse_training_options,
@@ -38,93 +45,57 @@ from planner.traced.answers import TracedFitAnswer
 from planner.traced.fit_and_plan import fit_module
 
 
-def fit(
-    model: ModelLike,
-    cluster: str | Path | Cluster,
-    *,
-    seq_len: int | None = None,
-    micro_batch_size: int | None = None,
-    global_batch_size: int | None = None,
-    precision: str | None = None,
-    optimizer: str | None = None,
-    optimizer_state_precision: str | None = None,
-    gradient_precision: str | None = None,
-    master_weights: bool | None = None,
-    attention_kernel: str | None = None,
-    software: str | None = None,
-    lora: int | None = None,
-    qlora: int | None = None,
-    lora_alpha: float | None = None,
-    lora_targets: str | None = None,
-    quantisation: str | None = None,
-    freeze: str | None = None,
-    layers: str | Sequence[int] | None = None,
-    inputs: Sequence[str] | None = None,
-    price: str | float | None = None,
-    tokens: str | float | None = None,
-    carbon: str | float | None = None,
-    failures: str | None = None,
-    inference: bool = False,
-    concurrency: int | None = None,
-    context_len: int | None = None,
-    prompt_len: int | None = None,
-    prefill_chunk: int | None = None,
-    kv_precision: str | None = None,
-    weight_precision: str | None = None,
-    cuda_graphs: bool | None = None,
-    **plan_options: Any,
-) -> FitAnswer | ServingAnswer | TracedFitAnswer:
-    """Say whether a model trains on a cluster with a plan, and with which margin.
+@takes(FitRequest)
+def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
+    """Return whether a model trains on a cluster with a plan, and with which margin.
 
-    ``plan_options`` are fields of a plan (``tensor_parallel=2``). What is left out takes its
-    documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
-    ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
-    sequence a micro-batch, and the least recomputation that fits. ``layers``: those of every stage
-    in order (``"3,5,5,3"``), which are even ones otherwise. ``inputs``: what a
-    ``module:package.path:factory`` is called with (``"x=float32[B,3,224,224]"``).
+    The arguments are the fields of :class:`~planner.request.requests.FitRequest`: a model, a
+    cluster, and options such as ``tensor_parallel=2``. What is left out takes its documented
+    default: no tensor or pipeline parallelism, data parallelism over all that is left, ZeRO-3 (or
+    what the trainer can), sequence parallelism wherever there is tensor parallelism, one sequence a
+    micro-batch, and the least recomputation that fits. ``layers``: those of every stage in order
+    (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
+    ``module:package.path:factory`` (``"x=float32[B,3,224,224]"``).
 
-    ``tokens``: of a whole run, whose days, dollars (``price`` of an accelerator's hour), energy,
-    CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) are then said.
+    ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
+    CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.
 
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
     tokens each (prompt and answer); see ``planner.serving.fit``.
     """
-    given: dict[str, Any] = {k: v for k, v in locals().items() if k != "plan_options"}
-    if inference:
-        return _serve(model_of(model), cluster_of(cluster), {**given, **plan_options})
-    refuse_serving_options(given)
-    if micro_batch_size is not None:
-        plan_options["micro_batch_size"] = micro_batch_size
-    options = {k: v for k, v in plan_options.items() if v is not None}
-    fixed, by_stage = without_list(check_fixed(options, "plan"))
+    if request.inference:
+        return _serve(request)
+    refuse_serving_options(request)
+    fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
     common, of_layers, adapters = (
-        {name: given[name] for name in names} for names in (COMMON, OF_LAYERS, ADAPTERS)
+        part(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
     )
     of_layers["stage_recompute_layers"] = by_stage
-    whole = {name: given[name] for name in ("price", "tokens", "carbon", "failures")}
-    if is_module(model):
+    whole = part(request, WholeRunOptions)
+    if is_module(request.model):
         return fit_module(
-            str(model),
-            cluster_of(cluster),
-            inputs=inputs,
+            str(request.model),
+            cluster_of(request.cluster),
+            inputs=request.inputs,
             **common,
             unknown={**of_layers, **adapters, **whole},
             fixed=fixed,
         )
-    refuse_inputs(inputs)
-    job, prices = job_of(tokens, None, None, carbon, failures), parse_prices(price)
-    if price is not None and not job.is_asked:
+    refuse_inputs(request.inputs)
+    job = job_of(request.tokens, None, None, request.carbon, request.failures)
+    prices = parse_prices(request.price)
+    if request.price is not None and not job.is_asked:
         raise InputError("--price: of a whole run, which needs --tokens 300B")
     question = build_question(
-        model_of(model),
-        cluster_of(cluster),
+        model_of(request.model),
+        cluster_of(request.cluster),
         micro_batch_size=fixed.get("micro_batch_size", 1),
         adapter=adapting(**adapters),
         **common,
         **of_layers,
     )
     question, plan, assumptions = _default_plan(
-        question, fixed, batch_given=global_batch_size is not None
+        question, fixed, batch_given=request.global_batch_size is not None
     )
     scenario = question.scenario
     asked = plan
@@ -152,11 +123,12 @@ def fit(
     )
 
 
-def _serve(model: ModelSpec, cluster: Cluster, given: Mapping[str, Any]) -> ServingAnswer:
-    """Answer for serving; ``given``: all arguments of ``fit``, of which training has some alone."""
-    refuse_training_options(given)
-    parts = {name: given[name] for name in PLAN_FIELDS if given.get(name) is not None}
-    asked = {name: given[name] for name in (*SHARED, *SERVING_ONLY)}
+def _serve(request: FitRequest) -> ServingAnswer:
+    """Answer for serving; an option of training alone is an error."""
+    refuse_training_options(request)
+    parts = {name: value for name, value in plan_fields(request).items() if name in PLAN_FIELDS}
+    asked = {name: getattr(request, name) for name in SHARED} | part(request, ServingOptions)
+    model, cluster = model_of(request.model), cluster_of(request.cluster)
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import check_value
 from planner.answer.answers import PlanAnswer
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
@@ -17,7 +17,18 @@ from planner.request.module_trace import is_module
 from planner.request.objectives import OBJECTIVES, Objective
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.recompute import without_list
-from planner.request.resolve import ModelLike, clusters_of, model_of
+from planner.request.requests import (
+    AdapterOptions,
+    CommonOptions,
+    LayerOptions,
+    PlanRequest,
+    SurveyOptions,
+    WholeRunOptions,
+    option,
+    part,
+    takes,
+)
+from planner.request.resolve import clusters_of, model_of
 from planner.request.scenario import adapting, check_choice
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import job_of
@@ -29,73 +40,11 @@ from planner.survey.inverse import FINDS, InverseAnswer, answer_inverse, models_
 from planner.traced.answers import TracedPlanAnswer
 from planner.traced.fit_and_plan import plan_module
 
-# arguments of every model, of those whose layers are known, and of adapters beside these
-COMMON: Final = ("global_batch_size", "precision", "optimizer")
-OF_LAYERS: Final = (
-    "seq_len",
-    "optimizer_state_precision",
-    "gradient_precision",
-    "master_weights",
-    "attention_kernel",
-    "software",
-    "freeze",
-    "layers",
-)
-ADAPTERS: Final = ("lora", "qlora", "lora_alpha", "lora_targets", "quantisation")
-# of several cases, prices and whole jobs
-OF_SURVEYS: Final = (
-    "require",
-    "pareto",
-    "allow",
-    "gpus_at_most",
-    "price",
-    "tokens",
-    "budget",
-    "days",
-    "carbon",
-    "failures",
-    "find",
-)
-MOST_PLANS: Final = 1000  # in an answer
 PlanAnswers = PlanAnswer | SurveyAnswer | InverseAnswer | TracedPlanAnswer
 
 
-def plan(
-    model: ModelLike,
-    cluster: str | Path | Cluster | Sequence[str | Path | Cluster],
-    *,
-    seq_len: int | None = None,
-    global_batch_size: int | None = None,
-    precision: str | None = None,
-    optimizer: str | None = None,
-    optimizer_state_precision: str | None = None,
-    gradient_precision: str | None = None,
-    master_weights: bool | None = None,
-    attention_kernel: str | None = None,
-    software: str | None = None,
-    lora: int | None = None,
-    qlora: int | None = None,
-    lora_alpha: float | None = None,
-    lora_targets: str | None = None,
-    quantisation: str | None = None,
-    freeze: str | None = None,
-    layers: str | Sequence[int] | None = None,
-    inputs: Sequence[str] | None = None,
-    fix: str | Mapping[str, Any] | None = None,
-    require: str | Sequence[str] | None = None,
-    objective: str = "time",
-    pareto: str | Sequence[str] | None = None,
-    allow: str | Sequence[str] | None = None,
-    gpus_at_most: int | None = None,
-    price: str | float | None = None,
-    tokens: str | float | None = None,
-    budget: str | float | None = None,
-    days: str | float | None = None,
-    carbon: str | float | None = None,
-    failures: str | None = None,
-    find: str | None = None,
-    top: int = 10,
-) -> PlanAnswers:
+@takes(PlanRequest)
+def plan(request: PlanRequest) -> PlanAnswers:
     """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
 
     ``require``: constraints on parts and results (``"tp<=8 and memory<=70GiB"``). ``objective``:
@@ -108,49 +57,49 @@ def plan(
     ("3,5,5,3").
     Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
-    given: dict[str, Any] = dict(locals())
-    fixed, by_stage = without_list(_fixed(fix))
-    _check_top(top)
-    constraints = parse_requirements(require)
+    fixed, by_stage = without_list(_fixed(request.fix))
+    top = check_value(option(PlanRequest, "top"), request.top)
+    constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
     asked = Asked(
         fixed=fixed,
         require=constraints,
-        objective=_objective("objective", objective),
-        pareto=_two_objectives(pareto),
-        offloads=_offloads(allow),
-        job=job_of(tokens, budget, days, carbon, failures),
-        prices=parse_prices(price),
+        objective=_objective("objective", request.objective),
+        pareto=_two_objectives(request.pareto),
+        offloads=_offloads(request.allow),
+        job=job_of(request.tokens, request.budget, request.days, request.carbon, request.failures),
+        prices=parse_prices(request.price),
         top=top,
     )
-    if find is not None:
-        check_choice("find", find, FINDS)
-    adapters = {name: given[name] for name in ADAPTERS}
-    of_layers = {name: given[name] for name in OF_LAYERS}
+    if request.find is not None:
+        check_choice("find", request.find, FINDS)
+    adapters, of_layers = part(request, AdapterOptions), part(request, LayerOptions)
     of_layers["stage_recompute_layers"] = by_stage
-    if is_module(model):
-        _refuse_for_modules({name: given[name] for name in OF_SURVEYS}, objective)
+    if is_module(request.model):
+        _refuse_for_modules(request)
         return plan_module(
-            str(model),
-            _one_of(clusters_of(cluster), str(model)),
-            inputs=inputs,
-            **{name: given[name] for name in COMMON},
+            str(request.model),
+            _one_of(clusters_of(request.cluster), str(request.model)),
+            inputs=request.inputs,
+            **part(request, CommonOptions),
             unknown={**of_layers, **adapters},
             fixed=fixed,
             top=top,
         )
-    refuse_inputs(inputs)
-    models = models_of(model, find)
-    clusters = clusters_of(cluster)
-    options = {"optimizer": optimizer, "adapter": adapting(**adapters), **of_layers}
-    job = Job(model_of(models[0]), options, global_batch_size)
-    at_most, precisions = read_at_most(gpus_at_most), read_precisions(precision)
+    refuse_inputs(request.inputs)
+    models = models_of(request.model, request.find)
+    clusters = clusters_of(request.cluster)
+    options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
+    job = Job(model_of(models[0]), options, request.global_batch_size)
+    at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
     objectives = {asked.objective, *(asked.pareto or ())}
-    money = "cost" in objectives or asked.job.budget is not None or find == "cheapest-cluster"
+    money = (
+        "cost" in objectives or asked.job.budget is not None or request.find == "cheapest-cluster"
+    )
     for what in (["cost"] if money else []) + (["energy"] if "energy" in objectives else []):
         require_known(clusters, asked.prices, what=what)
-    if find is not None:
-        return answer_inverse(find, job, models, clusters, precisions, asked, at_most)
+    if request.find is not None:
+        return answer_inverse(request.find, job, models, clusters, precisions, asked, at_most)
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
     largest = max(one.num_gpus for one in sizes)
     questions = questions_of(job, sizes, precisions, largest)
@@ -158,12 +107,12 @@ def plan(
         len(questions) == 1
         and asked.pareto is None
         and not asked.job.is_asked
-        and price is None
-        and objective in ("time", "memory")
+        and request.price is None
+        and request.objective in ("time", "memory")
     )
     if not simple:
         return _survey(questions, asked)
-    places = objective == "time" and can_be_placed(questions[0].scenario.cluster)
+    places = request.objective == "time" and can_be_placed(questions[0].scenario.cluster)
     wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
     (case,) = survey(questions, replace(asked, top=wide, places=False))
     scenario, result = case.question.scenario, case.result
@@ -175,7 +124,7 @@ def plan(
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     assessments = tuple(found.assessment for found in case.found[:top])
     pinned = any(name in fixed for name in PINNED)
-    free = objective == "time" and not constraints and not pinned
+    free = request.objective == "time" and not constraints and not pinned
     fits = assessments[0].fits
     staged = best_staged(scenario, result.plans) if free and fits else None
     return PlanAnswer(
@@ -227,19 +176,15 @@ def _one_of(clusters: Sequence[Cluster], model: str) -> Cluster:
     return clusters[0]
 
 
-def _refuse_for_modules(given: Mapping[str, Any], objective: str) -> None:
-    """Raise for what was given and belongs to models whose layers are known."""
+def _refuse_for_modules(request: PlanRequest) -> None:
+    """Raise for options of models whose layers are known."""
+    given = part(request, SurveyOptions) | part(request, WholeRunOptions)
     named = [name for name, value in given.items() if value is not None and value != []]
-    if objective != "time":
+    if request.objective != "time":
         named.append("objective")
     if named:
-        option = named[0].replace("_", "-")
-        raise InputError(f"--{option} is not for module:package.path:factory")
-
-
-def _check_top(top: int) -> None:
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_PLANS:
-        raise InputError(f"top = {top!r} (must be a whole number from 1 to {MOST_PLANS:,})")
+        flag = option(PlanRequest, named[0]).flags[0]
+        raise InputError(f"{flag} is not for module:package.path:factory")
 
 
 def refuse_inputs(inputs: Sequence[str] | None) -> None:

@@ -7,152 +7,114 @@ TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Final
 
-import typer
+import click
 
-from hardware_profiles.errors import ShardplanError
-from planner.cli.executor_commands import add_executor_commands
-from planner.cli.explain import explain
-from planner.cli.fit import fit
-from planner.cli.listing_commands import hardware, models
-from planner.cli.options import Force, Json
+from hardware_profiles.command_line import HELP, Interrupted, LazyGroup
+from hardware_profiles.errors import ShardplanError, did_you_mean
 from planner.cli.outputs import say
-from planner.cli.plan import plan
-from planner.cli.validate import validate
 
-app = typer.Typer(
-    name="shardplan",
-    help="Will it fit, what is the best plan, run it.",
-    epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
-    "4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-ClickError: Any = typer.BadParameter.__mro__[2]  # click's, or the copy of it inside newer typer
-INTERRUPTED = 130
-# options of fit that plan searches, as --fix pins them
-PINNED_BY_FIX = {
-    "--dp": "dp=8",
-    "--tp": "tp=2",
-    "--pp": "pp=2",
-    "--cp": "cp=2",
-    "--ep": "ep=2",
-    "--zero": "zero=1",
-    "--sp": "sp=on",
-    "--no-sp": "sp=off",
-    "--etp": "etp=on",
-    "--no-etp": "etp=off",
-    "--schedule": "schedule=1f1b",
-    "--virtual-stages": "vp=2",
-    "--recompute": "recompute=full",
-    "--recompute-layers": "recompute=full,recompute_layers=2",
-    "--micro-batch-size": "mbs=1",
-    "--mbs": "mbs=1",
-    "--num-microbatches": "microbatches=8",
-    "--dp-replicate": "dp_replicate=2",
-    "--cp-method": "cp_method=ring",
-    "--offload": "offload=optimizer",
-    "--offload-device": "offload=optimizer,offload_device=nvme",
-    "--secondary-ranks": "secondary_ranks=8",
-    "--quantised-weights": "quantised_weights=on",
-    "--quantised-gradients": "quantised_gradients=on",
+# name: module and function, and the line of help; a module is imported when its command is called
+COMMANDS: Final = {
+    "fit": (
+        "planner.cli.fit:fit",
+        "Will it fit? A verdict with a margin, the parts, and what to change.",
+    ),
+    "plan": (
+        "planner.cli.plan:plan",
+        "What is the best plan? A search over all parallelism, recompute and micro-batch size.",
+    ),
+    "run": (
+        "planner.cli.executor_commands:run",
+        "Train with a plan.json, then compare the prediction with the measurement.",
+    ),
+    "export": (
+        "planner.cli.executor_commands:export",
+        "Write the trained weights of a run as a Hugging Face folder.",
+    ),
+    "tokenize": (
+        "planner.cli.executor_commands:tokenize",
+        "Make a token file of text, JSONL or Parquet, once for many runs.",
+    ),
+    "explain": (
+        "planner.cli.explain:explain",
+        "Why this plan? What binds, what would change the choice, and why not another one.",
+    ),
+    "validate": (
+        "planner.cli.validate:validate",
+        "How far is it off? Predictions compared with published runs, by row and by group.",
+    ),
+    "models": (
+        "planner.cli.listing_commands:models",
+        "List the presets, or show the parts of one model.",
+    ),
+    "hardware": (
+        "planner.cli.listing_commands:hardware",
+        "List the accelerators, or show the figures of one, each with its source.",
+    ),
+    "replan": (
+        "planner.cli.runs:replan",
+        "Plan again for fewer accelerators: the same model, precision, optimizer and batch.",
+    ),
+    "compare": (
+        "planner.cli.runs:compare",
+        "The differences, term by term, of two plans, or of a plan and a run of it.",
+    ),
+    "calibrate": (
+        "planner.cli.runs:calibrate",
+        "Make predictions for a cluster better: from runs, or by measuring this machine anew.",
+    ),
 }
 
 
-app.command()(fit)
-app.command()(plan)
-add_executor_commands(app)
-for command in (explain, validate, models, hardware):
-    app.command()(command)
-
-
-@app.command()
-def replan(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="accelerators that are left")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="write the new plan here")],
-    force: Force = False,
-    json: Json = False,
-) -> None:
-    """Plan again for what is left: the same model, precision, optimizer and batch, if it can be."""
-    from cost_models.plan_file import write_plan_file
-    from planner.answer.answers import to_json
-    from planner.cli.outputs import refuse_existing
-    from planner.runs.replan import replan as ask
-
-    refuse_existing(output, force=force)
-    answer = ask(plan, gpus)
-    write_plan_file(output, answer.file, force=force)
-    for note in answer.notes:
-        say(f"note: {note}")
-    print(to_json(answer.to_dict()) if json else f"wrote {output}")
-
-
-@app.command()
-def compare(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
-    other: Annotated[
-        Path, typer.Argument(metavar="OTHER", help="another plan.json, or the folder of a run")
-    ],
-    json: Json = False,
-) -> None:
-    """What differs, term by term: two plans, or a plan and a run of it."""
-    from planner.answer.answers import to_json
-    from planner.runs.compare import compare as ask
-    from planner.runs.comparison_text import comparison_text
-
-    answer = ask(plan, other)
-    print(to_json(answer.to_dict()) if json else comparison_text(answer))
-
-
-@app.command()
-def calibrate(
-    source: Annotated[
-        list[Path] | None,
-        typer.Option("--from", metavar="RUN_DIR", help="learn from this run (may be repeated)"),
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, max=128, help="measure anew with so many CPU processes")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="write the cluster to this file (TOML, a CLUSTER)"),
-    ] = None,
-    force: Force = False,
-    json: Json = False,
-) -> None:
-    """Make predictions for a cluster better: from runs, or by measuring this machine anew."""
-    from planner.answer.answers import to_json
-    from planner.cli.outputs import refuse_existing
-    from planner.runs.calibrate import calibrate as ask
-
-    if output is not None:
-        refuse_existing(output, force=force)
-    answer = ask(source or [], processes=processes, output=output, force=force, say=say)
-    print(to_json(answer.to_dict()) if json else answer)
-
-
-def version(value: bool) -> None:
+def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
     """Print the version and stop."""
     if value:
         import importlib.metadata
 
         print(f"shardplan {importlib.metadata.version('shardplan')}")
-        raise typer.Exit
+        context.exit()
 
 
-@app.callback()
-def options(
-    show: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="print the version")
-    ] = False,
-) -> None:
-    """Will it fit, what is the best plan, run it."""
+def _completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
+    """Print the completion script of a shell and stop."""
+    if shell is not None:
+        from click.shell_completion import get_completion_class
+
+        found = get_completion_class(shell)
+        assert found is not None
+        print(found(app, {}, "shardplan", "_SHARDPLAN_COMPLETE").source())
+        context.exit()
+
+
+app = LazyGroup(
+    COMMANDS,
+    name="shardplan",
+    help="Will it fit, what is the best plan, run it.",
+    epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
+    "4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
+    no_args_is_help=True,
+    context_settings=HELP,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_version,
+            help="print the version",
+        ),
+        click.Option(
+            ["--show-completion"],
+            type=click.Choice(["bash", "zsh", "fish"]),
+            expose_value=False,
+            is_eager=True,
+            callback=_completion,
+            help="print the completion script of a shell",
+        ),
+    ],
+)
 
 
 def _usage(error: Any, words: list[str]) -> str:
@@ -165,10 +127,23 @@ def _usage(error: Any, words: list[str]) -> str:
     value = f" ({names[-1]} {values[-1]})" if values else ""
     command = "shardplan" if context is None else context.command_path
     message = error.format_message().rstrip(".")
-    pinned = PINNED_BY_FIX.get(getattr(error, "option_name", ""))
-    if pinned is not None and command == "shardplan plan":
-        message = f"No such option: {error.option_name} (pin it with --fix {pinned})"
+    unknown = getattr(error, "option_name", None) if values == [] else None
+    if unknown is not None:
+        message = f"No such option: {unknown}{_instead(error, command, words)}"
     return f"shardplan: {message}{value}; see {command} --help"
+
+
+def _instead(error: Any, command: str, words: list[str]) -> str:
+    """Return what to give instead of an unknown option."""
+    if command == "shardplan plan":
+        from planner.request.pins import pinned
+
+        pins = pinned(error.option_name, _value_of(error.option_name, words))
+        if pins is not None:
+            return f" (pin it with --fix {pins})"
+    known = [flag for param in error.ctx.command.params for flag in param.opts]
+    hint = did_you_mean(error.option_name, known)
+    return f". {hint}".rstrip("?") + "?" if hint else ""
 
 
 def _value_of(option: str, words: list[str]) -> str | None:
@@ -187,19 +162,16 @@ def main(arguments: list[str] | None = None) -> Any:
     if traceback:
         words.remove("--traceback")
     try:
-        code = app(args=words, prog_name="shardplan", standalone_mode=False)
-        if code == INTERRUPTED:  # what newer typer makes of it
-            raise KeyboardInterrupt
-        sys.exit(code)
-    except ClickError as error:
+        sys.exit(app.main(args=words, prog_name="shardplan", standalone_mode=False))
+    except click.ClickException as error:
         say(_usage(error, words))
         sys.exit(2)
     except ShardplanError as error:
         say(f"shardplan: {error}")
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         say("shardplan: interrupted")
-        sys.exit(INTERRUPTED)
+        sys.exit(Interrupted.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe went away
         sys.exit(0)

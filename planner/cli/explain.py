@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from planner.cli.options import Json
+from hardware_profiles.options import Option
+from planner.cli.options import Json, PlanPath
 
 
 def explain(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan.json")],
+    plan: PlanPath,
     why_not: Annotated[
         list[str] | None,
-        typer.Option(
-            "--why-not", help="parts of another plan, such as tp=16,pp=4 (may be repeated)"
-        ),
+        Option("--why-not", help="parts of another plan, such as tp=16,pp=4 (may be repeated)"),
     ] = None,
     sensitivity: Annotated[
         bool,
-        typer.Option("--sensitivity/--no-sensitivity", help="search what would change the choice"),
+        Option("--sensitivity/--no-sensitivity", help="search what would change the choice"),
     ] = True,
     json: Json = False,
 ) -> None:

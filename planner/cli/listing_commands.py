@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from hardware_profiles.options import Option
 from planner.cli.options import Json
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(help="one model, as in fit")] = None,
+    name: Annotated[str | None, Option("NAME", help="one model, as in fit")] = None,
     json: Json = False,
 ) -> None:
     """List the presets, or show what one model is made of."""
@@ -28,7 +27,7 @@ def models(
 
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(help="one accelerator")] = None,
+    name: Annotated[str | None, Option("NAME", help="one accelerator")] = None,
     json: Json = False,
 ) -> None:
     """List the accelerators, or show the figures of one, each with its source."""

@@ -6,26 +6,25 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import Option
 from planner.cli.options import Json
 
 
 def validate(
     runs: Annotated[
         Path | None,
-        typer.Argument(metavar="RUNS.csv", help="measured runs; without: the published ones"),
+        Option("RUNS.csv", help="measured runs; without: the published ones"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="write rows and groups into this folder")
+        Path | None, Option("--output", "-o", help="write rows and groups into this folder")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="a source group (may be repeated)")
+        list[str] | None, Option("--only", help="a source group (may be repeated)")
     ] = None,
-    time: Annotated[bool, typer.Option("--time", help="step times alone")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="peak memory alone")] = False,
-    force: Annotated[bool, typer.Option("--force", help="overwrite the files in DIR")] = False,
+    time: Annotated[bool, Option("--time", help="step times alone")] = False,
+    memory: Annotated[bool, Option("--memory", help="peak memory alone")] = False,
+    force: Annotated[bool, Option("--force", help="overwrite the files in DIR")] = False,
     json: Json = False,
 ) -> None:
     """How far is it off? Predictions beside runs that others measured, row by row and by group."""

@@ -1,51 +1,73 @@
-"""What a user would type: settings and plans as words of the command line that can be pasted."""
+"""Scenarios and plans as commands that can be pasted; the options follow their declarations."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import MISSING
+from functools import cache
 
-from cost_models.plan.plan import Plan
+from cost_models.plan.plan import GROUPS, Plan
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
+from hardware_profiles.options import Declared, declared
 from planner.request.recompute import typed_by_stage, typed_recompute
+from planner.request.requests import CommonOptions, LayerOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision
 from planner.request.stage_layers import typed_layers
 
 
 def describe_plan(plan: Plan) -> str:
     """Return a plan as the options that give it."""
-    words = [f"--dp {plan.data_parallel}"]
-    if plan.tensor_parallel > 1:
-        words.append(f"--tp {plan.tensor_parallel}")
-        words.append("--sp" if plan.sequence_parallel else "--no-sp")
-    if plan.pipeline_parallel > 1:
-        words.append(f"--pp {plan.pipeline_parallel} --schedule {plan.pipeline_schedule}")
-        if plan.virtual_stages > 1:
-            words.append(f"--virtual-stages {plan.virtual_stages}")
-    if plan.dp_replicate > 1:
-        words.append(f"--dp-replicate {plan.dp_replicate}")
-    if plan.context_parallel > 1:
-        words.append(f"--cp {plan.context_parallel} --cp-method {plan.context_parallel_method}")
-    if plan.expert_parallel > 1:
-        words.append(f"--ep {plan.expert_parallel}")
-    if not plan.expert_tensor_parallel:
-        words.append("--no-etp")
-    words += [f"--zero {plan.zero_stage}", typed_recompute(plan)]
-    if plan.secondary_ranks > 1:
-        words.append(f"--secondary-ranks {plan.secondary_ranks}")
-    if plan.quantised_weights:
-        words.append("--quantised-weights")
-    if plan.quantised_gradients:
-        words.append("--quantised-gradients")
-    if plan.offload != "none":
-        words.append(f"--offload {plan.offload}")
-        if plan.offload_device != "cpu":
-            words.append(f"--offload-device {plan.offload_device}")
-    words.append(f"--micro-batch-size {plan.micro_batch_size}")
+    shown = shown_fields(plan)
+    words = [
+        typed_recompute(plan) if name == "recompute" else one.typed(getattr(plan, name))
+        for name, one in _in_order()
+        if name in shown and name != "recompute_layers"  # it is part of typed_recompute
+    ]
     return " ".join(words)
+
+
+def shown_fields(plan: Plan) -> set[str]:
+    """Return the fields of a plan that a command names.
+
+    A field is named always, or where it is not at its default, as its option declares; but only
+    together with the field that it belongs to (``--schedule`` with ``--pp``).
+    """
+    shown: set[str] = set()
+    for name, one in _in_order():
+        option = one.option
+        assert option is not None
+        changed = getattr(plan, name) != one.default
+        wanted = option.pasted == "always" or (changed and option.pasted != "never")
+        if wanted and (option.of is None or option.of in shown):
+            shown.add(name)
+    return shown
+
+
+@cache
+def _in_order() -> tuple[tuple[str, Declared], ...]:
+    """Return the options of a plan by group, each followed by those that belong to it."""
+    known = {name: one for name, one in declared(Plan).items() if one.option is not None}
+
+    def with_dependants(name: str) -> list[str]:
+        dependants = [other for other, one in known.items() if _of(one) == name]
+        return [name, *(n for other in dependants for n in with_dependants(other))]
+
+    names = [
+        each
+        for group in GROUPS
+        for name, one in known.items()
+        if one.option is not None and one.option.group == group and one.option.of is None
+        for each in with_dependants(name)
+    ]
+    return tuple((name, known[name]) for name in names)
+
+
+def _of(one: Declared) -> str | None:
+    return one.option.of if one.option else None
 
 
 def typed_batch(workload: Workload) -> str:
@@ -81,28 +103,21 @@ def _asked(scenario: Scenario) -> list[str]:
     workload = scenario.workload
     words = [shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
     words += [f"--seq-len {workload.seq_len}", typed_batch(workload)]
-    usual = Workload(1, 1)
-    if workload.precision != default_precision(scenario.cluster.accelerator):
-        words.append(f"--precision {workload.precision}")
-    if workload.optimizer != usual.optimizer:
-        words.append(f"--optimizer {workload.optimizer}")
-    if workload.optimizer_state_precision != usual.optimizer_state_precision:
-        words.append(f"--optimizer-precision {workload.optimizer_state_precision}")
-    if workload.gradient_precision != usual.gradient_precision:
-        words.append(f"--gradient-precision {workload.gradient_precision}")
-    if not workload.master_weights:
-        words.append("--no-master-weights")
-    if workload.attention_kernel != usual.attention_kernel:
-        words.append(f"--attention {workload.attention_kernel}")
-    if scenario.software.name != DEFAULT_SOFTWARE:
-        words.append(f"--software {scenario.software.name}")
-    if workload.freeze:
-        words.append(f"--freeze {workload.freeze}")
+    usual = {name: one.default for name, one in declared(Workload).items()}
+    usual["precision"] = default_precision(scenario.cluster.accelerator)
+    usual["software"] = DEFAULT_SOFTWARE
+    given = workload.to_dict() | {"software": scenario.software.name}
+    words += [
+        one.typed(given[name])
+        for group in (CommonOptions, LayerOptions)
+        for name, one in declared(group).items()
+        if name in given and usual[name] not in (MISSING, given[name])
+    ]
     if workload.adapter != "none":
         words.append(f"--{workload.adapter} {workload.adapter_rank}")
         words.append(f"--lora-alpha {workload.adapter_alpha:g}")
         words.append(f"--lora-targets {workload.adapter_targets}")
-        if workload.quantisation != usual.quantisation:
+        if workload.quantisation != usual["quantisation"]:
             words.append(f"--quantisation {workload.quantisation}")
     if scenario.layer_ranges is not None:
         words.append(typed_layers(scenario.layer_ranges))

@@ -1,4 +1,4 @@
-"""Plans as options that are typed behind those of another one: what that one had is taken back."""
+"""A plan as options appended to those of an earlier plan, whose settings they take back."""
 
 from __future__ import annotations
 
@@ -6,26 +6,10 @@ from typing import Final
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
-from planner.request.command import describe_plan, typed_batch
+from hardware_profiles.options import declared
+from planner.request.command import describe_plan, shown_fields, typed_batch
 
-DEFAULT_PLAN: Final = Plan()
-# what describe_plan leaves out at its default, typed
-DEFAULT_OPTION: Final = {
-    "tensor_parallel": "--tp 1",
-    "sequence_parallel": "--no-sp",
-    "pipeline_parallel": "--pp 1",
-    "virtual_stages": "--virtual-stages 1",
-    "dp_replicate": "--dp-replicate 1",
-    "context_parallel": "--cp 1",
-    "expert_parallel": "--ep 1",
-    "expert_tensor_parallel": "--etp",
-    "secondary_ranks": "--secondary-ranks 1",
-    "quantised_weights": "--no-quantised-weights",
-    "quantised_gradients": "--no-quantised-gradients",
-    "offload": "--offload none",
-    "offload_device": "--offload-device cpu",
-}
-TAKE_BACK: Final = " --recompute-layers 0"  # what was typed before
+TAKE_BACK: Final = " --recompute-layers 0"  # the number that was given before
 
 
 def retyped_plan(scenario: Scenario, plan: Plan, before: Plan, *, anew: bool = False) -> str:
@@ -46,10 +30,14 @@ def retyped_batch(scenario: Scenario, plan: Plan, before: Plan) -> str:
 
 
 def _taken_back(plan: Plan, before: Plan) -> list[str]:
-    """Return options for what an earlier plan had and this one leaves at its default."""
+    """Return options for fields that an earlier plan set and this one leaves at their defaults."""
+    shown = shown_fields(plan)
     return [
-        option
-        for field, option in DEFAULT_OPTION.items()
-        if getattr(plan, field) == getattr(DEFAULT_PLAN, field) != getattr(before, field)
-        and (field != "sequence_parallel" or plan.tensor_parallel == 1)
+        one.typed(one.default)
+        for name, one in declared(Plan).items()
+        if one.option is not None
+        and one.option.pasted != "never"
+        and one.option.of != "recompute"  # see TAKE_BACK
+        and name not in shown
+        and getattr(plan, name) == one.default != getattr(before, name)
     ]

@@ -14,7 +14,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cost_models.plan.plan import FLAGS, WORDS, Plan, PlanTable
 from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.options import declared
 from planner.request.pins import OFF, ON, SHORT_NAMES
 
 OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -70,9 +71,8 @@ RESULT_NAMES: Final = {
     "tokens_per_second": "tokens_per_second_per_gpu",
 }
 DERIVED: Final = {"gpus": "world_size", "dp_shard": "dp_shard"}  # columns that are no field
-LOWEST: Final = {"zero_stage": 0, "recompute_layers": 0, "recompute_every": 0}  # others: 1
-HIGHEST: Final = {"zero_stage": 3}
 MOST: Final = 10**9  # a whole number in a constraint
+UNBOUNDED: Final = 10**6  # a bound of a plan that keeps out nonsense alone
 _ITEM: Final = re.compile(
     r"^\s*(?P<name>[\w.]+)\s*(?P<op><=|>=|==|!=|<|>|=|≤|≥|≠)\s*(?P<value>[^\s=<>].*?)\s*$"
 )
@@ -135,7 +135,7 @@ def _parse(item: str) -> Constraint:
 
 
 def _column(name: str, where: str) -> str:
-    known = [*SHORT_NAMES, *(f.name for f in fields(Plan)), *DERIVED, *RESULTS, *RESULT_NAMES]
+    known = [*SHORT_NAMES, *declared(Plan), *DERIVED, *RESULTS, *RESULT_NAMES]
     if name not in known:
         hint = did_you_mean(name, known)
         shown = ", ".join([*SHORT_NAMES, "recompute", "offload", *DERIVED, *RESULTS])
@@ -236,7 +236,9 @@ def _candidates(name: str, group: Sequence[Constraint]) -> list[Any]:
 def _bounds(name: str) -> tuple[float, float]:
     if name in RESULTS:
         return 0.0, RESULTS[name][1]
-    return LOWEST.get(name, 1), HIGHEST.get(name, 2 * MOST)
+    one = declared(Plan).get(name)
+    low, high = (1.0, math.inf) if one is None else (one.low, one.high)
+    return int(low), int(high) if high < UNBOUNDED else 2 * MOST
 
 
 def _domain(name: str) -> str:
@@ -247,7 +249,7 @@ def _domain(name: str) -> str:
     low, high = _bounds(name)
     if name in RESULTS:
         return "above 0" + ("" if math.isinf(high) else f" and at most {high:g}")
-    return f"{low} or more" if name not in HIGHEST else f"{low} to {high}"
+    return f"{low} or more" if high > MOST else f"{low} to {high}"
 
 
 def _code(name: str, value: Any) -> Any:

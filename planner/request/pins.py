@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
@@ -9,24 +10,11 @@ from typing import Any, Final
 from cost_models.plan.plan import FLAGS, WORDS, Plan
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import Fields
+from hardware_profiles.options import declared
 from planner.request.recompute import read_recompute, without_list
 
 FIX: Final = "--fix"  # the option that pins
-SHORT_NAMES: Final = {
-    "dp": "data_parallel",
-    "tp": "tensor_parallel",
-    "pp": "pipeline_parallel",
-    "vp": "virtual_stages",
-    "schedule": "pipeline_schedule",
-    "zero": "zero_stage",
-    "sp": "sequence_parallel",
-    "mbs": "micro_batch_size",
-    "microbatches": "num_microbatches",
-    "cp": "context_parallel",
-    "cp_method": "context_parallel_method",
-    "ep": "expert_parallel",
-    "etp": "expert_tensor_parallel",
-}
+SHORT_NAMES: Final = {one.short: name for name, one in declared(Plan).items() if one.short != name}
 ON: Final = {"on": True, "true": True, "1": True, "yes": True}
 OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 
@@ -50,7 +38,7 @@ def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
             hint = did_you_mean(key, names)
             raise InputError(
                 f"{where} {item!r}: {key!r} is not a part of a plan. "
-                + (hint or f"Known: {', '.join([*SHORT_NAMES, *_without_short_name()])}")
+                + (hint or f"Known: {', '.join(one.short for one in declared(Plan).values())}")
             )
         parsed = _parse_value(name, value, where)
         if name in fixed and fixed[name] != parsed:
@@ -59,8 +47,25 @@ def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
     return check_fixed(fixed, where)
 
 
-def _without_short_name() -> list[str]:
-    return [f.name for f in fields(Plan) if f.name not in SHORT_NAMES.values()]
+def pinned(flag: str, value: str | None = None) -> str | None:
+    """Return the words of ``--fix`` for an option of ``fit``; None where it is not in a plan.
+
+    >>> pinned("--tp", "4"), pinned("--no-sp"), pinned("--seq-len")
+    ('tp=4', 'sp=off', None)
+    """
+    for name, one in declared(Plan).items():
+        if flag in one.off_flags:
+            return f"{one.short}=off"
+        if flag in one.flags and one.option is not None:
+            if one.type is bool:
+                return f"{one.short}=on"
+            if one.option.example is not None:
+                return one.option.example
+            for word in (value or "", *reversed(one.choices), "2"):
+                with contextlib.suppress(InputError):
+                    if parse_fixed(f"{one.short}={word}").keys() == {name}:
+                        return f"{one.short}={word}"
+    return None
 
 
 def check_fixed(fixed: Mapping[str, Any], where: str = FIX) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from cost_models.serving.memory import (
 from cost_models.serving.number_formats import WEIGHT_FORMATS, stored_format
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import dashed, declared
 from hardware_profiles.software.serving_engine import serving_engine
+from planner.request.requests import FitRequest, ServingOptions, option, part
 from planner.request.scenario import (
     DEFAULT_SEQ_LEN,
     MAX_BATCH,
@@ -32,43 +34,29 @@ from planner.serving.scenario import PLAN_FIELDS, ServingScenario
 
 # arguments of fit() that training and serving share
 SHARED: Final = ("seq_len", "precision", "attention_kernel", "layers")
-# options whose names differ from those of the arguments
-OPTION_NAMES: Final[Mapping[str, str]] = {
-    "zero_stage": "--zero",
-    "inputs": "--input",
-    "optimizer_state_precision": "--optimizer-precision",
-    "sequence_parallel": "--sp",
-    "pipeline_schedule": "--schedule",
-    "context_parallel": "--cp",
-    "context_parallel_method": "--cp-method",
-    "expert_tensor_parallel": "--etp",
-}
-SERVING_ONLY: Final[Mapping[str, str]] = {
-    "concurrency": "--concurrency",
-    "context_len": "--context-len",
-    "prompt_len": "--prompt-len",
-    "prefill_chunk": "--prefill-chunk",
-    "kv_precision": "--kv-precision",
-    "weight_precision": "--weight-precision",
-    "cuda_graphs": "--cuda-graphs",
-}
 
 
-def refuse_training_options(given: Mapping[str, Any]) -> None:
+def refuse_training_options(request: FitRequest) -> None:
     """Raise where something is asked that a server does not do."""
-    known = {"model", "cluster", "inference", *SHARED, *SERVING_ONLY, *PLAN_FIELDS}
-    asked = [key for key, value in given.items() if value is not None and key not in known]
+    known = {"model", "cluster", "inference", *SHARED, *declared(ServingOptions), *PLAN_FIELDS}
+    asked = [
+        one.flags[0] if one.option else dashed(name)
+        for name, one in declared(FitRequest).items()
+        if name not in known and getattr(request, name) is not None
+    ]
     if asked:
-        names = ", ".join(OPTION_NAMES.get(key, f"--{key.replace('_', '-')}") for key in asked)
         raise InputError(
-            f"--inference and {names}: only training has {'them' if len(asked) > 1 else 'that'}; "
-            "leave out one or the other"
+            f"--inference and {', '.join(asked)}: only training has "
+            f"{'them' if len(asked) > 1 else 'that'}; leave out one or the other"
         )
 
 
-def refuse_serving_options(given: Mapping[str, Any]) -> None:
+def refuse_serving_options(request: FitRequest) -> None:
     """Raise where an option of serving is given without ``--inference``."""
-    asked = [option for name, option in SERVING_ONLY.items() if given.get(name) is not None]
+    given = part(request, ServingOptions)
+    asked = [
+        option(FitRequest, name).flags[0] for name, value in given.items() if value is not None
+    ]
     if asked:
         raise InputError(f"{', '.join(asked)}: needs --inference")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable

@@ -21,7 +21,7 @@ from cost_models.partition.of_plan import default_layer_ranges
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.errors import InputError
-from planner.cli.app import app as cli
+from planner.cli import app as cli
 from planner.request.pins import SHORT_NAMES
 from tests.samples import CONFIGS, LLAMA, examples, make_scenario
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile, write_plan_file

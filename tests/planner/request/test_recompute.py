@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import planner
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import read_plan_file
 from hardware_profiles.errors import InputError
 from planner.advice.changes import other_plans
+from planner.cli import app as cli
 from planner.cli.app import app
-from planner.cli.app import app as cli
 from planner.runs.compare import compare
 from planner.runs.replan import replan
 from planner.search.space import enumerate_plans

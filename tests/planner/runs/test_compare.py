@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from cost_models.plan.plan import Plan
 from hardware_profiles.cluster.calibration import scaled_rates

@@ -14,7 +14,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.subset import part_of
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.cli.app import app as cli
+from planner.cli import app as cli
 from planner.runs import replan as module
 from planner.runs.replan import replan
 

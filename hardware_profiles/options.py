@@ -1,0 +1,275 @@
+"""Declarations of options: dataclass fields annotated with :class:`Option` and bounds.
+
+A field declares one option completely: its name, type, bounds or choices, default and help, the
+flags of the command line, and its abbreviation in ``--fix`` and ``--require``. The command line,
+the readers of JSON, the range checks, pasted commands and docs/defaults.md follow from it::
+
+    tensor_parallel: Annotated[Count, Option("--tp", short="tp", help="tensor parallel")] = 1
+
+Bounds are ``msgspec.Meta`` (``ge``, ``gt``, ``le``, ``lt``); choices are a ``Literal``.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from msgspec import Meta
+
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.fields import Fields
+
+Pasted = Literal["always", "changed", "never"]
+
+
+class Option:
+    """How a field is typed: flags, help, abbreviation, and where it appears.
+
+    ``flags``: ``--name`` of the field where none is given; ``--sp/--no-sp`` for a switch; ``MODEL``
+    (no dash) is a positional argument. ``example``: a value shown in error messages. ``of``: the
+    field without which this one means nothing; ``pasted``: when a command printed for copying
+    contains it. ``default`` and ``why``: words of docs/defaults.md for a default that is computed.
+    ``as_text``: a longer notation than the field's type is allowed, which the request reads.
+    ``optional_value``: of a flag that is given without a value. ``read``: from the word of the
+    command line to a value that bounds alone do not check; raises an InputError.
+    """
+
+    __slots__ = (
+        "as_text",
+        "default",
+        "example",
+        "flags",
+        "group",
+        "help",
+        "metavar",
+        "of",
+        "optional_value",
+        "pasted",
+        "read",
+        "short",
+        "why",
+    )
+
+    def __init__(
+        self,
+        *flags: str,
+        help: str = "",
+        metavar: str | None = None,
+        short: str | None = None,
+        group: str = "",
+        of: str | None = None,
+        pasted: Pasted = "changed",
+        example: str | None = None,
+        default: str = "",
+        why: str = "",
+        as_text: bool = False,
+        optional_value: str | None = None,
+        read: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.flags = flags
+        self.help = help
+        self.metavar = metavar
+        self.short = short
+        self.group = group
+        self.of = of
+        self.pasted = pasted
+        self.example = example
+        self.default = default
+        self.why = why
+        self.as_text = as_text
+        self.optional_value = optional_value
+        self.read = read
+
+
+class Declared(NamedTuple):
+    """One field as its annotation declares it."""
+
+    name: str
+    type: Any  # int, float, bool, str, Path, …: without None, bounds and choices
+    default: Any  # MISSING: required
+    option: Option | None = None
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf  # bounds that are not allowed themselves
+    below: float = math.inf
+    many: bool = False  # may be repeated
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is an argument without a dash."""
+        return bool(self.option and self.option.flags and self.option.flags[0][0] != "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Return the flags that set it (on), the usual one first."""
+        if self.option is None or self.is_positional:
+            return ()
+        given = self.option.flags or (dashed(self.name),)
+        return tuple(flag.split("/")[0] for flag in given)
+
+    @property
+    def off_flags(self) -> tuple[str, ...]:
+        """Return the flags that switch it off."""
+        given = self.option.flags if self.option else ()
+        return tuple(flag.split("/")[1] for flag in given if "/" in flag)
+
+    @property
+    def short(self) -> str:
+        """Return its name in ``--fix`` and ``--require``."""
+        return (self.option and self.option.short) or self.name
+
+    def typed(self, value: Any) -> str:
+        """Return the words that set a value on the command line.
+
+        >>> Declared("sequence_parallel", bool, False, Option("--sp/--no-sp")).typed(False)
+        '--no-sp'
+        """
+        if isinstance(value, bool) and self.type is bool:
+            return self.flags[0] if value else self.off_flags[0]
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        return f"{self.flags[0]} {shown}"
+
+
+def dashed(name: str) -> str:
+    """Return the usual flag of a field.
+
+    >>> dashed("seq_len")
+    '--seq-len'
+    """
+    return "--" + name.replace("_", "-")
+
+
+@cache
+def declared(cls: type) -> Mapping[str, Declared]:
+    """Return the fields of a dataclass as they are declared, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return types.MappingProxyType(
+        {f.name: declare(f.name, hints[f.name], _default(f)) for f in fields(cls)}
+    )
+
+
+def _default(field: Any) -> Any:
+    if field.default is MISSING and field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def declare(name: str, hint: Any, default: Any) -> Declared:
+    """Return one field or parameter from its annotation."""
+    metadata: list[Any] = []
+    many = False
+    choices: tuple[str, ...] = ()
+    while True:
+        origin = get_origin(hint)
+        if origin is Annotated:
+            metadata += hint.__metadata__
+            hint = hint.__origin__
+        elif origin in (Union, types.UnionType):
+            hint = _without_none(get_args(hint))
+        elif origin in (list, tuple, Sequence):
+            many, hint = True, get_args(hint)[0]
+        elif origin is Literal:
+            choices, hint = get_args(hint), str
+        else:
+            break
+    option = next((m for m in metadata if isinstance(m, Option)), None)
+    low, high, above, below = -math.inf, math.inf, -math.inf, math.inf
+    for bounds in (m for m in metadata if isinstance(m, Meta)):
+        low = low if bounds.ge is None else float(bounds.ge)
+        high = high if bounds.le is None else float(bounds.le)
+        above = above if bounds.gt is None else float(bounds.gt)
+        below = below if bounds.lt is None else float(bounds.lt)
+    return Declared(name, hint, default, option, choices, low, high, above, below, many)
+
+
+def _without_none(kinds: tuple[Any, ...]) -> Any:
+    """Return the first type of a union; what a command line types is its first alternative."""
+    return next(kind for kind in kinds if kind is not type(None))
+
+
+NUMBER: Final = 1e30  # largest number where no bound is declared
+
+
+def read_fields(cls: type, source: Fields) -> dict[str, Any]:
+    """Read and check the single values of a dataclass; an unknown name is an error."""
+    known = declared(cls)
+    source.refuse_unknown(known)
+    return {name: read_value(one, source) for name, one in known.items()}
+
+
+def read_value(one: Declared, source: Fields) -> Any:
+    """Read and check the value of one field, or return its default."""
+    kept = {} if one.default is MISSING else {"default": one.default}
+    if one.choices:
+        return source.text(one.name, choices=one.choices, **kept)
+    if one.type is bool:
+        return source.flag(one.name, **kept)
+    if one.type is int:
+        return source.integer(one.name, low=int(one.low), high=int(one.high), **kept)
+    if one.type is float:
+        low, high = max(one.low, -NUMBER), min(one.high, NUMBER)
+        return source.number(one.name, low=low, high=high, **kept)
+    return source.text(one.name, **kept)
+
+
+def check_value(one: Declared, value: Any, *, shown: bool = True) -> Any:
+    """Return a value that is within the bounds or among the choices, or raise.
+
+    ``shown``: the message begins with the name of the field.
+    """
+    if one.choices:
+        if value in one.choices:
+            return value
+        hint = did_you_mean(str(value), one.choices)
+        allowed = f"one of {', '.join(one.choices)}"
+    elif one.type is int:
+        if isinstance(value, int) and not isinstance(value, bool) and one.low <= value <= one.high:
+            return value
+        hint, allowed = "", f"a whole number {_range(one)}"
+    elif one.type is float:
+        if isinstance(value, (int, float)) and math.isfinite(value) and _inside(one, value):
+            return float(value)
+        hint, allowed = "", f"a number {_range(one)}"
+    else:
+        return value
+    name = f"{one.name} = " if shown else ""
+    raise InputError(f"{name}{value!r} (must be {allowed}){'. ' * bool(hint)}{hint}")
+
+
+def _inside(one: Declared, value: float) -> bool:
+    return one.low <= value <= one.high and one.above < value < one.below
+
+
+def _range(one: Declared) -> str:
+    low = f"above {one.above:g}" if one.above > one.low else f"from {one.low:,.15g}"
+    if one.high < math.inf:
+        return f"{low} to {one.high:,.15g}"
+    return f"{low} to below {one.below:g}" if one.below < math.inf else low
+
+
+def optional(cls: type, name: str, doc: str) -> type:
+    """Return a dataclass of the same fields of which each may be left out (None).
+
+    It has the declarations of ``cls``; a request uses it where every field has a default elsewhere.
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    annotations = {f.name: Union[hints[f.name], None] for f in fields(cls)}  # noqa: UP007
+    from dataclasses import dataclass
+
+    body = {"__annotations__": annotations, "__doc__": doc, **dict.fromkeys(annotations)}
+    return dataclass(frozen=True, kw_only=True)(type(name, (), body))

@@ -1,0 +1,71 @@
+"""``shardplan replan``, ``compare`` and ``calibrate``: plans and the runs of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from hardware_profiles.options import Option
+from planner.cli.options import Force, Json, PlanPath
+from planner.cli.outputs import refuse_existing, say
+
+
+def replan(
+    plan: PlanPath,
+    gpus: Annotated[int, Meta(ge=1), Option("--gpus", help="accelerators that are left")],
+    output: Annotated[Path, Option("--output", "-o", help="write the new plan here")],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write the best plan for the accelerators that are left."""
+    from cost_models.plan_file import write_plan_file
+    from planner.answer.answers import to_json
+    from planner.runs.replan import replan as ask
+
+    refuse_existing(output, force=force)
+    answer = ask(plan, gpus)
+    write_plan_file(output, answer.file, force=force)
+    for note in answer.notes:
+        say(f"note: {note}")
+    print(to_json(answer.to_dict()) if json else f"wrote {output}")
+
+
+def compare(
+    plan: PlanPath,
+    other: Annotated[Path, Option("OTHER", help="another plan.json, or the folder of a run")],
+    json: Json = False,
+) -> None:
+    """Print the differences, term by term."""
+    from planner.answer.answers import to_json
+    from planner.runs.compare import compare as ask
+    from planner.runs.comparison_text import comparison_text
+
+    answer = ask(plan, other)
+    print(to_json(answer.to_dict()) if json else comparison_text(answer))
+
+
+def calibrate(
+    source: Annotated[
+        list[Path] | None,
+        Option("--from", metavar="RUN_DIR", help="learn from this run (may be repeated)"),
+    ] = None,
+    processes: Annotated[
+        int | None, Meta(ge=1, le=128), Option(help="measure anew with this many CPU processes")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", help="write the cluster to this file (TOML, a CLUSTER)"),
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Measure, or learn from runs, and write the figures of the cluster."""
+    from planner.answer.answers import to_json
+    from planner.runs.calibrate import calibrate as ask
+
+    if output is not None:
+        refuse_existing(output, force=force)
+    answer = ask(source or [], processes=processes, output=output, force=force, say=say)
+    print(to_json(answer.to_dict()) if json else answer)

@@ -1,0 +1,534 @@
+"""Requests as given: every option of ``fit`` and ``plan``, declared once.
+
+The Python functions take these fields as arguments and the command line as options; None means
+that an option was left out and takes its documented default. A field of a plan is declared by
+:class:`~cost_models.plan.plan.Plan` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, ParamSpec, TypeVar
+
+from msgspec import Meta
+
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Batch, SeqLen
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.options import Declared, Option, declared, optional
+from planner.request.resolve import ClusterLike, ModelLike
+
+TRAINING: Final = "training"
+TUNING: Final = "adapters and frozen parts"
+MODULE: Final = "traced modules"
+WHOLE_RUN: Final = "whole run"
+SEARCH: Final = "search"
+INFERENCE: Final = "inference"
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True)
+    class PlanOptions(Plan):
+        """The fields of a plan, each of which may be left out, in their longer notations too."""
+
+        recompute: str = "none"  # type: ignore[assignment]
+        recompute_layers: int | str | Sequence[int] = 0  # type: ignore[assignment]
+else:
+    PlanOptions = optional(Plan, "PlanOptions", "The fields of a plan; None: left out.")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model and the cluster."""
+
+    CHECKS_ITSELF: ClassVar = True  # values are checked by the functions, not by the command line
+
+    model: Annotated[
+        ModelLike,
+        Option(
+            "MODEL",
+            as_text=True,
+            help="preset, config.json, folder, hub id, size such as 7b, or "
+            "module:package.path:factory",
+        ),
+    ]
+    cluster: Annotated[
+        ClusterLike,
+        Option("CLUSTER", as_text=True, help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8"),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """Training options of every model."""
+
+    global_batch_size: Annotated[
+        Batch | None,
+        Option(
+            help="sequences of one optimizer step",
+            group=TRAINING,
+            default="`plan`: one sequence for each accelerator; `fit`: micro-batch × data parallel "
+            "× (pipeline parallel)",
+            why="the smallest that keeps every rank and stage busy",
+        ),
+    ] = None
+    precision: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="bf16, fp16, fp32, tf32, fp64, fp8 (plan: bf16,fp8 takes the better)",
+            group=TRAINING,
+            default="bf16 where the accelerator has it, else fp16, else fp32; fp32 on a CPU",
+            why="16-bit compute with fp32 master weights. tf32, in memory as fp32, is priced only; "
+            "fp8 is trained where matrices are whole, and as in Transformer Engine with "
+            "`--software megatron`",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="adamw, sgd, adafactor, lion, muon, adamw_8bit, …",
+            group=TRAINING,
+            default="adamw",
+            why="two fp32 states a parameter. Others: sgd, sgd_momentum, adam, lamb, lion, "
+            "adafactor, adafactor_momentum, muon, adamw_8bit, paged_adamw, paged_adamw_8bit "
+            "(`cost_models/memory/optimizer_states.py` lists the states of each, with its source)",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """Training options of models whose layers are known."""
+
+    seq_len: Annotated[
+        SeqLen | None,
+        Option(
+            help="tokens of a sequence",
+            group=TRAINING,
+            default="the model's longest, at most 4096",
+            why="a common training length",
+        ),
+    ] = None
+    optimizer_state_precision: Annotated[
+        str | None,
+        Option(
+            "--optimizer-precision",
+            metavar="NAME",
+            help="states: auto (as the weights updated), fp32, bf16",
+            group=TRAINING,
+            default="auto: states as the weights that are updated",
+            why="fp32 states, or 16-bit ones without master weights",
+        ),
+    ] = None
+    gradient_precision: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="kept and reduced gradients: auto (the trainer's), fp32, bf16",
+            group=TRAINING,
+            default="auto: as the trainer keeps them (its software profile)",
+        ),
+    ] = None
+    master_weights: Annotated[
+        bool | None,
+        Option(
+            "--master-weights/--no-master-weights",
+            help="fp32 weights in addition to 16-bit ones, or none",
+            group=TRAINING,
+            default="on where the precision is 16-bit",
+            why="mixed precision; `--no-master-weights` is pure 16-bit training",
+        ),
+    ] = None
+    attention_kernel: Annotated[
+        str | None,
+        Option(
+            "--attention",
+            metavar="NAME",
+            help="flash, eager",
+            group=TRAINING,
+            default="flash",
+            why="torch's scaled_dot_product_attention",
+        ),
+    ] = None
+    software: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="trainer that is priced: shardplan, megatron, …",
+            group=TRAINING,
+            default="shardplan",
+            why="the bundled executor. `megatron` is Megatron-LM of 2021–22; "
+            "`megatron-deepspeed`, `hf-trainer` (weights in 16 bits, or FSDP1; "
+            "`hf-trainer-autocast`: fp32 weights with `bf16=True`, no FSDP; and `-early`, "
+            "`-foak`, `-liger`), `peft`, `litgpt`, `lit-gpt-nf4`, `torchtune` (and `-compiled`, "
+            "`-chunked`), `torchtitan`, `torch-compile` (a model compiled whole, such as nanoGPT) "
+            "are other trainers; every number with its source in `hardware_profiles/software/`",
+        ),
+    ] = None
+    freeze: Annotated[
+        str | None,
+        Option(
+            metavar="PART[,PART…]",
+            help="not trained: embedding, head, norms, layers:0-15, all-but-head",
+            group=TUNING,
+            default="nothing",
+            why="all weights are trained. Frozen parts (`head`: its norm too) stay in the "
+            "computation's precision without gradients and states; priced and trained under every "
+            "axis; a stage of a pipeline needs something to train",
+        ),
+    ] = None
+    layers: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            metavar="N[,N…]",
+            as_text=True,
+            help="layers of every stage in order: 3,5,5,3 (default: even)",
+            group="parallelism",
+            default="as even as possible",
+            why="what is left over goes to the middle stages: the first stage holds the embedding, "
+            "the last the head",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """LoRA and QLoRA."""
+
+    lora: Annotated[
+        int | None,
+        Option(metavar="RANK", help="train adapters of this rank on a frozen base", group=TUNING),
+    ] = None
+    qlora: Annotated[
+        int | None,
+        Option(metavar="RANK", help="the same, the frozen base in 4 bits", group=TUNING),
+    ] = None
+    lora_alpha: Annotated[
+        float | None,
+        Option(
+            help="scale of the adapters (default: twice the rank)",
+            group=TUNING,
+            default="twice the rank",
+        ),
+    ] = None
+    lora_targets: Annotated[
+        str | None,
+        Option(
+            metavar="NAMES",
+            help="matrices with adapters: all, attention, or q,k,v,o,gate,up,down",
+            group=TUNING,
+            default="all",
+            why="the matrices of attention and MLP; mixtures of experts: attention, or names such "
+            "as `q,v`",
+        ),
+    ] = None
+    quantisation: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="frozen matrices of --qlora: nf4, nf4_double, int8, int4",
+            group=TUNING,
+            default="nf4: 4 bits and an fp32 scale for each block of 64",
+            why="as the executor trains; nf4_double, int8 and int4 (groups of 128, GPTQ) are "
+            "priced only",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleOptions:
+    """Options of a traced nn.Module alone."""
+
+    inputs: Annotated[
+        Sequence[str] | None,
+        Option(
+            "--input",
+            metavar="NAME=DTYPE[B,…]",
+            help="an argument of the module, such as x=float32[B,3,224,224] (may be repeated)",
+            group=MODULE,
+            default="`example_inputs(batch_size)` next to the factory; of a transformers module a "
+            "guess from its config, which the answer names",
+            why="`docs/any_module.md`",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRunOptions:
+    """Cost of a whole training run."""
+
+    price: Annotated[
+        str | float | None,
+        Option(
+            metavar="DOLLARS",
+            help="an accelerator's hour; of each: H100-SXM-80GB=3,…",
+            group=WHOLE_RUN,
+        ),
+    ] = None
+    tokens: Annotated[
+        str | float | None,
+        Option(
+            metavar="COUNT",
+            help="tokens of the whole run, such as 300B or 1.5T",
+            group=WHOLE_RUN,
+        ),
+    ] = None
+    carbon: Annotated[
+        str | float | None,
+        Option(
+            metavar="GRAMS",
+            help="CO2 of a kilowatt hour where the run is",
+            group=WHOLE_RUN,
+            default="none: no CO₂ in the answer",
+            why="grams a kilowatt hour differ by place tenfold",
+        ),
+    ] = None
+    failures: Annotated[
+        str | None,
+        Option(
+            metavar="FIGURES",
+            help="mtbf=HOURS of one accelerator, restart=MINUTES, stall=SECONDS of a checkpoint, "
+            "storage=GB/s of a node (commas)",
+            group=WHOLE_RUN,
+            default="mtbf 50,677 h of one accelerator, restart 11 min, stall 5 s, storage "
+            "0.98 GB/s a node",
+            why="published figures ([goodput.md](goodput.md)); the answer lists them",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """Options of inference alone."""
+
+    concurrency: Annotated[
+        int | None,
+        Option(
+            help="sequences at once",
+            group=INFERENCE,
+            default="one sequence for each replica",
+            why="the answer says how far it goes",
+        ),
+    ] = None
+    context_len: Annotated[
+        int | None,
+        Option(
+            help="tokens of a sequence, prompt and answer",
+            group=INFERENCE,
+            default="`--seq-len`, else the model's longest; 4096 where it has none",
+            why="as vLLM's `--max-model-len`",
+        ),
+    ] = None
+    prompt_len: Annotated[
+        int | None,
+        Option(
+            help="tokens of a prompt (default: half of the context)",
+            group=INFERENCE,
+            default="half of the context; all of it for an encoder",
+            why="the rest of the context is the answer; times alone depend on it",
+        ),
+    ] = None
+    prefill_chunk: Annotated[
+        int | None,
+        Option(
+            help="tokens of prompts computed in one step",
+            group=INFERENCE,
+            default="8192 tokens of all prompts in one step",
+            why="as vLLM's `--max-num-batched-tokens` on large GPUs; the context length: one whole "
+            "prompt",
+        ),
+    ] = None
+    kv_precision: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="of the cache: bf16, fp16, fp32, fp8, int8, int4",
+            group=INFERENCE,
+            default="as `--precision`",
+            why="vLLM's `--kv-cache-dtype auto`",
+        ),
+    ] = None
+    weight_precision: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="of the weights: bf16, fp16, fp32, fp8, int8, int4, mxfp4",
+            group=INFERENCE,
+            default="the format in which the weights are published (`quantization_config`: fp8, "
+            "mxfp4, gptq, awq), else `--precision`",
+            why="what an engine loads",
+        ),
+    ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        Option(
+            "--cuda-graphs/--no-cuda-graphs",
+            help="steps started as one graph, or eagerly",
+            group=INFERENCE,
+            default="on",
+            why="as vLLM; `--no-cuda-graphs` is its `--enforce-eager`",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRequest(
+    ServingOptions,
+    WholeRunOptions,
+    ModuleOptions,
+    AdapterOptions,
+    PlanOptions,
+    LayerOptions,
+    CommonOptions,
+    Subject,
+):
+    """Whether a plan of a model fits a cluster."""
+
+    inference: Annotated[
+        bool, Option("--inference", help="serve it, instead of training", group=INFERENCE)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """What a search may change, and what is best."""
+
+    fix: Annotated[
+        str | Mapping[str, Any] | None,
+        Option(
+            metavar="NAME=VALUE,…",
+            as_text=True,
+            help="pin parts of the plan: tp=2,pp=2,zero=1",
+            group=SEARCH,
+        ),
+    ] = None
+    objective: Annotated[
+        str,
+        Option(metavar="NAME", help="time, cost, memory or energy", group=SEARCH),
+    ] = "time"
+    top: Annotated[int, Meta(ge=1, le=1000), Option(help="plans to show", group=SEARCH)] = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyOptions:
+    """Constraints, several clusters, and inverse questions: of models whose layers are known."""
+
+    require: Annotated[
+        Sequence[str] | str | None,
+        Option(
+            metavar="CONSTRAINT",
+            help="tp<=8, zero!=3, schedule==1f1b, memory<=70GiB, step<=10s, mfu>=0.4 (several: "
+            "commas)",
+            group=SEARCH,
+        ),
+    ] = None
+    pareto: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            metavar="A,B",
+            as_text=True,
+            help="the exact front of two objectives: time,memory",
+            group=SEARCH,
+        ),
+    ] = None
+    allow: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            metavar="WHAT",
+            as_text=True,
+            help="offload, or offload=optimizer,offload=activations,offload=weights",
+            group=SEARCH,
+        ),
+    ] = None
+    gpus_at_most: Annotated[
+        int | None,
+        Option(help="try parts of the cluster, up to this number of accelerators", group=SEARCH),
+    ] = None
+    budget: Annotated[
+        str | float | None, Option(metavar="DOLLARS", help="of the whole run", group=WHOLE_RUN)
+    ] = None
+    days: Annotated[
+        str | float | None, Option(metavar="COUNT", help="of the whole run", group=WHOLE_RUN)
+    ] = None
+    find: Annotated[
+        str | None,
+        Option(
+            metavar="WHAT",
+            help="fewest-gpus, cheapest-cluster, largest-micro-batch, longest-sequence, "
+            "largest-model (of several with commas), most-tokens",
+            group=SEARCH,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PlanRequest(
+    SurveyOptions,
+    WholeRunOptions,
+    SearchOptions,
+    ModuleOptions,
+    AdapterOptions,
+    LayerOptions,
+    CommonOptions,
+    Subject,
+):
+    """The best plan of a model on one cluster or several."""
+
+    cluster: Annotated[  # type: ignore[assignment]
+        str | Path | Cluster | Sequence[str | Path | Cluster],
+        Option(
+            "CLUSTER[,…]",
+            as_text=True,
+            help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8; several with commas, "
+            "1..4x8xH100-SXM",
+        ),
+    ]
+
+
+def option(request: type, name: str) -> Declared:
+    """Return how a field of a request is declared."""
+    return declared(request)[name]
+
+
+def part(request: object, group: type) -> dict[str, Any]:
+    """Return the values of a request that a group of options declares, by name."""
+    return {name: getattr(request, name) for name in declared(group)}
+
+
+def plan_fields(request: FitRequest) -> dict[str, Any]:
+    """Return the fields of a plan that a request gives."""
+    return {name: value for name, value in part(request, Plan).items() if value is not None}
+
+
+P = ParamSpec("P")
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+def takes(
+    request: Callable[P, Request],
+) -> Callable[[Callable[[Request], Answer]], Callable[P, Answer]]:
+    """Turn a function of a request into one that takes the request's fields as arguments."""
+
+    def decorate(answer: Callable[[Request], Answer]) -> Callable[P, Answer]:
+        @wraps(answer)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
+            known = declared(request)
+            for name in kwargs:
+                if name not in known:
+                    hint = did_you_mean(name, known) or f"Known: {', '.join(known)}"
+                    raise InputError(f"{answer.__name__}: unknown option {name!r}. {hint}")
+            return answer(request(*args, **kwargs))
+
+        import inspect
+
+        call.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
