@@ -1,7 +1,7 @@
 """All-reduces by every algorithm, for docs/collectives.md: ``python -m benchmarks.collectives``.
 
-Bandwidths are those that large collectives reach (``bus_efficiency``, ``network_efficiency`` of the
-software profiles), messages take what NCCL reckons with.
+Bandwidths are those that large collectives reach (``bus_efficiency``, ``network_efficiency`` in the
+software profiles' [communication]), messages take NCCL's own figures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def seconds(cluster_name: str, size: float) -> Mapping[str, float]:
     software = software_profile("shardplan")
     cluster = parse_cluster(cluster_name)
     ranks, each = cluster.num_gpus, cluster.gpus_per_node
-    reached = achieved(cluster, software.bus_efficiency, software.network_efficiency)
+    reached = achieved(
+        cluster, software.communication.bus_efficiency, software.communication.network_efficiency
+    )
     ring, latency = (float(x) for x in group_link(reached, ranks, 1))
     hop = float(mean_hop_latency(reached, ranks, 1))
     inner = reached.tiers[0]
@@ -93,7 +95,9 @@ def seconds(cluster_name: str, size: float) -> Mapping[str, float]:
 def by_nccl(cluster_name: str, size: float) -> tuple[float, str]:
     """Return what NCCL's own model takes, and its choice."""
     software, cluster = software_profile("shardplan"), parse_cluster(cluster_name)
-    reached = achieved(cluster, software.bus_efficiency, software.network_efficiency)
+    reached = achieved(
+        cluster, software.communication.bus_efficiency, software.communication.network_efficiency
+    )
     ring, _ = group_link(reached, cluster.num_gpus, 1)
     nodes = domains_spanned(cluster, cluster.num_gpus, 1)
     architecture = cluster.accelerator.architecture

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -58,7 +59,7 @@ class Constant:
     def value(self) -> float:
         """What the code has."""
         if self.holder is None:
-            return float(getattr(software_profile(self.profile), self.key))
+            return float(attrgetter(self.key)(software_profile(self.profile)))
         if isinstance(self.holder, Mapping):
             return float(self.holder[self.key])
         return float(getattr(self.holder, self.key))
@@ -89,7 +90,12 @@ CONSTANTS: Final = (
         "COLLECTIVE_START", "seconds to start a collective", NCCL, collectives, "COLLECTIVE_START"
     ),
     Constant(
-        "bus_efficiency", "of a link inside a node", NCCL, None, "bus_efficiency", "shardplan"
+        "bus_efficiency",
+        "of a link inside a node",
+        NCCL,
+        None,
+        "communication.bus_efficiency",
+        "shardplan",
     ),
     Constant(
         "SUSTAINED_SHARE",
@@ -128,9 +134,9 @@ CONSTANTS: Final = (
         "host seconds an operator of Megatron-LM",
         "runs under Megatron-LM on one node",
         None,
-        "operator_seconds",
+        "host.operator_seconds",
         "megatron",
-        touches=_inherits("megatron", "operator_seconds"),
+        touches=_inherits("megatron", "host.operator_seconds"),
     ),
     Constant(
         "HOST_OVERLAP",
@@ -146,9 +152,9 @@ CONSTANTS: Final = (
         "seconds that hiding a second costs",
         "runs under FSDP",
         None,
-        "data_parallel_interference",
+        "overlap.data_parallel_interference",
         "shardplan",
-        touches=_inherits("shardplan", "data_parallel_interference"),
+        touches=_inherits("shardplan", "overlap.data_parallel_interference"),
         reach=8.0,
     ),
 )
@@ -174,7 +180,7 @@ class Work:
         for constant in CONSTANTS:
             ours = constant.touches is None or constant.touches(self.scenario)
             if constant.holder is None and ours and constant.name in changed:
-                software = replace(software, **{constant.key: changed[constant.name]})
+                software = software.changed({constant.key: changed[constant.name]})
         with written(changed):
             priced = price(replace(self.scenario, software=software), self.table)
         return np.asarray(priced.step / self.measured)

@@ -124,7 +124,7 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         where=f"{path}: model: config",
     )
     workload = Workload.from_fields(fields.sub("workload"))
-    every = software_profile(fields.text("software", "shardplan")).quantises_every_matrix
+    every = software_profile(fields.text("software", "shardplan")).frozen.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
     plan = Plan.from_fields(fields.sub("plan"))
     if plan.global_batch_size != workload.global_batch_size:

@@ -7,7 +7,8 @@ Units    bytes.
 torch's fused kernels take any mask as numbers that are added to the scores, (b, 1, s, s), and then
 know no grouped queries: keys and values are repeated for every query head and saved so. All layers
 of a stage with the same window share a mask; each micro-batch has its own. Capped scores are
-computed without one, and so are kernels that know documents (software.window_needs_mask = 0).
+computed without one, and so are kernels that know documents (profiles whose
+activations.window_needs_mask is false).
 Leaves out the masks of eager attention, beside its scores.
 """
 
@@ -63,7 +64,7 @@ def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) 
     token.
     """
     attention = kind.attention
-    known = workload.attention_kernel == "flash" and not software.window_needs_mask
+    known = workload.attention_kernel == "flash" and not software.activations.window_needs_mask
     if workload.document_mask and workload.document_length and known:
         share = 0.5 if attention.causal else 1.0
         seen = max(1, round(share * workload.document_length))
@@ -80,7 +81,7 @@ def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) 
 def _masked(attention: Attention, workload: Workload, software: SoftwareProfile) -> bool:
     """Whether the core takes a document mask."""
     fused = workload.attention_kernel == "flash" and not attention.capped
-    return bool(workload.document_mask and fused and software.window_needs_mask)
+    return bool(workload.document_mask and fused and software.activations.window_needs_mask)
 
 
 def _narrower(attention: Attention, workload: Workload) -> int | None:

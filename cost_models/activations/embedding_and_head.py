@@ -54,7 +54,9 @@ def embedding_bytes_per_token(
         counts = rank.first and opens and not asked and bool(walked)
         saved = np.where(table.recompute < FULL, float(counts), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
-    dropped = software.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
+    dropped = (
+        software.activations.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
+    )
     norms = len(_norms(model.embedding)) * norm_bytes(kind, model.hidden_size, compute, software)
     inputs = compute * sum(w.shape[-1] for w in _matrices(model.embedding))
     between = 2.0 * dropped if rank.bridge else 0.0
@@ -82,7 +84,7 @@ def head_bytes_per_token(
     compute = workload.compute_bytes
     kind = model.kinds[model.pattern[-1]]
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    inputs_over = 1.0 if software.keeps_gathered_inputs else along
+    inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along
     matrices, norms = _matrices(model.head), _norms(model.head)
     frozen = projection_is_frozen(model)
     tail = norm_bytes(kind, model.hidden_size, compute, software)
@@ -98,7 +100,7 @@ def head_bytes_per_token(
             copies = activation_copies(kind.feed_forward, software)
             tail += compute * copies * model.hidden_size
     if model.bridge and model.embedding_dropout:
-        tail += software.dropout_mask_bytes * model.hidden_size
+        tail += software.activations.dropout_mask_bytes * model.hidden_size
     width = matrices[-1].shape[0] if matrices else model.hidden_size
     # what a frozen projection reads is kept by the functions of tensor parallelism alone
     reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
@@ -183,6 +185,6 @@ def window_mask_bytes(model: ModelSpec, workload: Workload, software: SoftwarePr
         return 0.0
     if workload.attention_kernel == "eager":
         hidden = {min(a.window or np.inf, workload.seq_len) for a in attentions if a.causal}
-        return float(workload.seq_len) ** 2 * len(hidden) * software.window_needs_mask
+        return float(workload.seq_len) ** 2 * len(hidden) * software.activations.window_needs_mask
     windows = {a.window for a in attentions if needs_window_mask(a, workload.seq_len, software)}
     return workload.compute_bytes * float(workload.seq_len) ** 2 * len(windows)

@@ -105,7 +105,7 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, cop
 
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:
     """Bytes of an element that a layer gathers with sequence parallelism; None: of any other."""
-    return FP8_BYTES if workload.precision == "fp8" and software.fp8_gathers else None
+    return FP8_BYTES if workload.precision == "fp8" and software.fp8.gathers else None
 
 
 def gathered_cast_share(
@@ -118,15 +118,15 @@ def gathered_cast_share(
 
         (3 / t + 2) / n  with copies (reads 16 bits, writes 8; reads 8, writes 8), else 1 / t
 
-    n: ``fp8_cast_bytes``. Source: NVIDIA/TransformerEngine@0004dbd0:
+    n: ``fp8.cast_bytes``. Source: NVIDIA/TransformerEngine@0004dbd0:
     transformer_engine/pytorch/module/linear.py (cast_to_fp8, then gather_along_first_dim); user
     guide, Performance considerations, Handling transposes.
     """
     ranks = np.multiply(1.0, tensor_parallel)
-    if not software.fp8_cast_bytes:
+    if not software.fp8.cast_bytes:
         return np.ones_like(ranks)
-    share = (CAST / ranks + COPY) / software.fp8_cast_bytes if copies else 1.0 / ranks
-    gathers = np.logical_and(sequence_parallel, np.greater(ranks, 1.0)) & software.fp8_gathers
+    share = (CAST / ranks + COPY) / software.fp8.cast_bytes if copies else 1.0 / ranks
+    gathers = np.logical_and(sequence_parallel, np.greater(ranks, 1.0)) & software.fp8.gathers
     return np.where(gathers, share, 1.0)
 
 

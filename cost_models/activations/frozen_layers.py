@@ -52,13 +52,13 @@ def of_frozen_layer(
         both = (kind.attention.num_heads + kind.attention.num_kv_heads) * kind.attention.head_dim
         less = normalised_bytes(kind, both, compute_bytes, software)
         regions = replace(regions, split=regions.split - less)
-    if not frozen or software.frozen_weights_save_inputs:
+    if not frozen or software.frozen.saves_inputs:
         return replace(regions, replicated=regions.replicated - dropped)
     adapted = _adapted(kind)
     first = [w for w in frozen if w.role in ("linear", "expert") and w.cut == "column"]
     attention = [w for w in first if w.part == "attention"]
     mlp = [w for w in first if w.part in ("mlp", "shared_experts", "experts")]
-    made_anew = software.adapter_input_bytes > 0.0
+    made_anew = software.adapters.input_bytes > 0.0
     inputs, replicated, split = regions.inputs, regions.replicated, np.asarray(regions.split)
     for block in (attention, mlp):
         kept = any(w.name in adapted for w in block)
@@ -71,12 +71,12 @@ def of_frozen_layer(
         width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
         split = split - compute_bytes * (width + feed_forward.shared_ffn_hidden_size)
     matrices = [w for w in frozen if w.name in adapted]
-    inputs += software.adapter_input_bytes * sum(_features(w)[0] for w in matrices)
+    inputs += software.adapters.input_bytes * sum(_features(w)[0] for w in matrices)
     queries = [w for w in matrices if w in attention]
-    split = split + software.adapter_output_bytes * sum(_features(w)[1] for w in queries)
+    split = split + software.adapters.output_bytes * sum(_features(w)[1] for w in queries)
     small = [w for w in frozen if w.quantised and w.role == "linear"]
-    split = split + software.quantised_input_bytes * _distinct_inputs(small)
-    if software.fused_qkv_stays:
+    split = split + software.frozen.quantised_input_bytes * _distinct_inputs(small)
+    if software.activations.keeps_fused_qkv:
         heads = kind.attention
         width = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
         split = split + compute_bytes * width
@@ -93,11 +93,11 @@ def normalised_bytes(
     """Bytes of what only the weight of a norm multiplies: c h, in fp32 where the product is."""
     if kind.norm == "layer":  # saved is its input
         return 0.0
-    saved = software.rms_norm_saved * compute_bytes
+    saved = software.activations.rms_norm_saved * compute_bytes
     if kind.norm == "rms_in_fp32":
-        saved = software.rms_norm_in_fp32_saved_fp32_bytes / 2.0
+        saved = software.activations.rms_norm_in_fp32_saved_fp32_bytes / 2.0
     if kind.norm == "layer_in_fp32":
-        saved = software.layer_norm_in_fp32_saved_fp32_bytes / 3.0
+        saved = software.activations.layer_norm_in_fp32_saved_fp32_bytes / 3.0
     return saved * hidden_size
 
 
@@ -123,8 +123,8 @@ def sharded_input_bytes(
     model: ModelSpec, compute_bytes: float, software: SoftwareProfile, table: PlanTable
 ) -> Real:
     """Bytes a token and layer that a trainer keeps beside, where it shards frozen layers: n c h."""
-    if not software.frozen_layer_inputs or not any(w.frozen for w in model.embedding):
+    if not software.frozen.layer_inputs or not any(w.frozen for w in model.embedding):
         return np.zeros(len(table))
     sharded = (table.zero_stage >= 3) & (table.shard_ranks > 1)
-    one = software.frozen_layer_inputs * compute_bytes * model.hidden_size
+    one = software.frozen.layer_inputs * compute_bytes * model.hidden_size
     return np.where(sharded, one, 0.0)

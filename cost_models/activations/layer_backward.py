@@ -70,7 +70,7 @@ def norm_working_bytes(
     kind: LayerKind, width: float, compute: float, software: SoftwareProfile
 ) -> float:
     """Bytes a token that the backward pass of a norm holds beside what was saved."""
-    if kind.norm == "layer" or software.rms_norm_saved_fp32_bytes == 0.0:
+    if kind.norm == "layer" or software.activations.rms_norm_saved_fp32_bytes == 0.0:
         return 3.0 * compute * width
     if kind.norm == "layer_in_fp32":
         return (3.0 * max(FP32, compute) + compute) * width
@@ -136,7 +136,12 @@ class _Layer:
     def mask(self) -> Real:
         """Bytes of a dropout mask of the hidden state."""
         drops = float(self.model.hidden_dropout > 0)
-        return drops * self.software.dropout_mask_bytes * self.model.hidden_size / self.along
+        return (
+            drops
+            * self.software.activations.dropout_mask_bytes
+            * self.model.hidden_size
+            / self.along
+        )
 
     @property
     def inside(self) -> Real:
@@ -197,7 +202,7 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     saves = activation_copies(feed_forward, layer.software) > 0.0
     closed = one * float(saves or feed_forward.gated)
     if feed_forward.inner_dropout and drops:
-        closed = (compute + layer.software.dropout_mask_bytes) / compute * one
+        closed = (compute + layer.software.activations.dropout_mask_bytes) / compute * one
     # the gradient of its output: from dropout, and put together from all ranks
     copies = np.where(np.greater(layer.table.micro_batch_size, 1), 2.0, 1.0)
     gathered = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
@@ -352,7 +357,7 @@ def _core(layer: _Layer) -> Real:
         each = 2.0 * compute
         drops = layer.model.attention_dropout > 0
         if attention.softmax_in_fp32 and compute < exact:
-            each = 2.0 * exact - compute - layer.software.dropout_mask_bytes * drops
+            each = 2.0 * exact - compute - layer.software.activations.dropout_mask_bytes * drops
         elif drops:
             each = compute
         working = each * attention.num_heads * np.multiply(1.0, workload.seq_len)

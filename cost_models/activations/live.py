@@ -230,7 +230,7 @@ def _layers(
         everything = _saved(model, compute, software, table, regions, NONE)
         left = _saved(model, compute, software, table, regions, table.recompute)
         full = table.recompute == FULL
-        left = left + software.layer_input_extra_bytes * model.hidden_size * full
+        left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
         # copies that come while later layers are walked backward
         copies = copies + count * sharded_input_bytes(model, compute, software, table)
         saved = saved + recomputed * left + (count - recomputed) * everything
@@ -273,7 +273,7 @@ def _layers(
         repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
         working = np.maximum(working, walk * (recomputed < count))
         alone = np.maximum(alone, whole + walk)
-        if not software.walks_by_blocks:
+        if not software.sharding.blockwise_backward:
             continue
         core = np.where(table.recompute == SELECTIVE, everything - kept, 0.0)
         core = core / (1.0 if kind.cross_attention is None else 2.0)
@@ -342,7 +342,7 @@ def _regions(
     if workload.attention_kernel == "eager":  # keys and values of every query head
         each = kind.attention.head_dim + kind.attention.value_head_dim
         groups = max(0, kind.attention.num_heads - kind.attention.num_kv_heads)
-        repeated = workload.compute_bytes * groups * each * (not software.repeats_keys)
+        repeated = workload.compute_bytes * groups * each * (not software.activations.repeats_keys)
         more = more + np.where(is_blockwise(table), 0.0, repeated)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
@@ -367,6 +367,6 @@ def _saved(
         tensor_parallel=table.tensor_parallel,
         sequence_parallel=table.sequence_parallel,
         recompute=recompute,
-        keeps_gathered_inputs=software.keeps_gathered_inputs,
+        keeps_gathered_inputs=software.activations.keeps_gathered_inputs,
         expert_tensor=table.expert_tensor,
     )

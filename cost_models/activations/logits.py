@@ -38,27 +38,30 @@ def logits_bytes_per_token(
     backward  (c (l + k - 1) + w n + c g [16 bits]) V / t    g gradients that are cast back
 
     A loss that works on chunks has one chunk's n and k - 1 copies at once. One that works on pieces
-    of p of the tokens, as many as ``loss_piece_bytes`` hold in w, writes a gradient of its own:
+    of p of the tokens, as many as ``loss.piece_bytes`` hold in w, writes a gradient of its own:
 
     forward   (c + w p (n + 1 [16 bits])) V / t      16-bit logits are cast, piece by piece
     backward  (2 c + w p (n + 1) [16 bits]) V / t
     """
     wide = max(FP32, compute_bytes)
     narrow = compute_bytes < wide
-    cast = compute_bytes * software.logits_gradient_copies if narrow else 0.0
-    over = 1.0 if software.gathers_logits else np.multiply(1.0, tensor_parallel)
+    cast = compute_bytes * software.loss.logits_gradient_copies if narrow else 0.0
+    over = 1.0 if software.loss.gathers_logits else np.multiply(1.0, tensor_parallel)
     share = vocab_size / over
-    if software.loss_piece_bytes:
-        rows = np.maximum(1.0, software.loss_piece_bytes // (wide * share))
+    if software.loss.piece_bytes:
+        rows = np.maximum(1.0, software.loss.piece_bytes // (wide * share))
         piece = np.minimum(1.0, rows / np.multiply(1.0, tokens))
-        copies = wide * (software.fp32_logits_copies + narrow) * piece
+        copies = wide * (software.loss.fp32_logits_copies + narrow) * piece
         back = 2.0 * compute_bytes + (copies if narrow else 0.0)
         return Logits(compute_bytes * share, (compute_bytes + copies) * share, back * share)
     chunk: Real = 1.0
-    if software.loss_chunk_tokens:
-        chunk = np.minimum(1.0, software.loss_chunk_tokens / np.multiply(1.0, tokens))
-    kept = compute_bytes * (chunk if software.logits_chunked else 1.0)
-    copies = compute_bytes * (software.logits_copies - 1.0) + wide * software.fp32_logits_copies
+    if software.loss.chunk_tokens:
+        chunk = np.minimum(1.0, software.loss.chunk_tokens / np.multiply(1.0, tokens))
+    kept = compute_bytes * (chunk if software.loss.chunks_logits else 1.0)
+    copies = (
+        compute_bytes * (software.loss.logits_copies - 1.0)
+        + wide * software.loss.fp32_logits_copies
+    )
     at_loss = kept + copies * chunk
-    back = at_loss + cast * (chunk if software.logits_chunked else 1.0)
+    back = at_loss + cast * (chunk if software.loss.chunks_logits else 1.0)
     return Logits(kept * share, at_loss * share, back * share)

@@ -47,19 +47,29 @@ def norm_bytes(
 ) -> float:
     """Bytes that one norm over ``width`` features saves: input, normalised copy, statistics."""
     if kind.norm in ("rms", "rms_mixed"):
-        saved = software.rms_norm_saved * compute_bytes + software.rms_norm_saved_fp32_bytes
-        if kind.norm == "rms_mixed" and software.rms_norm_saved_fp32_bytes and compute_bytes < FP32:
+        saved = (
+            software.activations.rms_norm_saved * compute_bytes
+            + software.activations.rms_norm_saved_fp32_bytes
+        )
+        if (
+            kind.norm == "rms_mixed"
+            and software.activations.rms_norm_saved_fp32_bytes
+            and compute_bytes < FP32
+        ):
             saved += compute_bytes
-        return saved * width + software.rms_norm_statistics_bytes
+        return saved * width + software.activations.rms_norm_statistics_bytes
     if kind.norm == "rms_in_fp32":
-        saved = software.rms_norm_in_fp32_saved * compute_bytes
-        saved += software.rms_norm_in_fp32_saved_fp32_bytes
-        return saved * width + software.rms_norm_statistics_bytes
+        saved = software.activations.rms_norm_in_fp32_saved * compute_bytes
+        saved += software.activations.rms_norm_in_fp32_saved_fp32_bytes
+        return saved * width + software.activations.rms_norm_statistics_bytes
     if kind.norm == "layer_in_fp32":
-        saved = software.layer_norm_in_fp32_saved * compute_bytes
-        saved += software.layer_norm_in_fp32_saved_fp32_bytes
-        return saved * width + software.layer_norm_statistics_bytes
-    return software.layer_norm_saved * compute_bytes * width + software.layer_norm_statistics_bytes
+        saved = software.activations.layer_norm_in_fp32_saved * compute_bytes
+        saved += software.activations.layer_norm_in_fp32_saved_fp32_bytes
+        return saved * width + software.activations.layer_norm_statistics_bytes
+    return (
+        software.activations.layer_norm_saved * compute_bytes * width
+        + software.activations.layer_norm_statistics_bytes
+    )
 
 
 def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
@@ -108,19 +118,19 @@ def score_bytes(
         masked = needs_window_mask(attention, seq_len, software)
         padded = attention.head_dim - attention.value_head_dim
         more = 0.0
-        if software.window_needs_mask and (padded or attention.sinks):
+        if software.activations.window_needs_mask and (padded or attention.sinks):
             sinks = SINK_FEATURES * attention.sinks
             more = attention.num_heads * (2.0 * padded + 4.0 * sinks + attention.value_head_dim)
         every = compute_bytes * repeated * width
         kept = FP32 * attention.num_heads + compute_bytes * more
         return kept + np.where(masked, every, 0.0)
     # in fp32 the softmax needs no second copy
-    copies = software.eager_scores_bytes if compute_bytes < FP32 else compute_bytes
+    copies = software.activations.eager_scores_bytes if compute_bytes < FP32 else compute_bytes
     copies += compute_bytes if attention.capped else 0.0  # tanh keeps what it gives
-    dropped = software.attention_dropout_bytes + max(0.0, compute_bytes - 2.0)
+    dropped = software.activations.attention_dropout_bytes + max(0.0, compute_bytes - 2.0)
     per_pair = copies + (dropped if dropout else 0.0)
     if not attention.softmax_in_fp32:  # weights; a mask and what is left of them
-        dropped = software.dropout_mask_bytes + compute_bytes
+        dropped = software.activations.dropout_mask_bytes + compute_bytes
         per_pair = compute_bytes + (dropped if dropout else 0.0)
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
 
@@ -130,14 +140,14 @@ def needs_window_mask(
 ) -> np.ndarray:
     """Whether a flash kernel needs a mask for the window."""
     window = attention.window
-    needed = window is not None and software.window_needs_mask and not attention.capped
-    sinks = attention.sinks and software.window_needs_mask
+    needed = window is not None and software.activations.window_needs_mask and not attention.capped
+    sinks = attention.sinks and software.activations.window_needs_mask
     return (needed & np.greater(seq_len, window or 0)) | sinks
 
 
 def activation_copies(feed_forward: FeedForward, software: SoftwareProfile) -> float:
     """Return how many tensors of its own width an activation saves."""
-    saved = software.activation_saved
+    saved = software.activations.activation_saved
     return saved.get(feed_forward.activation, saved["default"])
 
 
@@ -179,9 +189,9 @@ def router_bytes(
 ) -> float:
     """What the router of a mixture saves: its input, and something for each expert."""
     read = compute_bytes
-    if feed_forward.router_in_fp32 and software.router_copies_input:
+    if feed_forward.router_in_fp32 and software.activations.router_copies_input:
         read = FP32 if compute_bytes < FP32 else 0.0
-    return read * hidden_size + software.router_saved_bytes * feed_forward.num_experts
+    return read * hidden_size + software.activations.router_saved_bytes * feed_forward.num_experts
 
 
 def layer_regions(
@@ -204,13 +214,13 @@ def layer_regions(
     attentions = [kind.attention]
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
-    if software.repeats_keys:
+    if software.activations.repeats_keys:
         attentions = [replace(each, num_kv_heads=each.num_heads) for each in attentions]
     shares_input = kind.parallel_residual and kind.num_norms == 1
     mlp = kind.feed_forward
     reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
     blocks = 1 if shares_input else len(attentions) + int(reads)
-    masks = (1 + len(attentions)) * software.dropout_mask_bytes * (hidden_dropout > 0)
+    masks = (1 + len(attentions)) * software.activations.dropout_mask_bytes * (hidden_dropout > 0)
     core = sum(
         (
             score_bytes(attention, seq_len, kernel, attention_dropout > 0, software, compute_bytes)
@@ -223,7 +233,9 @@ def layer_regions(
     split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
     split = split + feed_forward_bytes(kind.feed_forward, compute_bytes, software)
     if mlp.inner_dropout and hidden_dropout > 0:
-        split = split + (software.dropout_mask_bytes + compute_bytes) * mlp.ffn_hidden_size
+        split = (
+            split + (software.activations.dropout_mask_bytes + compute_bytes) * mlp.ffn_hidden_size
+        )
     latents = [rank for rank in (kind.attention.q_lora_rank, kind.attention.kv_lora_rank) if rank]
     if kind.attention.qk_norm:
         heads = kind.attention.num_heads + kind.attention.num_kv_heads
@@ -233,7 +245,9 @@ def layer_regions(
     norms = kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
     norms += sum(norm_bytes(kind, rank, compute_bytes, software) for rank in latents)
     if kind.parallel_residual and kind.num_norms == 2 and kind.norm == "layer":
-        norms -= software.layer_norm_saved * compute_bytes * hidden_size  # of the same input
+        norms -= (
+            software.activations.layer_norm_saved * compute_bytes * hidden_size
+        )  # of the same input
     return Regions(
         routed=routed_bytes(mlp, hidden_size, compute_bytes, software),
         replicated=norms + masks * hidden_size,
@@ -306,7 +320,7 @@ def backward_working_bytes_per_token(
     """
     feed_forward = kind.feed_forward
     width = float(feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token))
-    if software.experts_one_by_one:
+    if software.activations.experts_one_by_one:
         width /= max(1, feed_forward.num_experts)
     width += feed_forward.shared_ffn_hidden_size
     tensors = 3.0 if feed_forward.gated else 2.0

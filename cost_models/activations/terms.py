@@ -53,7 +53,7 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
     )
     tensor = float(plan.tensor_parallel)
     along = tensor if plan.sequence_parallel else 1.0
-    inputs_over = 1.0 if software.keeps_gathered_inputs else along
+    inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along
     attentions = [kind.attention]
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
@@ -88,8 +88,8 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
 
 def _mlp_formula(mlp: FeedForward, scenario: Scenario) -> str:
     """Return c (saved + 3) F with its numbers: 8 F for a gated MLP in 16 bits."""
-    saved = scenario.software.activation_saved.get(
-        mlp.activation, scenario.software.activation_saved["default"]
+    saved = scenario.software.activations.activation_saved.get(
+        mlp.activation, scenario.software.activations.activation_saved["default"]
     )
     copies = scenario.workload.compute_bytes * (saved + (3.0 if mlp.gated else 1.0))
     one = f"{copies:g}·F"

@@ -80,14 +80,17 @@ def exposed_exchange(
 ) -> Real:
     """Seconds of a micro-batch's exchange that nothing hides.
 
-    ``hides_exchange_between_nodes``, ``hides_exchange_inside_nodes``: where experts lie in several
+    ``overlap.expert_exchange_between_nodes`` and ``..._inside_nodes``: where experts lie in several
     NVLink domains, and in one, another micro-batch's ``passes`` run meanwhile; a hidden second
-    costs computation ``data_parallel_interference`` seconds.
+    costs computation ``overlap.data_parallel_interference`` seconds.
     """
-    between, inside = software.hides_exchange_between_nodes, software.hides_exchange_inside_nodes
+    between, inside = (
+        software.overlap.expert_exchange_between_nodes,
+        software.overlap.expert_exchange_inside_nodes,
+    )
     if not (between or inside):
         return traffic
     stride = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
     spans = on_distinct_rows(domains_spanned)(cluster, table.expert_parallel, stride) > 1.0
     hidden = np.where(np.where(spans, between, inside), np.minimum(traffic, passes), 0.0)
-    return traffic - (1.0 - software.data_parallel_interference) * hidden
+    return traffic - (1.0 - software.overlap.data_parallel_interference) * hidden

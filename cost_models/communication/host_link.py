@@ -41,7 +41,7 @@ def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> 
     figure = accelerator.host_bandwidth
     if figure is not None:
         share = min(1.0, cluster.host_links / cluster.gpus_per_node) if cluster.host_links else 1.0
-        return float(figure.value) * software.bus_efficiency * share
+        return float(figure.value) * software.communication.bus_efficiency * share
     if np.any(table.offload > 0):
         raise InputError(
             f"{accelerator.name}: offload needs host_bandwidth, which is not known (it can be set "

@@ -144,7 +144,11 @@ def axis_seconds(
     """
     measured = cluster.accelerator.device == "cpu"
     if not measured:
-        cluster = achieved(cluster, software.bus_efficiency, software.network_efficiency)
+        cluster = achieved(
+            cluster,
+            software.communication.bus_efficiency,
+            software.communication.network_efficiency,
+        )
     layout = axis_groups(table)
     seconds: dict[str, Real] = {}
     for axis in AXES:

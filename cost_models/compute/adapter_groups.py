@@ -42,7 +42,7 @@ def adapter_wait(
 ) -> Real:
     """Seconds that a pass through one layer waits for the host around its adapters."""
     total: Real = np.zeros_like(np.multiply(1.0, tokens))
-    starting = software.group_operators * rate.operator
+    starting = software.host.group_operators * rate.operator
     for weight in kind.weights:
         if not (weight.is_adapter and weight.name.endswith(SECOND)):
             continue
@@ -54,7 +54,7 @@ def adapter_wait(
             tensor_parallel,
             compute_bytes,
             rate,
-            fp32_adapters=software.adapters_in_fp32 and compute_bytes < FP32_BYTES,
+            fp32_adapters=software.adapters.in_fp32 and compute_bytes < FP32_BYTES,
         )
         device = product.forward + moved * tokens / rate.memory
         total = total + host_wait(starting, device, rate)

@@ -23,7 +23,7 @@ def adapter_bytes_per_token(
     Forward and backward. Adapters in fp32 move four bytes where others move c, and cast what they
     read and what they write (c + 4 more at each end).
     """
-    casts = software.adapters_in_fp32 and compute_bytes < FP32_BYTES
+    casts = software.adapters.in_fp32 and compute_bytes < FP32_BYTES
     element = FP32_BYTES if casts else compute_bytes
     cast = compute_bytes + FP32_BYTES if casts else 0.0
     forward: Real = 0.0
@@ -34,10 +34,13 @@ def adapter_bytes_per_token(
         over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
         elements = max(weight.shape) / over
         if weight.shape[0] < weight.shape[1]:  # rank x inputs; the second is outputs x rank
-            there, back = software.adapter_input_accesses, software.adapter_input_gradient_accesses
+            there, back = (
+                software.adapters.input_accesses,
+                software.adapters.input_gradient_accesses,
+            )
         else:
-            there = software.adapter_output_accesses
-            back = software.adapter_output_gradient_accesses
+            there = software.adapters.output_accesses
+            back = software.adapters.output_gradient_accesses
         forward = forward + (element * there + cast) * elements
         backward = backward + (element * back + cast) * elements
     return forward, backward

@@ -26,7 +26,7 @@ def loop_bytes(
     index_add_ and their gradients).
     """
     feed_forward = kind.feed_forward
-    if not (feed_forward.num_experts and software.experts_one_by_one):
+    if not (feed_forward.num_experts and software.activations.experts_one_by_one):
         return 0.0, 0.0
     experts, chosen = 1.0 * feed_forward.num_experts, 1.0 * feed_forward.experts_per_token
     forward = 4.0 * chosen

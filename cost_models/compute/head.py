@@ -57,18 +57,18 @@ def head_seconds(
     inputs = model.head_multiply / model.vocab_size
     others = tuple(w for w in model.head if w.cut != "vocab")
     projection = linear_seconds(tokens, inputs, outputs, compute_bytes, rate)
-    if model.vocab_size % 2 and not software.pads_vocabulary:
+    if model.vocab_size % 2 and not software.loss.pads_vocabulary:
         projection = projection.times(odd_columns(outputs, compute_bytes, rate))
     if projection_is_frozen(model):
         projection = replace(projection, weights=0.0 * projection.weights)
     matmuls = projection + matrices_seconds(others, tokens, tensor_parallel, compute_bytes, rate)
-    columns = model.vocab_size if software.gathers_logits else outputs
+    columns = model.vocab_size if software.loss.gathers_logits else outputs
     moved = tokens * columns / rate.memory
     casts = CAST_BYTES if compute_bytes >= 4.0 else 0.0
     zero = np.zeros_like(matmuls.forward)
     return PassSeconds(
-        matmuls.forward + max(0.0, software.loss_bytes - casts) * moved,
-        matmuls.inputs + matmuls.weights + max(0.0, software.loss_gradient_bytes - casts) * moved,
+        matmuls.forward + max(0.0, software.loss.forward_bytes - casts) * moved,
+        matmuls.inputs + matmuls.weights + max(0.0, software.loss.backward_bytes - casts) * moved,
         zero,
         zero,
     )

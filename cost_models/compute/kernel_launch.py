@@ -39,15 +39,15 @@ def operator_seconds(
     """
     layers = sum(rank.kind_counts)
     more = _unfused(model, software, workload, table)
-    forward = software.layer_operators_forward + more
-    backward = software.layer_operators_backward + more
-    outside = software.microbatch_operators / (forward + backward)
+    forward = software.host.layer_operators_forward + more
+    backward = software.host.layer_operators_backward + more
+    outside = software.host.microbatch_operators / (forward + backward)
     walked_again = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
     again = np.where(walked_again, forward, 0.0)
     mixed = workload.compute_bytes != workload.master_bytes
     outer = rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
-    around = groups * software.group_operators
+    around = groups * software.host.group_operators
     starts_forward = layers * forward + outside * forward + around
     counts = zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
     walked = [(n, repeats) for n, repeats, kind in counts if not kind.idle]
@@ -61,12 +61,12 @@ def _unfused(
     model: ModelSpec, software: SoftwareProfile, workload: Workload, table: PlanTable
 ) -> Real:
     """Operators a pass where a fused softmax does not take the number of attention matrices."""
-    if workload.attention_kernel != "eager" or not software.fused_softmax_batch:
+    if workload.attention_kernel != "eager" or not software.host.fused_softmax_batch:
         return np.zeros(len(table))
     heads = max(kind.attention.num_heads for kind in model.kinds)
     matrices = 1.0 * table.micro_batch_size * heads / table.tensor_parallel
-    refused = np.mod(matrices, software.fused_softmax_batch) != 0.0
-    return np.where(refused, software.unfused_softmax_operators, 0.0)
+    refused = np.mod(matrices, software.host.fused_softmax_batch) != 0.0
+    return np.where(refused, software.host.unfused_softmax_operators, 0.0)
 
 
 def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | None = None) -> Real:

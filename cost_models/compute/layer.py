@@ -22,7 +22,7 @@ from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, Weight
 from cost_models.partition.recomputed_layers import last_matrix
 from cost_models.partition.tensor_sharding import cut_dim
-from hardware_profiles.software.kernels import ForwardKernels
+from hardware_profiles.software.kernels import ForwardSoftware
 from hardware_profiles.software.trainer import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
@@ -144,7 +144,7 @@ def attention_core_seconds(
     kernel: str,
     compute_bytes: float,
     rate: Rates,
-    software: ForwardKernels,
+    software: ForwardSoftware,
     *,
     dropout: bool = False,
 ) -> Real:
@@ -169,14 +169,14 @@ def attention_core_seconds(
         else:
             keys = np.minimum(seq_len, np.inf if attention.window is None else attention.window)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
-        return flops / (software.flash_efficiency * rate.flash * rate.matmul)
+        return flops / (software.kernels.flash_efficiency * rate.flash * rate.matmul)
     whole = np.multiply(1.0, seq_len)
     heads = attention.num_heads * tokens / whole / tensor_parallel
     products = matmul_seconds(
         whole, attention.head_dim, whole, compute_bytes, rate, batch=heads
     ) + matmul_seconds(whole, whole, attention.value_head_dim, compute_bytes, rate, batch=heads)
     pairs = attention.num_heads * whole * tokens / tensor_parallel
-    accesses = software.eager_scores_accesses + dropout * software.dropout_accesses
+    accesses = software.kernels.eager_scores_accesses + dropout * software.kernels.dropout_accesses
     moved = accesses * compute_bytes * pairs
     return products + moved / rate.memory
 
@@ -187,7 +187,7 @@ def elementwise_bytes_per_token(
     compute_bytes: float,
     tensor_parallel: Count,
     sequence_parallel: Flag,
-    software: ForwardKernels,
+    software: ForwardSoftware,
     *,
     hidden_dropout: bool = False,
     expert_parallel: Count = 1,
@@ -200,23 +200,30 @@ def elementwise_bytes_per_token(
     experts after it, and both once more on the way back: 4 k more.
     """
     norm = {
-        "layer": software.layer_norm_accesses,
-        "layer_in_fp32": software.layer_norm_in_fp32_accesses,
-    }.get(kind.norm, software.rms_norm_accesses + software.rms_norm_fp32_bytes / compute_bytes)
+        "layer": software.kernels.layer_norm_accesses,
+        "layer_in_fp32": software.kernels.layer_norm_in_fp32_accesses,
+    }.get(
+        kind.norm,
+        software.kernels.rms_norm_accesses + software.kernels.rms_norm_fp32_bytes / compute_bytes,
+    )
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     blocks = 2.0 + (kind.cross_attention is not None)
-    residual = software.residual_accesses + hidden_dropout * software.dropout_accesses
+    residual = (
+        software.kernels.residual_accesses + hidden_dropout * software.kernels.dropout_accesses
+    )
     whole: Real = hidden_size * (kind.num_norms * norm + blocks * residual)
     feed_forward = kind.feed_forward
     if feed_forward.num_experts:
         copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
         whole = whole + hidden_size * (copies * feed_forward.experts_per_token + 1.0)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
-    activation = software.activation_accesses if kind.feed_forward.gated else 2.0  # read, write
+    activation = (
+        software.kernels.activation_accesses if kind.feed_forward.gated else 2.0
+    )  # read, write
     split = activation * (width + feed_forward.shared_ffn_hidden_size)
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    split += software.rotary_accesses * query_key * attention.rotary
+    split += software.kernels.rotary_accesses * query_key * attention.rotary
     return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
 
 
@@ -312,7 +319,7 @@ def layer_seconds(
         experts_per_token=kind.feed_forward.experts_per_token,
         expert_tensor=expert_tensor,
         expert_parallel=expert_parallel,
-        fp32_adapters=software.adapters_in_fp32 and compute_bytes < FP32_BYTES,
+        fp32_adapters=software.adapters.in_fp32 and compute_bytes < FP32_BYTES,
     )
     core: Real = np.zeros_like(matrices.forward)
     for attention in (kind.attention, kind.cross_attention):
@@ -329,7 +336,7 @@ def layer_seconds(
                 dropout=attention_dropout,
             )
     each = tokens / rate.memory
-    upcast = software.hidden_states_in_fp32 and compute_bytes < FP32_BYTES
+    upcast = software.precision.fp32_hidden_states and compute_bytes < FP32_BYTES
     element = FP32_BYTES if upcast else compute_bytes
     moved = each * elementwise_bytes_per_token(
         kind,
@@ -341,7 +348,7 @@ def layer_seconds(
         hidden_dropout=hidden_dropout,
         expert_parallel=expert_parallel,
     )
-    moved_back = software.backward_access_ratio * moved
+    moved_back = software.kernels.backward_access_ratio * moved
     to_adapters, from_adapters = adapter_bytes_per_token(kind, element, tensor_parallel, software)
     moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
     if upcast:
@@ -349,21 +356,21 @@ def layer_seconds(
         moved, moved_back = moved + casts, moved_back + casts
     biased = compute_bytes * tokens / rate.memory * bias_elements(kind, tensor_parallel)
     unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / (
-        software.unpacking_share * rate.memory
+        software.frozen.unpacking_share * rate.memory
     )
     params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
-    added = software.gradient_accumulation_bytes * params / rate.memory
+    added = software.gradients.accumulation_bytes * params / rate.memory
     loop_forward, loop_backward = loop_bytes(kind, hidden_size, element, software)
-    forward = matrices.forward + core + moved + unpacked + software.bias_accesses * biased
+    forward = matrices.forward + core + moved + unpacked + software.kernels.bias_accesses * biased
     forward = forward + loop_forward * tokens / rate.memory
-    back = matrices.inputs + unpacked + software.bias_gradient_accesses * biased
+    back = matrices.inputs + unpacked + software.kernels.bias_gradient_accesses * biased
     if rate.core is not None:  # fp8
-        cast = software.fp8_cast_bytes / rate.memory
+        cast = software.fp8.cast_bytes / rate.memory
         gathered = gathered_cast_share(
             tensor_parallel, sequence_parallel, software, copies=rate.copies_fp8
         )
         to_inputs, to_outputs = cast_elements(kind, tensor_parallel, gathered)
-        of_weights = software.fp8_weight_casts * cast * params
+        of_weights = software.fp8.weight_casts * cast * params
         forward = forward + cast * tokens * to_inputs + of_weights
         back = back + cast * tokens * to_outputs + of_weights
     backward = (

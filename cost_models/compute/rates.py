@@ -8,7 +8,7 @@ from typing import Final
 
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
-from hardware_profiles.software.kernels import ForwardKernels
+from hardware_profiles.software.kernels import ForwardSoftware
 
 # Share of the peak that the best large matmul reaches where nobody measured it: the median of the
 # NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
@@ -98,7 +98,7 @@ class Rates:
 def rates(
     accelerator: Accelerator,
     precision: str,
-    software: ForwardKernels,
+    software: ForwardSoftware,
     *,
     long_run: bool = True,
 ) -> Rates:
@@ -126,14 +126,14 @@ def rates(
     return Rates(
         matmul=best,
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
-        operator=launch.value if launch is not None else software.operator_seconds,
+        operator=launch.value if launch is not None else software.host.operator_seconds,
         host_is_device=measured,
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=eight,
         setup=setup,
         copies_fp8=accelerator.architecture == "Hopper",
         single=None if measured else best_matmul(accelerator, "fp32"),
-        flash=_flash_share(accelerator.architecture, software.flash_share_since_hopper),
+        flash=_flash_share(accelerator.architecture, software.kernels.flash_share_since_hopper),
         units=0.0 if measured or units is None else units.value,
     )
 

@@ -16,7 +16,7 @@ MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micr
 
 def _in_fp8(scenario: Scenario) -> bool:
     """Whether matmuls are in 8 bits, under a trainer that multiplies only whole matrices so."""
-    return scenario.workload.precision == "fp8" and scenario.software.fp8_whole_matrices
+    return scenario.workload.precision == "fp8" and scenario.software.fp8.whole_matrices
 
 
 def _tokens(scenario: Scenario, plans: Plan | PlanTable) -> Any:

@@ -34,7 +34,7 @@ def freezes_autocast(scenario: Scenario) -> bool:
     """Whether autocast meets frozen weights, which it would cast again at every use."""
     workload = scenario.workload
     frozen = workload.adapter != "none" or bool(workload.freeze)
-    return scenario.software.autocasts_weights and frozen
+    return scenario.software.precision.autocasts_weights and frozen
 
 
 def too_long(scenario: Scenario) -> bool:

@@ -200,7 +200,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "pipeline_schedule",
-        lambda s, t: np.isin(t.pipeline_schedule, SPLIT_CODES) & (not s.software.splits_backward),
+        lambda s, t: (
+            np.isin(t.pipeline_schedule, SPLIT_CODES) & (not s.software.pipeline.splits_backward)
+        ),
         lambda s, p: (
             f"pipeline_schedule = {p.pipeline_schedule}: this trainer does not compute weight "
             "gradients apart from those of inputs (allowed: "
@@ -217,10 +219,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero_stage",
-        lambda s, t: t.zero_stage > int(s.software.largest_zero_stage),
+        lambda s, t: t.zero_stage > int(s.software.sharding.largest_zero_stage),
         lambda s, p: (
             f"zero_stage = {p.zero_stage}: this trainer shards up to stage "
-            f"{int(s.software.largest_zero_stage)}"
+            f"{int(s.software.sharding.largest_zero_stage)}"
         ),
     ),
     Rule(
@@ -335,7 +337,11 @@ CODES = ("legal", *(rule.code for rule in RULES))
 
 def fewest_microbatches(scenario: Scenario, table: PlanTable) -> Any:
     """Return how many micro-batches the schedule of each plan needs at least."""
-    asked = [name for name in FEWEST if name != "1f1b" or not scenario.software.short_pipelines]
+    asked = [
+        name
+        for name in FEWEST
+        if name != "1f1b" or not scenario.software.pipeline.fewer_microbatches_than_ranks
+    ]
     schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in asked]
     return np.select(schedules, [FEWEST[name](table) for name in asked], 1)
 

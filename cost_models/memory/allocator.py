@@ -1,8 +1,8 @@
 """From the bytes of live tensors to what torch has reserved and what nvidia-smi shows.
 
 The caching allocator keeps blocks that it could give back as long as there is memory to spare; near
-the end of memory only ``allocator_slack`` of them remains. The context is the driver's and the
-libraries' own memory: CUDA's modules, cuBLAS and cuDNN workspaces.
+the end of memory only ``memory.allocator_slack`` of them remains. The context is the driver's
+and the libraries' own memory: CUDA's modules, cuBLAS and cuDNN workspaces.
 
 Units: bytes.
 """
@@ -26,7 +26,7 @@ def shown_bytes(
     """
     if kind == "allocated":
         return allocated
-    least = allocated * (1.0 + software.allocator_slack)
-    most = max(least, budget - software.context_bytes)
-    reserved = min(allocated * (1.0 + software.allocator_cache), most)
-    return reserved if kind == "reserved" else reserved + software.context_bytes
+    least = allocated * (1.0 + software.memory.allocator_slack)
+    most = max(least, budget - software.memory.context_bytes)
+    reserved = min(allocated * (1.0 + software.memory.allocator_cache), most)
+    return reserved if kind == "reserved" else reserved + software.memory.context_bytes

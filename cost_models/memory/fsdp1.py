@@ -46,7 +46,7 @@ def units(
     compute = workload.compute_bytes
     parts = [(trainable_part(model), compute, True)]
     if has_frozen(model):
-        among = software.frozen_in_gradients
+        among = software.gradients.include_frozen
         parts.append((frozen_part(model, quantised=False), compute, among))
         small = quantised_bytes(workload.quantisation)
         parts.append((frozen_part(model, quantised=True), small, False))
@@ -84,9 +84,9 @@ def flat_buffers(
     Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no buffers.
     """
     sharded = is_sharded(table)
-    kept = software.accumulates_whole_gradients & (table.num_microbatches > 1)
+    kept = software.gradients.accumulated_unsharded & (table.num_microbatches > 1)
     root, layer = (np.where(kept, 0.0, g) for g in (whole.root_gradient, whole.layer_gradient))
-    gathered = whole.root + software.gathered_layers * whole.layer
+    gathered = whole.root + software.sharding.gathered_layers * whole.layer
     ahead = gathered - whole.layer
     at = {
         "loss_forward": whole.root,
@@ -106,10 +106,10 @@ def flat_gradients(
 
     Where the longest sequences come first, nothing has been added up beside their activations.
     """
-    if not software.accumulates_whole_gradients:
+    if not software.gradients.accumulated_unsharded:
         return {}
     kept = is_sharded(table) & (table.num_microbatches > 1)
-    beside = 0.0 if software.longest_first else whole.all_gradients
+    beside = 0.0 if software.activations.longest_sequences_first else whole.all_gradients
     at = {
         "full_flight": beside,
         "later": beside,

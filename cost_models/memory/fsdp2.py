@@ -161,7 +161,7 @@ class Blocks:
         zeros = np.zeros(len(table))
         alone = rank.first and rank.last and model.tie_embeddings
         trains_first = rank.first and not embedding_is_frozen(model)
-        keeps = software.keeps_replica_gradients and not mixed
+        keeps = software.gradients.whole_replica_buffer and not mixed
         several = by_value(table.num_microbatches > 1)
         lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
@@ -181,7 +181,7 @@ class Blocks:
             sharded=sharded,
             frees=managed
             & (table.zero_stage < 3)
-            & (not software.whole_gradient_buffer)
+            & (not software.gradients.whole_buffer)
             & np.logical_not(table.offloads_weights),
             zero_3=table.zero_stage >= 3,
             every=table.zero_stage >= 2,

@@ -34,8 +34,8 @@ def _shared(numel: Real, apart: Real, table: PlanTable) -> list[tuple[Real, Coun
 def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
     """Whether gradients stay whole until the last micro-batch, whatever the ZeRO stage."""
     pipelined = table.pipeline_parallel > 1
-    under_pipeline = pipelined & software.reduces_gradients_at_last_microbatch_under_pipeline
-    found: Flag = under_pipeline | software.accumulates_whole_gradients
+    under_pipeline = pipelined & software.gradients.reduced_once_under_pipeline
+    found: Flag = under_pipeline | software.gradients.accumulated_unsharded
     return found
 
 
@@ -65,12 +65,12 @@ def gradients_of(
     in_flight: Real,
 ) -> Gradients:
     """Return them, as the trainer and the ZeRO stage accumulate and reduce."""
-    gradient = workload.gradient_bytes(in_master_precision=software.gradients_in_master_precision)
+    gradient = workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
     defers = reduces_once(software, table)
 
     parts_of, numel = shares(params, table), params.total
     in_place = workload.compute_bytes == workload.master_bytes
-    keeps = software.keeps_replica_gradients and in_place
+    keeps = software.gradients.whole_replica_buffer and in_place
 
     def stay(ranks: Count) -> Flag:
         found: Flag = by_value((table.zero_stage == 0) & np.greater(ranks, 1) & keeps)
@@ -94,11 +94,11 @@ def gradients_of(
         )
         return sum(parts, start=np.zeros(len(table)))
 
-    if software.optimizer_in_backward:  # only what one block's gradients take
+    if software.optimizer.in_backward:  # only what one block's gradients take
         none = np.zeros(len(table))
         layer, outer = gradient * params.largest_layer, gradient * params.embedding
         return Gradients(none, none, layer, outer, none)
-    if software.whole_gradient_buffer:
+    if software.gradients.whole_buffer:
         buffer = gradient * numel
         return Gradients(buffer, buffer, buffer, buffer, buffer)
 

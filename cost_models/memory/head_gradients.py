@@ -53,17 +53,17 @@ def head_gradients(
     """
     alone = rank.first and rank.last and model.tie_embeddings
     whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
-    apart = whole & (not software.whole_gradient_buffer)
+    apart = whole & (not software.gradients.whole_buffer)
     each = np.where(apart, workload.compute_bytes, 0.0)
     tied = each * (params.embedding if alone else 0.0)
     head = tied + each * params.head
     beside = np.where(head > 0.0, logits, 0.0)
     places: list[tuple[Real, Real]] = [(head, beside)]
-    if not software.loss_chunk_tokens or software.logits_chunked:
+    if not software.loss.chunk_tokens or software.loss.chunks_logits:
         return HeadGradients(places, tied, 3.0 * tied)
     places = [(head, logits)]
     tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
-    chunks = np.maximum(1.0, tokens / software.loss_chunk_tokens)
+    chunks = np.maximum(1.0, tokens / software.loss.chunk_tokens)
     several = chunks > 1.0
     for more in (1.0, 2.0):
         gradients = head + np.where(several, more * head, 0.0)

@@ -205,7 +205,7 @@ def update_bytes(
     rule = RULES[workload.optimizer]
     if rule.whole_matrices:
         return _whole_matrix_bytes(model, workload, table, rank)
-    fused = software.fused_optimizer and workload.optimizer in FUSED
+    fused = software.optimizer.fused and workload.optimizer in FUSED
     return workload.state_bytes * (0.0 if fused else rule.foreach_copies) * updated
 
 
@@ -231,13 +231,13 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     """  # noqa: D400
     rule = RULES[workload.optimizer]
     state_bytes = rule.states * (1.0 if rule.eight_bit else workload.state_bytes)
-    if workload.optimizer == "adamw" and not software.fused_optimizer:
-        clipping = software.gradient_accesses - 1.0  # what the fused update does not read
+    if workload.optimizer == "adamw" and not software.optimizer.fused:
+        clipping = software.optimizer.gradient_accesses - 1.0  # what the fused update does not read
         gradients = (2.0 + clipping) * workload.reduction_bytes
         return 4.0 * workload.master_bytes + gradients + 7.0 * state_bytes
     weights = 2.0 * (workload.master_bytes - 4.0)
-    gradients = software.gradient_accesses * (workload.reduction_bytes - 4.0)
-    return software.optimizer_accesses_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
+    gradients = software.optimizer.gradient_accesses * (workload.reduction_bytes - 4.0)
+    return software.optimizer.moved_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
 
 
 def update_flops(

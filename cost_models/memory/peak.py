@@ -125,7 +125,7 @@ def _with_runtime(
     parts = MemoryParts(weights - at[4], at[0], optimizer, at[1], at[2], at[3], zeros)
     if not on_gpu:
         return parts
-    runtime = software.context_bytes + software.allocator_slack * parts.allocated
+    runtime = software.memory.context_bytes + software.memory.allocator_slack * parts.allocated
     return replace(parts, runtime=runtime)
 
 
@@ -166,7 +166,7 @@ def rank_places(
     optimizer = np.where(table.offloads_weights, 0.0, optimizer)
     weights = weights + secondary_bytes(params.total - params.apart, compute, table)
     if workload.precision == "fp8":
-        weights = weights + fp8_weight_bytes(model, table, rank, software.fp8_weight_copies)
+        weights = weights + fp8_weight_bytes(model, table, rank, software.fp8.weight_copies)
     weights = weights + frozen_bytes(model, rank, table, workload, software)
     # offloaded states are off the device; master weights stay, gradients go straight to the host
     states = _states(model, workload, table, rank, params)
@@ -179,9 +179,11 @@ def rank_places(
     gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
     matrix, helping = unpacked_bytes(model, rank, table, compute)
-    single = np.where(table.pipeline_parallel > 1, 0.0, software.buffer_bytes_without_pipeline)
-    passing = held.messages + (software.buffer_bytes + single) * on_gpu
-    if software.walks_by_blocks:
+    single = np.where(
+        table.pipeline_parallel > 1, 0.0, software.memory.buffer_bytes_without_pipeline
+    )
+    passing = held.messages + (software.memory.buffer_bytes + single) * on_gpu
+    if software.sharding.blockwise_backward:
         blocks = Blocks.of(
             model, workload, software, table, rank, params, held.in_flight + held.due
         )
@@ -190,7 +192,7 @@ def rank_places(
         moments = _by_blocks(blocks, gradients, held, used, update)
     else:
         buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
-        if software.flat_parameters:
+        if software.sharding.flat_parameters:
             whole = units(model, workload, software, table, rank)
             buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
             gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
@@ -198,7 +200,7 @@ def rank_places(
             model, workload, software, table, rank, params, held.logits_gradient
         )
         gone: Sequence[Real] = [np.zeros(len(table))] * len(MOMENTS)
-        if software.autocasts_weights and compute != master:
+        if software.precision.autocasts_weights and compute != master:
             gone = absent_copies(params, rank, table, compute, tied=model.tie_embeddings)
         moments = _by_layers(buffers, gradients, held, matrix + helping, update, waiting, gone)
     return (weights, optimizer), passing, moments

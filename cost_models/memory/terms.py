@@ -99,7 +99,7 @@ def _states(
         frozen = first(frozen_bytes(model, rank, table, scenario.workload, scenario.software))
     terms = []
     if frozen:
-        shared = scenario.software.shards_frozen_weights and plan.zero_stage == 3
+        shared = scenario.software.sharding.frozen_weights and plan.zero_stage == 3
         numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
         terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
     for part, least, size in (
@@ -268,13 +268,13 @@ def _buffers(
 def _runtime(scenario: Scenario, parts: MemoryParts) -> list[Term]:
     if not scenario.on_gpu:
         return []
-    software, allocated = scenario.software, float(parts.allocated)
+    memory, allocated = scenario.software.memory, float(parts.allocated)
     return [
         Term(
             "runtime",
             "context, libraries, what the allocator cannot use",
             "context + slack · allocated",
-            f"{format_bytes(software.context_bytes)} + {100 * software.allocator_slack:.3g} % × "
+            f"{format_bytes(memory.context_bytes)} + {100 * memory.allocator_slack:.3g} % × "
             f"{format_bytes(allocated)}",
             first(parts.runtime),
         )

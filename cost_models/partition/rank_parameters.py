@@ -130,7 +130,7 @@ def frozen_bytes(
             rows = outputs / (table.tensor_parallel if weight.cut == "column" else 1)
             stored = stored + count * (element * numel + row * rows)
     whole = workload.compute_bytes * plain.total + stored
-    shared = software.shards_frozen_weights & (table.zero_stage >= 3)
+    shared = software.sharding.frozen_weights & (table.zero_stage >= 3)
     return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
 
 

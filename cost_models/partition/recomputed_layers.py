@@ -99,7 +99,7 @@ def last_matrix(
     what is read only.
     """
     needed = needs_output(kind, hidden_dropout=hidden_dropout) or kind.feed_forward.num_experts
-    if software.recomputes_whole_layers or needed:
+    if software.kernels.recomputes_whole_layers or needed:
         return ()
     matrices = [w for w in kind.weights if w.part == "mlp" and w.role == "linear"]
     return tuple(w for w in matrices[-1:] if not w.is_adapter)

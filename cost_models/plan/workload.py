@@ -1,7 +1,7 @@
 """What is to be trained: sequence length, global batch, precision, optimizer.
 
 ``auto`` for a precision means: as the parts it belongs to have it (optimizer states: as the weights
-that are updated; gradients: as the trainer keeps them, see ``gradients_in_master_precision``).
+that are updated; gradients: as the trainer keeps them, see ``gradients.in_master_precision``).
 """
 
 from __future__ import annotations

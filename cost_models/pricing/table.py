@@ -276,7 +276,7 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
         group.frame, list(states.values()), list(held.values()), partners, enough
     )
     software = scenario.software
-    return allocated + (software.context_bytes + software.allocator_slack * allocated)
+    return allocated + (software.memory.context_bytes + software.memory.allocator_slack * allocated)
 
 
 def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:

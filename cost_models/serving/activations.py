@@ -82,7 +82,7 @@ def latent_workspace_bytes(
     """
     if not attention.kv_lora_rank:
         return np.zeros_like(np.multiply(1.0, cached) * tensor_parallel)
-    tokens = np.minimum(cached, engine.latent_workspace_tokens)
+    tokens = np.minimum(cached, engine.memory.latent_workspace_tokens)
     unpacked = attention.num_heads * _unpacked(attention) / np.multiply(1.0, tensor_parallel)
     width = attention.kv_lora_rank + attention.rope_head_dim + unpacked
     return compute_bytes * tokens * width
@@ -105,7 +105,7 @@ def feed_forward_token_bytes(
 
     Source: vLLM, SiluAndMul reads both projections and writes one; fused_experts
     (intermediate_cache1 and 3 are one buffer). 3 F is what a published log shows, see
-    ``hidden_copies`` of the serving profile. Balanced routing.
+    ``memory.hidden_copies`` of the serving profile. Balanced routing.
     """
     ranks = np.multiply(1.0, tensor_parallel)
     wide = 2.0 if feed_forward.gated else 1.0
@@ -125,16 +125,16 @@ def feed_forward_token_bytes(
 
 def hidden_bytes(hidden_size: int, engine: ServingEngine, compute_bytes: float) -> float:
     """Bytes a token of the residual stream, a block's input and its output: c 3 h."""
-    return compute_bytes * engine.hidden_copies * hidden_size
+    return compute_bytes * engine.memory.hidden_copies * hidden_size
 
 
 def sampled_logits_bytes(vocab_size: int, sequences: Count, engine: ServingEngine) -> Real:
     """Bytes while the next token of every sequence is drawn: 38 N V, whole on every rank.
 
-    See ``sampler_bytes_per_logit`` of the serving profile; only the last token of a sequence has
-    logits.
+    See ``memory.sampler_bytes_per_logit`` of the serving profile; only the last token of a
+    sequence has logits.
     """
-    return engine.sampler_bytes_per_logit * vocab_size * np.multiply(1.0, sequences)
+    return engine.memory.sampler_bytes_per_logit * vocab_size * np.multiply(1.0, sequences)
 
 
 def masked_logits_bytes(

@@ -49,7 +49,11 @@ class ReplicaLinks:
         """The cluster with the bandwidths that large collectives reach."""
         if self.cluster.accelerator.device == "cpu":
             return self.cluster
-        return achieved(self.cluster, self.engine.bus_efficiency, self.engine.network_efficiency)
+        return achieved(
+            self.cluster,
+            self.engine.communication.bus_efficiency,
+            self.engine.communication.network_efficiency,
+        )
 
     def collective(self, kind: str, size: Real, ranks: Count, stride: Count = 1) -> Real:
         """Seconds of one collective over ``ranks`` that lie ``stride`` apart.
@@ -80,10 +84,12 @@ class ReplicaLinks:
                 size,
                 ranks,
                 inner,
-                engine.direct_all_reduce_start,
-                engine.direct_all_reduce_share,
+                engine.communication.direct_all_reduce_start,
+                engine.communication.direct_all_reduce_share,
             )
-            small = np.less_equal(size, engine.direct_all_reduce_bytes) & (spanned <= 1)
+            small = np.less_equal(size, engine.communication.direct_all_reduce_bytes) & (
+                spanned <= 1
+            )
             seconds = np.where(small, np.minimum(seconds, direct), seconds)
         return seconds
 

@@ -128,8 +128,10 @@ def stage_pass(
             kind, model, machine, point, tokens, compute
         )
         several = 1 + (kind.cross_attention is not None) * 0.5
-        kernels = kernels + count * (several * engine.layer_kernels + _more_kernels(kind, engine))
-        operators = operators + count * several * engine.layer_operators
+        kernels = kernels + count * (
+            several * engine.kernels.per_layer + _more_kernels(kind, engine)
+        )
+        operators = operators + count * several * engine.host.layer_operators
     if rank.first:
         memory = memory + 2.0 * compute * model.hidden_size * rows.tokens / machine.rest.memory
         communication = communication + machine.links.collective(
@@ -139,15 +141,15 @@ def stage_pass(
         head, moved, gathered = _head(model, machine, point, rows, compute)
         matrices, memory = matrices + head, memory + moved
         communication = communication + gathered
-    kernels = (kernels + engine.step_kernels) * engine.kernel_seconds
-    started = (operators + engine.step_operators) * machine.rest.operator
+    kernels = (kernels + engine.kernels.per_step) * engine.kernels.seconds
+    started = (operators + engine.host.step_operators) * machine.rest.operator
     if machine.rest.host_is_device:
         kernels = np.zeros(shape)
     device = matrices + attention + memory + kernels + communication
     # a pass repeats one layer's kernels, all as short: nothing uneven but its end
     host = np.asarray(host_wait(started, device, machine.rest, overlap=np.inf))
     if not machine.rest.host_is_device and workload.cuda_graphs:
-        graphed = np.less_equal(rows.tokens, engine.graph_sequences) & rows.decode
+        graphed = np.less_equal(rows.tokens, engine.scheduler.graph_sequences) & rows.decode
         host = np.where(graphed, 0.0, host)
     stages = point.pipeline_parallel
     sent = compute * model.hidden_size * np.multiply(1.0, rows.tokens)
@@ -161,10 +163,10 @@ def stage_pass(
 def _more_kernels(kind: LayerKind, engine: ServingEngine) -> float:
     """Kernels of a layer beside those of ordinary attention and an MLP."""
     feed_forward = kind.feed_forward
-    more = engine.latent_kernels * bool(kind.attention.kv_lora_rank)
+    more = engine.kernels.per_latent_attention * bool(kind.attention.kv_lora_rank)
     if feed_forward.num_experts:
         shared = bool(feed_forward.shared_ffn_hidden_size)
-        more += engine.expert_kernels + engine.shared_expert_kernels * shared
+        more += engine.kernels.per_expert_layer + engine.kernels.per_shared_expert_layer * shared
     return more
 
 
@@ -223,7 +225,7 @@ def _layer_matrices(
             compute,
             rate,
             batch=batch,
-            stream_share=engine.stream_share,
+            stream_share=engine.kernels.stream_share,
         )
     return total
 
@@ -310,9 +312,9 @@ def _head(
         compute * inputs * outputs,
         compute,
         rate,
-        stream_share=engine.stream_share,
+        stream_share=engine.kernels.stream_share,
     )
     drawn = np.multiply(1.0, rows.sequences) * model.vocab_size
-    moved = engine.sampled_bytes_per_logit * drawn / rate.memory
+    moved = engine.kernels.sampled_bytes_per_logit * drawn / rate.memory
     gathered = machine.links.collective("all_gather", compute * drawn, point.tensor_parallel)
     return zero + seconds, zero + moved, zero + gathered

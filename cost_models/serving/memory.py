@@ -164,7 +164,7 @@ def rank_serving_memory(
             point.tensor_parallel,
             stored,
             step_tokens=tokens,
-            block=engine.block_tokens,
+            block=engine.scheduler.block_tokens,
         )
         attention = np.maximum(
             attention, _attention(model, workload, engine, kind, point, tokens, compute)
@@ -197,9 +197,9 @@ def rank_serving_memory(
         several = np.greater(
             np.multiply(point.tensor_parallel, point.pipeline_parallel), 1
         ) | np.greater(point.expert_parallel, 1)
-        runtime = zeros + engine.context_bytes + engine.graph_bytes
-        runtime = runtime + np.where(several, engine.communication_bytes, 0.0)
-        runtime = runtime + engine.allocator_slack * (activations + logits + buffers)
+        runtime = zeros + engine.memory.context_bytes + engine.memory.graph_bytes
+        runtime = runtime + np.where(several, engine.memory.communication_bytes, 0.0)
+        runtime = runtime + engine.memory.allocator_slack * (activations + logits + buffers)
     return ServingParts(weights, cache, activations, logits, buffers, runtime), moment
 
 

@@ -168,7 +168,7 @@ def rank_weight_bytes(
                 expert_parallel,
                 stored,
                 compute_bytes,
-                engine.vocab_multiple,
+                engine.memory.vocab_multiple,
             )
             for weight in weights
         )

@@ -55,7 +55,7 @@ def data_phases(
             gathers = gathers + share * by_axis[axis]
             reduces = reduces + (1.0 - share) * by_axis[axis]
     forward = np.where(sharded, 0.5 * gathers, 0.0)
-    waited_for = np.where(sharded | (not software.gathers_behind_forward), forward, gathers)
+    waited_for = np.where(sharded | (not software.overlap.weight_gathers), forward, gathers)
     every = (table.zero_stage >= 2) & np.logical_not(reduces_once(software, table))
     rounds = np.where(every, table.num_microbatches, 1)
     share = (params.embedding + params.largest_layer) / np.maximum(params.total, 1.0)

@@ -29,9 +29,9 @@ class Hiding(NamedTuple):
     def of(cls, software: SoftwareProfile) -> Hiding:
         """Take a trainer's figures."""
         return cls(
-            software.data_parallel_overlap,
-            software.data_parallel_interference,
-            software.gathers_behind_forward,
+            software.overlap.data_parallel,
+            software.overlap.data_parallel_interference,
+            software.overlap.weight_gathers,
         )
 
 

@@ -83,7 +83,7 @@ def rank_seconds(
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
     held_forward, held_backward = np.zeros(len(table)), np.zeros(len(table))
-    wraps = software.wraps_adapters & (table.zero_stage >= 3) & (table.shard_ranks > 1)
+    wraps = software.sharding.adapters_apart & (table.zero_stage >= 3) & (table.shard_ranks > 1)
     for count, recomputed, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True):
         if not count:
             continue
@@ -126,16 +126,20 @@ def rank_seconds(
 
     habits = TrafficHabits(
         gather_bytes=gathered_bytes(workload, software),
-        gathers_again=not software.keeps_gathered_inputs,
-        gathers_by_matrix=software.gathers_by_matrix,
-        gathers_logits=software.gathers_logits,
+        gathers_again=not software.activations.keeps_gathered_inputs,
+        gathers_by_matrix=software.communication.gathers_by_matrix,
+        gathers_logits=software.loss.gathers_logits,
         reduces_once=reduces_once(software, table),
     )
     traffic = pass_traffic(model, workload, table, rank, habits=habits)
-    if software.scatters_stage_messages:
+    if software.pipeline.scatters_messages:
         traffic = scattered(traffic, table)
     by_axis = axis_seconds(
-        traffic, cluster, software, table, copies=copies_of(model) * software.exchanges_once_a_node
+        traffic,
+        cluster,
+        software,
+        table,
+        copies=copies_of(model) * software.communication.exchanges_once_a_node,
     )
     sums = axis_seconds(gradient_sums(model, workload, table, rank), cluster, software, table)
     tensor_forward, tensor_backward = tensor_seconds(
@@ -158,7 +162,7 @@ def rank_seconds(
             forward + host_forward,
             backward + again + host_backward,
             link,
-            prefetched=software.prefetches_activations,
+            prefetched=software.overlap.activation_prefetch,
         )
         host_forward, host_backward = host_forward + down, host_backward + up
     params = table_parameters(trainable_part(model), rank, table)
@@ -211,7 +215,7 @@ def rank_seconds(
         replica_communication=by_axis["replicate"],
         replicas_apart=table.shard_ranks * table.tensor_parallel <= cluster.tiers[0].domain_size,
         optimizer=np.where(table.offloads_optimizer, on_host, on_device)
-        + software.step_operators * rate.operator
+        + software.host.step_operators * rate.operator
         + by_axis["world"]
         + sums["tensor"]
         + sums["pipeline"],

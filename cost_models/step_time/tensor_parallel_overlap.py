@@ -18,22 +18,26 @@ def tensor_seconds(
     ``traffic``: of a micro-batch, as much of it for forward as for backward passes; full
     recomputation repeats the forward's, and with sequence parallelism inputs that are gathered
     again are half as much. ``weights``: the gradients of weights, behind which
-    ``hides_tensor_reduction`` sets those of inputs (or the second gathering and their scattering:
+    ``overlap.tensor_reduction`` sets those of inputs (or the second gathering and their scattering:
     Korthikanti et al., arXiv:2205.05198, sec. 4.2.2); a split backward pass has them later.
     """
-    each = (1.0 - software.tensor_parallel_overlap) * traffic
+    each = (1.0 - software.overlap.tensor_parallel) * traffic
     recomputes = table.recompute == FULL
-    again = 0.0 if software.keeps_gathered_inputs else np.where(table.sequence_parallel, 0.5, 0.0)
+    again = (
+        0.0
+        if software.activations.keeps_gathered_inputs
+        else np.where(table.sequence_parallel, 0.5, 0.0)
+    )
     forward = each / (np.where(recomputes, 3.0, 2.0) + again)
     backward = each - forward
-    if software.chunks_tensor_traffic:
+    if software.overlap.chunked_tensor_traffic:
         chunks = 1.0 * table.tensor_parallel
-        share = software.data_parallel_interference
+        share = software.overlap.data_parallel_interference
         return (
             chunked_seconds(forward, weights, chunks, share),
             chunked_seconds(backward, 2.0 * weights, chunks, share),
         )
-    if software.hides_tensor_reduction:
+    if software.overlap.tensor_reduction:
         split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
         backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
     return forward, backward

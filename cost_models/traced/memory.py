@@ -133,7 +133,11 @@ def _memory(
     weights = sizes.total("weight_shards") + module.buffer_bytes + gathered
     states = RULES[workload.optimizer].states * trained
     allocated = weights + states + gradients + activations + buffers
-    runtime = software.context_bytes + software.allocator_slack * allocated if on_gpu else zeros
+    runtime = (
+        software.memory.context_bytes + software.memory.allocator_slack * allocated
+        if on_gpu
+        else zeros
+    )
     parts = MemoryParts(weights, gradients, states, activations, zeros, buffers, runtime)
     return parts, np.asarray(places)[where]
 

@@ -57,7 +57,7 @@ def traced_time(
         forward[rows], backward[rows] = ahead, pass_seconds(plain.backward, count, rate)
         again[rows] = back - backward[rows]
         groups = np.where(table.data_parallel[rows] > 1, len(module.blocks) + 1.0, 0.0)
-        around = rate.operator * software.group_operators * groups
+        around = rate.operator * software.host.group_operators * groups
         waits_forward[rows] = host_wait(_starting(one.forward, rate) + around, ahead, rate)
         waits_backward[rows] = host_wait(_starting(one.backward, rate) + around, back, rate)
     traffic = axis_seconds(_traffic(module, sizes, table), cluster, software, table)
@@ -74,7 +74,7 @@ def traced_time(
         data_communication=traffic["data"],
         replica_communication=traffic["replicate"],
         optimizer=optimizer_seconds(elements, rate, update_accesses(workload, software))
-        + software.step_operators * rate.operator,
+        + software.host.step_operators * rate.operator,
     )
     exposed = exposed_data_seconds(
         seconds,

@@ -1,57 +1,45 @@
-"""What the formulas of a forward pass read of whoever runs it: a trainer or a serving engine."""
+"""Kernel and host figures that trainer profiles and serving engine profiles share."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import Struct
 
-class ForwardKernels(Protocol):
-    """Numbers that software profiles and serving profiles share, under the same names."""
 
-    @property
-    def rms_norm_accesses(self) -> float:
-        """Reads and writes of an RMS norm, per hidden element."""
+class ForwardKernels(Struct, frozen=True, kw_only=True):
+    """Memory-bound operators and attention of a forward pass.
 
-    @property
-    def rms_norm_fp32_bytes(self) -> float:
-        """Bytes that a norm written out moves in fp32 beside them."""
+    "Accesses" are reads and writes of elements in the compute precision.
+    """
 
-    @property
-    def layer_norm_accesses(self) -> float:
-        """Reads and writes of a layer norm."""
+    rms_norm_accesses: float  # per norm and hidden element
+    rms_norm_fp32_bytes: float  # in addition, fp32 copies of a norm that is not fused
+    layer_norm_accesses: float
+    layer_norm_in_fp32_accesses: float  # weights multiply before the cast back
+    residual_accesses: float  # per residual add and hidden element
+    activation_accesses: float  # per FFN element, gated activation
+    rotary_accesses: float  # per query/key element
+    dropout_accesses: float  # per element of a dropout that is its own kernel
+    eager_scores_accesses: float  # per head and pair of tokens
+    flash_efficiency: float  # of the achievable matmul rate, on the FLOPs executed
+    flash_share_since_hopper: float  # of that, on Hopper and later
 
-    @property
-    def layer_norm_in_fp32_accesses(self) -> float:
-        """The same, where the weights multiply in fp32."""
 
-    @property
-    def residual_accesses(self) -> float:
-        """Reads and writes of a residual add."""
+class Host(Struct, frozen=True, kw_only=True):
+    """Operators that the host launches."""
 
-    @property
-    def activation_accesses(self) -> float:
-        """Reads and writes per feed-forward element of a gated activation."""
+    step_operators: float
+    operator_seconds: float  # host seconds per operator where the machine was not measured
 
-    @property
-    def rotary_accesses(self) -> float:
-        """Reads and writes per element of queries and keys."""
 
-    @property
-    def dropout_accesses(self) -> float:
-        """Reads and writes of a dropout on its own."""
+class ForwardSoftware(Protocol):
+    """Software whose forward pass is priced: a trainer or a serving engine."""
 
     @property
-    def eager_scores_accesses(self) -> float:
-        """Reads and writes per score of eager attention."""
+    def kernels(self) -> ForwardKernels:
+        """Memory-bound operators and attention."""
 
     @property
-    def flash_efficiency(self) -> float:
-        """Share of the achievable matmul rate that a flash kernel reaches."""
-
-    @property
-    def flash_share_since_hopper(self) -> float:
-        """Share of that on Hopper and later."""
-
-    @property
-    def operator_seconds(self) -> float:
-        """Host seconds an operator, where the machine was not measured."""
+    def host(self) -> Host:
+        """Operators that the host launches."""

@@ -1,68 +1,77 @@
-"""Serving profiles: the few numbers in which inference engines differ, as data with a source."""
+"""Profiles of serving engines: memory, kernel and link figures, each with its source."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct
+
 from hardware_profiles.fields import Fields, read_toml
+from hardware_profiles.software.kernels import ForwardKernels, Host
+from hardware_profiles.software.profile import Profile, profile_from_fields
 
 FOLDER = Path(__file__).parent / "engines"
 
 
-@dataclass(frozen=True, slots=True)
-class ServingEngine:
-    """How one engine serves a model."""
+class Scheduler(Struct, frozen=True, kw_only=True):
+    """How requests are batched."""
 
-    name: str
-    description: str
     block_tokens: float  # tokens of one block of the cache: a sequence has whole blocks
-    vocab_multiple: float  # rows of the vocabulary are filled up to a multiple
-    prefill_chunk: float  # tokens of prompts in one step, unless the question says otherwise
-    hidden_copies: float  # of a step's tokens, beside what is between two matrices
+    prefill_chunk: float  # prompt tokens in one step, unless the request sets another number
+    graph_sequences: float  # tokens of the largest captured step; larger ones are started eagerly
+
+
+class ServingMemory(Struct, frozen=True, kw_only=True):
+    """Memory besides weights and cache."""
+
+    vocab_multiple: float  # rows of the vocabulary are padded to a multiple
+    hidden_copies: float  # of a step's tokens, besides the tensors between two matrices
     sampler_bytes_per_logit: float  # logits, their fp32 copy, sorted, with indices and workspace
     latent_workspace_tokens: float  # latents of earlier chunks whose keys are unpacked at once
-    # on a GPU, bytes
     context_bytes: float  # CUDA context, libraries and their workspaces
     graph_bytes: float  # captured CUDA graphs
     communication_bytes: float  # where several GPUs share a replica
-    allocator_slack: float  # of activations and logits
-    # time on a device, forward: element accesses of memory-bound work, as in software profiles
-    rms_norm_accesses: float
-    rms_norm_fp32_bytes: float
-    layer_norm_accesses: float
-    layer_norm_in_fp32_accesses: float
-    residual_accesses: float
-    activation_accesses: float
-    rotary_accesses: float
-    dropout_accesses: float
-    eager_scores_accesses: float
-    sampled_bytes_per_logit: float  # moved while the likeliest token is picked
-    flash_efficiency: float  # of the achievable matmul rate, on the FLOPs really done
-    flash_share_since_hopper: float
-    stream_share: float  # of a copy's bandwidth, that matmuls of few rows reach on their weights
-    # kernels: how many, and seconds that one adds to the bytes that it moves
-    layer_kernels: float
-    expert_kernels: float  # more of them in a layer with experts
-    shared_expert_kernels: float  # more, where some experts see every token
-    latent_kernels: float  # more in latent attention
-    step_kernels: float
-    kernel_seconds: float
-    # without CUDA graphs the host starts operators one by one
+    allocator_slack: float  # share of activations and logits
+
+
+class ServingKernels(ForwardKernels, frozen=True, kw_only=True):
+    """Kernels of a forward pass: bytes they move, their number, seconds that each one adds."""
+
+    sampled_bytes_per_logit: float  # moved while the most likely token is picked
+    stream_share: float  # of a copy's bandwidth, reached by matmuls of few rows on their weights
+    per_layer: float
+    per_expert_layer: float  # additional kernels of a layer with experts
+    per_shared_expert_layer: float  # additional kernels where some experts see every token
+    per_latent_attention: float  # additional kernels of latent attention
+    per_step: float
+    seconds: float  # that one kernel adds to the bytes that it moves
+
+
+class ServingHost(Host, frozen=True, kw_only=True):
+    """Operators that the host launches one by one without CUDA graphs."""
+
     layer_operators: float
-    step_operators: float
-    operator_seconds: float
-    graph_sequences: float  # tokens of the largest captured step; larger ones are started eagerly
-    # all-reduces of small tensors by one kernel, inside an NVLink domain
-    direct_all_reduce_start: float  # seconds
+
+
+class ServingCommunication(Struct, frozen=True, kw_only=True):
+    """Collectives between the GPUs of a replica."""
+
+    bus_efficiency: float  # achieved / nominal bandwidth of large collectives inside a node
+    network_efficiency: float  # the same between nodes
+    direct_all_reduce_start: float  # seconds; all-reduce by one kernel inside an NVLink domain
     direct_all_reduce_share: float  # of the link's bandwidth
-    direct_all_reduce_bytes: float  # the largest tensor that goes so
-    # of what links carry, large collectives
-    bus_efficiency: float
-    network_efficiency: float
-    sources: Mapping[str, str] = field(default_factory=dict)
+    direct_all_reduce_bytes: float  # the largest tensor that is reduced this way
+
+
+class ServingEngine(Profile, frozen=True, kw_only=True):
+    """How one engine serves a model."""
+
+    scheduler: Scheduler
+    memory: ServingMemory
+    kernels: ServingKernels
+    host: ServingHost
+    communication: ServingCommunication
 
 
 @cache
@@ -70,12 +79,4 @@ def serving_engine(name: str = "vllm") -> ServingEngine:
     """Load the profile of an engine."""
     path = FOLDER / f"{name}.toml"
     source = Fields(read_toml(path, "a serving profile"), str(path))
-    words = {key: source.text(key) for key in ("name", "description")}
-    known = [f.name for f in fields(ServingEngine) if f.name not in (*words, "sources")]
-    source.refuse_unknown((*words, *known))
-    values, sources = {}, {}
-    for key in known:
-        entry = source.sub(key)
-        entry.refuse_unknown(("value", "source"))
-        values[key], sources[key] = entry.number("value"), entry.text("source")
-    return ServingEngine(**words, **values, sources=sources)
+    return profile_from_fields(ServingEngine, source)

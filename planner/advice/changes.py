@@ -230,7 +230,7 @@ def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
         adapter_targets=targets,
         adapter_alpha=2.0 * rank,
     )
-    every = scenario.software.quantises_every_matrix
+    every = scenario.software.frozen.quantises_every_matrix
     try:
         model = adapted(scenario.model, workload, quantises_every_matrix=every)
     except InputError:  # no matrix takes one
@@ -249,7 +249,7 @@ def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
 def _quantised_base(scenario: Scenario, plan: Plan) -> Iterator[Change]:
     """The same adapters on a base in 4 bits."""
     workload = replace(scenario.workload, adapter="qlora")
-    every = scenario.software.quantises_every_matrix
+    every = scenario.software.frozen.quantises_every_matrix
     base = without_adapters(scenario.model)
     model = adapted(base, workload, quantises_every_matrix=every)
     yield Change(
@@ -338,7 +338,7 @@ def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
 def _too_small(scenario: Scenario, offload: Offload = "none") -> bool:
     """Whether no plan can fit, since not even what all of them hold does."""
     shared, software = least_bytes(scenario, offload) / scenario.cluster.num_gpus, scenario.software
-    runtime = software.context_bytes + software.allocator_slack * shared
+    runtime = software.memory.context_bytes + software.memory.allocator_slack * shared
     return shared + runtime > budget_bytes(scenario.cluster)
 
 

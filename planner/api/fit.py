@@ -191,7 +191,9 @@ def _default_plan(
         pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
             "zero_stage",
-            int(question.scenario.software.largest_zero_stage) if data * context > 1 else 0,
+            int(question.scenario.software.sharding.largest_zero_stage)
+            if data * context > 1
+            else 0,
             "shard all that the trainer can over data-parallel ranks",
         ),
         sequence_parallel=(

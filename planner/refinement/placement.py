@@ -129,7 +129,11 @@ def best_placed(scenario: Scenario, plans: Sequence[Plan], staged: Staged | None
 def place(scenario: Scenario, plan: Plan) -> Found:
     """Return the order of a plan's ranks with the shortest simulated step."""
     software = scenario.software
-    reached = achieved(scenario.cluster, software.bus_efficiency, software.network_efficiency)
+    reached = achieved(
+        scenario.cluster,
+        software.communication.bus_efficiency,
+        software.communication.network_efficiency,
+    )
     groups = [
         Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
     ]

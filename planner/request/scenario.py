@@ -163,7 +163,7 @@ def build_question(
     require_consistent(workload)
     assumptions += _about_optimizer(workload)
     if workload.precision == "fp8":
-        copies = software_profile(trainer).fp8_weight_copies
+        copies = software_profile(trainer).fp8.weight_copies
         assumptions.append(
             "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
             "16 bits beside two fp8 copies, which ZeRO 3 shards too"
@@ -171,9 +171,9 @@ def build_question(
             else "fp8: matrices of layers and their inputs, rounded anew in each pass; weights "
             "stay in 16 bits"
         )
-    every = software_profile(trainer).quantises_every_matrix
+    every = software_profile(trainer).frozen.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
-    shared = software_profile(trainer).shards_frozen_weights
+    shared = software_profile(trainer).sharding.frozen_weights
     if workload.freeze:
         assumptions.append(
             f"{workload.freeze} frozen: in the precision of the computation, "

@@ -88,7 +88,7 @@ def build_serving(
 
     length = _context(model, context_len, seq_len, default)
     if prefill_chunk is None:
-        prefill_chunk = int(engine.prefill_chunk)
+        prefill_chunk = int(engine.scheduler.prefill_chunk)
         if has_cache(model):
             default("prefill_chunk", prefill_chunk, "tokens of prompts in one step, as in vLLM")
     chosen = precision

@@ -182,7 +182,11 @@ class StageCosts:
         rate = rates(scenario.cluster.accelerator, module.precision, software).of_unknown_shapes
         reached = scenario.cluster
         if scenario.on_gpu:
-            reached = achieved(reached, software.bus_efficiency, software.network_efficiency)
+            reached = achieved(
+                reached,
+                software.communication.bus_efficiency,
+                software.communication.network_efficiency,
+            )
         bandwidth, latency = point_to_point_link(
             reached, plan.data_parallel, plan.pipeline_parallel
         )
@@ -201,7 +205,7 @@ class StageCosts:
         """Return seconds of both passes of the nodes first..last (default: to each node)."""
         nodes, ends = self.nodes, slice(first, last)
         # data ranks gather and reduce block by block, and what lies outside of blocks together
-        group = self.rate.operator * self.scenario.software.group_operators
+        group = self.rate.operator * self.scenario.software.host.group_operators
         group = group if self.plan.data_parallel > 1 else 0.0
         around = group * (1.0 + np.cumsum(np.array(nodes.blocks[ends]) != OUTSIDE))
         ways = []
@@ -242,7 +246,7 @@ class StageCosts:
         update = copies * float(module.tensors.largest())
         allocated = held + np.maximum(busy, update)
         software = self.scenario.software
-        runtime = software.context_bytes + software.allocator_slack * allocated
+        runtime = software.memory.context_bytes + software.memory.allocator_slack * allocated
         found = np.full(len(nodes) + 1, np.inf)
         found[first + 1 :] = allocated + (runtime if self.scenario.on_gpu else 0.0)
         return found
@@ -323,7 +327,7 @@ class StageCosts:
             optimizer=optimizer_seconds(
                 mine, self.rate, update_accesses(scenario.workload, scenario.software)
             )
-            + scenario.software.step_operators * self.rate.operator,
+            + scenario.software.host.step_operators * self.rate.operator,
         )
         hiding = Hiding.of(scenario.software)
         exposed = exposed_data_seconds(rank, table, hiding, on_gpu=scenario.on_gpu)

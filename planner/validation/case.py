@@ -6,7 +6,7 @@ why (``Unpriceable``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Final, get_args
 
@@ -82,10 +82,14 @@ def _case(reading: Reading) -> Case:
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base)
     workload = _workload(reading, batch, default_precision(cluster.accelerator))
-    changes = words.get("with", {})
-    software = replace(software_profile(profile), **changes)
+    changes = {
+        f"{group}.{name}": value
+        for group, figures in words.get("with", {}).items()
+        for name, value in figures.items()
+    }
+    software = software_profile(profile).changed(changes)
     first = look_up("adapter", row).get("first_layer", 0)
-    model = _adapted(base, model_key, workload, software.quantises_every_matrix, first)
+    model = _adapted(base, model_key, workload, software.frozen.quantises_every_matrix, first)
     stages = _stages(row, plan)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     changed = tuple(sorted(changes.items()))

@@ -48,7 +48,7 @@ def scenario(
     profile = software_profile(software)
     model = model_spec(load_preset(name).config, name=name)
     workload = Workload(**values)
-    every = profile.quantises_every_matrix
+    every = profile.frozen.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
     return Scenario(model, parse_cluster(f"{gpus}xA100-SXM-80GB"), workload, profile)
 
@@ -193,7 +193,9 @@ def test_no_sync_keeps_whole_gradients_of_frozen_weights_too() -> None:
 
 def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first() -> None:
     case = scenario("llama-2-7b", "litgpt", "q,v", gpus=2, global_batch_size=4)
-    first = replace(case, software=replace(case.software, longest_first=True))
+    first = replace(
+        case, software=case.software.changed({"activations.longest_sequences_first": True})
+    )
     plan = Plan(data_parallel=2, zero_stage=3, recompute="full", num_microbatches=2)
     table = PlanTable.from_plans([plan])
     (rank,) = even_rank_contents(case.model, 1, 1)
@@ -216,7 +218,7 @@ def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first(
 def test_a_projection_of_its_own_is_gathered_beside_the_last_layer() -> None:
     """torchtune, custom_sharded_layers: the root holds nothing, the loss in chunks its gradient."""
     case = scenario("llama-3-8b", "torchtune-chunked", "", gpus=8, kind="none", seq_len=4096)
-    apart = replace(case, software=replace(case.software, flat_parameters=False))
+    apart = replace(case, software=case.software.changed({"sharding.flat_parameters": False}))
     table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3, recompute="full")])
     (rank,) = even_rank_contents(case.model, 1, 1)
     moments = rank_timeline(apart.model, apart.workload, apart.software, table, rank, on_gpu=True)
@@ -251,7 +253,7 @@ def test_an_optimizer_in_the_backward_pass_keeps_no_gradients() -> None:
     from dataclasses import replace
 
     usual = scenario(MISTRAL, "torchtune", "q,v", adapter="none", adapter_rank=0)
-    fused = replace(usual, software=replace(usual.software, optimizer_in_backward=True))
+    fused = replace(usual, software=usual.software.changed({"optimizer.in_backward": True}))
     plan = Plan(recompute="full")
     less = float(peak(usual, plan).allocated[0]) - float(peak(fused, plan).allocated[0])
     assert less > 0.5 * 2.0 * 7.24e9
@@ -263,7 +265,7 @@ def test_what_torch_reserves_and_the_device_shows() -> None:
     assert shown_bytes("allocated", 10e9, software, budget) == 10e9
     assert shown_bytes("reserved", 10e9, software, budget) == pytest.approx(11.6e9)
     device = shown_bytes("device", 10e9, software, budget)
-    assert device == pytest.approx(11.6e9 + software.context_bytes)
+    assert device == pytest.approx(11.6e9 + software.memory.context_bytes)
     # near the end of memory cached blocks are given back
     assert shown_bytes("device", 71e9, software, budget) == pytest.approx(budget)
     assert shown_bytes("reserved", 79e9, software, budget) == pytest.approx(79e9 * 1.11)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -108,11 +106,11 @@ def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
 def test_another_micro_batch_hides_what_leaves_a_node() -> None:
     plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
     table, waits = PlanTable.from_plans(plans), software_profile("nemo")
-    hides = replace(waits, hides_exchange_between_nodes=True)
+    hides = waits.changed({"overlap.expert_exchange_between_nodes": True})
     for traffic, left in [(4.0, 1.0), (12.0, 4.5)]:  # behind passes of 10 seconds, at a quarter
         found = exposed_exchange(traffic, 10.0, CLUSTER, hides, table)
         assert found.tolist() == [left, traffic], "inside a node it is waited for"
         assert exposed_exchange(traffic, 10.0, CLUSTER, waits, table) == traffic
-        everywhere = replace(hides, hides_exchange_inside_nodes=True)
+        everywhere = hides.changed({"overlap.expert_exchange_inside_nodes": True})
         found = exposed_exchange(traffic, 10.0, CLUSTER, everywhere, table)
         assert found.tolist() == [left, left]

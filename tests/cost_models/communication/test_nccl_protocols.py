@@ -106,8 +106,8 @@ def test_one_kernel_against_published_latencies() -> None:
             float(size),
             ranks,
             450e9,
-            engine.direct_all_reduce_start,
-            engine.direct_all_reduce_share,
+            engine.communication.direct_all_reduce_start,
+            engine.communication.direct_all_reduce_share,
         )
         errors.append(abs(1e3 * float(said) / measured - 1.0))
     assert float(np.median(errors)) < 0.20

@@ -45,10 +45,10 @@ def test_the_update_on_the_host_by_hand() -> None:
     figure = scenario.cluster.accelerator.host_bandwidth
     assert figure is not None
     # two accelerators behind each of a DGX A100's PCIe switches
-    link = figure.value * scenario.software.bus_efficiency / 2
+    link = figure.value * scenario.software.communication.bus_efficiency / 2
     share = scenario.model.num_parameters / 8
     on_host = 8 * share / link
-    on_host += 8 * scenario.software.optimizer_accesses_bytes * share / HOST_MEMORY_BANDWIDTH
+    on_host += 8 * scenario.software.optimizer.moved_bytes * share / HOST_MEMORY_BANDWIDTH
     parts = {name: priced(scenario, name).time for name in ("none", "optimizer")}
     more = float((parts["optimizer"].optimizer - parts["none"].optimizer)[0])  # type: ignore[index]
     assert 0.9 * on_host < more < on_host  # without what the device needed for it

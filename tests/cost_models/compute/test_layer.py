@@ -94,7 +94,7 @@ def test_flash_backward_is_five_matmuls_for_two_at_a_lower_rate_on_gpus() -> Non
 
 def test_recomputation_is_the_forward_pass_or_the_core() -> None:
     model = llama()
-    whole = replace(SOFTWARE, recomputes_whole_layers=True)
+    whole = SOFTWARE.changed({"kernels.recomputes_whole_layers": True})
     full = layer(model, BOTH, 512.0, 128, recompute_full=True, software=whole)
     assert float(full.recompute) == float(full.forward)
     selective = layer(model, COMPUTE_BOUND, 512.0, 128, recompute_core=True)
@@ -164,7 +164,7 @@ def test_an_odd_vocabulary_triples_the_projection_unless_it_is_padded() -> None:
     heads = {v: model_spec({**GPT3, "vocab_size": v}, name="gpt") for v in (50256, 50257)}
 
     def over(rate: Rates, t: int, compute_bytes: float = 2.0, *, pads: bool = False) -> float:
-        software = replace(SOFTWARE, pads_vocabulary=pads)
+        software = SOFTWARE.changed({"loss.pads_vocabulary": pads})
         odd, even = (
             head_seconds(heads[v], 4096.0, t, compute_bytes, rate, software) for v in (50257, 50256)
         )
@@ -212,5 +212,5 @@ def test_a_flash_core_takes_its_flops_at_the_rate_that_the_kernel_reaches() -> N
 
     usual = seconds(COMPUTE_BOUND)
     assert seconds(replace(COMPUTE_BOUND, flash=0.6)) == pytest.approx(usual / 0.6)
-    half = replace(SOFTWARE, flash_efficiency=SOFTWARE.flash_efficiency / 2)
+    half = SOFTWARE.changed({"kernels.flash_efficiency": SOFTWARE.kernels.flash_efficiency / 2})
     assert seconds(COMPUTE_BOUND, half) == pytest.approx(2 * usual)

@@ -46,7 +46,7 @@ ONE_RANK: dict[str, Any] = {  # of layer_seconds: a 16-bit layer of which nothin
 
 def moved(name: str, compute_bytes: float = 2.0, dropout: bool = False, **changes: Any) -> float:
     model = sample_model(name)
-    software = replace(EAGER, **changes)
+    software = EAGER.changed({f"kernels.{name}": value for name, value in changes.items()})
     return float(
         elementwise_bytes_per_token(
             model.kinds[0],
@@ -139,7 +139,7 @@ def test_adapters_are_scaled_and_added_and_4_bit_weights_unpacked() -> None:
     kind = adapted(sample_model("llama"), workload).kinds[0]
     (query,) = [w for w in kind.weights if w.quantised]
     outputs, inputs = query.shape
-    software = replace(EAGER, adapter_input_accesses=3.0, adapter_output_accesses=5.0)
+    software = EAGER.changed({"adapters.input_accesses": 3.0, "adapters.output_accesses": 5.0})
     there, back = adapter_bytes_per_token(kind, 2.0, 1, software)
     assert there == 2.0 * (3.0 * inputs + 5.0 * outputs)
     assert back == 2.0 * 2.0 * outputs, "scaled again"
@@ -155,8 +155,8 @@ def test_adapters_in_fp32_move_twice_as_much_cast_and_multiply_in_fp32() -> None
     model = sample_model("llama")
     kind = adapted(model, workload).kinds[0]
     ends = sum(max(weight.shape) for weight in kind.weights if weight.is_adapter)
-    plain = replace(EAGER, adapter_input_accesses=3.0, adapter_output_accesses=3.0)
-    single = replace(plain, adapters_in_fp32=True)
+    plain = EAGER.changed({"adapters.input_accesses": 3.0, "adapters.output_accesses": 3.0})
+    single = plain.changed({"adapters.in_fp32": True})
     assert adapter_bytes_per_token(kind, 2.0, 1, plain)[0] == 2.0 * 3.0 * ends
     assert adapter_bytes_per_token(kind, 2.0, 1, single)[0] == (4.0 * 3.0 + 6.0) * ends
     same = [adapter_bytes_per_token(kind, 4.0, 1, software) for software in (plain, single)]
@@ -182,7 +182,7 @@ def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
     assert casts == 6.0 * ends
     times = [
         layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        for software in (EAGER, replace(EAGER, hidden_states_in_fp32=True))
+        for software in (EAGER, EAGER.changed({"precision.fp32_hidden_states": True}))
     ]
     more = casts + moved("llama", 4.0) - moved("llama")
     assert float(times[1].forward - times[0].forward) == pytest.approx(more * 128.0 / 1e12)
@@ -192,7 +192,7 @@ def test_the_host_waits_at_adapters_that_are_groups_of_their_own() -> None:
     """peft's under FSDP1: 100 operators of 10 us around each; one device second hides them all."""
     workload = Workload(128, 8, adapter="lora", adapter_rank=8, adapter_targets="q,v")
     kind = adapted(sample_model("llama"), workload).kinds[0]
-    starting = EAGER.group_operators * 1e-5
+    starting = EAGER.host.group_operators * 1e-5
     empty, busy = (Rates(rate, 1e30, 1e-5, False) for rate in (1e30, 1e3))
     idle = float(adapter_wait(kind, 128.0, 1, 2.0, empty, EAGER))
     assert idle == pytest.approx(2 * starting), "behind the second matrix of queries and of values"
@@ -209,7 +209,7 @@ def test_wrapped_adapters_cost_a_sharded_run_only() -> None:
         scenario = replace(
             scenario,
             model=adapted(scenario.model, scenario.workload),
-            software=replace(scenario.software, wraps_adapters=wraps),
+            software=scenario.software.changed({"sharding.adapters_apart": wraps}),
         )
         return float(price(scenario, PlanTable.from_plans([plan])).time.host[0])
 
@@ -229,7 +229,7 @@ def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:
         )
         return float(found.forward)
 
-    slow = replace(EAGER, unpacking_share=0.25)
+    slow = EAGER.changed({"frozen.unpacking_share": 0.25})
     unpacked = float(dequantised_bytes(kind, 2.0, 1)) / 1e12
     assert forward(slow) - forward(EAGER) == pytest.approx(3.0 * unpacked)
 
@@ -240,7 +240,7 @@ def test_a_loop_over_experts_moves_whole_gradients_for_each() -> None:
     experts, chosen = kind.feed_forward.num_experts, kind.feed_forward.experts_per_token
     times = [
         layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        for software in (EAGER, replace(EAGER, experts_one_by_one=True))
+        for software in (EAGER, EAGER.changed({"activations.experts_one_by_one": True}))
     ]
     one = 2.0 * 128.0 * model.hidden_size / 1e12
     assert float(times[1].forward - times[0].forward) == pytest.approx(4 * chosen * one)
@@ -300,21 +300,21 @@ def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmu
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"chunks_tensor_traffic": True}, "tensor_communication"),
-        ({"gathers_behind_forward": True, "data_parallel_overlap": 1.0}, "data_communication"),
+        ({"overlap.chunked_tensor_traffic": True}, "tensor_communication"),
+        ({"overlap.weight_gathers": True, "overlap.data_parallel": 1.0}, "data_communication"),
     ],
 )
 def test_what_is_hidden_is_not_waited_for(change: dict[str, Any], part: str) -> None:
     scenario = make_scenario(
         "llama", "2x8xA100-80GB", seq_len=1024, global_batch_size=64, software="megatron"
     )
-    usual = replace(scenario.software, data_parallel_overlap=1.0, operator_seconds=0.0)
+    usual = scenario.software.changed({"overlap.data_parallel": 1.0, "host.operator_seconds": 0.0})
     plans = PlanTable.from_plans(
         [Plan(tensor_parallel=4, data_parallel=4, zero_stage=1, num_microbatches=16)]
     )
     times = [
         float(np.ravel(getattr(price(replace(scenario, software=s), plans).time, part))[0])
-        for s in (usual, replace(usual, **change))
+        for s in (usual, usual.changed(change))
     ]
     assert times[1] < times[0]
 
@@ -328,14 +328,16 @@ def test_biases_cost_what_reads_and_writes_them() -> None:
     assert bias_elements(sample_model("llama").kinds[0], 1) == 0
 
     def passes(**changes: float) -> tuple[float, float]:
-        software = replace(EAGER, bias_accesses=0.0, bias_gradient_accesses=0.0)
+        software = EAGER.changed(
+            {"kernels.bias_accesses": 0.0, "kernels.bias_gradient_accesses": 0.0}
+        )
         layer = layer_seconds(
             kind,
             hidden,
             128,
             512.0,
             rate=Rates(1e30, 1e12, 0.0, False),
-            software=replace(software, **changes),
+            software=software.changed({f"kernels.{k}": v for k, v in changes.items()}),
             **ONE_RANK,
         )
         return float(layer.forward), float(layer.backward)

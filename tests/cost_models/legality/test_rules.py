@@ -271,11 +271,12 @@ def asked(
     rank = 0 if adapter == "none" else 4
     adapters: Any = {"adapter": adapter, "adapter_rank": rank}
     workload = Workload(seq_len, batch, precision=precision, freeze=freeze, **adapters)
-    software = replace(
-        software_profile("shardplan"),
-        largest_zero_stage=largest_zero_stage,
-        splits_backward=splits_backward,
-        autocasts_weights=autocasts,
+    software = software_profile("shardplan").changed(
+        {
+            "sharding.largest_zero_stage": largest_zero_stage,
+            "pipeline.splits_backward": splits_backward,
+            "precision.autocasts_weights": autocasts,
+        }
     )
     return Scenario(
         model or llama(),
@@ -410,12 +411,12 @@ def first_broken(scenario: Scenario, plan: Plan) -> str:
     if v not in several.get(schedule, (1,)) or (v > 1 and p == 1):
         return "virtual_stages"
     fewest = {"1f1b": p, "zero_bubble": p, "zbv": 2 * p - 1, "dualpipev": 2 * p}
-    short = schedule == "1f1b" and scenario.software.short_pipelines
+    short = schedule == "1f1b" and scenario.software.pipeline.fewer_microbatches_than_ranks
     if p > 1 and m < fewest.get(schedule, 1) and not short:
         return "schedule_microbatches"
     if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and m % p:
         return "interleaved_microbatches"
-    if schedule not in SCHEDULES[:3] and not scenario.software.splits_backward:
+    if schedule not in SCHEDULES[:3] and not scenario.software.pipeline.splits_backward:
         return "pipeline_schedule"
     if plan.zero_stage and plan.data_parallel == 1:
         return "zero_alone"
@@ -439,8 +440,11 @@ def first_broken(scenario: Scenario, plan: Plan) -> str:
 def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> None:
     random = np.random.default_rng(1)
     scenario = make_scenario(name, seq_len=252, global_batch_size=12)
-    software = replace(
-        scenario.software, splits_backward=splits_backward, short_pipelines=not splits_backward
+    software = scenario.software.changed(
+        {
+            "pipeline.splits_backward": splits_backward,
+            "pipeline.fewer_microbatches_than_ranks": not splits_backward,
+        }
     )
     scenario = replace(scenario, software=software, num_ranks=12)
 

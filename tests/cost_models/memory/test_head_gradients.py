@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -57,7 +55,7 @@ def test_a_loss_in_chunks_makes_it_once_more() -> None:
     head = 2.0 * (model.vocab_size + 1) * model.hidden_size
     assert at_head(found) == [(head, 800.0), (2.0 * head, 700.0), (3.0 * head, 600.0)]
     assert float(found.embedding[0]) == 2.0 * 2.0 * model.vocab_size * model.hidden_size
-    one_chunk = replace(chunked, loss_chunk_tokens=8192.0)
+    one_chunk = chunked.changed({"loss.chunk_tokens": 8192.0})
     assert at_head(waiting("llama tied", one_chunk, logits=800.0)[1]) == 3 * [(head, 800.0)]
 
 

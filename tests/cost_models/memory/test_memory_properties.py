@@ -193,7 +193,7 @@ def test_zero_shards_states_and_never_adds_to_them(case: tuple[Scenario, Plan]) 
     scenario, plan = case
     assume(plan.shard_ranks > 1 and scenario.workload.precision != "fp32")
     states = []
-    for stage in range(int(scenario.software.largest_zero_stage) + 1):
+    for stage in range(int(scenario.software.sharding.largest_zero_stage) + 1):
         changed = replace(plan, zero_stage=stage)
         if not is_legal(scenario, changed):
             continue

@@ -233,7 +233,7 @@ def test_a_table_equals_its_rows(optimizer: Optimizer) -> None:
 
 def test_updates_over_lists_make_copies_and_can_be_the_peak() -> None:
     scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=1, global_batch_size=1)
-    fused, listed = scenario, replace(scenario, software=replace(OURS, fused_optimizer=False))
+    fused, listed = scenario, replace(scenario, software=OURS.changed({"optimizer.fused": False}))
     plan = PlanTable.from_plans([Plan()])
     first, second = price(fused, plan), price(listed, plan)
     assert MOMENTS[int(second.moment[0])] == "optimizer"
@@ -304,7 +304,9 @@ def test_bytes_that_an_update_moves() -> None:
 def test_adamw_over_lists_of_tensors_takes_its_steps_one_by_one() -> None:
     """torch 2.4: 20 reads and writes, against 7 of one kernel; norm and clipping 3."""
     trainer = software_profile("hf-trainer")
-    assert not trainer.fused_optimizer
+    assert not trainer.optimizer.fused
     assert update_accesses(Workload(8, 8), trainer) == 4.0 * (20 + 3)
     assert update_accesses(Workload(8, 8, master_weights=False), trainer) == 2.0 * (20 + 3)
-    assert update_accesses(Workload(8, 8), replace(trainer, fused_optimizer=True)) == 4.0 * (7 + 3)
+    assert update_accesses(Workload(8, 8), trainer.changed({"optimizer.fused": True})) == 4.0 * (
+        7 + 3
+    )

@@ -112,7 +112,7 @@ def test_on_a_cpu_there_is_no_context_and_no_allocator() -> None:
     assert memory_of(on_cpu, Plan()).runtime[0] == 0  # type: ignore[index]
     gpu = memory_of(on_gpu, Plan())
     software = on_gpu.software
-    expected = software.context_bytes + software.allocator_slack * gpu.allocated[0]  # type: ignore[index]
+    expected = software.memory.context_bytes + software.memory.allocator_slack * gpu.allocated[0]  # type: ignore[index]
     assert gpu.runtime[0] == pytest.approx(expected)  # type: ignore[index]
 
 

@@ -192,13 +192,13 @@ def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
     scenario = make_scenario("llama-3-8b", "1xH100-SXM", seq_len=4096, global_batch_size=1)
 
     def computing(precision: Any, cast: float = 4.0, of_weights: float = 0.0) -> float:
-        software = replace(MEGATRON, fp8_cast_bytes=cast, fp8_weight_casts=of_weights)
+        software = MEGATRON.changed({"fp8.cast_bytes": cast, "fp8.weight_casts": of_weights})
         workload = replace(scenario.workload, precision=precision)
         here = replace(scenario, workload=workload, software=software)
         return first(price(here, PlanTable.from_plans([Plan()])).time.compute)
 
     eight = computing("fp8")
-    assert MEGATRON.fp8_cast_bytes == 4.0, "16 bits read, 8 written along rows and columns"
+    assert MEGATRON.fp8.cast_bytes == 4.0, "16 bits read, 8 written along rows and columns"
     assert computing("bf16") == computing("bf16", 0.0)
     h, f, key = 4096, 14336, 1024
     elements = (3 * h + f) + (3 * h + 2 * key + 2 * f)

@@ -504,7 +504,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
             head_seconds(model, tokens(t), t.tensor_parallel, 2.0, rate, software).forward
         ),
         "optimizer_seconds": lambda t: compute.optimizer_seconds(
-            1e9 / t.data_parallel, rate, software.optimizer_accesses_bytes
+            1e9 / t.data_parallel, rate, software.optimizer.moved_bytes
         ),
         "model_flops_per_step": lambda t: flops.model_flops_per_step(
             model, 256, t.micro_batch_size * t.data_parallel

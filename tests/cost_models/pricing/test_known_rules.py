@@ -174,7 +174,7 @@ def test_korthikanti_table_2(name: str) -> None:
             tensor_parallel=ranks,
             sequence_parallel=sequence,
             recompute=recompute,
-            keeps_gathered_inputs=software.keeps_gathered_inputs,
+            keeps_gathered_inputs=software.activations.keeps_gathered_inputs,
         )
         return float(per_token) * S * b
 

@@ -183,7 +183,7 @@ def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     table = table.rows(legality_codes(scenario, table) == 0)
     exact, _ = table_memory(scenario, table)
-    context = scenario.software.context_bytes  # beside what is added up
+    context = scenario.software.memory.context_bytes  # beside what is added up
     for share in (1.0, 10.0):
         enough = float(np.percentile(exact, share)) - context
         found, _ = table_memory(scenario, table, enough)

@@ -295,7 +295,7 @@ def test_engines_without_small_kernels_take_nccl() -> None:
     workload = ServingWorkload(1, 512, 8192)
     ranks, cluster = even_rank_contents(model, 1, 1), parse_cluster("8xH100-SXM-80GB")
     own = serving_engine()
-    nccl = replace(own, direct_all_reduce_bytes=0.0)
+    nccl = own.changed({"communication.direct_all_reduce_bytes": 0.0})
     one, other = (
         serving_times(model, workload, cluster, engine, ranks, point, 256) for engine in (own, nccl)
     )

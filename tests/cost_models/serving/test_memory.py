@@ -114,7 +114,7 @@ def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
     if any(kind.cross_attention for kind in model.kinds) or model.num_layers < 4:
         pytest.skip("one stage only")
     workload = ServingWorkload(4, 256, 256)
-    engine = replace(serving_engine(), vocab_multiple=1.0)
+    engine = serving_engine().changed({"memory.vocab_multiple": 1.0})
 
     def held(stages: int) -> tuple[float, float]:
         point = ServingPoint(4, 256, 256, pipeline_parallel=stages)
@@ -137,7 +137,7 @@ def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
 def test_weights_in_16_bits_are_two_bytes_a_parameter(name: str) -> None:
     model = spec(name)
     (whole,) = even_rank_contents(model, 1, 1)
-    engine = replace(serving_engine(), vocab_multiple=1.0)
+    engine = serving_engine().changed({"memory.vocab_multiple": 1.0})
     total = float(rank_weight_bytes(model, whole, engine, 1, 1, WEIGHT_FORMATS["bf16"], 2.0))
     total -= position_table_bytes(model, whole, 2.0)
     assert total == 2.0 * model.num_parameters

@@ -1,11 +1,11 @@
 """Times of static batches against published ones; the intervals of ``uncertainty`` come from these.
 
-16-bit rows of gpt-fast gave ``stream_share`` and ``kernel_seconds``; all others were only compared.
+16-bit rows of gpt-fast gave ``kernels.stream_share`` and ``kernels.seconds``; all others were only
+compared.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -48,7 +48,7 @@ def timed(
     """A static batch; ``nccl``: without kernels of the engine's own for small all-reduces."""
     model, engine = spec(name), serving_engine()
     if nccl:
-        engine = replace(engine, direct_all_reduce_bytes=0.0)
+        engine = engine.changed({"communication.direct_all_reduce_bytes": 0.0})
     cached = "fp8" if weights == "fp8" else "fp16"
     workload = ServingWorkload(sequences, prompt + answer, 8192, "fp16", weights, cached)  # type: ignore[arg-type]
     point = ServingPoint(sequences, prompt + answer, 8192, tensor)
@@ -143,7 +143,7 @@ def test_whole_batches() -> None:
 
 def test_without_its_terms_the_prediction_is_wrong() -> None:
     """A roofline of bytes alone is a third too fast at eight accelerators."""
-    engine = replace(serving_engine(), kernel_seconds=0.0)
+    engine = serving_engine().changed({"kernels.seconds": 0.0})
     model, point = spec(SEVEN), ServingPoint(1, 205, 8192, 8)
     workload = ServingWorkload(1, 205, 8192, "fp16", "fp16", "fp16")
     ranks = even_rank_contents(model, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hardware_profiles.software.trainer import software_profile
 from tests.samples import make_scenario
 
 
-def _phases(plan: Plan, profile: str = "shardplan", **changes: bool) -> DataPhases:
+def _phases(plan: Plan, profile: str = "shardplan", figures: Any = None) -> DataPhases:
     """Phases where gathering and reducing an element take as long, 12 s of a step in all."""
     scenario = make_scenario("llama-3-8b", "2x8xH100-SXM", seq_len=4096, global_batch_size=64)
     workload = replace(scenario.workload, gradient_precision="bf16")
@@ -28,7 +29,7 @@ def _phases(plan: Plan, profile: str = "shardplan", **changes: bool) -> DataPhas
         {"data": np.array([12.0])},
         table,
         table_parameters(scenario.model, rank, table),
-        replace(software_profile(profile), **changes),
+        software_profile(profile).changed(figures or {}),
     )
     return DataPhases(*(float(np.ravel(part)[0]) for part in found))
 
@@ -55,7 +56,7 @@ def test_replicas_reduce_once() -> None:
 @pytest.mark.parametrize("behind", [True, False])
 def test_new_weights_of_zero_1_wait_where_they_come_behind_the_forward_pass(behind: bool) -> None:
     plan = Plan(data_parallel=16, zero_stage=1, num_microbatches=4)
-    forward, first, last = _phases(plan, "nemo", gathers_behind_forward=behind)
+    forward, first, last = _phases(plan, "nemo", {"overlap.weight_gathers": behind})
     assert forward == 0.0
     assert first == pytest.approx(SHARE * 6.0 * behind)
     assert last == pytest.approx(SHARE * 6.0)
@@ -64,5 +65,5 @@ def test_new_weights_of_zero_1_wait_where_they_come_behind_the_forward_pass(behi
 def test_gradients_that_stay_whole_are_reduced_at_the_end() -> None:
     plan = Plan(data_parallel=16, zero_stage=3, num_microbatches=4)
     _, _, each = _phases(plan)
-    _, _, once = _phases(plan, accumulates_whole_gradients=True)
+    _, _, once = _phases(plan, figures={"gradients.accumulated_unsharded": True})
     assert once == pytest.approx(4 * each)

@@ -24,11 +24,11 @@ from tests.samples import make_scenario
 MEGATRON = software_profile("megatron")
 
 
-def megatron(**changes: Any) -> Scenario:
+def megatron(figures: dict[str, Any]) -> Scenario:
     scenario: Scenario = make_scenario(
         "gpt2", "2x8xA100-80GB", seq_len=1024, global_batch_size=32, software="megatron"
     )
-    return replace(scenario, software=replace(scenario.software, **changes))
+    return replace(scenario, software=scenario.software.changed(figures))
 
 
 def table(**plan: Any) -> PlanTable:
@@ -40,7 +40,7 @@ def table(**plan: Any) -> PlanTable:
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> None:
-    scenario = megatron()
+    scenario = megatron({})
     plans = table(
         tensor_parallel=4,
         pipeline_parallel=2,
@@ -71,7 +71,9 @@ def test_scattered_messages_cost_the_network_less() -> None:
     plans = table(
         tensor_parallel=8, pipeline_parallel=2, num_microbatches=32, sequence_parallel=False
     )
-    slow, quick = (price(megatron(scatters_stage_messages=on), plans).time for on in (False, True))
+    slow, quick = (
+        price(megatron({"pipeline.scatters_messages": on}), plans).time for on in (False, True)
+    )
     assert quick.pipeline_communication[0] < slow.pipeline_communication[0]  # type: ignore[index]
     assert quick.tensor_communication[0] > slow.tensor_communication[0]  # type: ignore[index]
     assert quick.step[0] < slow.step[0]
@@ -95,11 +97,11 @@ def test_a_fused_softmax_refuses_numbers_of_matrices_that_its_warps_do_not_take(
         return float(found[0][0])
 
     layers = sum(rank.kind_counts)
-    more = MEGATRON.unfused_softmax_operators
+    more = MEGATRON.host.unfused_softmax_operators
     # both add the operators outside the layers, which go with a layer's
     assert operators(refused) - operators(taken) == pytest.approx(layers * more, rel=0.05)
     assert operators(refused, kernel="flash") == operators(taken, kernel="flash")
-    any_number = replace(MEGATRON, fused_softmax_batch=0.0)
+    any_number = MEGATRON.changed({"host.fused_softmax_batch": 0.0})
     assert operators(refused, any_number) == operators(taken, any_number)
 
 
@@ -108,8 +110,8 @@ def test_a_fused_softmax_refuses_numbers_of_matrices_that_its_warps_do_not_take(
 
 def test_the_reduction_of_inputs_gradients_hides_behind_the_gradients_of_weights() -> None:
     plans, every = table(tensor_parallel=4), np.array([6.0])
-    waits = replace(MEGATRON, hides_tensor_reduction=False)
-    hides = replace(MEGATRON, hides_tensor_reduction=True)
+    waits = MEGATRON.changed({"overlap.tensor_reduction": False})
+    hides = MEGATRON.changed({"overlap.tensor_reduction": True})
     assert tensor_seconds(every, np.array([2.0]), waits, plans) == (3.0, 3.0)
     assert tensor_seconds(every, np.array([2.0]), hides, plans) == (3.0, 1.0)
     assert tensor_seconds(every, np.array([9.0]), hides, plans) == (3.0, 0.0)
@@ -120,14 +122,14 @@ def test_the_reduction_of_inputs_gradients_hides_behind_the_gradients_of_weights
     along = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
     forward, backward = tensor_seconds(np.array([10.0]), np.array([9.0]), hides, along)
     assert (float(forward[0]), float(backward[0])) == (4.0, 2.0)  # these and their scattering hide
-    keeps = replace(hides, keeps_gathered_inputs=True)
+    keeps = hides.changed({"activations.keeps_gathered_inputs": True})
     forward, backward = tensor_seconds(np.array([8.0]), np.array([9.0]), keeps, along)
     assert (float(forward[0]), float(backward[0])) == (4.0, 0.0)
     assert tensor_seconds(every, np.array([9.0]), hides, full) == (2.0, 2.0)
 
 
 def test_a_split_backward_pass_has_no_gradients_of_weights_to_hide_behind() -> None:
-    hides = replace(MEGATRON, hides_tensor_reduction=True)
+    hides = MEGATRON.changed({"overlap.tensor_reduction": True})
     plan = Plan(tensor_parallel=4, pipeline_parallel=2, num_microbatches=4)
     for schedule, left in (("1f1b", 0.0), ("zero_bubble", 3.0)):
         plans = PlanTable.from_plans([replace(plan, pipeline_schedule=schedule)])  # type: ignore[arg-type]
@@ -135,7 +137,7 @@ def test_a_split_backward_pass_has_no_gradients_of_weights_to_hide_behind() -> N
 
 
 def test_overlap_hides_its_share_of_the_traffic() -> None:
-    half = replace(MEGATRON, tensor_parallel_overlap=0.5, hides_tensor_reduction=False)
+    half = MEGATRON.changed({"overlap.tensor_parallel": 0.5, "overlap.tensor_reduction": False})
     assert tensor_seconds(np.array([6.0]), np.array([9.0]), half, table()) == (1.5, 1.5)
 
 
@@ -143,7 +145,7 @@ def test_overlap_hides_its_share_of_the_traffic() -> None:
 
 
 def test_adding_up_gradients_moves_its_bytes_for_every_trained_parameter() -> None:
-    scenario = megatron()
+    scenario = megatron({})
     kind = scenario.model.kinds[0]
     rate = rates(scenario.cluster.accelerator, "bf16", MEGATRON)
 
@@ -160,7 +162,7 @@ def test_adding_up_gradients_moves_its_bytes_for_every_trained_parameter() -> No
             kernel="flash",
             compute_bytes=2.0,
             rate=rate,
-            software=replace(MEGATRON, gradient_accumulation_bytes=accumulated),
+            software=MEGATRON.changed({"gradients.accumulation_bytes": accumulated}),
         )
         return float(one.backward)
 
@@ -172,7 +174,7 @@ def test_adding_up_gradients_moves_its_bytes_for_every_trained_parameter() -> No
 
 
 def test_frozen_matrices_have_no_gradients_to_add_up() -> None:
-    kind = megatron().model.kinds[0]
+    kind = megatron({}).model.kinds[0]
     frozen = replace(kind, weights=tuple(replace(w, frozen=True) for w in kind.weights))
     assert float(np.asarray(trained_elements(frozen, 1))) == 0.0
 
@@ -181,7 +183,7 @@ def test_frozen_matrices_have_no_gradients_to_add_up() -> None:
 def test_zero_2_reduces_once_under_a_pipeline_where_the_trainer_does(
     at_last: bool, fewer: bool
 ) -> None:
-    scenario = megatron(reduces_gradients_at_last_microbatch_under_pipeline=at_last)
+    scenario = megatron({"gradients.reduced_once_under_pipeline": at_last})
     plans = [
         Plan(pipeline_parallel=2, data_parallel=8, zero_stage=stage, num_microbatches=4)
         for stage in (1, 2)

@@ -1,6 +1,5 @@
 """The loss in pieces: torch's own numbers, without whole copies of the logits."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +55,7 @@ def test_no_more_copies_are_alive_at_the_loss_than_the_formula_says(
 ) -> None:
     piece = tokens * VOCAB * 4
     monkeypatch.setattr(loss, "PIECE_BYTES", piece)
-    software = replace(software_profile("shardplan"), loss_piece_bytes=float(piece))
+    software = software_profile("shardplan").changed({"loss.piece_bytes": float(piece)})
     priced = logits_bytes_per_token(VOCAB, dtype.itemsize, 1, software, float(TOKENS))
     logits, labels = case(dtype)
     with MemoryTracker([logits]) as tracker:
@@ -66,4 +65,4 @@ def test_no_more_copies_are_alive_at_the_loss_than_the_formula_says(
 
 
 def test_the_profile_has_the_size_of_the_executors_pieces() -> None:
-    assert software_profile("shardplan").loss_piece_bytes == loss.PIECE_BYTES
+    assert software_profile("shardplan").loss.piece_bytes == loss.PIECE_BYTES

@@ -11,10 +11,10 @@ from hardware_profiles.software.trainer import _from_fields, software_profile
 
 def test_a_profile_inherits_values_with_their_sources() -> None:
     base, child = software_profile("hf-trainer"), software_profile("hf-trainer-early")
-    assert child.fp32_logits_copies == base.fp32_logits_copies
-    assert child.sources["fp32_logits_copies"] == base.sources["fp32_logits_copies"]
-    assert (base.logits_copies, child.logits_copies) == (0.0, 1.0)
-    assert child.sources["logits_copies"] != base.sources["logits_copies"]
+    assert child.loss.fp32_logits_copies == base.loss.fp32_logits_copies
+    assert child.sources["loss.fp32_logits_copies"] == base.sources["loss.fp32_logits_copies"]
+    assert (base.loss.logits_copies, child.loss.logits_copies) == (0.0, 1.0)
+    assert child.sources["loss.logits_copies"] != base.sources["loss.logits_copies"]
 
 
 def test_a_profile_without_a_parent_says_everything() -> None:

@@ -212,7 +212,7 @@ def test_memory_moves_layers_from_the_first_stage() -> None:
     even = split_layers(32, 4)
     need = max(peaks(scenario, plan, even))
     spread = 1.0 + memory_spread(scenario.software.name).above
-    runtime = scenario.software.context_bytes
+    runtime = scenario.software.memory.context_bytes
     tight = with_budget(scenario, spread * (runtime + 0.93 * (need - runtime)))
     found = best_stages(tight, plan)
     assert found is not None

@@ -108,7 +108,7 @@ def test_a_stage_holds_a_micro_batch_more_for_each_stage_behind_it() -> None:
     plan = Plan(4, 1, 2, zero_stage=1, micro_batch_size=2, num_microbatches=4)
     costs = StageCosts.of(scenario(32), plan)
     once, twice = (costs.peaks(0, flight)[2] for flight in (1, 2))
-    slack = 1.0 + SOFTWARE.allocator_slack
+    slack = 1.0 + SOFTWARE.memory.allocator_slack
     assert twice - once == pytest.approx(
         slack * 2 * 60.0
     )  # the first two nodes keep 60 bytes a row

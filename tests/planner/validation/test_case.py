@@ -183,8 +183,8 @@ def test_a_family_of_cards_is_named_by_its_first_letters() -> None:
     recipe = {"framework": "Megatron-Bridge/26.08", "precision": "mxfp8", "gpus_per_node": 4}
     for model, hides in (("deepseek-v3", True), ("gpt-oss-120b", False)):
         words = {"model": model, "gpu": "GB300", "expert_parallel": 64, **recipe}
-        changed = look_up("software", Row(line=2, **words)).get("with", {})
-        assert changed.get("hides_exchange_between_nodes", False) is hides
+        overlap = look_up("software", Row(line=2, **words)).get("with", {}).get("overlap", {})
+        assert overlap.get("expert_exchange_between_nodes", False) is hides
 
 
 def test_words_in_notes_count() -> None:
@@ -316,7 +316,7 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("MaxText (JAX)") == "xla"
     assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
-    assert fused.scenario.software.optimizer_in_backward
+    assert fused.scenario.software.optimizer.in_backward
     assert not fused.scenario.workload.master_weights
 
 
@@ -357,12 +357,14 @@ def test_what_litgpt_does_otherwise_is_in_the_words() -> None:
     assert [prompts.scenario.model.kinds[k].idle for k in prompts.scenario.model.pattern[:4]] == [
         *(True, True, False, False)
     ]
-    assert prompts.scenario.software.adapter_input_bytes == 0.0
+    assert prompts.scenario.software.adapters.input_bytes == 0.0
     lora = case(**lit, peft="lora r=8 q,v")
-    assert lora.scenario.software.longest_first
+    assert lora.scenario.software.activations.longest_sequences_first
     assert not any(kind.idle for kind in lora.scenario.model.kinds)
     newer = {**lit, "framework": "litgpt", "flash_attention": "1"}
-    assert not case(**newer, peft="lora r=8 q,v").scenario.software.longest_first
+    assert not case(
+        **newer, peft="lora r=8 q,v"
+    ).scenario.software.activations.longest_sequences_first
     capped = case(**{**newer, "model": "gemma2-2b"}, peft="lora r=8 q,v")
     assert capped.scenario.workload.attention_kernel == "eager"
 
@@ -437,8 +439,8 @@ def test_what_a_recipe_says_of_sharding_counts() -> None:
     assert published("nemo-launcher-0011").plan.zero_stage == 1  # distributed_fused_adam
     assert published("nemo-launcher-0014").plan.zero_stage == 0
     fsdp = published("nemo-perf-0141")
-    assert (fsdp.plan.zero_stage, fsdp.scenario.software.largest_zero_stage) == (3, 3.0)
-    assert not fsdp.scenario.software.whole_gradient_buffer
+    assert (fsdp.plan.zero_stage, fsdp.scenario.software.sharding.largest_zero_stage) == (3, 3.0)
+    assert not fsdp.scenario.software.gradients.whole_buffer
 
 
 def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
@@ -449,8 +451,8 @@ def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
     assert (one.plan.recompute, many.plan.recompute) == ("none", "full")
     assert (one.scenario.model.vocab_size, many.scenario.model.vocab_size) == (50257, 51200)
     software, usual = one.scenario.software, many.scenario.software
-    assert (software.pads_vocabulary, usual.pads_vocabulary) == (False, True)
-    assert (software.hides_tensor_reduction, usual.hides_tensor_reduction) == (False, True)
+    assert (software.loss.pads_vocabulary, usual.loss.pads_vocabulary) == (False, True)
+    assert (software.overlap.tensor_reduction, usual.overlap.tensor_reduction) == (False, True)
 
 
 @pytest.mark.parametrize("entry", words_table()["node"], ids=lambda entry: entry["is"])
