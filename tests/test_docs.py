@@ -100,6 +100,24 @@ def test_every_name_in_a_file_exists(page: Path) -> None:
     assert [(name, path) for name, path in found if name not in names_in(ROOT / path)] == []
 
 
+@cache
+def source_text() -> str:
+    """Everything in which a name of a page may be defined."""
+    return "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in FOLDERS
+        if folder != "docs"
+        for end in ("py", "toml", "json", "csv")
+        for path in (ROOT / folder).rglob(f"*.{end}")
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_identifier_is_in_the_code(page: Path) -> None:
+    names = set(re.findall(r"`([A-Za-z]\w*_\w+)`", text_of(page)))
+    assert sorted(name for name in names if name not in source_text()) == []
+
+
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
