@@ -1,9 +1,10 @@
-"""Outputs and the picture in the README: ``python -m benchmarks.readme [--write]``.
+"""Outputs on README.md and docs/memory.md: ``python -m benchmarks.readme [--write]``.
 
-Runs the commands that the README shows and compares what they print with the README; ``--write``
-puts in what they print. Exit code 1 where a block or the picture differs. ``<!-- without: Budget
-Assumed -->`` above a block names the paragraphs that the README leaves out; three dots stand in
-their place. Blocks of ``shardplan run`` depend on the machine and are not compared.
+Runs the commands that the pages show and compares their output with the pages; ``--write`` updates
+the pages. Exit code 1 where a block or the picture differs. ``<!-- without: Budget Assumed -->``
+above a block names paragraphs that are replaced by three dots, ``<!-- from: One to: Peak -->`` the
+first and the last paragraph that are shown. Blocks of ``shardplan run`` and ``explain`` depend on
+the machine or on a file and are not compared.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = ROOT / "README.md"
+PAGES: Final = (README, ROOT / "docs" / "memory.md")
 PICTURE: Final = ROOT / "docs" / "memory.svg"
 PICTURE_COMMAND: Final = "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192 -o memory.svg"
 BLOCK: Final = re.compile(
-    r"(?:<!-- without: ([^>\n]*) -->\n)?"
-    r"```console\n\$ (shardplan (?:fit|plan|models)[^\n]*)\n(.*?)```",
+    r"(?:<!-- ((?:without|from): [^>\n]*) -->\n)?"
+    r"```console\n\$ (shardplan (?:fit|plan|models)[^\n]*)\n(?!\$)(.*?)```",
     re.DOTALL,
 )
 
@@ -65,10 +67,33 @@ def without_paragraphs(text: str, labels: Collection[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def paragraphs_between(text: str, first: str, last: str) -> str:
+    r"""Return the lines from the paragraph ``first`` to the end of the paragraph ``last``.
+
+    >>> paragraphs_between("A 1\nB 2\n  3\nC 4\n  5\nD 6\n", "B", "C")
+    'B 2\n  3\nC 4\n  5\n'
+    """
+    lines: list[str] = []
+    label = ""
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            if label == last:
+                break
+            label = line.split()[0]
+        if lines or label == first:
+            lines.append(line)
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def shown_output(match: re.Match[str]) -> str:
-    """Return what the README should show under a command."""
+    """Return what the page should show under a command."""
     with tempfile.TemporaryDirectory() as folder:
-        return without_paragraphs(run(match[2], Path(folder)), (match[1] or "").split())
+        text = run(match[2], Path(folder))
+    kind, *words = (match[1] or "without:").split()
+    if kind == "without:":
+        return without_paragraphs(text, words)
+    first, _, last = words
+    return paragraphs_between(text, first, last)
 
 
 def comparable(text: str) -> str:
@@ -93,22 +118,25 @@ def picture() -> str:
 
 
 def written(text: str) -> str:
-    """Return the README with the present output of every command."""
+    """Return a page with the present output of every command."""
 
     def block(match: re.Match[str]) -> str:
-        above = f"<!-- without: {match[1]} -->\n" if match[1] else ""
+        above = f"<!-- {match[1]} -->\n" if match[1] else ""
         return f"{above}```console\n$ {match[2]}\n{shown_output(match)}```"
 
     return BLOCK.sub(block, text)
 
 
 def main() -> None:
-    text, drawn = README.read_text(encoding="utf-8"), picture()
+    drawn, wrong = picture(), []
     if "--write" in sys.argv[1:]:
-        text = written(text)
-        README.write_text(text, encoding="utf-8")
         PICTURE.write_text(drawn, encoding="utf-8")
-    wrong = [f"README.md differs from: {command}" for command in differences(text)]
+        for page in PAGES:
+            page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    for page in PAGES:
+        found = differences(page.read_text(encoding="utf-8"))
+        wrong += [f"{page.name} differs from: {command}" for command in found]
     if PICTURE.read_text(encoding="utf-8") != drawn:
         wrong.append(f"docs/memory.svg differs from: {PICTURE_COMMAND}")
     print("\n".join(wrong), end="\n" if wrong else "")
