@@ -89,8 +89,12 @@ def _sentinels(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _load(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise InputError(
+            f"{folder}: a tokenizer needs transformers: pip install 'shardplan[run]'"
+        ) from None
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... alike

@@ -8,6 +8,7 @@ import sys
 import click
 
 from hardware_profiles.errors import InputError
+from planner.request.run_packages import INSTALL, missing_run_package
 
 
 def _become(command: str, help: str) -> click.Command:
@@ -28,10 +29,8 @@ def _execute(command: str, arguments: list[str]) -> None:
 
     Signals then reach it, and whoever waits sees how it ended.
     """
-    import importlib.util
-
-    if command != "tokenize" and importlib.util.find_spec("torch") is None:
-        raise InputError(f"{command} needs torch: pip install 'shardplan[run]'")
+    if command != "tokenize" and (missing := missing_run_package()) is not None:
+        raise InputError(f"{command} needs {missing}: {INSTALL}")
     os.execv(sys.executable, [sys.executable, "-m", "executor", command, *arguments])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from hardware_profiles.cluster.local_machine import NeedsMeasurement
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, RunError
+from planner.request.run_packages import INSTALL, missing_run_package
 
 Say = Callable[[str], None]
 
@@ -26,10 +26,10 @@ def cluster_or_measure(text: str, say: Say, *, compared: bool = False) -> Cluste
 
 def measure(processes: int, say: Say) -> None:
     """Have the executor measure this machine with so many processes, into the user's cache."""
-    if importlib.util.find_spec("torch") is None:
+    if (missing := missing_run_package()) is not None:
         raise InputError(
-            "here: this machine has no GPU and was not measured yet, and measuring needs torch: "
-            "pip install 'shardplan[run]'"
+            "here: this machine has no GPU and was not measured yet, and measuring needs "
+            f"{missing}: {INSTALL}"
         )
     say(f"measuring this machine with {processes} processes (once; kept in the cache) ...")
     command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Final
 
 from cost_models.traced.module import TracedModule, traced_module
 from hardware_profiles.errors import InputError, RunError
+from planner.request.run_packages import INSTALL, missing_run_package
 
 PREFIX: Final = "module:"
 TIMEOUT_SECONDS: Final = 1800.0
@@ -43,8 +43,8 @@ def trace(
 
     The factory is imported there, with the current folder on the path.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError(f"{name}: tracing a module needs torch: pip install 'shardplan[run]'")
+    if (missing := missing_run_package()) is not None:
+        raise InputError(f"{name}: tracing a module needs {missing}: {INSTALL}")
     command = [sys.executable, "-m", "executor", "trace", name.strip()]
     command += ["--precision", precision, "--device", device]
     for text in inputs or ():
