@@ -28,8 +28,9 @@ from planner.assessment.verdict import budget_bytes
 from planner.explanation.glossary import same_layout
 from planner.explanation.machine_figures import MEMORY, ScaledFigure, figures
 from planner.search.exhaustive_recompute import every_count
+from planner.search.feasible import peaks_and_hosts
 from planner.search.partial_recompute import FULL, stage_sizes, varies_layers
-from planner.search.search import peaks_and_hosts, search
+from planner.search.search import search
 from planner.search.space import enumerate_plans
 
 LOWEST, HIGHEST = 0.5, 4.0

@@ -1,22 +1,23 @@
-"""Every number of recomputed layers, where the fewest that fit need not be the best.
+"""Candidate source: plans with every number of recomputed layers.
 
-So it is on a Pareto front, with the objective memory, where more memory or time is required than
-must be, and with activations that leave the accelerator: with fewer layers less is computed, but
-more is moved. Plans that do not fit with all of their layers recomputed are looked at, too.
+Needed where the fewest layers that fit need not be the best: on Pareto fronts, with the objective
+memory, with constraints that ask for more memory or time than a plan needs, and with activations
+on the host (with fewer recomputed layers less is computed, but more is moved). Plans that do not
+fit with all layers recomputed are candidates, too.
 
-With T, M, N and s as in ``part_recompute``, and T' the seconds of a plan that offloads no
+With T, M, N and s as in ``partial_recompute``, and T' the seconds of a plan that offloads no
 activations:
 
     T(n) >= T'(n) >= (2/3 + n / 3N) T'(all)
     M(n) >= (1 - n / s) M(0)    and    M(n) >= n / N M(all)
 
-Plans are passed over for which no n can come below what is allowed; of all others every n is
-priced.
+Plans are dropped for which no n can come below the allowed memory or time; of all others every n
+is priced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -28,9 +29,10 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from planner.search.finalists import Broken
-from planner.search.partial_recompute import FULL, MOST_SAVED, ROUNDING, Less, stage_sizes
-from planner.search.ranking import Ranked, Ranking
+from planner.search.feasible import Feasible
+from planner.search.partial_recompute import FULL, MOST_SAVED, ROUNDING, stage_sizes
+from planner.search.ranking import Batch, Ranking
+from planner.search.sources import Leaders
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -57,15 +59,15 @@ def every_count(most: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """Plans that recompute all of their layers, fitting or not, and two peaks."""
+class FullRecompute:
+    """Plans that recompute all layers, fitting or not, with two peaks in bytes."""
 
     table: PlanTable
     none: Floats  # of the same plan with nothing recomputed; nan: unknown
     peak: Floats
 
     @classmethod
-    def of(cls, legal: PlanTable, peak: Floats, none: Floats, *, offloaded: bool) -> Whole:
+    def of(cls, legal: PlanTable, peak: Floats, none: Floats, *, offloaded: bool) -> FullRecompute:
         """Take them out of all legal plans; ``offloaded``: only those that offload activations."""
         rows = (decode(legal.recompute) == FULL).nonzero()[0]
         table = legal.rows(rows).plain()
@@ -86,7 +88,9 @@ class Grids:
     least_step: Floats  # seconds
 
     @classmethod
-    def of(cls, scenario: Scenario, every: Whole, most: float, *, timed: bool = True) -> Grids:
+    def of(
+        cls, scenario: Scenario, every: FullRecompute, most: float, *, timed: bool = True
+    ) -> Grids:
         """Bound those that can come to ``most`` bytes; not ``timed``: a step takes what it may."""
         table, none, whole = every.table, every.none, every.peak
         smallest, largest = stage_sizes(scenario, table)
@@ -122,77 +126,56 @@ class Grids:
             start = stop
 
 
-@dataclass(frozen=True, slots=True)
-class Numbered:
-    """Plans that recompute some layers of every stage, of which grid each is, and figures."""
+@dataclass(slots=True)
+class EveryNumber:
+    """Candidate source: every number of recomputed layers.
 
-    table: PlanTable
-    grid: Rows
-    step: Floats
-    peak: Floats
-    priced: int
-
-
-def every_number(
-    grids: Grids,
-    ranking: Ranking,
-    known: Sequence[Ranked],
-    *,
-    fits: Callable[[PlanTable], tuple[Flags, Floats]],
-    may: Callable[[PlanTable, Floats, Floats], Flags],
-    broken: Callable[[PlanTable, Floats], Broken],
-    smaller: bool = False,
-) -> Less:
-    """Return the best plans that recompute some of their layers, of those that ``known`` leaves.
-
-    ``fits``: which plans of a table fit, and their peaks. ``may``: which are as required, by the
-    least that a step takes and by their peaks. ``broken``: what simulated steps break. ``smaller``:
-    only plans that need no more than with all of their layers recomputed.
+    For fronts, the objective memory, activations on the host and constraints that ask for more
+    memory or time than a plan needs.
     """
-    beaten = ranking.beaten(known)
-    left = grids.rows((~beaten(grids.least_step, grids.least_peak)).nonzero()[0])
-    largest = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
-    some = _that_fit(
-        ranking.scenario,
-        left,
-        lambda table, grid: _no_larger(largest[grid], *fits(table)),
-        lambda *of: may(*of) & ~beaten(*of[1:]),
-    )
-    ranked = ranking.finalists(
-        some.table,
-        np.arange(len(some.table)),
-        some.step,
-        some.peak,
-        broken=broken(some.table, some.peak),
-        family=some.grid,
-    )
-    return Less(tuple(ranked.plans(some.table, some.peak)), some.priced, ranked.simulated)
 
+    scenario: Scenario
+    grids: Grids
+    largest: Floats  # bytes of the peak that the plans of each grid may have
+    beaten: Callable[[Floats, Floats], Flags]
+    feasible: Feasible
+    ranking: Ranking
+    enumerated: bool = False
+    priced: int = 0
 
-def _no_larger(largest: Floats, fitting: Flags, peak: Floats) -> tuple[Flags, Floats]:
-    return fitting & (peak <= largest), peak
+    @classmethod
+    def of(
+        cls, grids: Grids, feasible: Feasible, leaders: Leaders, *, smaller: bool
+    ) -> EveryNumber:
+        """Drop the grids that the leaders beat by their bounds.
 
+        ``smaller``: only plans that need no more memory than with all layers recomputed.
+        """
+        ranking = leaders.ranking
+        beaten = ranking.beaten(leaders.plans)
+        left = grids.rows((~beaten(grids.least_step, grids.least_peak)).nonzero()[0])
+        largest = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
+        return cls(ranking.scenario, left, largest, beaten, feasible, ranking)
 
-def _that_fit(
-    scenario: Scenario,
-    grids: Grids,
-    fits: Callable[[PlanTable, Rows], tuple[Flags, Floats]],
-    stays: Callable[[PlanTable, Floats, Floats], Flags],
-) -> Numbered:
-    """Price every number of layers; return the legal plans that fit and stay."""
-    tables, columns = [grids.table.rows(slice(0, 0))], [(NONE, EMPTY, EMPTY)]
-    priced = 0
-    for grid, table in grids.slabs():
-        priced += len(table)
-        fitting, peak = fits(table, grid)
-        rows = fitting.nonzero()[0]
-        table, grid, peak = table.rows(rows), grid[rows], peak[rows]
-        step = table_steps(scenario, table)
-        rows = stays(table, step, peak).nonzero()[0]
-        rows = rows[legality_codes(scenario, table.rows(rows)) == 0]
-        tables.append(table.rows(rows))
-        columns.append((grid[rows], step[rows], peak[rows]))
-    grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    names = [f.name for f in fields(PlanTable)]
-    table = PlanTable(**{name: concatenate([getattr(t, name) for t in tables]) for name in names})
-    return Numbered(table.plain(), grid, step, peak, priced)
+    def batches(self, leaders: Leaders) -> Iterator[Batch]:
+        """Yield all numbers of all grids that fit and are not beaten, as one batch."""
+        tables, columns = [self.grids.table.rows(slice(0, 0))], [(NONE, EMPTY, EMPTY)]
+        for grid, table in self.grids.slabs():
+            self.priced += len(table)
+            fitting, peak = self.feasible.fits(table)
+            rows = (fitting & (peak <= self.largest[grid])).nonzero()[0]
+            table, grid, peak = table.rows(rows), grid[rows], peak[rows]
+            step = table_steps(self.scenario, table)
+            kept = self.feasible.may_satisfy(table, step, peak) & ~self.beaten(step, peak)
+            rows = kept.nonzero()[0]
+            rows = rows[legality_codes(self.scenario, table.rows(rows)) == 0]
+            tables.append(table.rows(rows))
+            columns.append((grid[rows], step[rows], peak[rows]))
+        grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+        names = [f.name for f in fields(PlanTable)]
+        joint = PlanTable(
+            **{name: concatenate([getattr(t, name) for t in tables]) for name in names}
+        )
+        table = joint.plain()
+        order = self.ranking.order(table, np.arange(len(table)), step, peak)
+        yield Batch(table, order, step, peak, family=grid)

@@ -8,7 +8,6 @@ are about the simulated step, too: a plan that breaks one then is dropped, and b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,18 +18,12 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
 from planner.request.objectives import pareto_front
+from planner.search.feasible import Broken, nothing_broken
 
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 16  # plans whose ranks are priced together before they are simulated
 Codes = NDArray[np.int16]
-# rows and their simulated steps -> 0, or the position (from 1) of a constraint that is broken
-Broken = Callable[[Rows, Floats], Codes]
-
-
-def nothing_broken(rows: Rows, seconds: Floats) -> Codes:
-    """Return the codes of rows that nothing is required of."""
-    return np.zeros(len(rows), dtype=np.int16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ of those that are left is priced, and of each plan the fewest layers that fit ar
 a plan does not fit with all of its layers recomputed does not say that it fits with none of these
 n: the last layer's recomputation comes on top of what all others keep, and where it is not
 recomputed less may be there at once. Not looked at: plans whose activations leave the accelerator,
-where less is kept but more is moved (``every_number``).
+where less is kept but more is moved (``exhaustive_recompute``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -30,10 +30,12 @@ from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
+from cost_models.plan.plan import RECOMPUTE, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from planner.search.finalists import Broken, simulate
+from planner.search.feasible import Feasible
+from planner.search.ranking import Batch
+from planner.search.sources import Leaders
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -119,15 +121,6 @@ def rows_too_large(
 
 
 @dataclass(frozen=True, slots=True)
-class Less:
-    """Plans that recompute some layers of every stage, and what was looked at."""
-
-    plans: tuple[tuple[float, float, Plan], ...]  # seconds, bytes, plan; the best first
-    priced: int
-    simulated: int
-
-
-@dataclass(frozen=True, slots=True)
 class Families:
     """Plans that recompute all layers, and the least that fewer can come to."""
 
@@ -175,62 +168,60 @@ class Families:
         )
 
 
-def recompute_less(
-    scenario: Scenario,
-    families: Families,
-    best: list[float],
-    *,
-    top: int,
-    fits: Callable[[PlanTable], tuple[NDArray[np.bool_], Floats]],
-    may: Callable[[PlanTable, Floats], NDArray[np.bool_]],
-    broken: Callable[[PlanTable, Floats], Broken],
-) -> Less:
-    """Return the plans that recompute fewer layers and are among the ``top``.
+@dataclass(slots=True)
+class FewestLayers:
+    """Candidate source: the fewest recomputed layers with which a plan fits.
 
-    ``best``: simulated steps of the best plans so far. ``fits``: which plans fit, and their peaks;
-    ``may``: which are as fast as is required, by the least that they take. ``broken``: of a table
-    and its peaks, what its simulated steps break (``finalists``).
+    For the objectives time, cost and energy without activations on the host, where no plan gains
+    from recomputing more layers than it must.
     """
-    found: list[tuple[float, float, Plan]] = []
-    priced = simulated = 0
-    left = families.rows((families.most >= families.fewest).nonzero()[0])
-    left = left.rows(may(left.table, left.floor))
-    left = left.rows(np.argsort(left.floor, kind="stable"))
-    while len(left.table):
-        known = sorted([*best, *(seconds for seconds, *_ in found)])
-        longest = known[top - 1] if len(known) >= top else np.inf
-        cut = max(1, int(np.searchsorted(np.cumsum(left.counts), AT_ONCE, side="right")))
-        some, left = left.rows(slice(0, cut)), left.rows(slice(cut, None))
-        some = some.rows((some.floor < longest).nonzero()[0])
-        if len(some.table) == 0:
-            break
+
+    scenario: Scenario
+    families: Families
+    feasible: Feasible
+    enumerated: bool = False
+    priced: int = 0
+
+    def batches(self, leaders: Leaders) -> Iterator[Batch]:
+        """Yield the plans of some families at a time, the lowest bounds first."""
+        left, feasible = self.families, self.feasible
+        left = left.rows((left.most >= left.fewest).nonzero()[0])
+        left = left.rows(feasible.may_satisfy(left.table, left.floor))
+        left = left.rows(np.argsort(left.floor, kind="stable"))
+        while len(left.table):
+            longest = leaders.longest_step
+            cut = max(1, int(np.searchsorted(np.cumsum(left.counts), AT_ONCE, side="right")))
+            some, left = left.rows(slice(0, cut)), left.rows(slice(cut, None))
+            some = some.rows((some.floor < longest).nonzero()[0])
+            if len(some.table) == 0:
+                break
+            yield self._batch(some, longest)
+
+    def _batch(self, some: Families, longest: float) -> Batch:
+        """Price the numbers of layers of some families; keep the fewest that fit."""
+        scenario, feasible = self.scenario, self.feasible
         if longest < np.inf:
             least = table_steps(scenario, replace(some.table, recompute_layers=some.fewest))
-            priced += len(least)
-            some = some.rows((least < longest) & may(some.table, least))
+            self.priced += len(least)
+            some = some.rows((least < longest) & feasible.may_satisfy(some.table, least))
         family, table = some.with_every_number()
-        priced += len(table)
+        self.priced += len(table)
         if longest < np.inf:
             step = table_steps(scenario, table)
-            index = ((step < longest) & may(table, step)).nonzero()[0]
+            index = ((step < longest) & feasible.may_satisfy(table, step)).nonzero()[0]
             family, table, step = family[index], table.rows(index), step[index]
-            fitting, peak = fits(table)
+            fitting, peak = feasible.fits(table)
             index = fitting.nonzero()[0]
             step, peak = step[index], peak[index]
-        else:  # nothing to beat: most of these questions end with what fits
-            fitting, peak = fits(table)
+        else:  # no leader to beat: memory first, since most of these searches end with what fits
+            fitting, peak = feasible.fits(table)
             index = fitting.nonzero()[0]
             step, peak = table_steps(scenario, table.rows(index)), peak[index]
-            kept = may(table.rows(index), step)
+            kept = feasible.may_satisfy(table.rows(index), step)
             index, step, peak = index[kept], step[kept], peak[kept]
         family, table = family[index], table.rows(index)
         index = (legality_codes(scenario, table) == 0).nonzero()[0]
         _, first = np.unique(family[index], return_index=True)  # the fewest layers
         index = index[first]
         table, step, peak = table.rows(index), step[index], peak[index]
-        order = np.lexsort((peak, step))
-        ranked = simulate(scenario, table, order, step, peak, top=top, broken=broken(table, peak))
-        simulated += ranked.simulated
-        found += ranked.plans(table, peak)
-    found.sort(key=lambda one: one[:2])
-    return Less(tuple(found[:top]), priced, simulated)
+        return Batch(table, np.lexsort((peak, step)), step, peak)

@@ -12,11 +12,23 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from planner.request.objectives import Objective, pareto_front, sort_keys
-from planner.search.finalists import Broken, Finalists, simulate, simulate_front, smallest_first
+from planner.search.feasible import Broken
+from planner.search.finalists import Finalists, simulate, simulate_front, smallest_first
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 Ranked: TypeAlias = tuple[float, float, Plan]  # seconds, bytes, plan
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Legal plans that fit and may satisfy the constraints, with a lower bound on their steps."""
+
+    table: PlanTable
+    order: Rows  # rows to rank, the lowest bound first
+    step: Floats  # seconds, lower bound, of every row
+    peak: Floats  # bytes, of every row
+    family: Rows | None = None  # of rows with the same number only the best one is ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +40,18 @@ class Ranking:
     top: int
     front: bool
 
-    def finalists(
-        self,
-        table: PlanTable,
-        rows: Rows,
-        step: Floats,
-        peak: Floats,
-        *,
-        broken: Broken,
-        family: Rows | None = None,
-    ) -> Finalists:
-        """Rank some rows of a table; of rows of one ``family`` only the best is shown."""
+    def order(self, table: PlanTable, rows: Rows, step: Floats, peak: Floats) -> Rows:
+        """Return some rows of a table by bound of the objective, then by the simpler plan."""
         keys = (_rank_of_effort(table), *sort_keys(self.objective, step, peak))
-        order = rows[np.lexsort([key[rows] for key in keys])]
+        return rows[np.lexsort([key[rows] for key in keys])]
+
+    def rank(self, batch: Batch, broken: Broken) -> Finalists:
+        """Simulate the rows of a batch that can win; ``broken``: test of simulated steps."""
+        columns = self.scenario, batch.table, batch.order, batch.step, batch.peak
         if self.front:
-            return simulate_front(self.scenario, table, order, step, peak, broken=broken)
+            return simulate_front(*columns, broken=broken)
         rank = smallest_first if self.objective == "memory" else simulate
-        return rank(
-            self.scenario, table, order, step, peak, top=self.top, broken=broken, family=family
-        )
+        return rank(*columns, top=self.top, broken=broken, family=batch.family)
 
     def merged(self, some: Sequence[Ranked], more: Sequence[Ranked]) -> list[Ranked]:
         """Rank what was found apart; among equals ``some`` come first."""

@@ -1,46 +1,42 @@
-"""Price every legal plan, keep those that fit, rank them by step time."""
+"""Search for the best plans: enumerate, price, drop what does not fit, rank, simulate the best."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
-from cost_models.pricing.estimate import price
-from cost_models.pricing.table import table_memory, table_steps
+from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
-from planner.assessment.host_memory import host_codes
-from planner.assessment.verdict import budget_bytes, most_bytes, verdict_codes
+from planner.assessment.verdict import budget_bytes
 from planner.request.constraints import (
     Constraint,
     broken_by_result,
     counts_by_text,
     fewest_layers_are_best,
-    most_memory,
 )
 from planner.request.objectives import Objective, results
 from planner.search.candidates import Candidates
-from planner.search.exhaustive_recompute import Grids, Whole, every_number
-from planner.search.finalists import Broken, nothing_broken
+from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, Grids
+from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import seldom_collected
 from planner.search.partial_recompute import (
     FULL,
     Families,
+    FewestLayers,
     peaks_without,
-    recompute_less,
     rows_too_large,
     varies_layers,
 )
-from planner.search.ranking import Ranked, Ranking
+from planner.search.ranking import Ranking
+from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
 
-NEAR: Final = 1e-9  # of a budget: such peaks are added up in the order of one plan's
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,80 +97,30 @@ def search(
     """
     started = time.perf_counter()
     candidates = Candidates.of(scenario, fixed or {}, require, offloads)
-    legal = candidates.legal
-    budget, around = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
-    enough = 4.0 * budget  # far too large: by how much does not matter, unless all plans are
-    peak, verdicts = _judged(scenario, legal, enough)
-    if len(legal) and peak.min() > enough:
-        peak, verdicts = _judged(scenario, legal)
-    smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
-    apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
-    varies = varies_layers(scenario, fixed or {})
-    fewest_count = objective != "memory" and not front and fewest_layers_are_best(require)
-    leaves_some = any("activations" in words for words in offloads)
-    every = None  # plans of which every number of recomputed layers is tried
-    none = peaks_without(legal, peak, apart) if varies else np.full(len(legal), np.nan)
-    if varies and (leaves_some or not fewest_count):
-        every = Whole.of(legal, peak, none, offloaded=fewest_count)
-    rows = np.flatnonzero(verdicts < 2)
-    if varies and fewest_count:
-        most = most_memory(require, most_bytes(budget, around, 1))
-        rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, most))
-    table, peak, verdicts = legal.rows(rows).plain(), peak[rows], verdicts[rows]
-    none = none[rows]
-    step = table_steps(scenario, table)
-    at_best = results(scenario, table, step, peak)
-    short = broken_by_result(require, at_best, len(table), at_best=True)
-    broken = partial(_broken, scenario, require)
     ranking = Ranking(scenario, objective, top, front)
-    chosen: list[Ranked] = []
+    space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads)
     simulated = bounded_away = priced = 0
-    codes: list[NDArray[Any]] = [candidates.unwanted, short[verdicts < 2]]
-    for verdict in (0, 1):  # those that fit; only where there are none, those that may
-        mine = np.flatnonzero((short == 0) & (verdicts == verdict))
-        finalists = ranking.finalists(table, mine, step, peak, broken=broken(table, peak))
-        simulated += finalists.simulated
-        bounded_away += finalists.bounded_away
-        codes.append(finalists.broken)
-        chosen = finalists.plans(table, peak)
-        most = most_memory(require, most_bytes(budget, around, verdict))
-        fits, may = _Fits(scenario, verdict, most), partial(_may, scenario, require)
-        # where nothing fits so far those that may be tight are looked at in one go
-        widest = most if chosen else most_memory(require, most_bytes(budget, around, 1))
-        found = []
-        if varies and fewest_count:
-            whole = np.flatnonzero(_recomputes_all(table))
-            whole = whole[~(none[whole] <= most)]  # without recomputation it is faster, and fits
-            families = Families.of(
-                scenario, table.rows(whole), step[whole], (peak[whole], none[whole]), widest
-            )
-            best = finalists.seconds.tolist()
-            found.append(
-                recompute_less(scenario, families, best, top=top, fits=fits, may=may, broken=broken)
-            )
-        if every is not None:
-            found.append(
-                every_number(
-                    Grids.of(scenario, every, widest, timed=bool(chosen)),
-                    ranking,
-                    chosen,
-                    fits=fits,
-                    may=may,
-                    broken=broken,
-                    smaller=objective == "memory" and not any(c.of_result for c in require),
-                )
-            )
-        for less in found:
-            simulated, priced = simulated + less.simulated, priced + less.priced
-            chosen = ranking.merged(chosen, less.plans)
-        if chosen or not (fits.tight or np.any(verdicts == 1)):
+    codes: list[NDArray[Any]] = [candidates.unwanted, space.short[space.verdicts < 2]]
+    for verdict in (0, 1):  # plans that fit; only where there are none, those that may
+        leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
+        for source in space.sources(feasible, leaders):
+            for batch in source.batches(leaders):
+                broken = feasible.broken(batch.table, batch.peak)
+                ranked = ranking.rank(batch, broken)
+                leaders.add(ranked.plans(batch.table, batch.peak))
+                simulated += ranked.simulated
+                if source.enumerated:
+                    bounded_away += ranked.bounded_away
+                    codes.append(ranked.broken)
+            priced += source.priced
+        if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
             break
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
-        priced=len(legal),
-        too_large=len(legal) - int(np.sum(verdicts < 2)),
-        tight=int(np.sum(verdicts == 1)),
+        priced=len(candidates.legal),
+        too_large=len(candidates.legal) - int(np.sum(space.verdicts < 2)),
+        tight=int(np.sum(space.verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=simulated,
         bounded_away=bounded_away,
@@ -182,85 +128,99 @@ def search(
         part_recomputed=priced,
     )
     return SearchResult(
-        plans=tuple(plan for *_, plan in chosen),
+        plans=tuple(plan for *_, plan in leaders.plans),
         counts=counts,
-        smallest=smallest,
+        smallest=space.smallest,
         illegal_example=candidates.examples,
     )
 
 
-def _broken(
-    scenario: Scenario, require: Sequence[Constraint], table: PlanTable, peak: NDArray[np.float64]
-) -> Broken:
-    """Return what says which constraints on results the simulated steps of a table break."""
-    if not any(constraint.of_result for constraint in require):
-        return nothing_broken
-    return lambda rows, seconds: broken_by_result(
-        require, results(scenario, table.rows(rows), seconds, peak[rows]), len(rows)
-    )
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """The legal plans of a scenario with memory, verdicts and steps."""
+
+    table: PlanTable  # those that fit, are tight, or may fit with fewer recomputed layers
+    peak: Floats
+    none: Floats  # bytes of the same plan with nothing recomputed; nan: unknown
+    step: Floats  # seconds, lower bound
+    verdicts: NDArray[np.int8]
+    short: NDArray[np.int16]  # position (from 1) of a constraint that the plan breaks at best; 0
+    fewest: bool  # of the numbers of recomputed layers the fewest that fit are the best
+    every: FullRecompute | None  # plans of which every number of recomputed layers is a candidate
+    smallest: Plan | None  # with the smallest peak of all legal plans
+    smaller: bool  # a larger peak than with all layers recomputed never wins
+
+    @classmethod
+    def of(
+        cls,
+        legal: PlanTable,
+        ranking: Ranking,
+        fixed: Mapping[str, Any],
+        require: Sequence[Constraint],
+        offloads: Sequence[str],
+    ) -> _Space:
+        """Price the legal plans."""
+        scenario, objective = ranking.scenario, ranking.objective
+        enough = 4.0 * budget_bytes(scenario.cluster)  # larger peaks need not be exact
+        peak, verdicts = verdicts_of(scenario, legal, enough)
+        if len(legal) and peak.min() > enough:
+            peak, verdicts = verdicts_of(scenario, legal)
+        smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
+        apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
+        varies = varies_layers(scenario, fixed)
+        fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
+        leaves_some = any("activations" in words for words in offloads)
+        none = peaks_without(legal, peak, apart) if varies else np.full(len(legal), np.nan)
+        every = None
+        if varies and (leaves_some or not fewest):
+            every = FullRecompute.of(legal, peak, none, offloaded=fewest)
+        rows = np.flatnonzero(verdicts < 2)
+        if varies and fewest:
+            most = Feasible(scenario, require, 1).most
+            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, most))
+        table, peak = legal.rows(rows).plain(), peak[rows]
+        step = table_steps(scenario, table)
+        at_best = results(scenario, table, step, peak)
+        return cls(
+            table=table,
+            peak=peak,
+            none=none[rows],
+            step=step,
+            verdicts=verdicts[rows],
+            short=broken_by_result(require, at_best, len(table), at_best=True),
+            fewest=varies and fewest,
+            every=every,
+            smallest=smallest,
+            smaller=objective == "memory" and not any(c.of_result for c in require),
+        )
+
+    def sources(self, feasible: Feasible, leaders: Leaders) -> Iterator[CandidateSource]:
+        """Yield the sources for one verdict, the enumerated space first.
+
+        The others are bounded by the leaders that the enumerated space leaves behind.
+        """
+        ranking, scenario = leaders.ranking, feasible.scenario
+        mine = np.flatnonzero((self.short == 0) & (self.verdicts == feasible.verdict))
+        order = ranking.order(self.table, mine, self.step, self.peak)
+        yield EnumeratedSpace(self.table, order, self.step, self.peak)
+        # without a leader plans that may be tight are candidates, too
+        widest = feasible.most if leaders.plans else feasible.most_at(1)
+        sources: list[CandidateSource] = []
+        if self.fewest:
+            whole = np.flatnonzero(_recomputes_all(self.table))
+            whole = whole[~(self.none[whole] <= feasible.most)]  # those are faster, and fit
+            peaks = self.peak[whole], self.none[whole]
+            families = Families.of(
+                scenario, self.table.rows(whole), self.step[whole], peaks, widest
+            )
+            sources.append(FewestLayers(scenario, families, feasible))
+        if self.every is not None:
+            grids = Grids.of(scenario, self.every, widest, timed=bool(leaders.plans))
+            sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
+        yield from sources
 
 
 def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:
-    """Whether plans recompute all layers, and keep their activations on the accelerator."""
+    """Return which plans recompute all layers and keep their activations on the accelerator."""
     all_of_them: NDArray[np.bool_] = (table.recompute == FULL) & ~table.offloads_activations
     return all_of_them
-
-
-def _may(
-    scenario: Scenario,
-    require: Sequence[Constraint],
-    table: PlanTable,
-    step: NDArray[np.float64],
-    peak: NDArray[np.float64] | None = None,
-) -> NDArray[np.bool_]:
-    """Return which plans may be as is required; ``step``: what they take at least."""
-    found = results(scenario, table, step, np.zeros(len(table)) if peak is None else peak)
-    kept: NDArray[np.bool_] = broken_by_result(require, found, len(table), at_best=True) == 0
-    return kept
-
-
-@dataclass(slots=True)
-class _Fits:
-    """Says which plans have a verdict and no larger peak, and the peaks of all."""
-
-    scenario: Scenario
-    verdict: int
-    most: float
-    tight: bool = False  # whether one that was asked is
-
-    def __call__(self, table: PlanTable) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """Price some plans."""
-        peak, found = _judged(self.scenario, table)
-        self.tight = self.tight or bool(np.any(found == 1))
-        return (found == self.verdict) & (peak <= self.most), peak
-
-
-def _judged(
-    scenario: Scenario, table: PlanTable, enough: float = np.inf
-) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """Return bytes and verdicts: of the accelerator or of its host, the worse one."""
-    peak, on_host = peaks_and_hosts(scenario, table, enough)
-    around = memory_spread(scenario.software.name)
-    fits = verdict_codes(peak, budget_bytes(scenario.cluster), around)
-    return peak, np.maximum(fits, on_host)
-
-
-def peaks_and_hosts(
-    scenario: Scenario, table: PlanTable, enough: float = np.inf
-) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """Return bytes, and the verdict on a node's host, of every plan (``table_memory``)."""
-    peak, host = table_memory(scenario, table, enough)
-    near = np.flatnonzero(_at_a_border(scenario, peak))
-    if len(near):
-        peak[near] = price(scenario, table.rows(near).plain()).peak
-    return peak, host_codes(scenario.cluster, host)
-
-
-def _at_a_border(scenario: Scenario, peak: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether the last bits of a peak could change its verdict."""
-    budget, around = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
-    ends = (1.0 + around.above, 1.0 - around.below)
-    found: NDArray[np.bool_] = np.logical_or.reduce(
-        [np.abs(peak * end - budget) <= NEAR * budget for end in ends]
-    )
-    return found
