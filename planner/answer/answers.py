@@ -25,8 +25,8 @@ from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import reach
 from planner.assessment.step_memory import StepMemory, step_memory
-from planner.refinement.best_partition import Staged
-from planner.refinement.placement import Placed
+from planner.refinement.best_partition import StagedPlan
+from planner.refinement.placement import PlacedPlan
 from planner.request.scenario import DEFAULT_SOFTWARE
 from planner.search.search import SearchResult
 
@@ -160,8 +160,12 @@ class PlanAnswer:
     assessments: tuple[Assessment, ...]
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
-    staged: Staged | None = None  # a plan with stages of its own that is faster than the first one
-    placed: Placed | None = None  # a plan whose ranks stand in an order of their own; with stages
+    staged: StagedPlan | None = (
+        None  # a plan with stages of its own that is faster than the first one
+    )
+    placed: PlacedPlan | None = (
+        None  # a plan whose ranks stand in an order of their own; with stages
+    )
 
     @property
     def best(self) -> Plan:

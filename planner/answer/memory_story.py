@@ -9,7 +9,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.pricing.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes, format_gib
 from planner.assessment.assess import Assessment, amounts
-from planner.assessment.step_memory import StageMemory, StepMemory
+from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import axis, legend, shown_scale, stacked_bar
 from planner.text.paragraphs import labelled
 
@@ -114,7 +114,7 @@ def _moments_table(story: StepMemory) -> list[str]:
 
 def _stages_table(story: StepMemory) -> list[str]:
     lines = [_heads(f"{'GiB of each stage at its peak':<{NAME}}")]
-    before: StageMemory | None = None
+    before: StagePeak | None = None
     for stage in story.stages:
         same = before is not None and (stage.parts, stage.layers) == (before.parts, before.layers)
         if len(story.stages) > MOST_STAGES and same and stage.stage != story.stage:

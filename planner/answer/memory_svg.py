@@ -9,7 +9,7 @@ from typing import Final
 from cost_models.units import GIB, format_bytes, format_gib
 from planner.answer.memory_story import moment_name
 from planner.assessment.assess import Assessment, amounts
-from planner.assessment.step_memory import StageMemory, StepMemory
+from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import ORDER, shown_scale, tick
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, and a grey
@@ -66,7 +66,7 @@ def memory_svg(story: StepMemory, assessment: Assessment, title: str) -> str:
     )
 
 
-def _drawn_stages(story: StepMemory) -> list[StageMemory]:
+def _drawn_stages(story: StepMemory) -> list[StagePeak]:
     """Return the stages to draw: all, or with too many every so many and the fullest."""
     if len(story.stages) == 1:
         return []

@@ -16,13 +16,12 @@ from hardware_profiles.cluster.build import describe
 from planner.advice.changes import HARDWARE, PLAN, TRAINING
 from planner.advice.refusal import MOST_REASONS
 from planner.advice.ways_out import WayOut
-from planner.answer.placed import placed_words
 from planner.assessment.assess import Assessed, Assessment, amounts
 from planner.assessment.confidence import confidence
 from planner.assessment.host_memory import host_text
 from planner.assessment.verdict import WORDS, Budget
-from planner.refinement.best_partition import Staged
-from planner.refinement.placement import Placed
+from planner.refinement.best_partition import StagedPlan
+from planner.refinement.placement import AxisPlace, PlacedPlan
 from planner.request.command import describe_plan, plan_command
 from planner.request.recompute import recompute_cell, typed_by_stage
 from planner.request.stage_layers import typed_layers
@@ -31,6 +30,7 @@ from planner.search.search import Counts
 from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
 
 BAR: Final = 40
+MOST_RANKS: Final = 16  # ranks of an order
 CONFIDENCE_WORDS: Final = {
     "measured": "measured: rates were measured on this machine",
     "published": "published: runs of such a model on this accelerator were compared with",
@@ -340,8 +340,8 @@ def plan_text(
     assessments: Sequence[Assessment],
     *,
     assumptions: Sequence[str],
-    staged: Staged | None = None,
-    placed: Placed | None = None,
+    staged: StagedPlan | None = None,
+    placed: PlacedPlan | None = None,
 ) -> str:
     """The answer of ``plan``."""
     best = assessments[0]
@@ -390,7 +390,7 @@ def _why_not(best: Assessment, other: Assessment) -> str:
     )
 
 
-def _stages(staged: Staged, *, written: bool) -> str:
+def _stages(staged: StagedPlan, *, written: bool) -> str:
     """What stages of their own gain, as options of ``fit``."""
     options = [typed_layers(staged.layer_ranges)] if len(staged.layers) > 1 else []
     options += typed_by_stage(staged.by_stage)
@@ -420,3 +420,32 @@ def searched(counts: Counts) -> str:
     if counts.simulated:
         words += f"; {counts.simulated:,} simulated, {counts.bounded_away:,} cannot win"
     return words + (f"; illegal mostly by {shown}" if shown else "")
+
+
+def placed_words(placed: PlacedPlan) -> str:
+    """What an order gains and why, for the answer of ``plan``."""
+    which = "the best plan" if placed.rank == 0 else describe_plan(placed.plan)
+    shown = ", ".join(map(str, placed.order[:MOST_RANKS]))
+    more = f", … ({len(placed.order):,} in all)" if len(placed.order) > MOST_RANKS else ""
+    proven = "no order is better" if placed.proven else "the best of the orders that were looked at"
+    return (
+        f"{format_seconds(placed.step)} instead of {format_seconds(placed.usual_step)} a step "
+        f"({100 * placed.gain:.1f} % less, simulated) with {which} and ranks 0, 1, 2, … on the "
+        f"accelerators {shown}{more}; {'; '.join(map(_talk, placed.places))}; {proven}; that is "
+        "what -o writes"
+    )
+
+
+def _talk(place: AxisPlace) -> str:
+    """Say where the groups of an axis talk, and where they would in the usual order.
+
+    >>> _talk(AxisPlace("tensor", 2, 1.25e9, "PCIe switch", 25e9, "UPI", 5e9))
+    'tensor groups of 2 (1.25 GB a step) talk over PCIe switch, 25 GB/s, instead of UPI, 5 GB/s'
+    """
+    kind = "stages in lines" if place.axis == "pipeline" else f"{place.axis} groups"
+    words = f"{kind} of {place.size} ({place.sent / 1e9:.3g} GB a step)"
+    here = f"{place.level}, {place.bandwidth / 1e9:.3g} GB/s"
+    if not place.moved:
+        return f"{words} stay on {here}"
+    there = f"{place.usual_level}, {place.usual_bandwidth / 1e9:.3g} GB/s"
+    return f"{words} talk over {here}, instead of {there}"

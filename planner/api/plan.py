@@ -34,8 +34,14 @@ from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import job_of
 from planner.search.partial_recompute import PINNED
 from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
-from planner.survey.cases import Job, questions_of, read_at_most, read_precisions, sizes_of
-from planner.survey.compare_cases import Asked, offloads_of, ranked, survey
+from planner.survey.cases import (
+    WorkloadRequest,
+    questions_of,
+    read_at_most,
+    read_precisions,
+    sizes_of,
+)
+from planner.survey.compare_cases import SurveyRequest, offloads_of, ranked, survey
 from planner.survey.inverse import FINDS, InverseAnswer, answer_inverse, models_of
 from planner.traced.answers import TracedPlanAnswer
 from planner.traced.fit_and_plan import plan_module
@@ -61,7 +67,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     top = check_value(option(PlanRequest, "top"), request.top)
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
-    asked = Asked(
+    asked = SurveyRequest(
         fixed=fixed,
         require=constraints,
         objective=_objective("objective", request.objective),
@@ -90,7 +96,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     models = models_of(request.model, request.find)
     clusters = clusters_of(request.cluster)
     options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
-    job = Job(model_of(models[0]), options, request.global_batch_size)
+    job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size)
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
     objectives = {asked.objective, *(asked.pareto or ())}
     money = (
@@ -138,7 +144,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     )
 
 
-def _survey(questions: Sequence[Any], asked: Asked) -> SurveyAnswer:
+def _survey(questions: Sequence[Any], asked: SurveyRequest) -> SurveyAnswer:
     cases = tuple(survey(questions, asked))
     best = ranked(cases, asked)
     if not best:

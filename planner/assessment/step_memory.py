@@ -44,7 +44,7 @@ ONLY_WITH: Final = {"head": "head", "embedding": "embedding"}  # moments that a 
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class MomentMemory:
     """One moment of the fullest stage."""
 
     name: str
@@ -61,7 +61,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
+class StagePeak:
     """One pipeline rank: what it holds, and its own peak."""
 
     stage: int
@@ -79,20 +79,20 @@ class StepMemory:
 
     stage: int  # the fullest one
     peak: int  # position of its peak in ``moments``
-    moments: tuple[Moment, ...]
-    stages: tuple[StageMemory, ...]
+    moments: tuple[MomentMemory, ...]
+    stages: tuple[StagePeak, ...]
     terms: tuple[Term, ...]
     layer: tuple[LayerTerm, ...]  # of the commonest kind of layer of the fullest stage
     num_microbatches: int
     schedule: str  # why so many micro-batches are in flight
 
     @property
-    def fullest(self) -> StageMemory:
+    def fullest(self) -> StagePeak:
         """The stage that is told about."""
         return self.stages[self.stage]
 
     @property
-    def shown(self) -> tuple[Moment, ...]:
+    def shown(self) -> tuple[MomentMemory, ...]:
         """The moments that the stage has, in the order of a step."""
         return tuple(
             moment
@@ -138,7 +138,7 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
         held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
         peak = max(range(len(line)), key=lambda position: float(line[position].peak))
         stages.append(
-            StageMemory(
+            StagePeak(
                 stage=index,
                 layers=sum(rank.kind_counts),
                 in_flight=first(held.in_flight),
@@ -155,7 +155,7 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
     return StepMemory(
         stage=fullest,
         peak=moment,
-        moments=tuple(Moment(n, p) for n, p in zip(MOMENTS, lines[fullest], strict=True)),
+        moments=tuple(MomentMemory(n, p) for n, p in zip(MOMENTS, lines[fullest], strict=True)),
         stages=tuple(stages),
         terms=tuple(memory_terms(scenario, plan, rank, lines[fullest][moment], moment)),
         layer=tuple(layer_terms(scenario, plan, kinds[common])),
@@ -164,7 +164,7 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
     )
 
 
-def _schedule(plan: Plan, stage: StageMemory, virtual: int) -> str:
+def _schedule(plan: Plan, stage: StagePeak, virtual: int) -> str:
     """Say where the number of micro-batches in flight comes from."""
     if plan.pipeline_parallel == 1:
         more = f" ({plan.num_microbatches} a step)" if plan.num_microbatches > 1 else ""

@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Crossover:
     """Where another plan becomes the best one."""
 
     scale: float  # nearest to 1 at which the choice is another one
@@ -75,8 +75,8 @@ class Sensitivity:
     words: str
     unit: str
     value: float
-    less: Change | None  # None: nothing changes down to LOWEST
-    more: Change | None  # None: nothing changes up to HIGHEST
+    less: Crossover | None  # None: nothing changes down to LOWEST
+    more: Crossover | None  # None: nothing changes up to HIGHEST
     step_change: float  # of the chosen plan, relative, with MORE of the figure
 
     def to_dict(self) -> dict[str, Any]:
@@ -219,12 +219,12 @@ def _change(
     begin: tuple[float, int],
     end: tuple[float, int],
     keeping: float,
-) -> Change:
+) -> Crossover:
     """Return what changes; ``begin``, ``end``: a scale, and the row of the plan that is best."""
     plans = choices.table
     scale, first = begin
     last_scale, last = end
-    return Change(
+    return Crossover(
         scale, scale * figure.value, plans.plan(first), last_scale, plans.plan(last), keeping
     )
 
@@ -232,7 +232,7 @@ def _change(
 # --- memory: nothing has to be priced again ---
 
 
-def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Change | None:
+def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Crossover | None:
     step, needed, chosen = choices.step, choices.needed, choices.chosen
     if end < 1.0:
         edge = float(needed[chosen])
@@ -311,7 +311,7 @@ class _Race:
         return (int(self.rows[able[best]]), gain) if gain > FASTER else (chosen, 0.0)
 
 
-def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Change | None:
+def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Crossover | None:
     if not choices.fits[choices.chosen]:
         return None
     race = _Race(choices, figure, max(1.0, end))

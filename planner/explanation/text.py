@@ -1,62 +1,27 @@
 """An explanation as plain text: the plan told, what binds, what would change it, why not others."""
 
-# ruff: noqa: D102 (members of the Protocol are described in planner.explanation.explain)
-
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from cost_models.compute.rates import power_limit
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_gib, format_seconds
-from planner.advice.ways_out import WayOut
 from planner.answer.text import TIME_WORDS, head, time_line
-from planner.assessment.assess import Assessment
 from planner.assessment.verdict import WORDS
 from planner.explanation.glossary import MEMORY_LESSONS, changes, signed_seconds
 from planner.explanation.machine_figures import say_value
-from planner.explanation.sensitivity import BatchChoice, Change, Sensitivity
+from planner.explanation.sensitivity import Crossover, Sensitivity
 from planner.explanation.why_not import WhyNot
 from planner.request.command import describe_plan
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 
+if TYPE_CHECKING:
+    from planner.explanation.explain import Explanation
+
 SMALL: Final = 0.005  # of a step or a peak: not told
-
-
-class Explanation(Protocol):
-    """What is told; see ``planner.explanation.explain``."""
-
-    @property
-    def scenario(self) -> Scenario: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def assessment(self) -> Assessment: ...
-    @property
-    def story(self) -> tuple[str, ...]: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def best(self) -> Plan | None: ...
-    @property
-    def best_assessment(self) -> Assessment | None: ...
-    @property
-    def is_best(self) -> bool: ...
-    @property
-    def slower_than_best(self) -> float | None: ...
-    @property
-    def varied(self) -> Plan | None: ...
-    @property
-    def sensitivity(self) -> tuple[Sensitivity, ...]: ...
-    @property
-    def batches(self) -> tuple[BatchChoice, ...]: ...
-    @property
-    def why_not(self) -> tuple[WhyNot, ...]: ...
-    @property
-    def ways_out(self) -> tuple[WayOut, ...]: ...
-    def binds(self) -> Mapping[str, Any]: ...
 
 
 def explanation_text(found: Explanation) -> str:
@@ -193,7 +158,7 @@ def _power(one: Sensitivity, scenario: Scenario) -> str:
     return f": in a long run {chip.power.value:,.0f} W allow {say_value(limit, one.unit)}"
 
 
-def _change(one: Sensitivity, change: Change, word: str, best: Plan) -> str:
+def _change(one: Sensitivity, change: Crossover, word: str, best: Plan) -> str:
     where = f"{word} {say_value(change.value, one.unit)} ({change.scale:.2f}x)"
     at = f"{where}: {changes(best, change.plan)}"
     if change.keeping_costs == float("inf"):

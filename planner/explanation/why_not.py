@@ -27,7 +27,7 @@ OPTION: Final = "--why-not"
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class TermDifference:
     """One term of the time or the memory, of the other plan and of this one."""
 
     part: str
@@ -64,7 +64,7 @@ class WhyNot:
     candidates: int = 0
     legal: int = 0
     over_bytes: float = 0.0  # of the budget, with the upper end of the interval
-    terms: tuple[Term, ...] = ()  # of the time, or of the memory where it is too large
+    terms: tuple[TermDifference, ...] = ()  # of the time, or of the memory where it is too large
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -168,10 +168,10 @@ def _over(assessment: Assessment) -> float:
     return (memory.peak_bytes if memory.peak_bytes > budget else memory.high_bytes) - budget
 
 
-def _memory_terms(other: Assessment, this: Assessment) -> tuple[Term, ...]:
+def _memory_terms(other: Assessment, this: Assessment) -> tuple[TermDifference, ...]:
     theirs, ours = amounts(other.memory.parts), amounts(this.memory.parts)
     terms = [
-        Term(name, theirs[name], ours[name], words)
+        TermDifference(name, theirs[name], ours[name], words)
         for name, words in MEMORY_LESSONS.items()
         if name in ours
     ]
@@ -212,10 +212,13 @@ def _against(
 
 def time_terms(
     scenario: Scenario, plan: Plan, other: Assessment, this: Assessment
-) -> tuple[Term, ...]:
+) -> tuple[TermDifference, ...]:
     """Return the terms of the time that differ, what the other plan loses first."""
     theirs, ours = amounts(other.time.parts), amounts(this.time.parts)
-    parts = [Term(name, theirs[name], ours[name], lesson(scenario, plan, name)) for name in ours]
+    parts = [
+        TermDifference(name, theirs[name], ours[name], lesson(scenario, plan, name))
+        for name in ours
+    ]
     most = max(abs(term.difference) for term in parts)
     told = [term for term in parts if abs(term.difference) > LEAST * most]
     return tuple(sorted(told, key=lambda term: -term.difference))

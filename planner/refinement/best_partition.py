@@ -24,7 +24,7 @@ RECOMPUTES: Final = ("full", "selective")
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedPlan:
     """A plan with stages of its own."""
 
     rank: int  # among the plans that the search found, from 0
@@ -63,7 +63,7 @@ class Staged:
         }
 
 
-def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> Staged | None:
+def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> StagedPlan | None:
     """Return the best of the first plans with stages of its own; None where that gains nothing."""
     if not plans or not scenario.on_gpu:
         return None
@@ -83,7 +83,7 @@ def _even_step(scenario: Scenario, plan: Plan) -> float:
     return simulated_step(scenario, plan, split_layers(scenario.model.num_layers, plan.num_stages))
 
 
-def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> Staged | None:
+def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> StagedPlan | None:
     """Return one plan with the best stages that are looked for; None where none are."""
     plan = replace(plan, recompute_layers=0)  # chosen anew, for each stage
     if can_be_uneven(scenario, plan):
@@ -113,4 +113,4 @@ def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> 
     if legality_codes(staged, PlanTable.from_plans([plan]))[0]:
         return None
     step = simulated_step(scenario, plan, ranges, by_stage)
-    return Staged(rank, plan, ranges, by_stage, step, even_step, proven)
+    return StagedPlan(rank, plan, ranges, by_stage, step, even_step, proven)

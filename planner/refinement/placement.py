@@ -22,8 +22,8 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
-from planner.refinement.best_partition import Staged
-from planner.refinement.rank_orders import Found, Groups, Order, best_order
+from planner.refinement.best_partition import StagedPlan
+from planner.refinement.rank_orders import BestOrder, Groups, Order, best_order
 
 WIDE: Final = 40  # plans of the search among which those to be placed are looked for
 FINALISTS: Final = 10  # plans that are placed, on up to SMALL accelerators; on more FEW
@@ -51,7 +51,7 @@ class AxisPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedPlan:
     """A plan whose ranks stand in an order of their own."""
 
     rank: int  # among the plans that the search found, from 0
@@ -105,7 +105,9 @@ def can_be_placed(cluster: Cluster) -> bool:
     return bool(cluster.levels) and cluster.rank_order is None and gpus
 
 
-def best_placed(scenario: Scenario, plans: Sequence[Plan], staged: Staged | None) -> Placed | None:
+def best_placed(
+    scenario: Scenario, plans: Sequence[Plan], staged: StagedPlan | None
+) -> PlacedPlan | None:
     """Return the best of some plans with an order of its own; None where that gains nothing.
 
     ``plans``: as they rank in the accelerators' order; of each grid the first is placed.
@@ -126,7 +128,7 @@ def best_placed(scenario: Scenario, plans: Sequence[Plan], staged: Staged | None
     return min(found, key=lambda one: one.step, default=None)
 
 
-def place(scenario: Scenario, plan: Plan) -> Found:
+def place(scenario: Scenario, plan: Plan) -> BestOrder:
     """Return the order of a plan's ranks with the shortest simulated step."""
     software = scenario.software
     reached = achieved(
@@ -179,7 +181,7 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
     }
 
 
-def _placed(rank: int, plan: Plan, scenario: Scenario, usual: float) -> Placed | None:
+def _placed(rank: int, plan: Plan, scenario: Scenario, usual: float) -> PlacedPlan | None:
     if len(groups_of(plan)) == 0:
         return None
     found = place(scenario, plan)
@@ -187,7 +189,7 @@ def _placed(rank: int, plan: Plan, scenario: Scenario, usual: float) -> Placed |
         return None
     ordered = replace(scenario, cluster=replace(scenario.cluster, rank_order=found.order))
     places = tuple(_places(ordered, plan))
-    return Placed(rank, plan, ordered, found.cost, usual, found.proven, places)
+    return PlacedPlan(rank, plan, ordered, found.cost, usual, found.proven, places)
 
 
 def _places(scenario: Scenario, plan: Plan) -> list[AxisPlace]:

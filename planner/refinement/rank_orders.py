@@ -43,7 +43,7 @@ class Groups(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestOrder:
     """The best order that was found."""
 
     order: Order
@@ -57,12 +57,12 @@ def best_order(
     groups: Sequence[Groups],
     grid: Sequence[int],
     cost: Callable[[Order], float],
-) -> Found:
+) -> BestOrder:
     """Return the order with the least cost; among equals ranks stay where they are.
 
     ``grid``: ranks along each axis, the last one fastest.
     """
-    search = _Search(tree, tuple(dict.fromkeys(groups)), cost)
+    search = _OrderSearch(tree, tuple(dict.fromkeys(groups)), cost)
     count = math.prod(grid)
     usual = np.arange(count)
     search.look_at(usual[None])
@@ -70,7 +70,7 @@ def best_order(
     if count <= EXACT:
         others = itertools.permutations(range(1, count))
         search.look_at(np.array([(0, *order) for order in others], dtype=np.intp), everything=True)
-        return Found(search.best, search.least, usual_cost, True)
+        return BestOrder(search.best, search.least, usual_cost, True)
     search.look_at(orders_of_axes(grid, np.argsort(tree.position)))
     search.look_at(_orders_of_blocks(np.array(search.best)))
     for _ in range(ROUNDS):
@@ -78,10 +78,10 @@ def best_order(
         search.look_at(_exchanges(np.array(search.best)))
         if search.least >= before:
             break
-    return Found(search.best, search.least, usual_cost, False)
+    return BestOrder(search.best, search.least, usual_cost, False)
 
 
-class _Search:
+class _OrderSearch:
     """Prices the orders that can be the best of those that it is shown."""
 
     def __init__(

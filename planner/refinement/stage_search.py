@@ -43,7 +43,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StageSplit:
     """The layers of every stage, what each recomputes, and the simulated step."""
 
     layer_ranges: Ranges
@@ -78,9 +78,9 @@ def best_stages(
     *,
     most_nodes: int = MOST_NODES,
     most_simulated: int = MOST_SIMULATED,
-) -> Staged | None:
+) -> StageSplit | None:
     """Return the stages with the shortest simulated step among those that fit; None: none does."""
-    return _Search(scenario, plan).run(most_nodes, most_simulated)
+    return _SplitSearch(scenario, plan).run(most_nodes, most_simulated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Node:
     once: float
 
 
-class _Search:
+class _SplitSearch:
     def __init__(self, scenario: Scenario, plan: Plan) -> None:
         self.plan = plan
         self.costs = StageCosts(scenario, plan)
@@ -103,13 +103,13 @@ class _Search:
         self.microbatches = plan.num_microbatches
         self.splits = plan.pipeline_schedule == "zero_bubble"
         self.table = PlanTable.from_plans([plan])
-        self.best: Staged | None = None
+        self.best: StageSplit | None = None
         self.simulated = 0
         self.seen: set[tuple[int, ...]] = set()
         # fewest and most layers of each stage
         self.sizes = [(1, self.layers)] * self.count
 
-    def run(self, most_nodes: int, most_simulated: int) -> Staged | None:
+    def run(self, most_nodes: int, most_simulated: int) -> StageSplit | None:
         even = split_layers(self.layers, self.count)
         self._try(tuple(last for _, last in even))
         if len(self.costs.scenario.model.kinds) == 1:
@@ -144,7 +144,7 @@ class _Search:
         found = self.best
         if found is None:
             return None
-        return Staged(found.layer_ranges, found.recomputed, found.step, proven, self.simulated)
+        return StageSplit(found.layer_ranges, found.recomputed, found.step, proven, self.simulated)
 
     def _try(self, ends: tuple[int, ...]) -> None:
         """Simulate whole stages, and keep the best."""
@@ -165,7 +165,7 @@ class _Search:
         ) + max(c.once for c in costs)
         if self.best is None or step < self.best.step * (1.0 - SAME):
             recomputed = tuple(c.recomputed for c in costs)
-            self.best = Staged(ranges, recomputed, step, True, self.simulated)
+            self.best = StageSplit(ranges, recomputed, step, True, self.simulated)
 
     def _bounds(self) -> tuple[list[list[float]], list[list[float]], tuple[int, ...]]:
         """Return ``longest``, ``rest`` and the ends of stages whose longest one is the shortest."""

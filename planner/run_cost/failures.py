@@ -21,7 +21,7 @@ from cost_models.step_time.goodput import (
 from hardware_profiles.software.failures import FailureProfile, failure_profile
 from planner.assessment.assess import Assessment
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY, Prices, tariff
-from planner.run_cost.training_run import DAY, Job, StepCost, job_document
+from planner.run_cost.training_run import DAY, RunRequest, StepCost, job_document
 
 
 def writers_of(scenario: Scenario, plan: Plan) -> tuple[int, int]:
@@ -85,7 +85,9 @@ def failing_document(
     }
 
 
-def with_failures(job: dict[str, Any], failing: dict[str, Any], asked: Job) -> dict[str, Any]:
+def with_failures(
+    job: dict[str, Any], failing: dict[str, Any], asked: RunRequest
+) -> dict[str, Any]:
     """Return a whole run's figures divided by its goodput: what it takes by the clock."""
     share = failing["goodput"]
     seconds = job["seconds"] / share
@@ -108,7 +110,9 @@ def with_failures(job: dict[str, Any], failing: dict[str, Any], asked: Job) -> d
     }
 
 
-def whole_run(scenario: Scenario, plan: Plan, job: Job, step: StepCost) -> dict[str, Any] | None:
+def whole_run(
+    scenario: Scenario, plan: Plan, job: RunRequest, step: StepCost
+) -> dict[str, Any] | None:
     """Return what a whole run takes without failures, and under ``with_failures`` by the clock."""
     if not job.is_asked:
         return None
@@ -119,7 +123,7 @@ def whole_run(scenario: Scenario, plan: Plan, job: Job, step: StepCost) -> dict[
     return {**assessment, "with_failures": with_failures(assessment, failing, job)}
 
 
-def failure_notes(job: Job) -> list[str]:
+def failure_notes(job: RunRequest) -> list[str]:
     """Say what the figures of failures stand on."""
     profile = job.failures or failure_profile()
     return [
@@ -136,7 +140,7 @@ def failure_notes(job: Job) -> list[str]:
 
 
 def run_of(
-    scenario: Scenario, plan: Plan, assessment: Assessment, job: Job, prices: Prices
+    scenario: Scenario, plan: Plan, assessment: Assessment, job: RunRequest, prices: Prices
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Return a whole run of one plan, and what it stands on; nothing where none was asked for."""
     if not job.is_asked:

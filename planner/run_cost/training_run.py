@@ -31,7 +31,7 @@ _AMOUNT: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunRequest:
     """How much is trained, and within what; None: not said."""
 
     tokens: float | None = None
@@ -78,13 +78,13 @@ def job_of(
     days: str | float | None,
     carbon: str | float | None = None,
     failures: str | None = None,
-) -> Job:
+) -> RunRequest:
     """Read what is asked of a whole run."""
     about = {"--carbon": carbon, "--failures": failures}
     alone = [name for name, value in about.items() if value is not None]
     if alone and tokens is None and budget is None and days is None:
         raise InputError(f"{', '.join(alone)}: about a whole run, which needs --tokens 300B")
-    return Job(
+    return RunRequest(
         parse_amount("--tokens", tokens, MOST_TOKENS),
         parse_amount("--budget", budget, MOST_DOLLARS),
         parse_amount("--days", days, MOST_DAYS),
@@ -120,7 +120,7 @@ class StepCost:
         return None if value is None else value / self.tokens
 
 
-def affordable_tokens(job: Job, step: StepCost, progress: float = 1.0) -> float | None:
+def affordable_tokens(job: RunRequest, step: StepCost, progress: float = 1.0) -> float | None:
     """Return the tokens of the steps that budget and days allow; None where neither is given.
 
     ``progress``: the share of the time that goes into steps that count.
@@ -133,7 +133,7 @@ def affordable_tokens(job: Job, step: StepCost, progress: float = 1.0) -> float 
     return None if not limits else float(math.floor(min(limits) * progress) * step.tokens)
 
 
-def job_document(job: Job, step: StepCost, progress: float = 1.0) -> dict[str, Any] | None:
+def job_document(job: RunRequest, step: StepCost, progress: float = 1.0) -> dict[str, Any] | None:
     """Return what the run takes, as plain JSON values; None where nothing of it is known.
 
     Without tokens: those that budget and days allow, failures and checkpoints counted

@@ -38,7 +38,7 @@ WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or 
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class ComparedTerm:
     """One number on both sides; None: unknown there."""
 
     name: str
@@ -61,7 +61,7 @@ class Comparison:
     left: str
     right: str
     changes: tuple[tuple[str, Any, Any], ...]  # field, left, right
-    terms: tuple[Term, ...]
+    terms: tuple[ComparedTerm, ...]
     explanation: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,15 +100,19 @@ def _prediction(file: PlanFile) -> Prediction:
 
 def _plans(first: Path, left: PlanFile, second: Path, right: PlanFile) -> Comparison:
     a, b = _prediction(left), _prediction(right)
-    terms = [Term("step time", "seconds", a.time.step_seconds, b.time.step_seconds)]
+    terms = [ComparedTerm("step time", "seconds", a.time.step_seconds, b.time.step_seconds)]
     terms += [
-        Term(f"  {name}", "seconds", getattr(a.time.parts, name), getattr(b.time.parts, name))
+        ComparedTerm(
+            f"  {name}", "seconds", getattr(a.time.parts, name), getattr(b.time.parts, name)
+        )
         for name in TIME_PARTS
         if getattr(a.time.parts, name) or getattr(b.time.parts, name)
     ]
-    terms.append(Term("peak memory", "bytes", a.memory.peak_bytes, b.memory.peak_bytes))
+    terms.append(ComparedTerm("peak memory", "bytes", a.memory.peak_bytes, b.memory.peak_bytes))
     terms += [
-        Term(f"  {name}", "bytes", getattr(a.memory.parts, name), getattr(b.memory.parts, name))
+        ComparedTerm(
+            f"  {name}", "bytes", getattr(a.memory.parts, name), getattr(b.memory.parts, name)
+        )
         for name in MEMORY_PARTS
     ]
     slower, faster = terms[0].left or 0.0, terms[0].right or 0.0
@@ -205,37 +209,41 @@ def exposed(time: TimePrediction) -> float:
     return float(sum(getattr(time.parts, n) for n in WAITING))
 
 
-def _time_terms(time: TimePrediction, run: RunRecord) -> Iterable[Term]:
-    yield Term("step time", "seconds", time.step_seconds, run.step_seconds)
+def _time_terms(time: TimePrediction, run: RunRecord) -> Iterable[ComparedTerm]:
+    yield ComparedTerm("step time", "seconds", time.step_seconds, run.step_seconds)
     measured = measured_phases(run)
     for name, seconds in predicted_phases(time).items():
-        yield Term(f"  {name}", "seconds", seconds, measured[name])
+        yield ComparedTerm(f"  {name}", "seconds", seconds, measured[name])
     if run.exposed_seconds is not None:
-        yield Term(
+        yield ComparedTerm(
             "  of it waiting for communication", "seconds", exposed(time), run.exposed_seconds
         )
 
 
-def _memory_terms(memory: MemoryPrediction, run: RunRecord) -> Iterable[Term]:
+def _memory_terms(memory: MemoryPrediction, run: RunRecord) -> Iterable[ComparedTerm]:
     stages = {entry.stage: entry for entry in memory.stages}
     for stage, rank in run.busiest.items():
         entry = stages[stage]
         parts = with_predicted_names(rank, run.plan_file)["memory"]["parts"]
         where = f", pipeline rank {stage}" if len(stages) > 1 else ""
-        yield Term(f"peak memory{where}", "bytes", entry.allocated_bytes, float(peak_bytes(rank)))
+        yield ComparedTerm(
+            f"peak memory{where}", "bytes", entry.allocated_bytes, float(peak_bytes(rank))
+        )
         for name in KEPT:
-            yield Term(f"  {name}", "bytes", getattr(entry.parts, name), float(parts.get(name, 0)))
+            yield ComparedTerm(
+                f"  {name}", "bytes", getattr(entry.parts, name), float(parts.get(name, 0))
+            )
         rest = sum(float(size) for name, size in parts.items() if name not in KEPT)
         predicted = sum(getattr(entry.parts, name) for name in PASSING)
-        yield Term("  activations, gradients, buffers", "bytes", predicted, rest)
+        yield ComparedTerm("  activations, gradients, buffers", "bytes", predicted, rest)
 
 
-def _traffic_terms(records: tuple[Collective, ...], run: RunRecord) -> Iterable[Term]:
+def _traffic_terms(records: tuple[Collective, ...], run: RunRecord) -> Iterable[ComparedTerm]:
     if run.ranks:
         for (axis, kind), left, right in collectives_side_by_side(
             to_json(records), list(run.ranks)
         ):
-            yield Term(f"{kind} ({axis})", "bytes", float(left), float(right))
+            yield ComparedTerm(f"{kind} ({axis})", "bytes", float(left), float(right))
 
 
 def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:

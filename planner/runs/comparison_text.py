@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cost_models.units import format_bytes, format_seconds
-from planner.runs.compare import Comparison, Term
+from planner.runs.compare import ComparedTerm, Comparison
 
 UNKNOWN = "–"
 
@@ -32,7 +32,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _cells(term: Term) -> tuple[str, str, str, str]:
+def _cells(term: ComparedTerm) -> tuple[str, str, str, str]:
     difference = term.difference
     if term.left is not None and term.left == term.right:
         words = "equal"

@@ -78,7 +78,7 @@ class FullRecompute:
 
 
 @dataclass(frozen=True, slots=True)
-class Grids:
+class LayerGrids:
     """Plans that recompute all of their layers, which fewer of them may do, too."""
 
     table: PlanTable
@@ -90,7 +90,7 @@ class Grids:
     @classmethod
     def of(
         cls, scenario: Scenario, every: FullRecompute, most: float, *, timed: bool = True
-    ) -> Grids:
+    ) -> LayerGrids:
         """Bound those that can come to ``most`` bytes; not ``timed``: a step takes what it may."""
         table, none, whole = every.table, every.none, every.peak
         smallest, largest = stage_sizes(scenario, table)
@@ -109,10 +109,10 @@ class Grids:
         step = kept * (1.0 - MOST_SAVED * (1.0 - first)) * (1.0 - ROUNDING)
         return cls(table, counts[rows], whole[rows], peak[rows], step)
 
-    def rows(self, index: Any) -> Grids:
+    def rows(self, index: Any) -> LayerGrids:
         """Return some of them."""
         columns = (self.most, self.peak, self.least_peak, self.least_step)
-        return Grids(self.table.rows(index), *(column[index] for column in columns))
+        return LayerGrids(self.table.rows(index), *(column[index] for column in columns))
 
     def slabs(self) -> Iterator[tuple[Rows, PlanTable]]:
         """Yield every plan with every number of layers, and the grid of each."""
@@ -135,7 +135,7 @@ class EveryNumber:
     """
 
     scenario: Scenario
-    grids: Grids
+    grids: LayerGrids
     largest: Floats  # bytes of the peak that the plans of each grid may have
     beaten: Callable[[Floats, Floats], Flags]
     feasible: Feasible
@@ -145,7 +145,7 @@ class EveryNumber:
 
     @classmethod
     def of(
-        cls, grids: Grids, feasible: Feasible, leaders: Leaders, *, smaller: bool
+        cls, grids: LayerGrids, feasible: Feasible, leaders: Leaders, *, smaller: bool
     ) -> EveryNumber:
         """Drop the grids that the leaders beat by their bounds.
 

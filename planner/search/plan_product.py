@@ -20,7 +20,7 @@ from cost_models.plan.plan import FLAGS, PlanTable
 Codes = NDArray[np.integer[Any]]
 
 
-class Block(NamedTuple):
+class ProductBlock(NamedTuple):
     """All plans of one grid: its own columns, and choices that are multiplied with each other."""
 
     same: dict[str, Any]
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class PlanProduct:
     """The plans of many grids, the last choice fastest."""
 
     values: Mapping[str, NDArray[Any]]  # of every column, those that there are
@@ -43,7 +43,7 @@ class Product:
     pinned: Mapping[str, Any]  # columns of one value
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], pinned: Mapping[str, Any]) -> Product:
+    def of(cls, blocks: Sequence[ProductBlock], pinned: Mapping[str, Any]) -> PlanProduct:
         """Put grids side by side."""
         same = {
             name: encode(_typed(name, [b.same[name] for b in blocks])) for name in blocks[0].same
@@ -62,7 +62,7 @@ class Product:
             pinned,
         )
 
-    def slabs(self, most: int) -> Iterator[Product]:
+    def slabs(self, most: int) -> Iterator[PlanProduct]:
         """Yield some grids after the other, each time at least ``most`` plans but for the last."""
         begin = candidates = 0
         sizes = np.prod(self.sizes, axis=0).tolist()
@@ -72,13 +72,13 @@ class Product:
                 yield self._grids(begin, end)
                 begin, candidates = end, 0
 
-    def _grids(self, begin: int, end: int) -> Product:
+    def _grids(self, begin: int, end: int) -> PlanProduct:
         starts = np.cumsum(self.sizes, axis=1)
         choices = []
         for choice, ends in zip(self.choices, starts, strict=True):
             mine = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
             choices.append({name: codes[mine] for name, codes in choice.items()})
-        return Product(
+        return PlanProduct(
             self.values,
             {name: codes[begin:end] for name, codes in self.same.items()},
             tuple(choices),

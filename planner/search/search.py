@@ -22,7 +22,7 @@ from planner.request.constraints import (
 )
 from planner.request.objectives import Objective, results
 from planner.search.candidates import Candidates
-from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, Grids
+from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import seldom_collected
 from planner.search.partial_recompute import (
@@ -215,7 +215,7 @@ class _Space:
             )
             sources.append(FewestLayers(scenario, families, feasible))
         if self.every is not None:
-            grids = Grids.of(scenario, self.every, widest, timed=bool(leaders.plans))
+            grids = LayerGrids.of(scenario, self.every, widest, timed=bool(leaders.plans))
             sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
         yield from sources
 

@@ -24,7 +24,7 @@ from cost_models.plan.plan import (
 from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
 from planner.request.divisors import divisors
-from planner.search.plan_product import Block, Product
+from planner.search.plan_product import PlanProduct, ProductBlock
 
 MAX_VIRTUAL_STAGES: Final = 12
 LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
@@ -66,7 +66,7 @@ def enumerate_plans(
 
     ``offloads``: what may leave the accelerators (``allowed_offloads``).
     """
-    product = Product.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
+    product = PlanProduct.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
     projection = product.factored()[1].project(0)
     return product.plans(projection, np.arange(projection.size)).plain()
 
@@ -78,7 +78,7 @@ def plan_products(
     fixed: Mapping[str, Any],
     *,
     offloads: Sequence[str] = ("none",),
-) -> Iterator[Product]:
+) -> Iterator[PlanProduct]:
     """Yield the rows of ``enumerate_plans`` in products of about SLAB candidates."""
     blocks = _blocks(model, workload, num_gpus, fixed, offloads)
     total = sum(block.size for block in blocks)
@@ -87,7 +87,7 @@ def plan_products(
             f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
-    yield from Product.of(blocks, _pinned(fixed)).slabs(SLAB)
+    yield from PlanProduct.of(blocks, _pinned(fixed)).slabs(SLAB)
 
 
 def _blocks(
@@ -96,26 +96,26 @@ def _blocks(
     num_gpus: int,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
-) -> list[Block]:
+) -> list[ProductBlock]:
     """Return the plans of every grid of ranks."""
     grids = itertools.product(  # plans of the same pipeline side by side: they are priced together
         _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
         _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
         _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
     )
-    blocks: list[Block] = []
+    blocks: list[ProductBlock] = []
     for pipeline, tensor, context in grids:
         data, left = divmod(num_gpus, tensor * pipeline * context)
         if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
             continue
         for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
-            grid = Grid(tensor, pipeline, context, data, copies)
+            grid = DegreeGrid(tensor, pipeline, context, data, copies)
             blocks.append(_block(model, workload, grid, fixed, offloads))
     if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
-        grid = Grid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
+        grid = DegreeGrid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
         blocks = [_block(model, workload, grid, fixed, offloads)]
     return blocks
 
@@ -130,7 +130,7 @@ def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for word in OFFLOADS if set(word.split("+")) <= allowed)
 
 
-class Grid(NamedTuple):
+class DegreeGrid(NamedTuple):
     """How many ranks there are along each axis."""
 
     tensor: int
@@ -163,10 +163,10 @@ def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]
 def _block(
     model: ModelSpec,
     workload: Workload,
-    grid: Grid,
+    grid: DegreeGrid,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
-) -> Block:
+) -> ProductBlock:
     """Return the choices of one grid."""
     tensor, pipeline, context, data, copies = grid
     stages = [0, 1, 2, 3] if data * context > 1 else [0]
@@ -190,7 +190,7 @@ def _block(
         ("recompute",): [RECOMPUTE.index(word) for word in recompute],
         ("offload",): [OFFLOADS.index(word) for word in offload],
     }
-    return Block(
+    return ProductBlock(
         {
             "data_parallel": data,
             "dp_replicate": copies,

@@ -20,7 +20,13 @@ from planner.refinement.placement import can_be_placed
 from planner.run_cost.failures import failure_notes
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
 from planner.search.search import Counts
-from planner.survey.compare_cases import Asked, Case, Found, is_placed, job_limits
+from planner.survey.compare_cases import (
+    RankedPlan,
+    SurveyCase,
+    SurveyRequest,
+    is_placed,
+    job_limits,
+)
 from planner.survey.text import survey_text, why_nothing
 
 if TYPE_CHECKING:
@@ -37,9 +43,9 @@ MOST_ASKED: Final = 3  # clusters of which it is asked what would make a plan ex
 class SurveyAnswer:
     """What is the best plan of several cases: the ranked plans, and every case's best."""
 
-    asked: Asked
-    cases: tuple[Case, ...]
-    ranked: tuple[Found, ...]
+    asked: SurveyRequest
+    cases: tuple[SurveyCase, ...]
+    ranked: tuple[RankedPlan, ...]
     assumptions: tuple[str, ...]
 
     @property
@@ -128,7 +134,7 @@ class SurveyAnswer:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def case_document(case: Case) -> dict[str, Any]:
+def case_document(case: SurveyCase) -> dict[str, Any]:
     """Return what is said about one case."""
     scenario, result = case.question.scenario, case.result
     best = case.found[0].to_dict() if case.found else None
@@ -142,7 +148,7 @@ def case_document(case: Case) -> dict[str, Any]:
     }
 
 
-def total_counts(cases: tuple[Case, ...]) -> Counts:
+def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
     """Return what all searches saw together."""
     every = [case.result.counts for case in cases if case.result is not None]
     return Counts(
@@ -167,7 +173,9 @@ def _summed(counts: list[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
-def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: Asked) -> list[str]:
+def assumptions_of(
+    cases: tuple[SurveyCase, ...], ranked: tuple[RankedPlan, ...], asked: SurveyRequest
+) -> list[str]:
     """Return what all cases assume, and what their prices stand on; nothing twice."""
     said = [words for case in cases for words in case.question.assumptions]
     notes = [note for case in cases for found in case.found[:1] for note in found.step.tariff.notes]
@@ -185,7 +193,11 @@ def assumptions_of(cases: tuple[Case, ...], ranked: tuple[Found, ...], asked: As
 
 
 def nothing_found(
-    cases: Sequence[Case], asked: Asked, why: str | None = None, *, helped: bool = True
+    cases: Sequence[SurveyCase],
+    asked: SurveyRequest,
+    why: str | None = None,
+    *,
+    helped: bool = True,
 ) -> NoLegalPlanError:
     """Return the error for a question without an answer: every case's reason, and what helps.
 
@@ -234,7 +246,9 @@ def nothing_found(
     return NoLegalPlanError("\n".join(lines), document)
 
 
-def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, Any]]]:
+def what_helps(
+    cases: Sequence[SurveyCase], asked: SurveyRequest
+) -> dict[str, list[dict[str, Any]]]:
     """Return the smallest changes that make a plan exist: of the cluster that lacks the least.
 
     Where nothing helps there, the next one is asked, MOST_ASKED of them at most.
@@ -262,7 +276,7 @@ def what_helps(cases: Sequence[Case], asked: Asked) -> dict[str, list[dict[str, 
     return {"changes": [], "ways_out": []}
 
 
-def _lacking(case: Case) -> float:
+def _lacking(case: SurveyCase) -> float:
     """Return the smallest peak over what there is; above all others where no plan is legal."""
     result, scenario = case.result, case.question.scenario
     if result is None or result.smallest is None:

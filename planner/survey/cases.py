@@ -18,7 +18,7 @@ BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the larges
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkloadRequest:
     """What every case trains: all arguments of ``build_question`` but the cluster."""
 
     model: ModelSpec
@@ -69,7 +69,10 @@ def sizes_of(clusters: Sequence[Cluster], at_most: int | None, *, fewer: bool) -
 
 
 def questions_of(
-    job: Job, clusters: Sequence[Cluster], precisions: Sequence[str | None], largest: int
+    job: WorkloadRequest,
+    clusters: Sequence[Cluster],
+    precisions: Sequence[str | None],
+    largest: int,
 ) -> list[Question]:
     """Return one question for each cluster in each precision; ``largest``: accelerators."""
     several = len(clusters) > 1

@@ -18,13 +18,13 @@ from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import Assessment, assess, assess_plans
-from planner.refinement.placement import WIDE, Placed, best_placed, can_be_placed
+from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
 from planner.request.objectives import Objective, pareto_front, results
 from planner.request.scenario import Question
 from planner.run_cost.failures import whole_run
 from planner.run_cost.prices import Prices, tariff
-from planner.run_cost.training_run import DAY, Job, StepCost
+from planner.run_cost.training_run import DAY, RunRequest, StepCost
 from planner.search.search import SearchResult, search
 from planner.search.space import allowed_offloads
 
@@ -33,7 +33,7 @@ PARTS: Final = ("optimizer", "activations", "weights")  # that can be offloaded
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SurveyRequest:
     """What is asked of every case."""
 
     fixed: Mapping[str, Any]
@@ -42,21 +42,21 @@ class Asked:
     pareto: tuple[Objective, Objective] | None = None
     offloads: tuple[str, ...] = ("none",)
     offload_if_needed: bool = True  # where nothing fits without
-    job: Job = field(default_factory=Job)
+    job: RunRequest = field(default_factory=RunRequest)
     prices: Prices = field(default_factory=Prices)
     top: int = 10
     places: bool = True  # look for the best order of ranks on irregular trees
 
 
 @dataclass(frozen=True)
-class Found:
+class RankedPlan:
     """One plan of one case, with what is said about it."""
 
     scenario: Scenario
     plan: Plan
     step: StepCost
-    job: Job
-    placed: Placed | None = None  # its ranks stand in an order of their own, as in the scenario
+    job: RunRequest
+    placed: PlacedPlan | None = None  # its ranks stand in an order of their own, as in the scenario
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -105,12 +105,12 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SurveyCase:
     """One cluster in one precision: what its search found, or why it found nothing."""
 
     question: Question
     result: SearchResult | None
-    found: tuple[Found, ...]
+    found: tuple[RankedPlan, ...]
     why: str | None = None  # it could not be asked at all
     tried: tuple[str, ...] = ()  # ways to offload that were searched beside, in vain
 
@@ -120,7 +120,7 @@ class Case:
         return self.question.scenario.cluster.name
 
 
-def survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
+def survey(questions: Sequence[Question], asked: SurveyRequest) -> list[SurveyCase]:
     """Search every case; one that cannot be asked says why, unless none can.
 
     Where nothing fits in any of them, they are searched once more with offload allowed.
@@ -144,20 +144,20 @@ def _with_note(question: Question, note: str) -> Question:
     return replace(question, assumptions=(*question.assumptions, note))
 
 
-def _survey(questions: Sequence[Question], asked: Asked) -> list[Case]:
+def _survey(questions: Sequence[Question], asked: SurveyRequest) -> list[SurveyCase]:
     cases, errors = [], []
     for question in questions:
         try:
             cases.append(_search_case(question, asked))
         except InputError as error:
             errors.append(error)
-            cases.append(Case(question, None, (), str(error)))
+            cases.append(SurveyCase(question, None, (), str(error)))
     if len(errors) == len(cases):
         raise errors[0]
     return cases
 
 
-def _search_case(question: Question, asked: Asked) -> Case:
+def _search_case(question: Question, asked: SurveyRequest) -> SurveyCase:
     """Search one case; on irregular trees the best plan gets its best order of ranks."""
     scenario = question.scenario
     require = (*asked.require, *job_limits(scenario, asked))
@@ -173,25 +173,25 @@ def _search_case(question: Question, asked: Asked) -> Case:
     )
     result = ask(require=require)
     if not places:
-        return Case(question, result, found_of(scenario, result, asked))
+        return SurveyCase(question, result, found_of(scenario, result, asked))
     # in another order a step may be as short as is required
     slower = [one for one in require if not only_breaks(one)]
     wide = result if result.plans or len(slower) == len(require) else ask(require=slower)
     placed = _placed(scenario, wide.plans, asked, require)
     result = replace(result, plans=result.plans[: asked.top])
     found = (*placed, *found_of(scenario, result, asked))[: asked.top]
-    return Case(question, result, found)
+    return SurveyCase(question, result, found)
 
 
-def is_placed(scenario: Scenario, asked: Asked) -> bool:
+def is_placed(scenario: Scenario, asked: SurveyRequest) -> bool:
     """Whether the best order of ranks is looked for: not on fronts, nor for the smallest plan."""
     by_step = asked.objective != "memory" and asked.pareto is None
     return asked.places and by_step and can_be_placed(scenario.cluster)
 
 
 def _placed(
-    scenario: Scenario, plans: Sequence[Plan], asked: Asked, require: Sequence[Constraint]
-) -> list[Found]:
+    scenario: Scenario, plans: Sequence[Plan], asked: SurveyRequest, require: Sequence[Constraint]
+) -> list[RankedPlan]:
     """Return the best of some plans with an order of its own, if that gains and is as required."""
     placed = best_placed(scenario, plans, None)
     if placed is None:
@@ -209,7 +209,7 @@ def _placed(
     return [_found(placed.scenario, placed.plan, assessment, asked, placed)]
 
 
-def _needs_offload(case: Case, asked: Asked) -> bool:
+def _needs_offload(case: SurveyCase, asked: SurveyRequest) -> bool:
     """Whether offload may help: plans are too large, and nothing was said about it."""
     scenario, result = case.question.scenario, case.result
     return (
@@ -224,7 +224,9 @@ def _needs_offload(case: Case, asked: Asked) -> bool:
     )
 
 
-def found_of(scenario: Scenario, result: SearchResult, asked: Asked) -> tuple[Found, ...]:
+def found_of(
+    scenario: Scenario, result: SearchResult, asked: SurveyRequest
+) -> tuple[RankedPlan, ...]:
     """Return the plans of a search with what they cost."""
     assessments = assess_plans(scenario, result.plans)
     return tuple(
@@ -237,17 +239,17 @@ def _found(
     scenario: Scenario,
     plan: Plan,
     assessment: Assessment,
-    asked: Asked,
-    placed: Placed | None = None,
-) -> Found:
+    asked: SurveyRequest,
+    placed: PlacedPlan | None = None,
+) -> RankedPlan:
     seconds, rate = assessment.time.step_seconds, tariff(scenario.cluster, asked.prices)
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
-    one = Found(scenario, plan, step, asked.job, placed)
+    one = RankedPlan(scenario, plan, step, asked.job, placed)
     one.__dict__["assessment"] = assessment
     return one
 
 
-def job_limits(scenario: Scenario, asked: Asked) -> list[Constraint]:
+def job_limits(scenario: Scenario, asked: SurveyRequest) -> list[Constraint]:
     """Return the longest steps with which a job keeps its budget and its days."""
     job = asked.job
     if job.tokens is None:
@@ -268,7 +270,7 @@ def job_limits(scenario: Scenario, asked: Asked) -> list[Constraint]:
     return limits
 
 
-def ranked(cases: Sequence[Case], asked: Asked) -> list[Found]:
+def ranked(cases: Sequence[SurveyCase], asked: SurveyRequest) -> list[RankedPlan]:
     """Return the plans of all cases, best first: those that fit before tight ones.
 
     With ``pareto``: the exact front of the two objectives, by the first. Each case gave its front
@@ -285,13 +287,13 @@ def ranked(cases: Sequence[Case], asked: Asked) -> list[Found]:
     return [fitting[row] for row in front]
 
 
-def sort_key(asked: Asked) -> Callable[[Found], tuple[float, ...]]:
+def sort_key(asked: SurveyRequest) -> Callable[[RankedPlan], tuple[float, ...]]:
     """Return what plans of all cases are sorted by: the objective, then time, then memory.
 
     With a budget or days and no tokens: the most tokens first.
     """
 
-    def key(found: Found) -> tuple[float, ...]:
+    def key(found: RankedPlan) -> tuple[float, ...]:
         own = found.value(asked.objective)
         rest = (found.value("time"), found.value("memory"), float(found.plan.world_size))
         finds_tokens = asked.job.tokens is None and asked.objective in ("time", "cost")

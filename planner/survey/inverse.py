@@ -37,9 +37,9 @@ from planner.request.divisors import divisors
 from planner.request.resolve import ModelLike, model_of
 from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, Question
 from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
-from planner.survey.cases import Job
-from planner.survey.compare_cases import Asked, Case, Found, ranked, survey
-from planner.survey.inverse_text import inverse_text
+from planner.survey.cases import WorkloadRequest
+from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
+from planner.survey.text import inverse_text
 
 FINDS: Final = (
     "fewest-gpus",
@@ -55,12 +55,12 @@ MOST_MODELS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Attempt:
     """One candidate of an inverse question: what the forward search said."""
 
     value: Any  # accelerators, sequences, tokens, or a model's name
     words: str
-    cases: tuple[Case, ...]
+    cases: tuple[SurveyCase, ...]
 
     @property
     def fits(self) -> bool:
@@ -75,8 +75,8 @@ class InverseAnswer:
     find: str
     value: Any
     words: str
-    tried: tuple[Tried, ...]  # in the order of asking
-    beyond: Tried | None  # the next candidate, shown to have no plan; None: there is none
+    tried: tuple[Attempt, ...]  # in the order of asking
+    beyond: Attempt | None  # the next candidate, shown to have no plan; None: there is none
     answer: SurveyAnswer  # of the value
 
     @property
@@ -135,20 +135,20 @@ class _Inverse:
     """What all inverse questions need."""
 
     find: str
-    job: Job
+    job: WorkloadRequest
     clusters: list[Cluster]
     precisions: list[str | None]
-    asked: Asked
+    asked: SurveyRequest
 
     @property
     def largest(self) -> int:
         """Accelerators of the largest cluster: the default batch has a micro-batch for each."""
         return max(cluster.num_gpus for cluster in self.clusters)
 
-    def ask(self, value: Any, words: str, questions: Sequence[Question], **changes: Any) -> Tried:
+    def ask(self, value: Any, words: str, questions: Sequence[Question], **changes: Any) -> Attempt:
         """Search forward for one candidate."""
         asked = replace(self.asked, offload_if_needed=False, **changes)
-        return Tried(value, words, tuple(survey(questions, asked)))
+        return Attempt(value, words, tuple(survey(questions, asked)))
 
     def questions(
         self, clusters: Sequence[Cluster] | None = None, **changes: Any
@@ -164,7 +164,7 @@ class _Inverse:
         ]
 
     def answer(
-        self, tried: Sequence[Tried], found: Tried, beyond: Tried | None, **changes: Any
+        self, tried: Sequence[Attempt], found: Attempt, beyond: Attempt | None, **changes: Any
     ) -> InverseAnswer:
         """Put the answer together."""
         asked = replace(self.asked, **changes)
@@ -176,7 +176,7 @@ class _Inverse:
             self.find, found.value, found.words, tuple(tried), beyond, survey_answer
         )
 
-    def nothing(self, tried: Sequence[Tried]) -> NoLegalPlanError:
+    def nothing(self, tried: Sequence[Attempt]) -> NoLegalPlanError:
         """Return the refusal where no candidate has a plan that fits."""
         cases, why = tried[-1].cases, f"--find {self.find}: not even {tried[-1].words}"
         # of sizes that are looked for the smallest was asked: no change of the rest is told
@@ -186,11 +186,11 @@ class _Inverse:
 
 def answer_inverse(
     find: str,
-    job: Job,
+    job: WorkloadRequest,
     models: Sequence[ModelLike],
     clusters: list[Cluster],
     precisions: list[str | None],
-    asked: Asked,
+    asked: SurveyRequest,
     at_most: int | None,
 ) -> InverseAnswer:
     """Answer an inverse question; see the head of this file."""
@@ -219,7 +219,7 @@ def _fewest_gpus(one: _Inverse, at_most: int | None) -> InverseAnswer:
     if not sizes:
         raise InputError(f"gpus_at_most = {at_most}: no cluster has so few")
     numbers = sorted({cluster.num_gpus for cluster in sizes})
-    tried: list[Tried] = []
+    tried: list[Attempt] = []
     for number in numbers:
         same = [cluster for cluster in sizes if cluster.num_gpus == number]
         words = f"{number:,} accelerator" + ("" if number == 1 else "s")
@@ -241,7 +241,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
     """Divisors of a batch that is given, from the largest on; else bisected."""
     _require_free(one, "micro_batch_size")
 
-    def ask(size: int, batch: int | None, **changes: Any) -> Tried:
+    def ask(size: int, batch: int | None, **changes: Any) -> Attempt:
         job = one.job if batch is None else replace(one.job, batch=batch)
         asked = replace(one, job=job)
         fixed = {**one.asked.fixed, "micro_batch_size": size}
@@ -257,7 +257,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
         raise one.nothing(tried)
     ranks = one.largest
 
-    def goes_to(found: Found, highest: int) -> int:
+    def goes_to(found: RankedPlan, highest: int) -> int:
         def larger(size: int) -> bool:
             plan = replace(found.plan, micro_batch_size=size)
             workload = replace(found.scenario.workload, global_batch_size=plan.global_batch_size)
@@ -265,7 +265,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
 
         return largest(larger, highest)
 
-    def ask_size(size: int, **changes: Any) -> Tried:
+    def ask_size(size: int, **changes: Any) -> Attempt:
         return ask(size, size * ranks, **changes)
 
     return _furthest(one, ask_size, goes_to, MAX_BATCH // ranks)
@@ -282,12 +282,12 @@ def _longest_sequence(one: _Inverse) -> InverseAnswer:
         highest = model.max_seq_len
         step = math.gcd(step, highest) if highest < step else step
 
-    def ask(units: int, **changes: Any) -> Tried:
+    def ask(units: int, **changes: Any) -> Attempt:
         length = units * step
         words = f"sequences of {length:,} tokens"
         return one.ask(length, words, one.questions(seq_len=length), **changes)
 
-    def goes_to(found: Found, highest: int) -> int:
+    def goes_to(found: RankedPlan, highest: int) -> int:
         def longer(units: int) -> bool:
             return fits(with_seq_len(found.scenario, units * step), found.plan)
 
@@ -307,8 +307,8 @@ def sequence_step(num_gpus: int) -> int:
 
 def _furthest(
     one: _Inverse,
-    ask: Callable[..., Tried],
-    goes_to: Callable[[Found, int], int],
+    ask: Callable[..., Attempt],
+    goes_to: Callable[[RankedPlan, int], int],
     highest: int,
 ) -> InverseAnswer:
     """Return the largest number from 1 on that fits, and the next one, that does not.
@@ -317,7 +317,7 @@ def _furthest(
     alone (``goes_to``, cheap), and then to the next number, at which mostly nothing fits any more.
     (What is required may end a leap earlier: then there are none.)
     """
-    tried: dict[int, Tried] = {}
+    tried: dict[int, Attempt] = {}
 
     def has_plan(number: int) -> bool:
         tried[number] = ask(number, objective="memory", top=1)  # the smallest goes furthest
@@ -340,7 +340,7 @@ def _furthest(
 
 def _largest_model(one: _Inverse, models: Sequence[ModelSpec]) -> InverseAnswer:
     """Try from the largest on."""
-    tried: list[Tried] = []
+    tried: list[Attempt] = []
     for model in sorted(models, key=lambda model: -model.num_parameters):
         asked = replace(one, job=replace(one.job, model=model))
         words = f"{model.name} ({format_count(model.num_parameters)} parameters)"

@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import Any, Final
 
 from cost_models.units import format_count, format_gib, format_seconds
-from planner.answer.placed import placed_words
 from planner.answer.text import (
     CONFIDENCE_WORDS,
     binds,
     head,
+    placed_words,
     searched,
     tight_words,
     time_line,
@@ -22,7 +22,7 @@ from planner.request.command import describe_plan
 from planner.run_cost.text import WATT_HOUR, amount, dollars, run_lines
 from planner.run_cost.training_run import DAY
 from planner.search.search import Counts
-from planner.survey.compare_cases import Asked, Case, Found, sort_key
+from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, sort_key
 from planner.text.paragraphs import labelled
 
 BILLION: Final = 1e9
@@ -34,11 +34,21 @@ OBJECTIVE_WORDS: Final = {
     "energy": "energy a token",
 }
 
+LABELS: Final = {
+    "fewest-gpus": "Fewest",
+    "cheapest-cluster": "Cheapest",
+    "largest-micro-batch": "Largest",
+    "longest-sequence": "Longest",
+    "largest-model": "Largest",
+    "most-tokens": "Most",
+}
+MOST_WHY: Final = 3
+
 
 def survey_text(
-    asked: Asked,
-    cases: Sequence[Case],
-    ranked: Sequence[Found],
+    asked: SurveyRequest,
+    cases: Sequence[SurveyCase],
+    ranked: Sequence[RankedPlan],
     *,
     counts: Counts,
     assumptions: Sequence[str],
@@ -68,7 +78,7 @@ def survey_text(
     return "\n".join(lines)
 
 
-def case_table(asked: Asked, cases: Sequence[Case]) -> list[str]:
+def case_table(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
     """Every case's best plan, best first; those without one last, with the reason."""
     good = sorted((case for case in cases if case.found), key=lambda c: sort_key(asked)(c.found[0]))
     several = len({case.question.scenario.workload.precision for case in cases}) > 1
@@ -86,7 +96,7 @@ def case_table(asked: Asked, cases: Sequence[Case]) -> list[str]:
     return lines
 
 
-def why_nothing(case: Case) -> str:
+def why_nothing(case: SurveyCase) -> str:
     """Say in one line why a case has no plan."""
     if case.why is not None or case.result is None:
         return f"not priced: {case.why}"
@@ -101,15 +111,15 @@ def why_nothing(case: Case) -> str:
     return f"does not fit: {', '.join(parts)}"
 
 
-Column = tuple[str, Callable[[Found], str]]  # heading, and the cell of a case's best plan
+Column = tuple[str, Callable[[RankedPlan], str]]  # heading, and the cell of a case's best plan
 
 
-def _columns(asked: Asked, cases: Sequence[Case]) -> list[Column]:
+def _columns(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
     """Return the columns of the table of cases: memory, rates, dollars, the whole run."""
     priced = any(case.found[0].step.dollars is not None for case in cases)
     energy = "energy" in (asked.objective, *(asked.pareto or ()))
     whole_run = asked.job.is_asked
-    columns: list[tuple[bool, str, Callable[[Found], str]]] = [
+    columns: list[tuple[bool, str, Callable[[RankedPlan], str]]] = [
         (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
         (True, "GiB", lambda found: format_gib(found.assessment.memory.peak_bytes)),
         (True, "step", lambda found: format_seconds(found.assessment.time.step_seconds)),
@@ -125,22 +135,22 @@ def _columns(asked: Asked, cases: Sequence[Case]) -> list[Column]:
     return [(heading, cell) for wanted, heading, cell in columns if wanted]
 
 
-def _mfu(found: Found) -> str:
+def _mfu(found: RankedPlan) -> str:
     mfu = found.assessment.time.mfu
     return "–" if mfu is None else f"{100 * mfu:.1f} %"
 
 
-def _of_run(name: str, words: Callable[[Any], str]) -> Callable[[Found], str]:
+def _of_run(name: str, words: Callable[[Any], str]) -> Callable[[RankedPlan], str]:
     """Return what prints a figure of the whole run; a dash where no run is known."""
     return lambda found: "–" if found.run is None else words(found.run[name])
 
 
-def _scaled(found: Found, objective: str, unit: float = 1.0) -> float | None:
+def _scaled(found: RankedPlan, objective: str, unit: float = 1.0) -> float | None:
     value = found.step.per_token(objective)
     return None if value is None else value * BILLION / unit
 
 
-def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
+def plan_table(asked: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str]:
     """The ranked plans: where they run, how, and what they come to."""
     several = len({found.scenario.cluster.name for found in ranked}) > 1
     precisions = len({found.scenario.workload.precision for found in ranked}) > 1
@@ -177,14 +187,14 @@ def plan_table(asked: Asked, ranked: Sequence[Found]) -> list[str]:
     return aligned(rows, left=several + precisions, last_left=True)
 
 
-def _between(ranked: Sequence[Found]) -> dict[int, str]:
+def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
     """Return the plans of a front that are told in one line, since only their layers differ.
 
     Those that recompute more and more layers of one plan: words at the second of them, "" at those
     that follow; the first and the last have lines of their own.
     """
 
-    def alike(found: Found) -> tuple[object, ...]:
+    def alike(found: RankedPlan) -> tuple[object, ...]:
         return (found.scenario.cluster.name, replace(found.plan, recompute_layers=0))
 
     told: dict[int, str] = {}
@@ -214,3 +224,29 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = F
         mark = "✔" if number == 1 else " "
         lines.append(f"{mark} {'  '.join(cells)}".rstrip())
     return lines
+
+
+def inverse_text(
+    find: str,
+    words: str,
+    beyond: tuple[str, Sequence[SurveyCase]] | None,
+    *,
+    tried: bool,
+    answer: str,
+) -> str:
+    """The answer of ``plan --find``; ``beyond``: the next candidate, and why it has no plan."""
+    lines = labelled(LABELS[find], words)
+    if beyond is not None:
+        lines += labelled("Checked", f"{beyond[0]}: {_why_no_plan(beyond[1])}")
+    elif tried:
+        lines += labelled("Checked", "there is nothing beyond it to try")
+    return "\n".join([*lines, "", answer])
+
+
+def _why_no_plan(cases: Sequence[SurveyCase]) -> str:
+    """Say why a candidate has no plan, cluster by cluster."""
+    reasons = [f"{case.name} is tight: it may run out of memory" for case in cases if case.found]
+    reasons += [f"{case.name} {why_nothing(case)}" for case in cases if not case.found]
+    left = len(reasons) - MOST_WHY
+    more = f", and {left} more" if left > 0 else ""
+    return "; ".join(reasons[:MOST_WHY]) + more

@@ -139,7 +139,7 @@ def _plan(scenario: TracedScenario, stages: int, micro: int, recompute: Any) -> 
 
 def cut_into(scenario: TracedScenario, plan: Plan) -> Cut | None:
     """Return a plan's stages whose longest one is the shortest among those that fit."""
-    costs = StageCosts.of(scenario, plan)
+    costs = TracedStageCosts.of(scenario, plan)
     count, stages = len(costs.nodes), plan.pipeline_parallel
     if not stages <= count <= MOST_NODES:
         return None
@@ -164,7 +164,7 @@ def cut_into(scenario: TracedScenario, plan: Plan) -> Cut | None:
 
 
 @dataclass(frozen=True)
-class StageCosts:
+class TracedStageCosts:
     """Prices of every stretch of nodes of one plan."""
 
     scenario: TracedScenario
@@ -176,7 +176,7 @@ class StageCosts:
     most: float  # bytes of a stage
 
     @classmethod
-    def of(cls, scenario: TracedScenario, plan: Plan) -> StageCosts:
+    def of(cls, scenario: TracedScenario, plan: Plan) -> TracedStageCosts:
         """Walk through the module with a plan's micro-batches."""
         module, software = scenario.module, scenario.software
         rate = rates(scenario.cluster.accelerator, module.precision, software).of_unknown_shapes

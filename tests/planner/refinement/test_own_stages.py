@@ -25,7 +25,7 @@ from planner.assessment.verdict import budget_bytes
 from planner.refinement.best_partition import best_staged
 from planner.refinement.minimal_recompute import recompute_what_must_be, share_out
 from planner.refinement.stage_costs import StageCosts, peaks, simulated_step, with_stages
-from planner.refinement.stage_search import Staged, best_stages, can_be_uneven
+from planner.refinement.stage_search import StageSplit, best_stages, can_be_uneven
 from planner.search.search import search
 from tests.samples import examples, llama, make_scenario, sample_model
 
@@ -226,7 +226,7 @@ def test_a_stopped_search_says_that_it_proves_nothing() -> None:
     scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=16), plan)
     stopped = best_stages(scenario, plan, most_nodes=3)
     whole = best_stages(scenario, plan)
-    assert isinstance(stopped, Staged)
+    assert isinstance(stopped, StageSplit)
     assert whole is not None
     assert not stopped.proven
     assert stopped.step >= whole.step * (1 - 1e-9)

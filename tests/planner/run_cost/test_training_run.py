@@ -8,7 +8,7 @@ from hardware_profiles.errors import InputError
 from planner.run_cost.prices import Tariff
 from planner.run_cost.training_run import (
     DAY,
-    Job,
+    RunRequest,
     StepCost,
     affordable_tokens,
     job_document,
@@ -41,19 +41,19 @@ def test_a_whole_run_by_hand() -> None:
 @pytest.mark.parametrize(
     ("job", "steps"),
     [
-        (Job(budget=1.6), 100),
-        (Job(days=1.0), DAY / 2),
-        (Job(budget=1.6, days=1e-4), 4),
-        (Job(), None),
+        (RunRequest(budget=1.6), 100),
+        (RunRequest(days=1.0), DAY / 2),
+        (RunRequest(budget=1.6, days=1e-4), 4),
+        (RunRequest(), None),
     ],
 )
-def test_what_a_budget_buys_and_not_a_step_more(job: Job, steps: float | None) -> None:
+def test_what_a_budget_buys_and_not_a_step_more(job: RunRequest, steps: float | None) -> None:
     tokens = affordable_tokens(job, STEP)
     assert tokens == (None if steps is None else pytest.approx(steps * STEP.tokens))
     if tokens is not None:
         assert affordable_tokens(job, STEP, 0.9) == 0.9 * steps // 1 * STEP.tokens  # type: ignore[operator]
         for more, inside in ((0, True), (STEP.tokens, False)):
-            document = job_document(Job(tokens + more, job.budget, job.days), STEP)
+            document = job_document(RunRequest(tokens + more, job.budget, job.days), STEP)
             assert document is not None
             flags = [document["within_budget"], document["within_days"]]
             assert all(flag is not False for flag in flags) == inside

@@ -14,7 +14,7 @@ from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.plan.plan import PlanTable
 from planner.request.constraints import broken_by_plan, parse_requirements
 from planner.search.candidates import Candidates
-from planner.search.plan_product import Block, Product
+from planner.search.plan_product import PlanProduct, ProductBlock
 from planner.search.space import allowed_offloads, enumerate_plans
 from tests.samples import make_scenario
 
@@ -82,12 +82,12 @@ def test_levels_of_products_are_counted_as_their_rows_are(
 def test_plans_of_some_rows_are_those_of_the_whole_product() -> None:
     """The last choice fastest, each grid with values of its own."""
     blocks = [
-        Block({"tensor_parallel": t}, {("zero_stage",): zero, ("recompute",): again})
+        ProductBlock({"tensor_parallel": t}, {("zero_stage",): zero, ("recompute",): again})
         for t, zero, again in ((1, [0, 3], [0, 2]), (2, [1], [0, 1, 2]))
     ]
     rest = [f.name for f in fields(PlanTable)]
     pinned = {n: 1 for n in rest if n not in ("tensor_parallel", "zero_stage", "recompute")}
-    product = Product.of(blocks, pinned)
+    product = PlanProduct.of(blocks, pinned)
     frame = product.factored()[1]
     whole = product.plans(frame.project(0), np.arange(2))
     assert decode(whole.tensor_parallel).tolist() == [1, 1, 1, 1, 2, 2, 2]

@@ -20,7 +20,7 @@ from hardware_profiles.software.trainer import software_profile
 from planner.traced import fit_and_plan as traced_front_door
 from planner.traced import stages as traced_stages
 from planner.traced.scenario import TracedScenario
-from planner.traced.stages import StageCosts, best_cut, cut_into
+from planner.traced.stages import TracedStageCosts, best_cut, cut_into
 from planner.traced.text import cut_words
 from tests.traced_sample import large, sample
 
@@ -65,7 +65,7 @@ def test_the_longest_stage_is_the_shortest_of_all_cuts_that_fit(
     monkeypatch.setattr(traced_stages, "nodes_of", lambda *_: nodes)
     plan = Plan(2, 1, 4, num_microbatches=int(rng.integers(1, 9)), zero_stage=1)
     here = scenario(plan.global_batch_size)
-    costs = StageCosts.of(here, plan)
+    costs = TracedStageCosts.of(here, plan)
     longest = np.inf
     for inner in itertools.combinations(range(1, len(nodes)), 3):
         cut = costs.cut([0, *inner, len(nodes)])
@@ -96,7 +96,7 @@ def test_some_random_cuts_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_stage_is_the_whole_module(recompute: str) -> None:
     plan = Plan(micro_batch_size=6, recompute=recompute)  # type: ignore[arg-type]
     here = scenario(6, "1xA100-80GB")
-    costs = StageCosts.of(here, plan)
+    costs = TracedStageCosts.of(here, plan)
     whole = costs.cut([0, len(costs.nodes)])
     table = PlanTable.from_plans([plan])
     parts, _ = traced_memory(here.module, here.workload, SOFTWARE, table, on_gpu=True)
@@ -106,7 +106,7 @@ def test_one_stage_is_the_whole_module(recompute: str) -> None:
 
 def test_a_stage_holds_a_micro_batch_more_for_each_stage_behind_it() -> None:
     plan = Plan(4, 1, 2, zero_stage=1, micro_batch_size=2, num_microbatches=4)
-    costs = StageCosts.of(scenario(32), plan)
+    costs = TracedStageCosts.of(scenario(32), plan)
     once, twice = (costs.peaks(0, flight)[2] for flight in (1, 2))
     slack = 1.0 + SOFTWARE.memory.allocator_slack
     assert twice - once == pytest.approx(
