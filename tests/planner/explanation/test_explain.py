@@ -22,6 +22,7 @@ from hardware_profiles.errors import InputError
 from planner.assessment.assess import amounts, assess, plan_file
 from planner.assessment.verdict import budget_bytes
 from planner.cli.app import app
+from planner.explanation.answer import _figure
 from planner.explanation.explain import explain
 from planner.explanation.glossary import changes, layout, place, same_layout, story
 from planner.explanation.machine_figures import figures
@@ -35,7 +36,6 @@ from planner.explanation.sensitivity import (
     priced_choices,
     sensitivities,
 )
-from planner.explanation.text import _figure
 from planner.explanation.why_not import LEAST, why_not
 from planner.search.search import search
 from tests.samples import llama, make_scenario

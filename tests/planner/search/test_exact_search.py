@@ -197,7 +197,7 @@ def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
     table = enumerate_plans(scenario.model, scenario.workload, 8, {})
     legal = table.rows(legality_codes(scenario, table) == 0)
-    from cost_models.step_time.step import pipeline_bound as pipeline_time
+    from cost_models.step_time import pipeline_bound as pipeline_time
 
     honest = pipeline_time.BOUNDS["1f1b"]
     monkeypatch.setitem(pipeline_time.BOUNDS, "1f1b", lambda x: 1.5 * honest(x))

@@ -1,27 +1,131 @@
-"""An explanation as plain text: the plan told, what binds, what would change it, why not others."""
+"""The answer of ``explain``: plan in words, what binds, what would change it, why not others."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cost_models.compute.rates import power_limit
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_gib, format_seconds
+from planner.advice.ways_out import WayOut
+from planner.answer.answers import header
 from planner.answer.text import TIME_WORDS, head, time_line
+from planner.assessment.assess import Assessment, amounts
 from planner.assessment.verdict import WORDS
-from planner.explanation.glossary import MEMORY_LESSONS, changes, signed_seconds
+from planner.explanation.glossary import MEMORY_LESSONS, changes, lesson, signed_seconds
 from planner.explanation.machine_figures import say_value
-from planner.explanation.sensitivity import Crossover, Sensitivity
-from planner.explanation.why_not import WhyNot
+from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
+from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 
-if TYPE_CHECKING:
-    from planner.explanation.explain import Explanation
-
 SMALL: Final = 0.005  # of a step or a peak: not told
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """One plan explained; ``best``: what the search finds, None where nothing fits."""
+
+    scenario: Scenario
+    plan: Plan
+    layer_ranges: tuple[tuple[int, int], ...]
+    assessment: Assessment
+    story: tuple[str, ...]
+    best: Plan | None
+    best_assessment: Assessment | None
+    varied: Plan | None  # the best one in closed form, whose sensitivity is told
+    sensitivity: tuple[Sensitivity, ...]
+    batches: tuple[BatchChoice, ...]
+    why_not: tuple[WhyNot, ...]
+    ways_out: tuple[WayOut, ...]
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or does_not_fit."""
+        return self.assessment.verdict
+
+    @property
+    def slower_than_best(self) -> float | None:
+        """Relative to the best plan's step; below zero: better than all that the search tries."""
+        if self.best_assessment is None:
+            return None
+        return self.assessment.time.step_seconds / self.best_assessment.time.step_seconds - 1.0
+
+    @property
+    def is_best(self) -> bool:
+        """Whether no plan that the search tries is faster."""
+        slower = self.slower_than_best
+        return slower is not None and slower <= SAME
+
+    def binds(self) -> dict[str, Any]:
+        """What takes the time and the memory, largest first, each with what it is."""
+        time, memory = self.assessment.time, self.assessment.memory
+        seconds, sizes = amounts(time.parts), amounts(memory.parts)
+        return {
+            "time": [
+                {
+                    "part": name,
+                    "seconds": seconds[name],
+                    "share": seconds[name] / time.step_seconds,
+                    "words": lesson(self.scenario, self.plan, name),
+                }
+                for name in sorted(seconds, key=lambda part: -seconds[part])
+                if seconds[name] > 0.0
+            ],
+            "memory": [
+                {
+                    "part": name,
+                    "bytes": sizes[name],
+                    "share": sizes[name] / memory.peak_bytes,
+                }
+                for name in sorted(sizes, key=lambda part: -sizes[part])
+                if sizes[name] > 0.0
+            ],
+            "stage": memory.limiting_stage,
+            "moment": memory.moment,
+            "margin_bytes": self.assessment.margin_bytes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        best, assessment = None, self.assessment.to_dict()
+        if self.best is not None and self.best_assessment is not None:
+            best = {
+                "plan": self.best.to_dict(),
+                "step_seconds": self.best_assessment.time.step_seconds,
+                "peak_bytes": self.best_assessment.memory.peak_bytes,
+                "verdict": self.best_assessment.verdict,
+                "this_is_slower_by": self.slower_than_best,
+                "changes": changes(self.plan, self.best),
+            }
+        return {
+            **header(self.scenario),
+            "verdict": self.verdict,
+            "plan": assessment["plan"],
+            "layer_ranges": [list(pair) for pair in self.layer_ranges],
+            "memory": assessment["memory"],
+            "time": assessment["time"],
+            "story": list(self.story),
+            "binds": self.binds(),
+            "is_best": self.is_best,
+            "best": best,
+            "sensitivity": [found.to_dict() for found in self.sensitivity],
+            "batches": [batch.to_dict() for batch in self.batches],
+            "why_not": [reason.to_dict() for reason in self.why_not],
+            "ways_out": [way.to_dict() for way in self.ways_out],
+        }
+
+    def __str__(self) -> str:
+        return explanation_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def explanation_text(found: Explanation) -> str:
