@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import planner
+from cost_models.plan.plan import Plan
 from planner.answer.text import TIME_WORDS, bars, ranked_table, tight_words
 from planner.cli.listing import model_text, models_text
 from planner.text.paragraphs import MOMENT_WORDS, WIDTH
@@ -134,4 +135,4 @@ def test_a_tight_plan_names_the_option_that_may_find_one_that_fits(
     offload: str, names: bool
 ) -> None:
     scenario = make_scenario("llama", "1xRTX-4090", global_batch_size=1)
-    assert ("--allow offload" in tight_words(scenario, {"offload": offload})) == names
+    assert ("--allow offload" in tight_words(scenario, Plan(offload=offload))) == names

@@ -238,7 +238,7 @@ def test_published_formats_are_the_default() -> None:
 
 
 def test_seq_len_is_another_word_for_the_context() -> None:
-    assert serve(seq_len=1000).memory == serve(context_len=1000).memory
+    assert serve(seq_len=1000).assessment == serve(context_len=1000).assessment
 
 
 def test_a_float_format_of_the_weights_is_that_of_the_computation() -> None:
