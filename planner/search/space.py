@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from math import gcd
 from typing import Any, Final, NamedTuple
 
@@ -32,15 +33,28 @@ MIN_TOKENS: Final = 4_096  # that a rank then has at least
 ENDS: Final = 2  # embedding and head, where they count as layers
 MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
-# what stays at its default unless it is pinned (offload: unless it is allowed)
-UNVARIED: Final = (
-    "offload_device",
-    "recompute_layers",
-    "recompute_every",
-    "secondary_ranks",
-    "quantised_weights",
-    "quantised_gradients",
+# fields of a plan that the search varies; all others keep their default unless they are pinned
+VARIED: Final = frozenset(
+    (
+        "data_parallel",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "virtual_stages",
+        "pipeline_schedule",
+        "zero_stage",
+        "sequence_parallel",
+        "recompute",
+        "micro_batch_size",
+        "num_microbatches",
+        "dp_replicate",
+        "context_parallel",
+        "context_parallel_method",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "offload",
+    )
 )
+UNVARIED: Final = tuple(field.name for field in fields(Plan) if field.name not in VARIED)
 
 
 def enumerate_plans(
