@@ -15,7 +15,7 @@ from benchmarks.collective_algorithms import (
     in_network,
     parameter_server,
 )
-from cost_models.communication.nccl_protocols import CHOICES, Group, chosen
+from cost_models.communication.nccl_protocols import CHOICES, NcclGroup, fastest_choice
 from cost_models.communication.ring_and_tree import (
     COLLECTIVE_START,
     ring_all_reduce,
@@ -101,8 +101,8 @@ def by_nccl(cluster_name: str, size: float) -> tuple[float, str]:
     ring, _ = group_link(reached, cluster.num_gpus, 1)
     nodes = domains_spanned(cluster, cluster.num_gpus, 1)
     architecture = cluster.accelerator.architecture
-    group = Group(cluster.num_gpus, int(nodes), float(ring), "nvlink", architecture)
-    least, index = chosen("all_reduce", size, group)
+    group = NcclGroup(cluster.num_gpus, int(nodes), float(ring), "nvlink", architecture)
+    least, index = fastest_choice("all_reduce", size, group)
     return float(least), " ".join(CHOICES[int(index)])
 
 

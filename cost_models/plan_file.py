@@ -16,9 +16,9 @@ from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.recomputed_layers import (
-    Recomputed,
-    problem_of,
-    read_by_stage,
+    RecomputedLayers,
+    by_stage_error,
+    read_recompute_layers_by_stage,
     recomputed_layers,
 )
 from cost_models.plan.plan import Plan
@@ -70,7 +70,7 @@ class PlanFile:
         return self.cluster.rank_order
 
     @property
-    def recomputed(self) -> Recomputed:
+    def recomputed(self) -> RecomputedLayers:
         """Which layers are recomputed, if the plan recomputes."""
         return recomputed_layers(self.plan, self.stage_recompute_layers)
 
@@ -144,8 +144,8 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
     by_stage = None
     if "stage_recompute_layers" in fields:
         where = f"{path}: stage_recompute_layers"
-        by_stage = read_by_stage(fields.values["stage_recompute_layers"], where)
-        problem = problem_of(by_stage, plan.num_stages, model.num_layers, layer_ranges)
+        by_stage = read_recompute_layers_by_stage(fields.values["stage_recompute_layers"], where)
+        problem = by_stage_error(by_stage, plan.num_stages, model.num_layers, layer_ranges)
         if problem is not None:
             raise InputError(f"{path}: stage_{problem}")
     order = read_rank_order(fields, plan.world_size)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import settings
 
+from cost_models.arrays import Count, Real
 from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
@@ -182,3 +183,16 @@ def rank_of(microbatch: float, *, data: float = 0.0, optimizer: float = 0.0) -> 
         data_communication=np.array([data]),
         optimizer=np.array([optimizer]),
     )
+
+
+def bubble_fraction(
+    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count
+) -> Real:
+    """Bubble time over ideal time of a pipeline of equal stages: (p - 1) / (v m).
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.1 and 2.2.2 (v = 1: GPipe and 1F1B alike).
+
+    >>> float(bubble_fraction(8, 4, 1)), float(bubble_fraction(8, 4, 2))
+    (0.375, 0.1875)
+    """
+    return np.subtract(pipeline_parallel, 1.0) / np.multiply(virtual_stages, num_microbatches)

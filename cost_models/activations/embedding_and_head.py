@@ -44,7 +44,7 @@ def embedding_bytes_per_token(
     if embedding_is_frozen(model):
         # nothing asks the first norm for its input's gradient; recomputed, it is not among what is
         # saved
-        walked = [model.kinds[i] for i in model.pattern if not model.kinds[i].idle]
+        walked = [model.kinds[i] for i in model.pattern if not model.kinds[i].forward_only]
         kind = walked[0] if walked else kind
         opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
         # a layer norm that is trained needs its input for its weight too
@@ -91,7 +91,7 @@ def head_bytes_per_token(
     passing = _frozen_norm_bytes(model, kind, compute, software)
     if all(w.frozen for w in norms):
         tail = passing
-    if kind.norm != "layer" and all(model.kinds[i].idle for i in model.pattern):
+    if kind.norm != "layer" and all(model.kinds[i].forward_only for i in model.pattern):
         tail -= passing  # nothing below asks for a gradient
     tail *= len(norms)
     for matrix in matrices:
@@ -125,7 +125,7 @@ def _norms(weights: tuple[Weight, ...]) -> list[Weight]:
 
 def _matrices(weights: tuple[Weight, ...]) -> list[Weight]:
     """Return the matrices that every rank holds: not the vocabulary's."""
-    return [w for w in weights if w.role == "linear" and w.cut == "replicate"]
+    return [w for w in weights if w.role == "linear" and w.sharding == "replicate"]
 
 
 def head_walk_bytes_per_token(
@@ -161,7 +161,7 @@ def head_gradient_bytes_per_token(
 ) -> Real:
     """Bytes a token of the gradient that norm and projection give to the layers below: c h."""
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    walked = any(not model.kinds[i].idle for i in model.pattern)
+    walked = any(not model.kinds[i].forward_only for i in model.pattern)
     return workload.compute_bytes * model.hidden_size * float(rank.last and walked) / along
 
 

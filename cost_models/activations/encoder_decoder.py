@@ -44,10 +44,12 @@ def shared_bytes_per_token(
     norm = norm_bytes(kind, model.hidden_size, compute, software) + compute * model.hidden_size
     gathered = np.where(table.sequence_parallel, compute * model.hidden_size, 0.0)
     keeps = (workload.attention_kernel != "eager") | (table.recompute != NONE)
-    tables = rank.stacks - rank.decoders + rank.decoders / table.micro_batch_size
+    tables = (
+        rank.position_tables - rank.decoder_stages + rank.decoder_stages / table.micro_batch_size
+    )
     scores = np.where(keeps, tables, 0.0) * _scores(kind, workload, table)
     bridge = float(bool(rank.bridge)) * norm / along
-    shared: Real = bridge + rank.decoders * gathered + scores
+    shared: Real = bridge + rank.decoder_stages * gathered + scores
     return shared
 
 
@@ -61,7 +63,7 @@ def walk_bytes_per_token(
 
     ``walk``: of the MLP; ``done``: what the MLP had saved, gone when the attention's turn comes.
     """
-    if not kind.trains_positions:
+    if not kind.trains_position_bias:
         return walk
     scores = _scores(kind, workload, table)
     own = 2.0 if workload.attention_kernel == "eager" else 1.0
@@ -74,7 +76,7 @@ def positions_gradient_bytes(kind: LayerKind, workload: Workload, table: PlanTab
 
     c a s / t: an encoder adds them for every sequence, whose places differ; a decoder once for all.
     """
-    if not kind.trains_positions:
+    if not kind.trains_position_bias:
         return np.zeros(len(table))
     sequences = 1.0 if kind.cross_attention is None else 1.0 * table.micro_batch_size
     return _scores(kind, workload, table) / sequences

@@ -30,7 +30,7 @@ from cost_models.arrays import Count, Flag, Real
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.stages import PipelineRank
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.tensor_sharding import shard_dim
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -147,12 +147,12 @@ def cast_elements(
         rows, columns = weight.shape[-2:]
         length, width = (rows, columns) if weight.transposed else (columns, rows)
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
-        over = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
-        if weight.cut == "row":
+        over = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
+        if weight.sharding == "row":
             inputs = inputs + times * length / over
         elif (weight.part, length) not in shared:
             shared.add((weight.part, length))
-            inputs = inputs + times * length * (gathered if weight.cut == "column" else 1.0)
+            inputs = inputs + times * length * (gathered if weight.sharding == "column" else 1.0)
         whole = gathered if weight.role == "linear" else 1.0
-        outputs = outputs + times * width * (whole if weight.cut == "row" else 1.0 / over)
+        outputs = outputs + times * width * (whole if weight.sharding == "row" else 1.0 / over)
     return inputs, outputs

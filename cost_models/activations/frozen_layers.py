@@ -45,7 +45,7 @@ def of_frozen_layer(
     """
     frozen = [w for w in kind.weights if w.frozen]
     norms = [w for w in frozen if w.part == "norm"]
-    of_heads = [w for w in norms if w.is_head_norm or w.cut == "heads"]
+    of_heads = [w for w in norms if w.is_head_norm or w.sharding == "heads"]
     norms = [w for w in norms if w not in of_heads and w.shape == (hidden_size,)]
     dropped = len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software)
     if of_heads:
@@ -55,7 +55,7 @@ def of_frozen_layer(
     if not frozen or software.frozen.saves_inputs:
         return replace(regions, replicated=regions.replicated - dropped)
     adapted = _adapted(kind)
-    first = [w for w in frozen if w.role in ("linear", "expert") and w.cut == "column"]
+    first = [w for w in frozen if w.role in ("linear", "expert") and w.sharding == "column"]
     attention = [w for w in first if w.part == "attention"]
     mlp = [w for w in first if w.part in ("mlp", "shared_experts", "experts")]
     made_anew = software.adapters.input_bytes > 0.0
@@ -65,7 +65,9 @@ def of_frozen_layer(
         if not kept or made_anew:
             inputs = inputs - compute_bytes * hidden_size * bool(block)
     replicated -= dropped
-    last = [w for w in frozen if w.cut == "row" and w.part in ("mlp", "experts", "shared_experts")]
+    last = [
+        w for w in frozen if w.sharding == "row" and w.part in ("mlp", "experts", "shared_experts")
+    ]
     if last and (made_anew or not any(w.name in adapted for w in last)):
         feed_forward = kind.feed_forward
         width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
@@ -108,7 +110,7 @@ def _adapted(kind: LayerKind) -> set[str]:
 
 def _distinct_inputs(matrices: list[Weight]) -> int:
     """Return the features of what matrices read, once for those that read the same."""
-    blocks = {(w.part, w.cut): _features(w)[0] for w in matrices}
+    blocks = {(w.part, w.sharding): _features(w)[0] for w in matrices}
     return sum(blocks.values())
 
 

@@ -42,7 +42,7 @@ from cost_models.activations.saved import (
     score_bytes,
 )
 from cost_models.arrays import FP32, Real
-from cost_models.communication.context_parallel import buffer_bytes_per_token, is_blockwise
+from cost_models.communication.context_parallel import context_buffer_bytes_per_token, is_blockwise
 from cost_models.model.parameters import routed_numel
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.rank_parameters import block_numel
@@ -194,7 +194,7 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     feed_forward, compute, tensor = layer.kind.feed_forward, layer.compute, layer.tensor
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     one = compute * (width + feed_forward.shared_ffn_hidden_size) / tensor
-    last = tuple(w for w in _matrices(layer.trained) if w.cut == "row")
+    last = tuple(w for w in _matrices(layer.trained) if w.sharding == "row")
     share = 1.0 / (3.0 if feed_forward.gated else 2.0)  # of an expert, its last matrix
     by_last = block_numel(last, layer.table.tensor_parallel) + share * layer.routed
     drops = layer.model.hidden_dropout > 0
@@ -216,12 +216,12 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
         behind, output = behind + rows, rows + hidden
     # a packed matrix needs nothing that was saved: only what follows it has the layer computed
     # again, up to the activation, beside another unpacked matrix and the layer's hidden state
-    packed = any(w.quantised and w.cut == "row" for w in layer.kind.weights)
+    packed = any(w.quantised and w.sharding == "row" for w in layer.kind.weights)
     later = np.where(np.equal(layer.table.recompute, FULL) & packed, matrices * one, 0.0)
     state = np.where(later > 0.0, hidden, 0.0)
     # the adapter beside the last matrix gives a summand of the gradient of what both read, when the
     # gradient of what both gave is gone; of one that was packed, the unpacked matrix has gone too
-    adapted = any(w.is_adapter and w.cut == "row" for w in _matrices(layer.kind))
+    adapted = any(w.is_adapter and w.sharding == "row" for w in _matrices(layer.kind))
     summand = one * float(adapted and not packed)
     # a view of its matmul's result, it is added to the other one in a third tensor
     widest = np.maximum(matrices + 1.0, 3.0 * float(adapted))
@@ -313,7 +313,7 @@ def _by_core(layer: _Layer, by_mlp: Real) -> tuple[Real, Real]:
     """Elements of gradients at the turn of the (first) core, and of the whole layer."""
     weights, tensor = layer.trained.weights, layer.table.tensor_parallel
     attention = tuple(w for w in weights if w.part == "attention" and w.role == "linear")
-    outputs = block_numel(tuple(w for w in attention if w.cut == "row"), tensor)
+    outputs = block_numel(tuple(w for w in attention if w.sharding == "row"), tensor)
     if layer.kind.cross_attention is not None:  # that one is done, of the same size
         outputs = 0.5 * (outputs + block_numel(attention, tensor))
     rest = tuple(w for w in weights if not w.is_routed_expert)
@@ -369,9 +369,9 @@ def _core(layer: _Layer) -> Real:
         if attention.capped:
             products = compute if compute < exact else 0.0
             working = working + (3.0 * exact + products) * attention.num_heads * CAPPED_BLOCK
-        if layer.kind.trains_positions:
+        if layer.kind.trains_position_bias:
             scores = compute * attention.num_heads * np.multiply(1.0, workload.seq_len)
             working = working + scores
     working = np.where(is_blockwise(layer.table), 0.0, working / layer.tensor)
-    exchange = buffer_bytes_per_token(attention, compute, layer.table)[1]
+    exchange = context_buffer_bytes_per_token(attention, compute, layer.table)[1]
     return np.maximum(working, exchange) + 2.0 * layer.hidden

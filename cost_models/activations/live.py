@@ -42,14 +42,14 @@ from cost_models.activations.selective_ops import kept_results
 from cost_models.activations.stage_messages import messages
 from cost_models.arrays import Count, Real, pick
 from cost_models.communication.context_parallel import (
-    buffer_bytes_per_token,
-    exchanged_bytes,
+    context_buffer_bytes_per_token,
     is_blockwise,
     rank_tokens,
+    ulysses_saved_bytes,
 )
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
-from cost_models.partition.in_flight import due_at_the_end, fullest_moments
+from cost_models.partition.in_flight import in_flight_peaks, weight_gradients_pending_at_end
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS, PlanTable
 from cost_models.plan.workload import Workload
@@ -124,7 +124,7 @@ def held_activations(
     # the last layer on its way backward still keeps all of its own
     behind = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
     moments = []
-    for number, (flying, owed) in enumerate(fullest_moments(table, rank)):
+    for number, (flying, owed) in enumerate(in_flight_peaks(table, rank)):
         shift = np.where(owed > 0, behind * (number > 0), 0.0)
         moments.append(((flying + shift) / rank.num_stages, (owed - shift) / rank.num_stages))
     fullest = np.argmax(np.stack([layers * f + due * d for f, d in moments]), axis=0)
@@ -179,7 +179,10 @@ def held_activations(
         head_norm=head_norm_bytes_per_token(model, workload, software, table, rank) * tokens,
         head_gradient=head_gradient_bytes_per_token(model, workload, table, rank) * tokens,
         tail=tail * tokens,
-        last_layer=(np.maximum(last_layer, due * due_at_the_end(table, rank)) + shared) * tokens,
+        last_layer=(
+            np.maximum(last_layer, due * weight_gradients_pending_at_end(table, rank)) + shared
+        )
+        * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_gradient=kept * tokens,
@@ -218,13 +221,13 @@ def _layers(
         range(len(model.kinds)),
         rank.kind_counts,
         rank.recomputed,
-        rank.kept_behind,
+        rank.after_recomputed,
         model.kinds,
         trainable_part(model).kinds,
         strict=True,
     )
     for number, count, recomputed, behind, kind, trained in counts:
-        if not count or kind.idle:
+        if not count or kind.forward_only:
             continue
         regions = _regions(model, workload, software, table, kind)
         everything = _saved(model, compute, software, table, regions, NONE)
@@ -234,7 +237,7 @@ def _layers(
         # copies that come while later layers are walked backward
         copies = copies + count * sharded_input_bytes(model, compute, software, table)
         saved = saved + recomputed * left + (count - recomputed) * everything
-        if rank.neighbours:  # offloaded it had left already
+        if rank.layer_neighbours:  # offloaded it had left already
             away = table.offloads_activations
             by_kind[number] = np.where(away, 0.0, everything), np.where(away, 0.0, left)
         largest = np.maximum(largest, left * (recomputed > 0))
@@ -258,7 +261,7 @@ def _layers(
         )
         # the walk through the attention holds what travels between the ranks; the MLP is done then
         done = feed_forward_bytes(kind.feed_forward, compute, software)
-        exchange = buffer_bytes_per_token(kind.attention, compute, table)[1]
+        exchange = context_buffer_bytes_per_token(kind.attention, compute, table)[1]
         exchange = exchange - done / table.tensor_parallel
         walk: Real = np.maximum(wide, exchange + compute * 3.0 * model.hidden_size)
         walk = walk_bytes_per_token(kind, model.hidden_size, workload, table, walk, done)
@@ -294,7 +297,7 @@ def _layers(
     # offloaded, the layers behind it had left already
     done_before = np.where(table.offloads_activations, 0.0, done_before)
     working = np.maximum(working, repeated - done_before) + copies
-    if rank.neighbours:  # what is done before a layer is told from its place
+    if rank.layer_neighbours:  # what is done before a layer is told from its place
         walks += again_walks
     else:
         walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
@@ -335,7 +338,7 @@ def _regions(
     )
     if workload.precision == "fp8":
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes)
-    more = exchanged_bytes(kind.attention, workload.compute_bytes, table)
+    more = ulysses_saved_bytes(kind.attention, workload.compute_bytes, table)
     masked = masked_key_bytes(kind.attention, workload, software)
     # of all tensor-parallel ranks, as the others
     more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)

@@ -355,16 +355,16 @@ def due_bytes_per_token(
     shares, whole, inputs_due = 0.0, 0.0, regions.inputs
     own = [w for w in kind.weights if w.role == "linear" and not w.frozen and not w.is_adapter]
     if any(w.frozen for w in kind.weights):
-        first = [w for w in kind.weights if w.is_adapter and w.cut == "replicate"]
+        first = [w for w in kind.weights if w.is_adapter and w.sharding == "replicate"]
         first = [w for w in first if w.shape[1] == hidden_size]  # A: (rank, in)
         whole += float(sum(w.shape[0] for w in first))
-        parts = {w.part for w in (*first, *(w for w in own if w.cut == "column"))}
+        parts = {w.part for w in (*first, *(w for w in own if w.sharding == "column"))}
         inputs_due = compute_bytes * hidden_size * len(parts)
     for weight in own:
-        if weight.cut in ("column", "row"):
+        if weight.sharding in ("column", "row"):
             outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
-            shares += outputs if weight.cut == "column" else inputs
-            whole += 0.0 if weight.cut == "column" else outputs
+            shares += outputs if weight.sharding == "column" else inputs
+            whole += 0.0 if weight.sharding == "column" else outputs
     experts = kind.feed_forward
     if experts.num_experts and not all(w.frozen for w in kind.weights if w.is_routed_expert):
         inner = 3.0 if experts.gated else 2.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from cost_models.activations.saved import SINK_FEATURES
 from cost_models.arrays import FP32, Real
-from cost_models.communication.context_parallel import ULYSSES, is_blockwise, sent_key_heads
+from cost_models.communication.context_parallel import ULYSSES, exchanged_key_heads, is_blockwise
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
@@ -52,13 +52,13 @@ def kept_results(
     attention_read = kind.norms_after or not kind.parallel_residual
     for weight in (w for w in kind.weights if w.role == "linear"):
         outputs = float((weight.shape[::-1] if weight.transposed else weight.shape)[0])
-        if weight.cut == "column":
+        if weight.sharding == "column":
             split = split + compute * outputs
-        elif weight.cut == "row" and not weight.is_adapter:
+        elif weight.sharding == "row" and not weight.is_adapter:
             mixed = bool(kind.feed_forward.num_experts)
             read = attention_read if weight.part == "attention" else kind.norms_after or mixed
             along = along + compute * outputs * read
-        elif weight.is_adapter and outputs == hidden and weight.cut == "replicate":
+        elif weight.is_adapter and outputs == hidden and weight.sharding == "replicate":
             read = attention_read if weight.part == "attention" else kind.norms_after
             along = along + np.where(tensor > 1.0, 0.0, compute * outputs * read)
         elif weight.is_adapter:
@@ -84,7 +84,7 @@ def _attention_results(attention: Attention, workload: Workload, table: PlanTabl
     eager = workload.attention_kernel == "eager"
     fused = 0.0 if eager else attention.num_heads * (compute * width + FP32)
     blocks = compute * output + FP32 * attention.num_heads
-    keys = sent_key_heads(attention, table) * table.tensor_parallel
+    keys = exchanged_key_heads(attention, table) * table.tensor_parallel
     both = attention.head_dim + attention.value_head_dim
     travelled = attention.num_heads * attention.head_dim + keys * both + output
     ulysses = (table.context_parallel > 1) & (table.context_parallel_method == ULYSSES)

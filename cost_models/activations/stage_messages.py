@@ -32,11 +32,11 @@ def messages(
     saves_itself = saves_input(model.kinds[model.pattern[0]], compute)
     inputs = rank.num_stages - float(rank.first)
     keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
-    alone = np.where(keeps_input, 1.0 * rank.recomputed_starts, 0.0)
+    alone = np.where(keeps_input, 1.0 * rank.recomputed_first_layers, 0.0)
     alone = np.where(saves_itself, inputs, alone)
     # offloaded: the layer's copy leaves, the received tensor stays
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)
-    received = (apart + rank.states_received - inputs) * in_flight
+    received = (apart + rank.hidden_states_received - inputs) * in_flight
     under_way: Real = 2.0
     if rank.first and rank.num_stages == 1:
         follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
@@ -44,5 +44,5 @@ def messages(
     last_kind = model.kinds[model.pattern[-1]]
     if not rank.last and last_kind.norms_after and last_kind.norm == "layer":
         under_way = under_way + 1.0
-    found = (received + under_way * rank.states_at_once) * one
+    found = (received + under_way * rank.max_message_states) * one
     return np.where(table.pipeline_parallel > 1, found, 0.0)

@@ -1,1 +1,1 @@
-"""Bytes and seconds of collectives."""
+"""Communication: bytes and seconds of every collective."""

@@ -1,13 +1,13 @@
-"""What it costs that ranks share the tokens of a sequence.
+"""Context parallelism: traffic, exposed seconds and buffers if ranks share a sequence's tokens.
 
 Symbols   b micro_batch_size   S seq_len   n context_parallel   s = S / n tokens of a rank
           t tensor_parallel   a, k query and key heads   d head_dim   e value_head_dim
           m num_microbatches   c compute_bytes   x = max(c, 4), of sums and gradients
 Units     bytes and seconds; every function broadcasts over plan columns.
 
-Methods as in executor/parallel/context_parallel.py. Causal work is even: with ring and allgather
-every rank holds one chunk from the front and one from the back of a sequence (zigzag), with ulysses
-all tokens of some heads.
+Methods as in executor/parallel/context_parallel.py. Causal work is balanced: with ring and
+allgather every rank has one chunk from the start and one from the end of a sequence (zigzag), with
+ulysses all tokens of some heads.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ RING, ULYSSES, ALLGATHER = (
 
 
 def rank_tokens(workload: Workload, table: PlanTable) -> Real:
-    """Tokens of a micro-batch that a rank holds: b S / n."""
+    """Tokens of a micro-batch on one rank: b S / n."""
     return 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
 
 
 def is_blockwise(table: PlanTable) -> Flag:
-    """Whether attention is put together from blocks of keys: ring and allgather."""
+    """Whether attention is accumulated over blocks of keys: ring and allgather."""
     blockwise: Flag = (table.context_parallel > 1) & (table.context_parallel_method != ULYSSES)
     return blockwise
 
 
-def sent_key_heads(attention: Attention, table: PlanTable) -> Real:
-    """Key heads that an all_to_all carries: k / t, or as many as ranks where those are more."""
+def exchanged_key_heads(attention: Attention, table: PlanTable) -> Real:
+    """Key heads in an all_to_all: k / t, or as many as ranks if those are more."""
     heads = 1.0 * attention.num_kv_heads / table.tensor_parallel
     ranks = 1.0 * table.context_parallel
     return np.where(np.mod(heads, ranks) == 0.0, heads, ranks)
 
 
 def key_value_bytes(attention: Attention, width: float, table: PlanTable) -> Real:
-    """Keys and values of a token on a tensor-parallel rank: width k (d + e) / t."""
+    """Bytes of a token's keys and values on a tensor-parallel rank: width k (d + e) / t."""
     heads = 1.0 * attention.num_kv_heads / table.tensor_parallel
     return width * heads * (attention.head_dim + attention.value_head_dim)
 
 
-def exchanged_bytes(attention: Attention, compute_bytes: float, table: PlanTable) -> Real:
-    """What ulysses saves of a token beside queries, keys, values and output.
+def ulysses_saved_bytes(attention: Attention, compute_bytes: float, table: PlanTable) -> Real:
+    """Bytes a token that ulysses saves in addition to queries, keys, values and output.
 
-    Repeated keys and values, and the output by heads beside the one by tokens, which the next
-    matrix saves:  c (k' - k / t) (d + e) + c a e / t
+    Repeated keys and values, and the output by heads in addition to the output by tokens, which the
+    next matrix saves:  c (k' - k / t) (d + e) + c a e / t
     """
     ulysses = (table.context_parallel > 1) & (table.context_parallel_method == ULYSSES)
-    more = sent_key_heads(attention, table) - attention.num_kv_heads / table.tensor_parallel
+    more = exchanged_key_heads(attention, table) - attention.num_kv_heads / table.tensor_parallel
     both = attention.head_dim + attention.value_head_dim
     output = attention.num_heads * attention.value_head_dim / (1.0 * table.tensor_parallel)
     return np.where(ulysses, compute_bytes * (more * both + output), 0.0)
@@ -66,17 +66,17 @@ def exchanged_bytes(attention: Attention, compute_bytes: float, table: PlanTable
 def context_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Keys and values of every layer and micro-batch; K = b s k (d + e) / t elements of them.
+    """Traffic of keys and values of every layer and micro-batch; K = b s k (d + e) / t elements.
 
-    ring       send            c K   n - 1 forward, n - 1 backward
-                               x K   n backward: the gradients, once around
-    allgather  all_gather    n c K   one forward, one backward
-               reduce_scatter n x K  one backward
-    ulysses    all_to_all            c b s (a d + k' (d + e)) / t  and  c b s a e / t, each once
-                                     forward and once backward; k' = n t where n > k / t
+        ring       send            c K   n - 1 forward, n - 1 backward
+                                   x K   n backward: the gradients, once around
+        allgather  all_gather    n c K   one forward, one backward
+                   reduce_scatter n x K  one backward
+        ulysses    all_to_all            c b s (a d + k' (d + e)) / t  and  c b s a e / t, each once
+                                         forward and once backward; k' = n t if n > k / t
 
-    Recomputation repeats the forward part, all but the last all_to_all where only the attention
-    core is computed again. Layers below all that is trained have that part alone, once.
+    Recomputation repeats the forward part, without the last all_to_all if only the attention core
+    is recomputed. Forward-only (frozen) layers have that part alone, once.
     """
     compute = workload.compute_bytes
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
@@ -90,7 +90,7 @@ def context_traffic(
     parts += [(count - recomputed, 0.0, kind) for count, recomputed, kind in layers]
     for count, again, kind in parts:
         attention, repeats = kind.attention, count * (1.0 * table.num_microbatches)
-        back = 0.0 if kind.idle else 1.0  # below all that is trained: a forward pass alone
+        back = 0.0 if kind.forward_only else 1.0
         twice = 1.0 + again * core * back  # forward passes
         narrow = tokens * key_value_bytes(attention, compute, table)
         wide = tokens * key_value_bytes(attention, max(FP32, compute), table)
@@ -99,7 +99,9 @@ def context_traffic(
         gathers += Traffic(twice + back, (twice + back) * n * narrow).times(repeats)
         scatters += Traffic(zero + back, back * n * wide).times(repeats)
         heads = 1.0 * attention.num_heads / t
-        keys = sent_key_heads(attention, table) * (attention.head_dim + attention.value_head_dim)
+        keys = exchanged_key_heads(attention, table) * (
+            attention.head_dim + attention.value_head_dim
+        )
         before = compute * tokens * (heads * attention.head_dim + keys)
         after = compute * tokens * heads * attention.value_head_dim
         outputs = 1.0 + back + again * full * back
@@ -119,7 +121,7 @@ def context_traffic(
     }
 
 
-def exposed_seconds(
+def exposed_context_seconds(
     communication: Real,
     core_forward: Real,
     core_backward: Real,
@@ -129,12 +131,12 @@ def exposed_seconds(
     overlaps: bool,
     recomputed_share: Real = 1.0,
 ) -> Real:
-    """Seconds of a micro-batch's context traffic that no attention hides.
+    """Seconds of a micro-batch's context traffic that attention does not hide.
 
-    A ring sends the next block while the current one is computed: of n blocks n - 1, and the last
-    gradients travel alone. Forward and backward passes share the traffic as their messages do
-    (n - 1 blocks to n - 1 blocks and n gradients of x / c the size). Gathering and exchanging hide
-    behind nothing; nor does anything on a CPU, whose cores do both jobs.
+    A ring sends the next block while the current one is computed: n - 1 of n blocks are hidden, and
+    the last gradients are exposed. Forward and backward passes share the traffic in proportion to
+    their messages (n - 1 blocks; n - 1 blocks and n gradients of x / c the size). Gathers and
+    exchanges are not overlapped; nor is anything on a CPU, whose cores do both.
     """
     n = 1.0 * table.context_parallel
     wide = max(FP32, compute_bytes) / compute_bytes
@@ -153,20 +155,20 @@ def exposed_seconds(
     return np.where(ring & overlaps, ahead + back, communication)
 
 
-def buffer_bytes_per_token(
+def context_buffer_bytes_per_token(
     attention: Attention, compute_bytes: float, table: PlanTable
 ) -> tuple[Real, Real]:
-    """Bytes that the exchange holds beside what is saved, a token of the rank: forward, backward.
+    """Bytes a token of a rank's exchange buffers in addition to saved tensors: forward, backward.
 
     Measured with the executor; K = k (d + e) / t, q = a d / t, o = a e / t elements a token
 
         ring       forward   2 c K (this block and the next one)   + x o (the sum)   + c o
-                   backward  2 c K + 2 x K (gradients found, and on their way) + c K + x q + c q
+                   backward  2 c K + 2 x K (gradients computed, and in transfer) + c K + x q + c q
         allgather  forward   n c K + c K + x o + c o
                    backward  n c K + n x K + x q + c q + c K
-        ulysses    forward   2 c (q + k' (d + e))   backward the same twice
+        ulysses    forward   2 c (q + k' (d + e))   backward twice that
 
-    One block's own output and gradients are the last terms.
+    The last terms are one block's own output and gradients.
     """
     n, t = 1.0 * table.context_parallel, 1.0 * table.tensor_parallel
     wide = max(FP32, compute_bytes)
@@ -179,7 +181,7 @@ def buffer_bytes_per_token(
     own = np.where(table.context_parallel_method == RING, 0.0, 1.0)
     forward = (blocks + own) * compute_bytes * keys + sums
     backward = blocks * (compute_bytes + wide) * keys + back
-    moved = sent_key_heads(attention, table) * (attention.head_dim + attention.value_head_dim)
+    moved = exchanged_key_heads(attention, table) * (attention.head_dim + attention.value_head_dim)
     exchange = 2.0 * compute_bytes * (query + moved)
     ulysses = table.context_parallel_method == ULYSSES
     active = np.where(n > 1.0, 1.0, 0.0)
@@ -189,10 +191,10 @@ def buffer_bytes_per_token(
     )
 
 
-def core_work(kernel: str, context_parallel: Count, blockwise: Flag) -> Real:
+def computed_score_share(kernel: str, context_parallel: Count, blockwise: Flag) -> Real:
     """Share of all scores that an eager core computes: (n + 1) / 2 n of them in blocks, else all.
 
-    A fused core leaves out what a causal mask hides anyway.
+    A fused core skips what a causal mask hides in any case.
     """
     n = np.multiply(1.0, context_parallel)
     return np.where(np.logical_and(blockwise, kernel == "eager"), (n + 1.0) / (2.0 * n), 1.0)

@@ -1,4 +1,4 @@
-"""What routed experts add to the traffic of a rank: tokens on their way to experts and back.
+"""Expert parallelism: all-to-all traffic of routed tokens, and its exposed seconds.
 
 Symbols   n tokens that a rank routes   k experts_per_token   E num_experts   h hidden_size
           c compute_bytes   m num_microbatches   ep expert_parallel   t tensor_parallel
@@ -27,17 +27,19 @@ COUNT_BYTES = 8.0  # an int64
 def expert_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Return all_to_all over the ranks that share a layer's experts; per layer and micro-batch:
+    """Return the all_to_all traffic over expert-parallel ranks.
+
+    For each layer and micro-batch:
 
         counts    8 E        forward (again with full recomputation)
-        rows      c n k h    forward twice (again too), there and back; backward twice
+        rows      c n k h    twice forward (dispatch and combine; recomputed too), twice backward
 
-    Layers below all that is trained have the forward part alone.
-    What a rank is given or gives back depends on the routing, so bytes are the mean over the ranks
-    of a group, whose sum does not; the fullest rank moves more where routing is not balanced.
+    Forward-only (frozen) layers have the forward part alone. The bytes of one rank depend on the
+    routing, so they are the mean over the ranks of a group, whose sum does not; the most loaded
+    rank moves more if routing is not balanced.
 
     Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
-    """  # noqa: D400
+    """
     compute = workload.compute_bytes
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     tokens = routed_tokens(workload, table)
@@ -48,10 +50,10 @@ def expert_traffic(
         experts = kind.feed_forward
         if not layers or not experts.num_experts:
             continue
-        repeated = 0.0 if kind.idle else recomputed * again
+        repeated = 0.0 if kind.forward_only else recomputed * again
         times = layers + repeated
         total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
-        times = layers * (2.0 if kind.idle else 4.0) + 2.0 * repeated
+        times = layers * (2.0 if kind.forward_only else 4.0) + 2.0 * repeated
         rows = compute * model.hidden_size * experts.experts_per_token * tokens
         total += Traffic(times, times * rows)
     active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)
@@ -59,26 +61,24 @@ def expert_traffic(
 
 
 def routed_tokens(workload: Workload, table: PlanTable) -> Real:
-    """Tokens of a micro-batch that a rank routes: b s, or b s / t where experts stay whole.
+    """Tokens of a micro-batch that a rank routes: b s, or b s / t if experts are not sharded by t.
 
-    With context parallelism s are the rank's own tokens.
-
-    Tensor-parallel ranks that cut each expert all route the same tokens; where they hold experts
-    whole, each routes its share.
+    With context parallelism s is the rank's number of tokens. Tensor-parallel ranks that shard each
+    expert all route the same tokens; with whole experts, each rank routes its share.
     """
     tokens = rank_tokens(workload, table)
     return tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
 
 
-def copies_of(model: ModelSpec) -> int:
-    """Experts that a token goes to; 0 where there are none."""
+def max_experts_per_token(model: ModelSpec) -> int:
+    """Largest number of experts of a token over all layers; 0 without experts."""
     return max(kind.feed_forward.experts_per_token for kind in model.kinds)
 
 
-def exposed_exchange(
+def exposed_all_to_all_seconds(
     traffic: Real, passes: Real, cluster: Cluster, software: SoftwareProfile, table: PlanTable
 ) -> Real:
-    """Seconds of a micro-batch's exchange that nothing hides.
+    """Seconds of a micro-batch's all-to-all that are not hidden.
 
     ``overlap.expert_exchange_between_nodes`` and ``..._inside_nodes``: where experts lie in several
     NVLink domains, and in one, another micro-batch's ``passes`` run meanwhile; a hidden second

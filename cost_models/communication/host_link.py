@@ -1,9 +1,7 @@
-"""Seconds that host memory costs: transfers over the host's link, and the update on its cores.
+"""Seconds of offload: transfers over the host's link, the update on its cores, paged states.
 
 Units: seconds and bytes; every function broadcasts over plan columns. On a CPU host memory is the
-device's: offload changes nothing there, neither memory nor time.
-
-What it takes of the host's memory: ``host_memory``.
+device's memory, so offload changes neither memory nor time. Host memory used: ``memory.host``.
 """
 
 from __future__ import annotations
@@ -15,25 +13,25 @@ import numpy as np
 
 from cost_models.arrays import Real
 from cost_models.plan.plan import PlanTable
-from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import SoftwareProfile
 
 # Convention, not a measurement: eight channels of DDR4-3200 of 25.6 GB/s (JESD79-4), shared by all
 # ranks of a node
 HOST_MEMORY_BANDWIDTH: Final = 204.8e9
-# Convention, not a measurement: drives of a node together, each way (eight of 3.2 GB/s)
+# Convention, not a measurement: all drives of a node, in each direction (eight of 3.2 GB/s)
 NVME_BANDWIDTH: Final = 25.6e9
 
 
 def without_offload(table: PlanTable) -> PlanTable:
-    """Return the same plans with nothing in host memory: what offload comes to on a CPU."""
+    """Return the same plans without offload: the equivalent on a CPU."""
     zeros = np.zeros_like(table.offload)
     return replace(table, offload=zeros, offload_device=zeros)
 
 
 def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> float:
-    """Return bytes/s one way between accelerator and host; unknown is an error where it counts.
+    """Return bytes/s one way between accelerator and host; an error if needed and unknown.
 
     Accelerators behind one PCIe switch share its link to the host (``Node.host_links``).
     """
@@ -44,24 +42,24 @@ def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> 
         return float(figure.value) * software.communication.bus_efficiency * share
     if np.any(table.offload > 0):
         raise InputError(
-            f"{accelerator.name}: offload needs host_bandwidth, which is not known (it can be set "
+            f"{accelerator.name}: offload needs host_bandwidth, which is not known (set it "
             "in the cluster's file)"
         )
     return float("inf")
 
 
-def activation_seconds(
+def activation_offload_seconds(
     saved: Real, forward: Real, backward: Real, link: float, *, prefetched: bool = False
 ) -> tuple[Real, Real]:
-    """Seconds that a micro-batch's saved activations add to its forward and its backward pass.
+    """Seconds that offloading a micro-batch's activations adds to its forward and backward pass.
 
-        forward   max(0, bytes / link - forward)    they leave while the next layers compute
-        backward  bytes / link                      each layer waits for its own
-                  max(0, bytes / link - backward)   ``prefetched``: they come while one computes
+        forward   max(0, bytes / link - forward)    overlapped with the next layers' computation
+        backward  bytes / link                      each layer waits for its own activations
+                  max(0, bytes / link - backward)   ``prefetched``: overlapped as well
 
-    >>> [float(x) for x in activation_seconds(8e9, 0.25, 1.0, 16e9)]
+    >>> [float(x) for x in activation_offload_seconds(8e9, 0.25, 1.0, 16e9)]
     [0.25, 0.5]
-    >>> [float(x) for x in activation_seconds(8e9, 0.25, 0.25, 16e9, prefetched=True)]
+    >>> [float(x) for x in activation_offload_seconds(8e9, 0.25, 0.25, 16e9, prefetched=True)]
     [0.25, 0.25]
     """
     transfer = np.multiply(1.0, saved) / link
@@ -69,7 +67,7 @@ def activation_seconds(
     return np.maximum(0.0, transfer - forward), np.maximum(0.0, transfer - hidden)
 
 
-def update_seconds(
+def host_update_seconds(
     parameters: Real,
     master_bytes: float,
     link: float,
@@ -80,28 +78,52 @@ def update_seconds(
 
         2 w P / link + ranks of a host x (bytes that the update moves) P / host memory bandwidth
 
-    ``parameters``: that a rank updates; ``accesses``: bytes that the update moves for each. The
-    three follow one another. Source: ZeRO-Offload (arXiv:2101.06840), sec. 4.1, without its overlap
-    and with fp32 both ways.
+    ``parameters``: elements that a rank updates; ``accesses``: bytes that the update moves for
+    each. The three phases do not overlap. Source: ZeRO-Offload (arXiv:2101.06840), sec. 4.1,
+    without its overlap and with fp32 in both directions.
     """
     moved = accesses * ranks_of_host / HOST_MEMORY_BANDWIDTH
     return parameters * (2.0 * master_bytes / link + moved)
 
 
-def drive_seconds(stored: Real) -> Real:
-    """Seconds in which a node's drives give and take back what they store of the optimizer.
+def nvme_seconds(stored: Real) -> Real:
+    """Seconds in which a node's drives read and write the optimizer states that they store.
 
-    2 bytes / bandwidth; the update reads and writes all of it, one after the other.
+    2 bytes / bandwidth; the update reads and writes all of them, one after the other.
     """
     return 2.0 * np.multiply(1.0, stored) / NVME_BANDWIDTH
 
 
-def weight_seconds(shard: Real, forward: Real, backward: Real, link: float) -> tuple[Real, Real]:
+def weight_fetch_seconds(
+    shard: Real, forward: Real, backward: Real, link: float
+) -> tuple[Real, Real]:
     """Seconds that fetching a rank's shard of the weights adds to a forward and a backward pass.
 
-        max(0, bytes / link - pass)    the next layer's come while one computes
+        max(0, bytes / link - pass)    the next layer's weights arrive while one layer computes
 
     Source: ZeRO-Infinity (arXiv:2104.07857), sec. 6.2: prefetching.
     """
     transfer = np.multiply(1.0, shard) / link
     return np.maximum(0.0, transfer - forward), np.maximum(0.0, transfer - backward)
+
+
+def usable_bytes(accelerator: Accelerator) -> float:
+    """Return the memory of an accelerator that a process can allocate; its capacity if unknown."""
+    capacity, usable = accelerator.memory_capacity, accelerator.usable_memory
+    return capacity.value if usable is None else min(usable.value, capacity.value)
+
+
+def paged_seconds(paged: Real, peak: Real, usable: float, link: float) -> Real:
+    """Seconds a step of paging optimizer states that exceed the free device memory.
+
+        2 min(paged, max(0, paged + peak - usable)) / link
+
+    ``peak``: bytes of everything else. A block is fetched when its update runs and replaces another
+    one, without overlapping computation. Source: bitsandbytes, optim/optimizer.py: ``step`` fetches
+    the states of one tensor, updates it, and waits for the device before the next.
+
+    >>> [float(x) for x in paged_seconds(np.array([4e9, 12e9]), 16e9, 24e9, 16e9)]
+    [0.0, 0.5]
+    """
+    moved = np.clip(np.add(paged, peak) - usable, 0.0, paged)
+    return 2.0 * moved / link

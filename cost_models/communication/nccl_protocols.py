@@ -1,16 +1,16 @@
-"""Seconds of one collective by every algorithm and protocol of NCCL, and which it would choose.
+"""Seconds of one collective by every algorithm and protocol of NCCL, and NCCL's choice.
 
 Symbols   n ranks   N nodes (domains of the inner link) that they are in   B bytes of the tensor
           W bytes/s of a ring (one way, per rank; ``hardware_profiles.cluster.links.group_link``)
           h, H seconds of a message inside a node and between nodes   s share of W of a protocol
 Units     seconds; every number may be a column, everything broadcasts.
 
-LL sends a flag beside every four bytes and needs no barrier: few microseconds, a quarter of the
-bandwidth. LL128 does so for 120 of 128 bytes. Simple has a barrier for every piece and all of the
-bandwidth. NVLS adds up in the NVLink switch (SHARP in the network).
+LL sends a flag with every four bytes and needs no barrier: a few microseconds, a quarter of the
+bandwidth. LL128 sends one with 120 of 128 bytes. Simple has a barrier for every chunk and the full
+bandwidth. NVLS reduces in the NVLink switch (SHARP in the network).
 
 Source: NVIDIA/nccl, src/graph/tuning.cc (``hardware_profiles/software/nccl.toml``), the model by
-which NCCL chooses. Left out: its correction of trees by size, its limits a channel, CollNet.
+which NCCL chooses. Leaves out: its correction of trees by size, its limits per channel, CollNet.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ CHOICES: Final = tuple((a, p) for a in ALGORITHMS for p in PROTOCOLS)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Ranks that communicate, and over what."""
+class NcclGroup:
+    """The ranks of a collective and their links."""
 
     ranks: Count
-    nodes: Count  # domains of the inner link that they are in
+    nodes: Count  # domains of the inner link
     bandwidth: Real  # bytes/s of a ring, one way, per rank
     link: str = "nvlink"  # inside a node
     architecture: str = "Ampere"
 
     @property
-    def each(self) -> Real:
-        """Ranks of a node."""
+    def ranks_per_node(self) -> Real:
+        """Ranks in each node."""
         return np.multiply(1.0, self.ranks) / self.nodes
 
 
 def nccl_seconds(
     kind: str,
     size: Real,
-    group: Group,
+    group: NcclGroup,
     algorithm: str,
     protocol: str,
     tuning: NcclTuning | None = None,
 ) -> Real:
-    """Seconds of a collective; infinite where NCCL does not have it so.
+    """Seconds of a collective; infinite if NCCL has no such algorithm and protocol.
 
         ring   base + hops + B f / (s W)     f = 2 (n-1)/n for an all-reduce, (n-1)/n otherwise
                hops = 2 (n - N) h + 2 N H for an all-reduce, (n - N) h + (N - 1) H otherwise; in one
                node 2 (n - 1) h or (n - 1) h
-        tree   base + 2 ((n/N - 1) h + log2 N H) + 2 B / (s W)          all-reduce alone
+        tree   base + 2 ((n/N - 1) h + log2 N H) + 2 B / (s W)          all-reduce only
         nvls   h + B / (s W)                             all-reduce, in one node of Hopper or later
 
-    >>> one_node = Group(8, 1, 229e9)
+    >>> one_node = NcclGroup(8, 1, 229e9)
     >>> round(1e6 * float(nccl_seconds("all_reduce", 16384.0, one_node, "ring", "ll")), 1)
     15.5
     """
@@ -82,7 +82,7 @@ def nccl_seconds(
         seconds = latency + passes * (ranks - 1.0) / ranks * size / rate
     elif algorithm == "tree":
         levels = np.floor(np.log2(np.maximum(1.0, nodes)))
-        latency = base + 2.0 * ((group.each - 1.0) * inside + levels * between)
+        latency = base + 2.0 * ((group.ranks_per_node - 1.0) * inside + levels * between)
         seconds = latency + 2.0 * size / rate
     else:
         offered = group.architecture in tuning.nvls_architectures and group.link == "nvlink"
@@ -92,12 +92,12 @@ def nccl_seconds(
     return alone
 
 
-def _rate(group: Group, algorithm: str, protocol: str, tuning: NcclTuning) -> Real:
-    """Bytes/s that a protocol keeps of the ring's."""
+def _rate(group: NcclGroup, algorithm: str, protocol: str, tuning: NcclTuning) -> Real:
+    """Bytes/s of a protocol, a share of the ring's."""
     share: Real = np.asarray(tuning.share[algorithm][protocol])
     one_node = np.less_equal(group.nodes, 1)
     if protocol == "ll128" and algorithm == "ring":
-        share = np.where(np.less(group.each, 2), tuning.ll128_alone_in_node, share)
+        share = np.where(np.less(group.ranks_per_node, 2), tuning.ll128_alone_in_node, share)
     if protocol == "ll128" and algorithm == "tree":
         share = np.where(one_node, tuning.tree_ll128_one_node, share)
     rate = share * group.bandwidth
@@ -113,23 +113,24 @@ def _rate(group: Group, algorithm: str, protocol: str, tuning: NcclTuning) -> Re
     return rate
 
 
-def all_choices(
-    kind: str, size: Real, group: Group, tuning: NcclTuning | None = None
+def seconds_by_choice(
+    kind: str, size: Real, group: NcclGroup, tuning: NcclTuning | None = None
 ) -> Mapping[tuple[str, str], Real]:
     """Return the seconds of every algorithm and protocol."""
     return {choice: nccl_seconds(kind, size, group, *choice, tuning) for choice in CHOICES}
 
 
-def chosen(
-    kind: str, size: Real, group: Group, tuning: NcclTuning | None = None
+def fastest_choice(
+    kind: str, size: Real, group: NcclGroup, tuning: NcclTuning | None = None
 ) -> tuple[Real, Real]:
-    """Return the least seconds, and the index in CHOICES of what takes them.
+    """Return the least seconds, and the index in CHOICES of the fastest choice.
 
-    >>> seconds, index = chosen("all_reduce", np.array([4096.0, 1e6, 1e9]), Group(8, 1, 229e9))
+    >>> group = NcclGroup(8, 1, 229e9)
+    >>> seconds, index = fastest_choice("all_reduce", np.array([4096.0, 1e6, 1e9]), group)
     >>> [CHOICES[i] for i in index]
     [('ring', 'll'), ('tree', 'll128'), ('ring', 'simple')]
     """
-    every = np.stack(list(all_choices(kind, size, group, tuning).values()))
+    every = np.stack(list(seconds_by_choice(kind, size, group, tuning).values()))
     return np.min(every, axis=0), np.argmin(every, axis=0)
 
 
@@ -138,8 +139,8 @@ def direct_all_reduce(
 ) -> Real:
     """All-reduce by one kernel that reads its peers' memory: start + 2 (n-1)/n B / (share W).
 
-    Few thread blocks read, so that they reach a ``share`` of the links; there is no message to wait
-    for but one barrier. Serving engines take it for small tensors inside an NVLink domain.
+    Few thread blocks read, so they reach a ``share`` of the links' bandwidth; one barrier replaces
+    all messages. Serving engines use it for small tensors inside an NVLink domain.
 
     Source: serving profiles, ``direct_all_reduce_*``.
 

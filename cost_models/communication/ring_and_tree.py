@@ -1,4 +1,4 @@
-"""Seconds of one collective.
+"""Seconds of one collective by the alpha-beta model: ring, tree, pairwise exchange, message.
 
 Symbols   n ranks in the group   B bytes of the full tensor
           beta bandwidth [bytes/s, one way, per rank]
@@ -12,8 +12,9 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 
-# Seconds of a collective of NCCL beside bytes and hops: fitted on the all-reduces of 16 MB and more
-# over 2, 4 and 8 A100 of one node (VIA-Research/vTrain@f8dda84: trace/a100), with hops of 3.4 us
+# Constant seconds of an NCCL collective, independent of bytes and hops: fitted on the all-reduces
+# of at least 16 MB over 2, 4 and 8 A100 of one node (VIA-Research/vTrain@f8dda84: trace/a100), with
+# hops of 3.4 us
 COLLECTIVE_START = 38e-6
 
 
@@ -62,7 +63,7 @@ def all_reduce(
 ) -> Real:
     """All-reduce by the faster of ring and tree, as libraries choose by size.
 
-    ``hop``: the mean latency of a ring's hops, where most of them stay inside a node.
+    ``hop``: the mean latency of a ring's hops, if most of them are within a node.
     """
     return np.minimum(
         ring_all_reduce(size, ranks, bandwidth, latency if hop is None else hop),
@@ -73,8 +74,8 @@ def all_reduce(
 def pairwise_all_to_all(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
     """All-to-all by messages to each rank in turn: (n - 1)/n B / beta + (n - 1) alpha.
 
-    B is what one rank has for all ranks, itself included. Source: Thakur, Rabenseifner, Gropp,
-    IJHPCA 19 (2005), sec. 4.4, pairwise exchange.
+    B is one rank's data for all ranks, itself included. Source: Thakur, Rabenseifner, Gropp, IJHPCA
+    19 (2005), sec. 4.4, pairwise exchange.
 
     >>> float(pairwise_all_to_all(8e9, 8, 1e9, 0.0))
     7.0

@@ -1,4 +1,4 @@
-"""Seconds of collectives: all of one kind on one axis, and of a rank's whole traffic by axis.
+"""Seconds of collectives: by kind and axis, and of a rank's whole traffic by axis.
 
 Units: bytes, bytes/s, seconds.
 """
@@ -43,9 +43,8 @@ def traffic_seconds(
 ) -> Real:
     """Seconds of all collectives of one kind on one axis: bytes once, latency for each.
 
-    ``hop``: the mean latency of a ring's hops, the slowest by default.
-    gloo always takes a ring, and reduces everything everywhere to scatter it (torch:
-    ProcessGroupGloo.cpp, reduce_scatter).
+    ``hop``: the mean latency of a ring's hops, by default the slowest. gloo always uses a ring, and
+    implements reduce_scatter as an all-reduce (torch: ProcessGroupGloo.cpp, reduce_scatter).
     """
     cost = {
         "all_reduce": ring_all_reduce,
@@ -70,9 +69,9 @@ def traffic_seconds(
 def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     """Return the cluster with the bandwidths that large collectives reach.
 
-    ``inside``: share on the innermost tier, between the accelerators of a node or rack, where
-    nobody measured that of the accelerator's own link (``link_share``);
-    ``between``: on the network.
+    ``inside``: share of the bandwidth on the innermost tier, between the accelerators of a node or
+    rack, unless that of the accelerator's own link is measured (``link_share``). ``between``: share
+    on the network.
     """
     chip, link = cluster.accelerator, cluster.tiers[0]
     own = link.name == chip.link and link.bandwidth.value == chip.link_bandwidth.value
@@ -91,7 +90,7 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
         )
 
     innermost = cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
-    alone = innermost == 1  # one accelerator a node: all is network
+    alone = innermost == 1  # one accelerator a node: network only
     shares = [between if alone else inside, *(between for _ in cluster.tiers[1:])]
     tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
     if not cluster.levels:
@@ -106,17 +105,18 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
 
 
 def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
-    """Return how many ranks a group of each axis has, and how far apart they lie.
+    """Return the size of the groups of each axis, and the stride between their ranks.
 
     The grid is (pipeline, replicate, shard, context, tensor), tensor fastest: a tensor group is
     contiguous, the ranks that share a model's shards (shard and context) stride over it, replicas
-    over those, and pipeline neighbours are all of them apart. A layer's experts are shared by
-    neighbours among the data (and, where these hold experts whole, tensor) ranks.
+    over those, and pipeline neighbours are a whole stage apart. A layer's experts are shared by
+    neighbours among the data ranks (and among the tensor ranks, if experts are not sharded over
+    these).
     """
     tensor, data, replicas = table.tensor_parallel, table.shard_ranks, table.dp_replicate
     ones = np.ones_like(tensor)
     between = np.where(table.expert_tensor_parallel, tensor, 1)
-    stage = tensor * table.data_parallel * table.context_parallel  # replicas or not
+    stage = tensor * table.data_parallel * table.context_parallel  # with all replicas
     return {
         "tensor": (tensor, ones),
         "data": (data, tensor),
@@ -140,7 +140,7 @@ def axis_seconds(
 ) -> dict[str, Real]:
     """Seconds of all traffic of a rank in one step, by axis.
 
-    ``copies``: experts a token goes to, where it goes to a node once (``exchange_bandwidth``).
+    ``copies``: experts of a token, if it is sent to each node once (``exchange_bandwidth``).
     """
     measured = cluster.accelerator.device == "cpu"
     if not measured:
@@ -159,7 +159,7 @@ def axis_seconds(
             bandwidth, latency = on_distinct_rows(point_to_point_link)(
                 cluster, stride, group_size=ranks
             )
-            ranks = 2 * np.ones_like(stride)  # of a message
+            ranks = 2 * np.ones_like(stride)  # sender and receiver
         else:
             bandwidth, latency = on_distinct_rows(group_link)(cluster, ranks, stride)
             hop = on_distinct_rows(mean_hop_latency)(cluster, ranks, stride)

@@ -1,4 +1,4 @@
-"""Steps of one layer over the tensor-parallel ranks: what goes in, what is added up."""
+"""Collectives of one layer over the tensor-parallel ranks: gathered inputs and summed outputs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from cost_models.plan.plan import PlanTable
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSteps:
-    """A layer's forward pass over the tensor-parallel ranks; sizes: features of a token."""
+class LayerCollectives:
+    """Collectives of a layer's forward pass over tensor-parallel ranks, in features of a token."""
 
-    columns: Traffic  # inputs of column-cut matrices
-    wholes: Traffic  # inputs that are gathered and kept
-    rows: Traffic  # sums over the ranks
-    rows_again: Traffic  # of these, what recomputation repeats
-    splits: Traffic  # outputs of which each rank computed its tokens only
+    column_inputs: Traffic  # inputs of column-parallel matrices
+    kept_inputs: Traffic  # inputs that are gathered and saved
+    row_sums: Traffic  # outputs summed over the ranks
+    recomputed_row_sums: Traffic  # those that recomputation repeats
+    token_splits: Traffic  # outputs that each rank computes for its tokens only
 
     @property
     def inputs(self) -> Traffic:
-        """All inputs that are gathered."""
-        return self.columns + self.wholes
+        """All gathered inputs."""
+        return self.column_inputs + self.kept_inputs
 
 
-def layer_steps(
+def layer_collectives(
     model: ModelSpec, kind: LayerKind, table: PlanTable, *, by_matrix: bool = False
-) -> LayerSteps:
-    """Return the steps of one layer; columns of the table's length.
+) -> LayerCollectives:
+    """Return the collectives of one layer; columns of the table's length.
 
-    ``by_matrix``: a column-cut step for each matrix, not for those that read the same.
+    ``by_matrix``: one gather for each column-parallel matrix, not for each shared input.
     """
     hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
     zero = np.zeros(len(table))
@@ -53,27 +53,27 @@ def layer_steps(
     rows = rows + one.times(cut)
     needs_last = needs_output(kind, hidden_dropout=model.hidden_dropout > 0)
     left_out = 0.0 if needs_last else np.where(experts > 0, cut, 1.0)
-    return LayerSteps(
-        columns=columns,
-        wholes=wholes + one.times(cut),
-        rows=rows,
-        rows_again=rows + one.times(-1.0 * left_out),
-        splits=one.times(experts - cut),
+    return LayerCollectives(
+        column_inputs=columns,
+        kept_inputs=wholes + one.times(cut),
+        row_sums=rows,
+        recomputed_row_sums=rows + one.times(-1.0 * left_out),
+        token_splits=one.times(experts - cut),
     )
 
 
 def _column_matrices(kind: LayerKind, *parts: str) -> float:
-    """Return how many column-cut matrices of these parts a layer has, adapters apart."""
+    """Return the number of column-parallel matrices of these parts in a layer, without adapters."""
     return float(
         sum(
-            w.part in parts and w.role == "linear" and w.cut == "column" and not w.is_adapter
+            w.part in parts and w.role == "linear" and w.sharding == "column" and not w.is_adapter
             for w in kind.weights
         )
     )
 
 
-def untrained_steps(kind: LayerKind) -> int:
-    """Column-cut steps whose input no weight gradient asks for again: frozen, not adapted."""
+def frozen_column_inputs(kind: LayerKind) -> int:
+    """Number of column-parallel inputs that no weight gradient needs: frozen and not adapted."""
     found = 0
     for part in ("attention", "mlp", "shared_experts"):
         weights = [w for w in kind.weights if w.part == part and w.role == "linear"]

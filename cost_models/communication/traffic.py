@@ -1,4 +1,4 @@
-"""How many collectives of one kind, and how many bytes they move."""
+"""Number and bytes of collectives of one kind, and the options of trainers that change them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ class Traffic:
     """Collectives of one kind on one axis in one step."""
 
     count: Real
-    size: Real  # bytes, all together
+    size: Real  # bytes, in total
 
     def __add__(self, other: Traffic) -> Traffic:
         """Add counts and bytes."""
         return Traffic(self.count + other.count, self.size + other.size)
 
     def times(self, repeats: Real) -> Traffic:
-        """Repeat everything."""
+        """Multiply counts and bytes."""
         return Traffic(self.count * repeats, self.size * repeats)
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficHabits:
-    """What trainers do differently; the default: the bundled executor."""
+class TrafficOptions:
+    """Communication choices in which trainers differ; the defaults are the bundled executor's."""
 
-    gather_bytes: float | None = None  # of an element that a layer casts first (fp8); None: c
-    gathers_again: bool = True  # inputs of column-cut matrices, instead of keeping them
-    gathers_by_matrix: bool = False  # each matrix its input, not those that read the same
-    gathers_logits: bool = False  # of all columns, before the loss
-    reduces_once: Flag = False  # gradients stay whole until the last micro-batch (no_sync)
+    gather_bytes: float | None = (
+        None  # bytes per element that a layer casts before gathering (fp8); None: c
+    )
+    regathers_inputs: bool = (
+        True  # gathers inputs of column-parallel matrices again instead of saving them
+    )
+    gathers_per_matrix: bool = False  # one gather for each matrix, not for each shared input
+    gathers_logits: bool = False  # over the vocabulary, before the loss
+    reduces_once: Flag = False  # gradients stay unsharded until the last micro-batch (no_sync)

@@ -1,18 +1,18 @@
-"""What one rank sends in one optimizer step: number and bytes of collectives, by axis and kind.
+"""Traffic of one rank in one optimizer step: number and bytes of collectives by axis and kind.
 
 Bytes are those of the full tensor: the output of an all-gather, the input of a reduce-scatter, the
 tensor of an all-reduce, the message of a send. Everything broadcasts over plan columns. The
-executor's tests count what its collectives really move and demand exactly these numbers.
+executor's tests count the bytes that its collectives move and require exactly these numbers.
 
 Symbols   b micro_batch_size   s tokens of a sequence on a rank   h hidden_size
           m num_microbatches   v virtual_stages   t tensor_parallel
           d ranks that ZeRO shards over   z zero_stage   l layers of this rank
-          c compute_bytes   w master_bytes   g reduction_bytes (w, unless it is said)
+          c compute_bytes   w master_bytes   g reduction_bytes (default w)
           x = max(c, 4)   [bytes of an element]
-          S elements of a block that one data-parallel rank keeps   P elements of all of them
+          S elements of a unit on one data-parallel rank   P elements of the whole unit
 
-Shares are those of the first data- and tensor-parallel rank, which holds the most where a size does
-not divide evenly.
+Shards are those of the first data- and tensor-parallel rank, the largest if a size does not divide
+evenly.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ import numpy as np
 from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.context_parallel import context_traffic, rank_tokens
 from cost_models.communication.expert_parallel import expert_traffic
-from cost_models.communication.tensor_parallel import layer_steps, untrained_steps
-from cost_models.communication.traffic import Traffic, TrafficHabits
+from cost_models.communication.tensor_parallel import frozen_column_inputs, layer_collectives
+from cost_models.communication.traffic import Traffic, TrafficOptions
 from cost_models.communication.zero_plus_plus import gathered_bytes, scattered_bytes
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.shared_tensors import tied_weights
 from cost_models.partition.stages import PipelineRank
-from cost_models.partition.tensor_sharding import data_shard, tensor_shape
+from cost_models.partition.tensor_sharding import data_shard, tensor_parallel_shape
 from cost_models.plan.plan import RECOMPUTE, PlanTable
 from cost_models.plan.workload import Workload
 
-# "data": the ranks that share a model's shards; "replicate": the same shard of all copies (HSDP)
-# "secondary": neighbours with a second copy of the weights (ZeRO++)
-# "expert": the ranks that share a layer's experts; "expert_data": those that share the same ones
+# "data": ranks that share a model's shards; "replicate": the same shard of all replicas (HSDP)
+# "secondary": neighbours with a secondary copy of the weights (ZeRO++)
+# "expert": ranks that share a layer's experts; "expert_data": ranks with the same experts
 AXES: Final = (
     "data",
     "replicate",
@@ -51,17 +51,17 @@ AXES: Final = (
     "pipeline",
     "world",
 )
-EXECUTOR: Final = TrafficHabits()  # the bundled one
+EXECUTOR_OPTIONS: Final = TrafficOptions()  # of the bundled executor
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CommunicationUnit:
     """Weights that are gathered and reduced together: a layer, the embedding, the head."""
 
     repeats: int
     weights: tuple[Weight, ...]
-    gathers: float  # how often a micro-batch gathers them under ZeRO-3
+    gathers: float  # gathers a micro-batch under ZeRO-3
 
 
 def rank_traffic(
@@ -69,7 +69,7 @@ def rank_traffic(
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of a rank on this pipeline rank, by (axis, kind)."""
     found = pass_traffic(model, workload, table, rank)
-    for key, traffic in gradient_sums(model, workload, table, rank).items():
+    for key, traffic in shared_gradient_traffic(model, workload, table, rank).items():
         found[key] = found[key] + traffic
     return found
 
@@ -80,12 +80,12 @@ def pass_traffic(
     table: PlanTable,
     rank: PipelineRank,
     *,
-    habits: TrafficHabits = EXECUTOR,
+    options: TrafficOptions = EXECUTOR_OPTIONS,
 ) -> dict[tuple[str, str], Traffic]:
-    """Return it without ``gradient_sums``: on the tensor and pipeline axes, that of passes only."""
+    """Return ``rank_traffic`` without ``shared_gradient_traffic``: that of the passes only."""
     return {
-        **data_traffic(model, workload, table, rank, habits=habits),
-        **tensor_traffic(model, workload, table, rank, habits=habits),
+        **data_traffic(model, workload, table, rank, options=options),
+        **tensor_traffic(model, workload, table, rank, options=options),
         **expert_traffic(model, workload, table, rank),
         **context_traffic(model, workload, table, rank),
         **pipeline_traffic(model, workload, table, rank),
@@ -93,51 +93,53 @@ def pass_traffic(
     }
 
 
-def gradient_sums(
+def shared_gradient_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Gradients that are added up once a step over tensor-parallel ranks, and over stages.
+    """Traffic of gradients summed once a step over tensor-parallel ranks and over stages.
 
-    tensor    g S of whole tensors to which each rank gives a summand: with sequence parallelism
-              every whole tensor, else norms of q and k heads and what belongs to routed experts
-    pipeline  g S of a tensor that several stages hold (tied embeddings), from rank to rank, and
-              the sum goes back
+    tensor    g S of replicated tensors with partial gradients: with sequence parallelism all
+              replicated tensors, else norms of q and k heads and those of routed experts
+    pipeline  g S of a tensor on several stages (tied embeddings), from rank to rank, and the sum
+              back
     """
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
-    summands = _summands(model, table, rank, workload.reduction_bytes).times(active)
+    summands = _partial_sum_traffic(model, table, rank, workload.reduction_bytes).times(active)
     sent = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    for weight, times in () if embedding_is_frozen(model) else rank.sums:
-        size = workload.reduction_bytes * _kept(weight, table)
+    for weight, times in () if embedding_is_frozen(model) else rank.shared_gradients:
+        size = workload.reduction_bytes * _reduced_numel(weight, table)
         sent += Traffic(np.ones(len(table)), size).times(float(times))
     piped = np.where(table.pipeline_parallel > 1, 1.0, 0.0)
     return {("tensor", "all_reduce"): summands, ("pipeline", "send"): sent.times(piped)}
 
 
-def blocks(model: ModelSpec, rank: PipelineRank) -> list[Block]:
-    """Return what the data-parallel ranks gather and reduce together.
+def communication_units(model: ModelSpec, rank: PipelineRank) -> list[CommunicationUnit]:
+    """Return the weights that the data-parallel ranks gather and reduce together.
 
     ZeRO-3 gathers a layer for its forward and for its backward pass. The head's backward pass
-    follows its forward pass at once, and the gradient of a look-up reads no weight (that of a norm
-    beside it does): one gathering each. A tied tensor is part of both blocks; where one stage holds
-    both they are one block. What lies between an encoder and a decoder, and the embedding there, is
-    part of the block of the embedding or of the head on that stage, or a block of its own.
+    follows its forward pass immediately, and the gradient of a look-up reads no weight (that of a
+    norm in the same unit does): one gather each. A tied tensor is part of both units; on a stage
+    with both, they are one unit. The tensors between an encoder and a decoder, and the embedding
+    there, are part of the embedding's or the head's unit on that stage, or a unit of their own.
     """
     found = [
-        Block(count, kind.weights, 2.0)
+        CommunicationUnit(count, kind.weights, 2.0)
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
         if count
     ]
-    if rank.alone and model.tie_embeddings:
-        return [*found, Block(1, model.outer, 1.0)]
+    if rank.is_whole_model and model.tie_embeddings:
+        return [*found, CommunicationUnit(1, model.outer, 1.0)]
     copy = tied_weights(model) if model.tie_embeddings else ()
     if rank.first:
         here = (*model.embedding, *(model.bridge if rank.bridge == "first" else ()))
-        found.append(Block(1, here, 1.0 if all(w.role == "lookup" for w in here) else 2.0))
+        found.append(
+            CommunicationUnit(1, here, 1.0 if all(w.role == "lookup" for w in here) else 2.0)
+        )
     if rank.bridge == "between":
-        found.append(Block(1, (*model.bridge, *copy), 2.0))
+        found.append(CommunicationUnit(1, (*model.bridge, *copy), 2.0))
     if rank.last:
         here = model.bridge if rank.bridge == "last" else ()
-        found.append(Block(1, (*here, *model.head, *copy), 1.0))
+        found.append(CommunicationUnit(1, (*here, *model.head, *copy), 1.0))
     return found
 
 
@@ -147,50 +149,52 @@ def data_traffic(
     table: PlanTable,
     rank: PipelineRank,
     *,
-    habits: TrafficHabits = EXECUTOR,
+    options: TrafficOptions = EXECUTOR_OPTIONS,
 ) -> dict[tuple[str, str], Traffic]:
-    """Gradients and weights of every block over the data-parallel ranks.
+    """Traffic of the gradients and weights of every unit over the data-parallel ranks.
 
         z = 0   all_reduce g P           backward pass of the last micro-batch
-        z >= 1  reduce_scatter g d S     z = 1: there too;  z >= 2: every backward pass, m times
-                                         (``reduces_once``: in the last one)
+        z >= 1  reduce_scatter g d S     z = 1: in the same pass;  z >= 2: in every backward pass, m
+                                         times (``reduces_once``: in the last one)
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
         copies  all_reduce g S           over replicas, backward pass of the last micro-batch
 
-    Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; blocks and padding as in FSDP2, which
-    keeps adding up a shard where its all_reduce is put off (torch 2.13, partial_reduce_output).
-    Experts that are apart are a block of their own, over the ranks that hold the same ones.
+    Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; units and padding as in FSDP2, which
+    accumulates a shard if its all_reduce is deferred (torch 2.13, partial_reduce_output). Experts
+    sharded over other ranks are a unit of their own, over the ranks with the same experts.
     """
-    parts = blocks(model, rank)
+    parts = communication_units(model, rank)
     apart = np.where(table.experts_apart, 1.0, 0.0)
-    once = habits.reduces_once
-    found = _shared_out(workload, table, parts, apart, "data", once)
+    once = options.reduces_once
+    found = _sharded_traffic(workload, table, parts, apart, "data", once)
     if any(w.is_routed_expert for part in parts for w in part.weights):
-        for key, traffic in _shared_out(workload, table, parts, apart, "expert_data", once).items():
+        for key, traffic in _sharded_traffic(
+            workload, table, parts, apart, "expert_data", once
+        ).items():
             found[key] = found[key] + traffic if key in found else traffic
     return found
 
 
-def _shared_out(
+def _sharded_traffic(
     workload: Workload,
     table: PlanTable,
-    parts: Sequence[Block],
+    parts: Sequence[CommunicationUnit],
     apart: Real,
     axis: str,
     reduces_once: Flag,
 ) -> dict[tuple[str, str], Traffic]:
-    """Return the traffic of the weights that the ranks of one axis share."""
+    """Return the traffic of the weights that the ranks of one axis shard."""
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
     of_experts = axis == "expert_data"
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
     zero = np.zeros(len(table))
-    reduced = gathered = scattered = copied = near = Traffic(zero, zero)
+    reduced = gathered = scattered_stage_messages = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
-    for block in parts:
+    for unit in parts:
         numel, shards = zero, zero
-        for weight in block.weights:
+        for weight in unit.weights:
             if weight.frozen:
                 continue
             here = 1.0 - apart if weight.is_routed_expert else 1.0
@@ -198,25 +202,25 @@ def _shared_out(
                 here = apart if weight.is_routed_expert else 0.0
             numel = numel + here * _numel(weight, table)
             shards = shards + here * _shard(weight, table)
-        repeats = 1.0 * block.repeats
+        repeats = 1.0 * unit.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
         reduced += once + Traffic(zero, repeats * reduction * numel)
-        gathers = np.where(table.zero_stage == 3, block.gathers * m, 1.0)
-        # the backward pass gathers from the second copy, where there is one
-        again = np.where(has_second, (block.gathers - 1.0) * m, 0.0)
+        gathers = np.where(table.zero_stage == 3, unit.gathers * m, 1.0)
+        # the backward pass gathers from the secondary copy, if any
+        again = np.where(has_second, (unit.gathers - 1.0) * m, 0.0)
         first_way = repeats * gathered_bytes(compute, table) * d * shards
         gathered += (once + Traffic(zero, first_way)).times(gathers - again)
         near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
         scatters = np.where((table.zero_stage >= 2) & np.logical_not(reduces_once), m, 1.0)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
-        scattered += (once + Traffic(zero, scattered_size)).times(scatters)
+        scattered_stage_messages += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)
     whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {
         (axis, "all_reduce"): reduced.times(whole),
         (axis, "all_gather"): gathered.times(sharded),
-        (axis, "reduce_scatter"): scattered.times(sharded),
+        (axis, "reduce_scatter"): scattered_stage_messages.times(sharded),
         ("secondary", "all_gather"): near.times(sharded),
         ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }
@@ -228,7 +232,7 @@ def tensor_traffic(
     table: PlanTable,
     rank: PipelineRank,
     *,
-    habits: TrafficHabits = EXECUTOR,
+    options: TrafficOptions = EXECUTOR_OPTIONS,
 ) -> dict[tuple[str, str], Traffic]:
     """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
 
@@ -249,14 +253,14 @@ def tensor_traffic(
         norms over all      all_reduce 2 x b s forward,      the same
         heads (OLMo 2)      backward, recomputed
 
-    A layer has a column-cut and a row-cut step for each attention, MLP and shared expert; latent
-    attention has two column-cut steps, as wide as its latents, and one more input that is gathered:
-    the keys with positions. The backward pass gathers the input of a column-cut matrix again, or
-    has kept it (``habits``). Recomputation stops at the last tensor that is needed: the layer's
-    last collective is left out, unless a norm or a dropout follows it.
-    Once a step gradients of whole tensors are added up beside this: ``gradient_sums``. Layers below
-    all that is trained have the forward part alone. Where a layer casts before it gathers (fp8),
-    elements of the embedding's and the head's collectives still have c.
+    A layer has a column-parallel and a row-parallel step for each attention, MLP and shared expert;
+    latent attention has two column-parallel steps, as wide as its latents, and one more gathered
+    input: the keys with positions. The backward pass gathers the input of a column-parallel matrix
+    again, or has saved it (``options``). Recomputation stops at the last tensor that is needed: it
+    skips the layer's last collective, unless a norm or a dropout follows it. Not included:
+    gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen) layers have
+    the forward part alone. If a layer casts before it gathers (fp8), elements of the embedding's
+    and the head's collectives still have c bytes.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
@@ -267,38 +271,40 @@ def tensor_traffic(
     zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
     again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     runs = [
-        (kind, n, 0 if kind.idle else n, 0 if kind.idle else r * again)
+        (kind, n, 0 if kind.forward_only else n, 0 if kind.forward_only else r * again)
         for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
         if n
-    ]  # how often: forward; backward and again, not below all that is trained
+    ]  # passes of a layer: forward, backward, recomputed
     steps = [
-        (layer_steps(model, kind, table, by_matrix=habits.gathers_by_matrix), n, back, r)
+        (layer_collectives(model, kind, table, by_matrix=options.gathers_per_matrix), n, back, r)
         for kind, n, back, r in runs
     ]
-    columns = sum((step.columns.times(back) for step, _, back, _ in steps), start=zero)
-    rows = sum((step.rows.times(n) for step, n, _, _ in steps), start=zero)
-    rows_back = sum((step.rows.times(back) for step, _, back, _ in steps), start=zero)
-    rows_again = sum((step.rows_again.times(r) for step, _, _, r in steps), start=zero)
-    splits = sum((step.splits.times(n + back) for step, n, back, _ in steps), start=zero)
+    columns = sum((step.column_inputs.times(back) for step, _, back, _ in steps), start=zero)
+    rows = sum((step.row_sums.times(n) for step, n, _, _ in steps), start=zero)
+    rows_back = sum((step.row_sums.times(back) for step, _, back, _ in steps), start=zero)
+    rows_again = sum((step.recomputed_row_sums.times(r) for step, _, _, r in steps), start=zero)
+    splits = sum((step.token_splits.times(n + back) for step, n, back, _ in steps), start=zero)
     outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
-    read = outer.times(1.0 * rank.decoders)
+    read = outer.times(1.0 * rank.decoder_stages)
     inputs = sum((step.inputs.times(n) for step, n, _, _ in steps), start=read)
     turned = sum((step.inputs.times(back) for step, _, back, _ in steps), start=read)
     inputs_again = sum((step.inputs.times(r) for step, _, _, r in steps), start=zero)
     lookups = first + float(bool(rank.bridge))
     plain = rows + turned + rows_again + outer.times(lookups + last)
-    untrained = sum((1.0 * back * untrained_steps(kind) for kind, _, back, _ in runs), start=0.0)
-    kept = columns + outer.times(-untrained)  # what the backward pass reads again
-    gathers = kept.times(float(habits.gathers_again)) + inputs + rows_back + inputs_again
-    # a frozen embedding needs no gradient, a frozen projection not its input again
+    untrained = sum(
+        (1.0 * back * frozen_column_inputs(kind) for kind, _, back, _ in runs), start=0.0
+    )
+    kept = columns + outer.times(-untrained)  # inputs that the backward pass reads again
+    gathers = kept.times(float(options.regathers_inputs)) + inputs + rows_back + inputs_again
+    # a frozen embedding needs no gradient, a frozen projection does not need its input again
     around = outer.times(0.0 if embedding_is_frozen(model) else lookups)
-    twice = habits.gathers_again and not projection_is_frozen(model)
+    twice = options.regathers_inputs and not projection_is_frozen(model)
     around += outer.times(2.0 * last if twice else last)
-    share = (habits.gather_bytes or compute) / compute
+    share = (options.gather_bytes or compute) / compute
     gathers = Traffic(gathers.count, share * gathers.size) + around
     along = np.where(table.sequence_parallel, 1.0, 0.0)
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
-    numbers = last * (not habits.gathers_logits)
+    numbers = last * (not options.gathers_logits)
     loss = Traffic(2.0 * m * numbers, 3.0 * max(4.0, compute) * tokens * m * numbers)
     whole_norms = sum(
         1.0 * n + back + r for kind, n, back, r in runs if kind.attention.qk_norm == "all"
@@ -307,10 +313,10 @@ def tensor_traffic(
     loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
 
     def moved(features: Traffic, repeats: Real) -> Traffic:
-        """Features of a token to bytes of a step."""
+        """Convert features a token to bytes a step."""
         return Traffic(features.count, features.size * compute * tokens).times(m * repeats * active)
 
-    whole = last * habits.gathers_logits * outer.count
+    whole = last * options.gathers_logits * outer.count
     logits = moved(Traffic(whole, whole * model.vocab_size), 1.0)
     reductions = loss.times(active) + moved(plain, 1.0 - along)
     return {
@@ -323,63 +329,84 @@ def tensor_traffic(
 def pipeline_traffic(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> dict[tuple[str, str], Traffic]:
-    """Messages between stages, c b s h (/ t with sequence parallelism) each.
+    """Traffic between stages: messages of c b s h bytes (/ t with sequence parallelism).
 
-    activations  m (v - 1 if the last stage is here else v)    forward
-    gradients    m (v - 1 if the first stage is here else v)   backward
-                 one less each at the turn of a V, whose stages hand over on one rank
-                 of twice the size where an encoder's output goes along with the decoder's state
+    activations  m (v - 1 if the last stage is on this rank else v)    forward
+    gradients    m (v - 1 if the first stage is on this rank else v)   backward
+                 one less each at the turn of a V, whose two stages are on one rank
+                 twice the size if an encoder's output is sent along with the decoder's state
     """
     compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     message = compute * rank_tokens(workload, table) * model.hidden_size / along
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
-    stages = stages - 2.0 * float(rank.adjoining)
+    stages = stages - 2.0 * float(rank.has_adjacent_stages)
     m = 1.0 * table.num_microbatches
-    sent = Traffic(stages * m, rank.states_sent * m * message)
+    sent = Traffic(stages * m, rank.hidden_states_sent * m * message)
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
 
 
 def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
-    """One all_reduce of three fp64 numbers a step: loss, squared norm, and who wants to stop."""
+    """One all_reduce of three fp64 numbers a step: loss, squared norm, and stop requests."""
     active = np.where(table.world_size > 1, 1.0, 0.0)
     return {("world", "all_reduce"): Traffic(active, 24.0 * active)}
 
 
-def _summands(model: ModelSpec, table: PlanTable, rank: PipelineRank, reduction: float) -> Traffic:
+def _partial_sum_traffic(
+    model: ModelSpec, table: PlanTable, rank: PipelineRank, reduction: float
+) -> Traffic:
     numel: Real = np.zeros(len(table))
-    for block in blocks(model, rank):
-        for weight in block.weights:
-            if weight.cut == "replicate" and not weight.frozen:
-                always = weight.gradient_is_summand or weight.part == "router"
+    for unit in communication_units(model, rank):
+        for weight in unit.weights:
+            if weight.sharding == "replicate" and not weight.frozen:
+                always = weight.gradient_is_partial_sum or weight.part == "router"
                 summed = np.where(table.sequence_parallel | always, 1.0, 0.0)
                 if weight.is_routed_expert:
                     summed = np.where(table.expert_tensor_parallel, 1.0, 0.0)
-                numel = numel + block.repeats * summed * _kept(weight, table)
+                numel = numel + unit.repeats * summed * _reduced_numel(weight, table)
     return Traffic(np.where(numel > 0, 1.0, 0.0), reduction * numel)
 
 
-def _kept(weight: Weight, table: PlanTable) -> Real:
-    """Elements of a tensor's gradient that a rank keeps after the data-parallel reduction."""
+def _reduced_numel(weight: Weight, table: PlanTable) -> Real:
+    """Elements of a tensor's gradient on a rank after the data-parallel reduction."""
     return np.where(table.zero_stage >= 1, _shard(weight, table), _numel(weight, table))
 
 
 def _numel(weight: Weight, table: PlanTable) -> Real:
-    rows, width = tensor_shape(weight, *_places(weight, table))
+    rows, width = tensor_parallel_shape(weight, *_shard_counts(weight, table))
     return rows * width
 
 
 def _shard(weight: Weight, table: PlanTable) -> Real:
-    """Elements of a tensor that a rank keeps where ZeRO shards it."""
-    tensor, experts = _places(weight, table)
+    """Elements of a tensor on a rank if ZeRO shards it."""
+    tensor, experts = _shard_counts(weight, table)
     apart = weight.is_routed_expert & table.experts_apart
     ranks = np.where(apart, table.expert_shard_ranks, table.shard_ranks)
     return data_shard(weight, tensor, ranks, experts)
 
 
-def _places(weight: Weight, table: PlanTable) -> tuple[Count, Count]:
-    """Return over how many ranks a tensor is cut, and over how many its experts are."""
+def _shard_counts(weight: Weight, table: PlanTable) -> tuple[Count, Count]:
+    """Return the number of tensor-parallel shards of a tensor, and of expert-parallel shards."""
     if not weight.is_routed_expert:
         return table.tensor_parallel, 1
     tensor = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
     return tensor, table.expert_parallel
+
+
+def scattered_stage_messages(
+    traffic: dict[tuple[str, str], Traffic], table: PlanTable
+) -> dict[tuple[str, str], Traffic]:
+    """Return traffic in which each tensor-parallel rank sends its part of a stage message.
+
+    The receivers gather the parts. With sequence parallelism messages are split already.
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 4.1.
+    """
+    tensor = np.where(table.sequence_parallel, 1.0, 1.0 * table.tensor_parallel)
+    whole = traffic["pipeline", "send"]
+    parts = Traffic(whole.count, whole.size / tensor)
+    gathers = whole.times(np.where(tensor > 1.0, 1.0, 0.0))
+    found = {**traffic, ("pipeline", "send"): parts}
+    key = ("tensor", "all_gather")
+    found[key] = found[key] + gathers if key in found else gathers
+    return found

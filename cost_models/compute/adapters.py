@@ -11,7 +11,7 @@ import numpy as np
 from cost_models.arrays import Count, Real
 from cost_models.compute.casts import FP32_BYTES
 from cost_models.model.spec import LayerKind
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.tensor_sharding import shard_dim
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
@@ -31,7 +31,7 @@ def adapter_bytes_per_token(
     for weight in kind.weights:
         if not weight.is_adapter:
             continue
-        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
         elements = max(weight.shape) / over
         if weight.shape[0] < weight.shape[1]:  # rank x inputs; the second is outputs x rank
             there, back = (

@@ -16,7 +16,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.model.spec import LayerKind
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.tensor_sharding import shard_dim
 
 FP32_BYTES = 4.0
 
@@ -28,6 +28,6 @@ def cast_bytes_per_token(kind: LayerKind, compute_bytes: float, tensor_parallel:
         if weight.role not in ("linear", "expert") or weight.is_adapter or len(weight.shape) < 2:
             continue
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
-        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
         elements = elements + times * sum(weight.shape[-2:]) / over
     return (compute_bytes + FP32_BYTES) * elements

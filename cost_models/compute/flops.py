@@ -20,7 +20,7 @@ from cost_models.arrays import Count, Real
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, LayerKind, ModelSpec, Weight
-from cost_models.partition.recomputed_layers import Recomputed
+from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import RECOMPUTE, PlanTable, split_layers
 from cost_models.plan.workload import Workload
@@ -99,7 +99,7 @@ def layer_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
 def head_flops_per_token(model: ModelSpec) -> float:
     """Forward FLOP of the output projection (and a masked-LM head's matrices) for one token."""
     dense = sum(2.0 * w.numel for w in model.head if w.role == "linear")
-    listed = any(w.role == "linear" and w.cut == "vocab" for w in model.head)
+    listed = any(w.role == "linear" and w.sharding == "vocab" for w in model.head)
     return dense if listed else dense + 2.0 * model.head_multiply
 
 
@@ -121,7 +121,7 @@ def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Co
     """
     tokens = np.multiply(1.0, seq_len) * global_batch_size
     forward = forward_flops_per_token(model, seq_len)
-    idle = idle_flops_per_token(model, seq_len, 2.0)
+    idle = forward_only_flops_per_token(model, seq_len, 2.0)
     return (3.0 * forward - frozen_flops_per_token(model) - idle) * tokens
 
 
@@ -137,13 +137,13 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
     return saved
 
 
-def idle_flops_per_token(model: ModelSpec, seq_len: Count, core_backward: float) -> Real:
+def forward_only_flops_per_token(model: ModelSpec, seq_len: Count, core_backward: float) -> Real:
     """Backward FLOP for one token of layers that no backward pass reaches: inputs and cores.
 
     ``core_backward``: of a core, over its forward FLOP. Frozen matrices' own gradients are left out
     already.
     """
-    idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.idle]
+    idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.forward_only]
     total: Real = np.zeros_like(np.multiply(1.0, seq_len))
     for kind in idle:
         core = core_backward * core_flops_per_token(kind, seq_len)
@@ -179,7 +179,7 @@ def hardware_flops_per_step(
     trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
     trained += trained_outer_flops_per_token(model)
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
-    idle = float(idle_flops_per_token(model, workload.seq_len, core_backward))
+    idle = float(forward_only_flops_per_token(model, workload.seq_len, core_backward))
     once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
     # ranks that cut the projection compute the gradient of its input anyway
     unasked = np.where(table.tensor_parallel > 1, 0.0, _unasked_head(model))
@@ -192,7 +192,7 @@ def hardware_flops_per_step(
     eager = 1.0 if workload.attention_kernel == "eager" else 0.0
     again: Real = np.zeros(len(table))
     for number, kind in zip(repeats, model.kinds, strict=True):
-        if kind.idle:
+        if kind.forward_only:
             continue
         whole = layer_flops_per_token(kind, workload.seq_len) - _last_matrix(model, kind)
         of_core = core_flops_per_token(kind, workload.seq_len)
@@ -213,7 +213,7 @@ def _recomputed_layers(
     num_stages = table.pipeline_parallel * table.virtual_stages
     keys = np.stack([num_stages, table.recompute_layers, table.recompute_every])
     for key in np.unique(keys, axis=1).T.tolist():
-        recomputed = Recomputed(key[1], key[2], by_stage)
+        recomputed = RecomputedLayers(key[1], key[2], by_stage)
         ranges = layer_ranges or split_layers(model.num_layers, key[0])
         layers = [i for stage, r in enumerate(ranges) for i in recomputed.of_stage(stage, r)]
         kinds = [model.pattern[i] for i in layers]
@@ -233,17 +233,19 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
     whole: Real = np.zeros(len(table))
     left_out: Real = np.zeros(len(table))
     for number, kind in enumerate(model.kinds):
-        each = [w.numel for w in kind.weights if w.is_adapter and w.cut == "replicate"]
+        each = [w.numel for w in kind.weights if w.is_adapter and w.sharding == "replicate"]
         times = 3.0 * model.pattern.count(number) + repeats[number]
         whole = whole + 2.0 * sum(each) * times
         unneeded = repeats[number] * _last_adapter(model, kind)
         left_out = left_out + table.tensor_parallel * unneeded
-    first = next((kind for kind in kinds if not kind.idle), None)
+    first = next((kind for kind in kinds if not kind.forward_only), None)
     if first is None or not _input_needs_none(model, first):
         return (table.tensor_parallel - 1.0) * whole - left_out
     parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
-    reads = [w for w in reads if w.cut == "column" or (w.is_adapter and w.cut == "replicate")]
+    reads = [
+        w for w in reads if w.sharding == "column" or (w.is_adapter and w.sharding == "replicate")
+    ]
     reads = [w for w in reads if not (w.is_adapter and w.name.endswith(SECOND))]
     idle = sum(2.0 * w.numel for w in reads)
     idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
@@ -266,14 +268,14 @@ def trained_flops_per_token(weights: Iterable[Weight]) -> float:
 
 def trained_outer_flops_per_token(model: ModelSpec) -> float:
     """The same for the embedding block and the head."""
-    listed = any(w.role == "linear" and w.cut == "vocab" for w in model.head)
+    listed = any(w.role == "linear" and w.sharding == "vocab" for w in model.head)
     tied = 0.0 if listed or embedding_is_frozen(model) else 2.0 * model.head_multiply
     return tied + trained_flops_per_token((*model.embedding, *model.head))
 
 
 def _unasked_head(model: ModelSpec) -> float:
     """Backward FLOP for one token of a gradient of the head's input that nothing asks for."""
-    idle = all(model.kinds[kind].idle for kind in model.pattern)
+    idle = all(model.kinds[kind].forward_only for kind in model.pattern)
     needed = not idle or any(w.part == "norm" and not w.frozen for w in model.head)
     return 0.0 if needed else head_flops_per_token(model)
 
@@ -310,7 +312,7 @@ def _rows(kind: LayerKind) -> list[Weight]:
     return [
         w
         for w in kind.weights
-        if w.role == "linear" and w.cut == "row" and w.part == "mlp" and not w.is_adapter
+        if w.role == "linear" and w.sharding == "row" and w.part == "mlp" and not w.is_adapter
     ]
 
 

@@ -55,7 +55,7 @@ def head_seconds(
     rate = rate.of_core
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
     inputs = model.head_multiply / model.vocab_size
-    others = tuple(w for w in model.head if w.cut != "vocab")
+    others = tuple(w for w in model.head if w.sharding != "vocab")
     projection = linear_seconds(tokens, inputs, outputs, compute_bytes, rate)
     if model.vocab_size % 2 and not software.loss.pads_vocabulary:
         projection = projection.times(odd_columns(outputs, compute_bytes, rate))

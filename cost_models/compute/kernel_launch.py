@@ -50,7 +50,7 @@ def operator_seconds(
     around = groups * software.host.group_operators
     starts_forward = layers * forward + outside * forward + around
     counts = zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
-    walked = [(n, repeats) for n, repeats, kind in counts if not kind.idle]
+    walked = [(n, repeats) for n, repeats, kind in counts if not kind.forward_only]
     repeated = sum(repeats for _, repeats in walked) * again
     starts_backward = sum(n for n, _ in walked) * backward + repeated
     starts_backward = starts_backward + outside * backward + around

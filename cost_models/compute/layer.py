@@ -20,8 +20,8 @@ from cost_models.compute.flops import attention_flops_per_token, mean_keys
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, Weight
-from cost_models.partition.recomputed_layers import last_matrix
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.recomputed_layers import skipped_last_matrix
+from cost_models.partition.tensor_sharding import shard_dim
 from hardware_profiles.software.kernels import ForwardSoftware
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -82,7 +82,7 @@ def _weight_seconds(
     batch: Real = 1.0,
 ) -> Matmuls:
     first, second = (np.multiply(1.0, length) for length in weight.shape[-2:])
-    cut = cut_dim(weight)
+    cut = shard_dim(weight)
     if cut == len(weight.shape) - 2:
         first = first / tensor_parallel
     elif cut == len(weight.shape) - 1:
@@ -234,7 +234,7 @@ def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
     for weight in kind.weights:
         stem, _, last = weight.name.rpartition(".")
         if last == "bias" and stem in matrices:
-            over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+            over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
             total = total + weight.numel / over
     return total
 
@@ -244,7 +244,7 @@ def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Co
     total: Real = 0.0
     for weight in kind.weights:
         if weight.quantised:
-            over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+            over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
             total = total + (0.5 + compute_bytes) * weight.numel / over
     return total
 
@@ -261,7 +261,7 @@ def trained_elements(
     for weight in kind.weights:
         if weight.frozen or weight.role not in ("linear", "expert"):
             continue
-        over: Real = np.multiply(1.0, tensor_parallel if cut_dim(weight) is not None else 1)
+        over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
         if weight.role == "expert":
             over = np.multiply(1.0, cut) * expert_parallel
         total = total + float(np.prod(np.multiply(1.0, weight.shape))) / over
@@ -296,14 +296,14 @@ def layer_seconds(
     compute_bytes: float,
     rate: Rates,
     software: SoftwareProfile,
-    core_work: Real = 1.0,
+    computed_score_share: Real = 1.0,
     hidden_dropout: bool = False,
     attention_dropout: bool = False,
 ) -> PassSeconds:
     """Device seconds of one layer: forward, backward, and what is computed twice.
 
-    ``tokens``: queries on this rank; each meets ``seq_len`` keys. ``core_work``: the share of
-    them that it does meet, where the core skips some. ``recompute_around``: what is neither a
+    ``tokens``: queries on this rank; each meets ``seq_len`` keys. ``computed_score_share``: the
+    share of the scores that the core computes. ``recompute_around``: whatever is neither a
     matmul nor attention is computed again.
 
     Backward: two matmuls for each one; the flash core 2.5 times its forward's FLOPs (five matmuls
@@ -324,7 +324,7 @@ def layer_seconds(
     core: Real = np.zeros_like(matrices.forward)
     for attention in (kind.attention, kind.cross_attention):
         if attention is not None:
-            core = core + core_work * attention_core_seconds(
+            core = core + computed_score_share * attention_core_seconds(
                 attention,
                 tokens,
                 seq_len,
@@ -383,7 +383,7 @@ def layer_seconds(
     )
     again = np.where(recompute_core, core, 0.0) + np.where(recompute_around, moved, 0.0)
     unread = matrices_seconds(
-        last_matrix(kind, hidden_dropout=hidden_dropout, software=software),
+        skipped_last_matrix(kind, hidden_dropout=hidden_dropout, software=software),
         tokens,
         tensor_parallel,
         compute_bytes,

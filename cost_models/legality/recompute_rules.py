@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.legality.rule import Rule
-from cost_models.partition.recomputed_layers import problem_of
+from cost_models.partition.recomputed_layers import by_stage_error
 from cost_models.plan.plan import RECOMPUTE, SELECTIVE_OPS, Plan
 from cost_models.scenario import Scenario
 
@@ -20,7 +20,7 @@ def _too_many_by_stage(scenario: Scenario) -> bool:
     numbers, num_layers = scenario.stage_recompute_layers or (), scenario.model.num_layers
     if len(numbers) > num_layers:
         return True
-    return problem_of(numbers, len(numbers), num_layers, scenario.layer_ranges) is not None
+    return by_stage_error(numbers, len(numbers), num_layers, scenario.layer_ranges) is not None
 
 
 RECOMPUTE_RULES: tuple[Rule, ...] = (
@@ -76,7 +76,7 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
             else np.zeros(len(t), dtype=bool)
         ),
         lambda s, p: str(
-            problem_of(
+            by_stage_error(
                 s.stage_recompute_layers or (), p.num_stages, s.model.num_layers, s.layer_ranges
             )
         ),

@@ -35,11 +35,10 @@ from cost_models.memory.gradients import rearranged_bytes
 from cost_models.memory.moments import AtMoment, Moment, walked_layers
 from cost_models.model.lora import embedding_is_frozen
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.layer_neighbours import NONE, Passed
-from cost_models.partition.rank_parameters import RankParameters, block_numel, last_share
+from cost_models.partition.rank_parameters import RankParameters, block_numel, last_trained_share
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.shared_tensors import tied_weights
-from cost_models.partition.stages import PipelineRank
+from cost_models.partition.stages import NO_LAYER, LayerCounts, PipelineRank
 from cost_models.plan.plan import SCHEDULES, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -63,7 +62,7 @@ class End:
 
     done: Real  # elements of all blocks that were walked before
     # layers that were walked before: how many, or of each kind how many, and how many recomputed
-    passed: Real | tuple[Passed, Passed]
+    passed: Real | tuple[LayerCounts, LayerCounts]
     there: Flag = True
 
     def freed(self, walk: Walk, kept: Sequence[tuple[Real, Real]]) -> Real:
@@ -195,11 +194,14 @@ class Blocks:
             layer=layers.largest,
             spots=spots,
             first_layer=layers.first(model, rank, head, spots),
-            lowest=layers.sizes[rank.neighbours[-1].kind + 1 if rank.neighbours else 0],
-            highest=layers.own(rank.neighbours[0].kind if rank.neighbours else None),
+            lowest=layers.sizes[rank.layer_neighbours[-1].kind + 1 if rank.layer_neighbours else 0],
+            highest=layers.own(rank.layer_neighbours[0].kind if rank.layer_neighbours else None),
             embedding=params.embedding + zeros,
             total=params.total + zeros,
-            ends=(last_share(model.head), 0.0 if alone else last_share(model.embedding)),
+            ends=(
+                last_trained_share(model.head),
+                0.0 if alone else last_trained_share(model.embedding),
+            ),
             pair=params.largest_pair + zeros,
             inside=rearranged_bytes(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
@@ -504,7 +506,7 @@ class _Layers:
 
     @classmethod
     def of(cls, params: RankParameters, lonely: Flag, zeros: Real) -> Self:
-        apart = (params.apart_layer, *params.apart_layers)
+        apart = (params.expert_layer, *params.expert_layers)
         return cls(
             tuple(size + zeros for size in (params.largest_layer, *params.layers)),
             tuple(np.where(lonely, 0.0, each) + zeros for each in apart),
@@ -523,14 +525,14 @@ class _Layers:
 
     def lowest(self, rank: PipelineRank) -> Real:
         """The same of the rank's first layer."""
-        return self.own(rank.neighbours[-1].kind if rank.neighbours else None)
+        return self.own(rank.layer_neighbours[-1].kind if rank.layer_neighbours else None)
 
     def beside(self, kind: int | None, before: Real, ahead: Real) -> LayerBlock:
         """A layer of a kind between other blocks."""
         number = 0 if kind is None else kind + 1
         return LayerBlock(self.own(kind), self.experts[number], before, ahead)
 
-    def passed(self, passed: Passed) -> Real:
+    def passed(self, passed: LayerCounts) -> Real:
         """Elements of layers by kind."""
         return sum(n * size for n, size in zip(passed, self.sizes[1:], strict=True))
 
@@ -542,7 +544,7 @@ class _Layers:
         Of layers of one size: the first on the way back, the second, and the last but one. Of
         others also the last one, which may be the only one of its size.
         """
-        if not rank.neighbours:
+        if not rank.layer_neighbours:
             own, whole, layers = self.own(None), self.largest, walked_layers(model, rank)
             more = layers > 2
             ends = [End(head + whole, 1, more)] if np.any(more) else []
@@ -552,17 +554,17 @@ class _Layers:
             others = Spot(self.beside(None, own, own), tuple(ends), follows=True)
             return (first, others) if ends else (first,)
         found = []
-        for near in rank.neighbours:
-            behind = before if near.behind == NONE else self.own(near.behind)
-            ahead = 0.0 if near.ahead == NONE else self.own(near.ahead)
+        for near in rank.layer_neighbours:
+            behind = before if near.previous == NO_LAYER else self.own(near.previous)
+            ahead = 0.0 if near.next == NO_LAYER else self.own(near.next)
             counts = [near.first] if near.first is near.last else [near.first, near.last]
             found.append(
                 Spot(
                     block=self.beside(near.kind, behind, ahead),
                     ends=tuple(End(head + self.passed(each[0]), each) for each in counts),
                     kind=near.kind,
-                    again=near.again,
-                    follows=_same_stack(model, near.kind, near.behind),
+                    again=near.recomputed,
+                    follows=_same_stack(model, near.kind, near.previous),
                 )
             )
         return tuple(found)
@@ -571,7 +573,7 @@ class _Layers:
         self, model: ModelSpec, rank: PipelineRank, head: Real, spots: tuple[Spot, ...]
     ) -> Spot:
         """The rank's first layer, which is walked last: nothing is gathered meanwhile."""
-        if rank.neighbours:
+        if rank.layer_neighbours:
             return spots[-1]
         several = bool(walked_layers(model, rank) > 1)
         before = self.own(None) if several else head
@@ -579,4 +581,4 @@ class _Layers:
 
 
 def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:
-    return other != NONE and model.kinds[kind].stack == model.kinds[other].stack
+    return other != NO_LAYER and model.kinds[kind].stack == model.kinds[other].stack

@@ -21,7 +21,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 def shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
     """Return elements and the ranks that share them: experts that are apart, and all else."""
-    return _shared(params.total, params.apart, table)
+    return _shared(params.total, params.expert_total, table)
 
 
 def _shared(numel: Real, apart: Real, table: PlanTable) -> list[tuple[Real, Count]]:
@@ -113,7 +113,7 @@ def gradients_of(
     later = accumulated(by_value(table.num_microbatches > 1))
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     embedding = coming([(params.embedding, table.shard_ranks)])
-    layer = coming(_shared(params.largest_layer, params.apart_layer, table))
+    layer = coming(_shared(params.largest_layer, params.expert_layer, table))
     at_embedding = np.maximum(later, reduced - embedding)
     at_layer = np.maximum(later, reduced - embedding - layer)
     return Gradients(

@@ -49,4 +49,4 @@ def fullest(moments: Sequence[Moment]) -> AtMoment:
 def walked_layers(model: ModelSpec, rank: PipelineRank) -> Count:
     """Layers of a rank that a backward pass reaches."""
     counts = zip(rank.kind_counts, model.kinds, strict=True)
-    return sum(count for count, kind in counts if not kind.idle)
+    return sum(count for count, kind in counts if not kind.forward_only)

@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.communication.volumes import blocks
+from cost_models.communication.volumes import communication_units
 from cost_models.memory.model_states import optimizer_shards
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.stages import PipelineRank
-from cost_models.partition.tensor_sharding import cut_dim, shards_inside
+from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Optimizer, Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -119,12 +119,13 @@ def factored_numel(shape: tuple[Real, Real, Real]) -> Real:
 def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Real, Real, Real]:
     """Leading dimensions together, rows and columns of a rank's part; a vector is one row.
 
-    The cut dimension over t (experts: over their own ranks, and their number over ep), then the
-    first over d from ZeRO-1 on; experts fewer than ranks are sharded inside (``shards_inside``).
+    The tensor-parallel dimension over t (experts: over their own ranks, and their number over ep),
+    then the first over d from ZeRO-1 on; experts fewer than ranks are sharded within
+    (``shards_within_experts``).
     """
     one = np.ones(len(table))
     dims: list[Real] = [float(length) * one for length in weight.shape]
-    cut, expert = cut_dim(weight), weight.is_routed_expert
+    cut, expert = shard_dim(weight), weight.is_routed_expert
     if cut is not None:
         dims[cut] = dims[cut] / (table.expert_tensor if expert else table.tensor_parallel)
     ranks = table.shard_ranks
@@ -134,7 +135,7 @@ def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Re
     shards = optimizer_shards(ranks, zero_stage)
     inside = np.zeros(len(table), dtype=bool)
     if weight.role == "expert":
-        inside = np.asarray(shards_inside(dims[0], dims[1], shards))
+        inside = np.asarray(shards_within_experts(dims[0], dims[1], shards))
         dims[1] = np.where(inside, dims[1] / shards, dims[1])
     dims[0] = np.where(inside, dims[0], dims[0] / shards)
     if len(dims) == 1:
@@ -175,7 +176,7 @@ def rank_states(
     """States of all that a pipeline rank trains, by tensor."""
     rule = RULES[workload.optimizer]
     resident, paged = np.zeros(len(table)), np.zeros(len(table))
-    for block in blocks(trainable_part(model), rank):
+    for block in communication_units(trainable_part(model), rank):
         for weight in block.weights:
             shape = local_shape(weight, table, table.zero_stage)
             found = tensor_states(rule, weight, shape, workload.state_bytes)
@@ -253,7 +254,7 @@ def update_flops(
     flops: Real = np.zeros(len(table))
     if not RULES[workload.optimizer].whole_matrices:
         return flops
-    for block in blocks(trainable_part(model), rank):
+    for block in communication_units(trainable_part(model), rank):
         for weight in filter(is_layer_matrix, block.weights):
             least, most = sorted(float(length) for length in weight.shape[-2:])
             count = float(weight.numel) / (least * most) * block.repeats
@@ -266,7 +267,7 @@ def _whole_matrix_bytes(
     model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
 ) -> Real:
     largest = np.zeros(len(table))
-    for block in blocks(trainable_part(model), rank):
+    for block in communication_units(trainable_part(model), rank):
         for weight in filter(is_layer_matrix, block.weights):
             rows, columns = (float(length) for length in weight.shape[-2:])
             numel = rows * columns

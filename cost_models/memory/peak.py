@@ -50,9 +50,9 @@ from cost_models.model.lora import trainable_part
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import (
     RankParameters,
+    dequantised_bytes,
     frozen_bytes,
     table_parameters,
-    unpacked_bytes,
 )
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
@@ -164,7 +164,7 @@ def rank_places(
     fetched = 2.0 * master * params.largest_layer / np.maximum(1, table.shard_ranks)
     weights = np.where(table.offloads_weights, fetched, weights)
     optimizer = np.where(table.offloads_weights, 0.0, optimizer)
-    weights = weights + secondary_bytes(params.total - params.apart, compute, table)
+    weights = weights + secondary_bytes(params.total - params.expert_total, compute, table)
     if workload.precision == "fp8":
         weights = weights + fp8_weight_bytes(model, table, rank, software.fp8.weight_copies)
     weights = weights + frozen_bytes(model, rank, table, workload, software)
@@ -178,7 +178,7 @@ def rank_places(
     held = held_activations(model, workload, software, table, rank)
     gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
-    matrix, helping = unpacked_bytes(model, rank, table, compute)
+    matrix, helping = dequantised_bytes(model, rank, table, compute)
     single = np.where(
         table.pipeline_parallel > 1, 0.0, software.memory.buffer_bytes_without_pipeline
     )
@@ -368,7 +368,7 @@ def _buffers(
     left_over = np.where(every & several, reduction * last_block, 0.0)
     head, mixed = params.head, compute != workload.master_bytes
     alone = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: nothing to gather or reduce
-    layer = params.largest_layer - np.where(alone, params.apart_layer, 0.0)
+    layer = params.largest_layer - np.where(alone, params.expert_layer, 0.0)
     gathering = np.where(
         zero >= 3,
         2.0 * head,

@@ -72,7 +72,7 @@ def first(value: Real) -> float:
 
 def _sharded(plan: Plan, params: RankParameters, least_stage: int) -> tuple[float, str, str]:
     """Return elements that a rank keeps from a ZeRO stage on, in symbols and in numbers."""
-    total, apart = first(params.total), first(params.apart)
+    total, apart = first(params.total), first(params.expert_total)
     count = format_count(total)
     if plan.zero_stage < least_stage or (plan.shard_ranks == 1 and not apart):
         return total, "P", f"{count} parameters"

@@ -12,7 +12,7 @@ import numpy as np
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_timeline
-from cost_models.partition.of_plan import pipeline_rank
+from cost_models.partition.plan_stages import pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 

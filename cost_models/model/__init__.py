@@ -1,1 +1,1 @@
-"""Models: every tensor of a transformer, LoRA, freezing, presets."""
+"""Models: every tensor of a transformer, LoRA and frozen parts, presets, parameter counts."""

@@ -1,9 +1,9 @@
 """Full training with some parts frozen: embedding, first layers, norms, all but the head.
 
-A frozen weight has no gradient, no optimizer state and no master copy: it is kept in compute
-precision, whole on every data rank. Below the first thing that is trained nothing is walked back:
-such layers are ``idle``, keep no activations and cost a forward pass alone. A frozen layer above it
-still hands the gradient of its input on.
+A frozen weight has no gradient, no optimizer state and no master copy: it is stored in compute
+precision, replicated on every data rank. Layers before the first trained one have no backward pass:
+they are ``forward_only``, save no activations and cost a forward pass only. A frozen layer after it
+still computes the gradient of its input.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hardware_profiles.errors import InputError
 
 
 def with_frozen_parts(model: ModelSpec, freeze: str) -> ModelSpec:
-    """Return the model with the named parts frozen, its layers told apart by what is trained."""
+    """Return the model with the named parts frozen; layers that differ in them become kinds."""
     if not freeze:
         return model
     words = freeze.split(",")
@@ -40,7 +40,7 @@ def with_frozen_parts(model: ModelSpec, freeze: str) -> ModelSpec:
         key = (kind, number in layers, number < below)
         if key not in kinds:
             weights = _frozen(model.kinds[kind].weights, key[1], norms)
-            kinds[key] = replace(model.kinds[kind], weights=weights, idle=key[2])
+            kinds[key] = replace(model.kinds[kind], weights=weights, forward_only=key[2])
         pattern.append(list(kinds).index(key))
     found = replace(
         model,
@@ -50,14 +50,14 @@ def with_frozen_parts(model: ModelSpec, freeze: str) -> ModelSpec:
         pattern=tuple(pattern),
     )
     if not found.num_trainable_parameters:
-        raise InputError(f"freeze = {freeze}: nothing of {model.name} is left to train")
+        raise InputError(f"freeze = {freeze}: no parameter of {model.name} is left to train")
     if found.num_trainable_parameters == found.num_parameters:
         raise InputError(f"freeze = {freeze}: {model.name} has no such part")
     return found
 
 
-def without_adapters_below(model: ModelSpec, first: int) -> ModelSpec:
-    """Return a model with adapters from layer ``first`` on alone: below it nothing is walked back.
+def without_adapters_before(model: ModelSpec, first: int) -> ModelSpec:
+    """Return a model with adapters from layer ``first`` on; the layers before are forward-only.
 
     LLaMA-Adapter (Zhang et al., arXiv:2303.16199, sec. 3.1) adapts the topmost layers.
     """
@@ -69,13 +69,13 @@ def without_adapters_below(model: ModelSpec, first: int) -> ModelSpec:
             kind = model.kinds[index]
             own = tuple(w for w in kind.weights if not w.is_adapter)
             idle[index] = len(kinds)
-            kinds.append(replace(kind, weights=own, idle=True))
+            kinds.append(replace(kind, weights=own, forward_only=True))
         pattern[number] = idle[index]
     return replace(model, kinds=tuple(kinds), pattern=tuple(pattern))
 
 
 def _frozen_layers(model: ModelSpec, words: list[str]) -> set[int]:
-    """Return the numbers of the layers that are frozen wholly."""
+    """Return the numbers of the completely frozen layers."""
     if "all-but-head" in words:
         return set(range(model.num_layers))
     found: set[int] = set()
@@ -90,7 +90,7 @@ def _frozen_layers(model: ModelSpec, words: list[str]) -> set[int]:
 
 
 def _check_tied(model: ModelSpec, words: list[str]) -> None:
-    """Refuse what would freeze and train one tensor, or share tables between layers of a stack."""
+    """Refuse to freeze and train one tensor at once, or to freeze layers that share tables."""
     if model.bridge:
         raise InputError(
             f"freeze = {','.join(words)}: {model.name} is an encoder and a decoder, whose layers "

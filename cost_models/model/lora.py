@@ -1,10 +1,10 @@
 """Low-rank adapters over a frozen model (LoRA: Hu et al., arXiv:2106.09685).
 
 A matrix W of a layer gets two small ones, A (r, in) and B (out, r): y = x W + (alpha / r) x A B.
-Only these are trained. QLoRA (Dettmers et al., arXiv:2305.14314) keeps the matrices W in 4 bits.
+Only these are trained. QLoRA (Dettmers et al., arXiv:2305.14314) stores the matrices W in 4 bits.
 
-Cuts: where W is cut along its outputs, so is B; where W is cut along its inputs, so is A. The other
-one is whole on every tensor-parallel rank, and each rank's gradient of it is a summand.
+Sharding: if W is sharded along its outputs, so is B; if along its inputs, so is A. The other matrix
+is replicated on every tensor-parallel rank, and each rank's gradient of it is a partial sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STORED_BYTES: Final[dict[Quantisation, tuple[float, float]]] = {
     "int8": (1.0, 4.0),
     "int4": (0.5 + (2.0 + 0.5) / GROUP, 0.0),
 }
-# the matrices that a target names, by a part of their own name; fused ones belong to all of theirs
+# Matrices of each target, by a part of their name; fused matrices belong to several targets
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "q": ("q_proj", "c_attn", "qkv", "query_key_value", "q_a_proj", "q_b_proj", ".query"),
     "k": ("k_proj", "c_attn", "qkv", "query_key_value", ".key"),
@@ -47,20 +47,20 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
     "up": ("up_proj", "fc1", "c_fc", "dense_h_to_4h"),
     "down": ("down_proj", "fc2", "mlp.c_proj", "dense_4h_to_h"),
 }
-# elements, a multiple of the block: what is unpacked at once with the indices that this takes
-UNPACKED_AT_ONCE: Final = 1 << 22
+# elements (a multiple of the block) dequantised at once, with their temporary indices
+DEQUANTISED_AT_ONCE: Final = 1 << 22
 
 
-FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # behind the name of the matrix
+FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # suffixes to the name of the matrix
 
 
 def quantised_bytes(kind: Quantisation) -> float:
-    """Bytes of a quantised element, its share of the scales included."""
+    """Bytes of a quantised element, including its share of the scales."""
     return STORED_BYTES[kind][0]
 
 
 def is_adapted(weight: Weight, targets: str) -> bool:
-    """Return whether a matrix gets adapters: targets "all", "attention", or names such as "q,v"."""
+    """Whether a matrix gets adapters; ``targets``: "all", "attention", or names such as "q,v"."""
     if weight.role != "linear" or len(weight.shape) != 2:
         return False
     if targets in ADAPTED_PARTS:
@@ -83,9 +83,9 @@ def adapter_names(name: str) -> tuple[str, str]:
 def adapted(
     model: ModelSpec, workload: Workload, *, quantises_every_matrix: bool = False
 ) -> ModelSpec:
-    """Return the model with what the workload trains of it; itself where that is all.
+    """Return the model with the workload's adapters or frozen parts; unchanged without either.
 
-    QLoRA quantises what is adapted, or every matrix of every layer, experts included.
+    QLoRA quantises the adapted matrices, or every matrix of every layer, experts included.
     """
     if workload.adapter == "none":
         return with_frozen_parts(model, workload.freeze)
@@ -102,7 +102,7 @@ def adapted(
 
 
 def without_adapters(model: ModelSpec) -> ModelSpec:
-    """Return a model that ``adapted`` has changed as it was before."""
+    """Return the base model of a model that ``adapted`` returned."""
 
     def before(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         base = (weight for weight in weights if not weight.is_adapter)
@@ -112,29 +112,29 @@ def without_adapters(model: ModelSpec) -> ModelSpec:
 
 
 def trainable_part(model: ModelSpec) -> ModelSpec:
-    """Return the model with only the tensors that are trained; itself where all are."""
+    """Return the model with its trained tensors only; unchanged if all are trained."""
     return _part(model, frozen=False) if has_frozen(model) else model
 
 
 def frozen_part(model: ModelSpec, *, quantised: bool) -> ModelSpec:
-    """Return the model with only its frozen tensors, in 4 bits or not."""
+    """Return the model with its frozen tensors only: the quantised or the other ones."""
     return _part(model, frozen=True, quantised=quantised)
 
 
 def has_frozen(model: ModelSpec) -> bool:
-    """Return whether a part of the model is not trained."""
+    """Whether a part of the model is not trained."""
     layers = (w for kind in model.kinds for w in kind.weights)
     return any(w.frozen for w in (*model.outer, *layers))
 
 
 def projection_is_frozen(model: ModelSpec) -> bool:
-    """Return whether the output projection is not trained; a tied one is the embedding."""
-    own = [w for w in model.head if w.role == "linear" and w.cut == "vocab"]
+    """Whether the output projection is not trained; a tied one is the embedding."""
+    own = [w for w in model.head if w.role == "linear" and w.sharding == "vocab"]
     return all(w.frozen for w in own) if own else embedding_is_frozen(model)
 
 
 def embedding_is_frozen(model: ModelSpec) -> bool:
-    """Return whether what comes out of the embedding needs no gradient."""
+    """Whether the embedding's output needs no gradient."""
     return all(w.frozen for w in model.embedding)
 
 
@@ -143,14 +143,14 @@ def _part(model: ModelSpec, *, frozen: bool, quantised: bool = False) -> ModelSp
         return tuple(w for w in weights if w.frozen == frozen and w.quantised == quantised)
 
     part = _with_weights(model, kept)
-    tied = model.tie_embeddings and any(w.cut == "vocab" for w in part.embedding)
+    tied = model.tie_embeddings and any(w.sharding == "vocab" for w in part.embedding)
     return replace(part, tie_embeddings=tied)
 
 
 def _with_weights(
     model: ModelSpec, change: Callable[[tuple[Weight, ...]], tuple[Weight, ...]]
 ) -> ModelSpec:
-    """Return the model with other weights in every block."""
+    """Return the model with changed weights in every block."""
     return replace(
         model,
         kinds=tuple(replace(kind, weights=change(kind.weights)) for kind in model.kinds),
@@ -175,16 +175,16 @@ def _adapted_kind(kind: LayerKind, workload: Workload, every: bool) -> LayerKind
 def _pair(weight: Weight, rank: int) -> list[Weight]:
     inputs, outputs = weight.shape if weight.transposed else weight.shape[::-1]
     first, second = adapter_names(weight.name)
-    along_outputs = weight.cut == "column"
+    along_outputs = weight.sharding == "column"
     return [
         Weight(
             first,
             (rank, inputs),
             "linear",
-            "row" if weight.cut == "row" else "replicate",
+            "row" if weight.sharding == "row" else "replicate",
             weight.part,
             is_adapter=True,
-            parts=weight.parts if weight.cut == "row" else (),
+            parts=weight.parts if weight.sharding == "row" else (),
         ),
         Weight(
             second,

@@ -1,7 +1,7 @@
-"""Counts of parameters: whole, active, by part, and on one tensor-parallel rank.
+"""Parameter counts: total, active, by part, and on one tensor-parallel rank.
 
-Symbols   N elements of a tensor   t tensor_parallel   E num_experts   K experts_per_token
-Units     parameters (elements); ``tensor_parallel`` is one number or one column of a plan table.
+Symbols   N elements of a tensor   t tensor_parallel   E num_experts   K experts_per_token Units
+parameters (elements); ``tensor_parallel`` is one number or one column of a plan table.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def weights_of(model: ModelSpec) -> Iterator[tuple[str, Weight, LayerKind | None
 
 
 def active_kind_parameters(kind: LayerKind) -> float:
-    """Parameters of one layer that one token meets.
+    """Parameters of one layer that take part in the forward pass of one token.
 
         N (not routed) + N (routed experts) K / E
 
     Source: "active parameters" of Jiang et al., Mixtral of Experts (arXiv:2401.04088), sec. 2.
-    Leaves out: nothing; shared experts and the router meet every token.
+    Leaves out: nothing; every token uses the shared experts and the router.
     """
     experts = sum(w.numel for w in kind.weights if w.is_routed_expert)
     others = sum(w.numel for w in kind.weights) - experts
@@ -55,10 +55,10 @@ def active_kind_parameters(kind: LayerKind) -> float:
 
 
 def active_parameters(model: ModelSpec) -> float:
-    """Parameters that one token meets, embedding and head included.
+    """Parameters that take part in the forward pass of one token, embedding and head included.
 
-    Source: as :func:`active_kind_parameters`; equal to all parameters where there are no experts.
-    Leaves out: that a look-up reads one row only (the embedding is counted whole, as published).
+    Source: as :func:`active_kind_parameters`; equal to all parameters without experts. Leaves out:
+    that a look-up reads one row only (the embedding is counted in full, as published).
     """
     outside = sum(w.numel for w in model.outer)
     per_kind = [active_kind_parameters(kind) for kind in model.kinds]
@@ -66,7 +66,7 @@ def active_parameters(model: ModelSpec) -> float:
 
 
 def parameters_by_part(model: ModelSpec) -> dict[str, int]:
-    """Parameters of each part that the model has; they add up to ``model.num_parameters``."""
+    """Parameters of each part of the model; they add up to ``model.num_parameters``."""
     counts = dict.fromkeys(PARTS, 0)
     for weight in model.outer:
         counts[weight.part] += weight.numel
@@ -86,11 +86,11 @@ def shard_numel(
 ) -> Real:
     """Elements of a tensor on one tensor-parallel rank.
 
-        N / t  where it is cut (column, row, vocab)        N  where it is replicated
-        routed experts: N / (te ep), N / ep                te expert_tensor (t, if nothing is said)
+        N / t  if sharded (column, row, vocab)             N  if replicated
+        routed experts: N / (te ep) or N / ep              te expert_tensor (default t)
 
-    Source: Shoeybi et al., Megatron-LM (arXiv:1909.08053), sec. 3.
-    Leaves out: padding of what t does not divide (such plans are not legal).
+    Source: Shoeybi et al., Megatron-LM (arXiv:1909.08053), sec. 3. Leaves out: padding if t does
+    not divide the length (such plans are not legal).
 
     >>> float(shard_numel(Weight("q_proj.weight", (4096, 4096), "linear", "column"), 8))
     2097152.0
@@ -98,7 +98,7 @@ def shard_numel(
     ranks = np.multiply(1.0, tensor_parallel)
     if weight.is_routed_expert and expert_tensor is not None:
         ranks = np.multiply(1.0, expert_tensor)
-    divisor = ranks if weight.cut != "replicate" else np.ones_like(ranks)
+    divisor = ranks if weight.sharding != "replicate" else np.ones_like(ranks)
     return float(weight.numel) / (divisor * (expert_parallel if weight.is_routed_expert else 1))
 
 
@@ -131,12 +131,12 @@ def embedding_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
 
 
 def head_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
-    """Elements of the head block on one tensor-parallel rank; a tied projection is not in it."""
+    """Elements of the head block on one tensor-parallel rank, without a tied projection."""
     return _sum_of_shards(model.head, tensor_parallel)
 
 
 def _sum_of_shards(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
     ranks = np.multiply(1.0, tensor_parallel)
-    whole = float(sum(w.numel for w in weights if w.cut == "replicate"))
-    cut = float(sum(w.numel for w in weights if w.cut != "replicate"))
-    return whole + cut / ranks
+    replicated = float(sum(w.numel for w in weights if w.sharding == "replicate"))
+    sharded = float(sum(w.numel for w in weights if w.sharding != "replicate"))
+    return replicated + sharded / ranks

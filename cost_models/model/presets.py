@@ -1,7 +1,7 @@
-"""Well-known architectures by name, as TOML files in ``presets/``.
+"""Well-known architectures by name, as TOML files in ``preset_data/``.
 
-Every preset has the keys of the published config.json, where they are from, and the published
-number of parameters, which a test compares with ours.
+Every preset has the keys of the published config.json, their source, and the published number of
+parameters, which a test compares with the computed one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a transformer is made of: every tensor of every block, and the numbers the formulas need.
+"""Structure of a transformer: every tensor of every block, and the sizes that formulas use.
 
 A model is an embedding block, layers (each of one of a few *kinds*) and a head block. A block lists
-its tensors under the names of the Hugging Face module, so that counts, shards and FLOPs all come
-from one table that is compared, tensor by tensor, with the real module.
+its tensors under the names of the Hugging Face module, so that counts, shards and FLOPs all follow
+from one table, which is compared tensor by tensor with the real module.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# How tensor parallelism (Megatron: Shoeybi et al., arXiv:1909.08053, sec. 3) cuts a tensor:
+# How tensor parallelism (Megatron: Shoeybi et al., arXiv:1909.08053, sec. 3) shards a tensor:
 #   column: along the output features      row: along the input features
 #   vocab:  along the vocabulary           experts: as the expert's own matrices (column then row)
 #   heads:  along the first dimension, the heads (norms over all heads)
-#   replicate: every rank holds all of it
-Cut = Literal["column", "row", "vocab", "heads", "replicate"]
-# What the tensor does in the forward pass: a matmul with every token, a matmul with the tokens that
-# a router sent (experts), a table look-up, or anything element-wise (norms, biases, scalars).
+#   replicate: every rank has all of it
+Sharding = Literal["column", "row", "vocab", "heads", "replicate"]
+# Operation of the tensor in the forward pass: a matmul with every token, a matmul with the tokens
+# that a router sent (experts), a table look-up, or element-wise (norms, biases, scalars).
 Role = Literal["linear", "expert", "lookup", "vector"]
-# What the tensor belongs to, for tables of parameters.
+# Part of the model, for tables of parameters.
 Part = Literal[
     "embedding", "attention", "mlp", "experts", "shared_experts", "router", "norm", "head", "other"
 ]
@@ -34,14 +34,14 @@ class Weight:
     name: str  # inside its block, as in the Hugging Face state dict
     shape: tuple[int, ...]
     role: Role
-    cut: Cut
+    sharding: Sharding
     part: Part = "other"
     transposed: bool = False  # a matrix stored (in, out), not (out, in)
-    # lengths along the cut that are each cut for themselves: q, k and v of one matrix
+    # lengths along the sharded dimension that are sharded separately: q, k and v of one matrix
     parts: tuple[int, ...] = ()
     frozen: bool = False  # not trained: no gradient, no optimizer state
     quantised: bool = False  # frozen, in 4 bits
-    is_adapter: bool = False  # beside a frozen matrix, see ``adapters``
+    is_adapter: bool = False  # a LoRA matrix, see ``lora``
 
     @property
     def numel(self) -> int:
@@ -50,18 +50,18 @@ class Weight:
 
     @property
     def is_head_norm(self) -> bool:
-        """Whether every head reads all of it: a norm of queries or keys."""
+        """Whether it is a norm of queries or keys that every head reads in full."""
         names = (".q_norm.", ".k_norm.", ".q_layernorm.", ".k_layernorm.")
-        return self.cut == "replicate" and any(name in f".{self.name}" for name in names)
+        return self.sharding == "replicate" and any(name in f".{self.name}" for name in names)
 
     @property
-    def gradient_is_summand(self) -> bool:
-        """Whether it is whole on every tensor-parallel rank, which each give it a summand."""
-        return self.is_head_norm or (self.is_adapter and self.cut == "replicate")
+    def gradient_is_partial_sum(self) -> bool:
+        """Whether it is replicated over tensor-parallel ranks, whose gradients must be summed."""
+        return self.is_head_norm or (self.is_adapter and self.sharding == "replicate")
 
     @property
     def is_routed_expert(self) -> bool:
-        """Whether it holds one slice per routed expert (its first dimension), biases included."""
+        """Whether it has one slice for each routed expert (first dimension), biases included."""
         return self.part == "experts"
 
 
@@ -76,10 +76,10 @@ class Attention:
     causal: bool = True
     window: int | None = None  # sliding window in tokens
     rotary: bool = True
-    rotary_table: str = ""  # layers with other frequencies (Gemma 3) read other tables
+    rotary_table: str = ""  # layers with other frequencies (Gemma 3) use other tables
     capped: bool = False  # scores are capped (Gemma 2): torch's fused kernels cannot do that
-    rotary_dim: int = 0  # elements of a head that positions turn; 0: all
-    sinks: bool = False  # a learned score a head to which no value belongs (gpt-oss)
+    rotary_dim: int = 0  # rotated elements of a head; 0: all
+    sinks: bool = False  # a learned score for each head, without a value (gpt-oss)
     # eager: softmax in fp32, and a copy of it in compute precision; else in that alone (T5,
     # BERT, GPT-2)
     softmax_in_fp32: bool = True
@@ -100,7 +100,7 @@ class FeedForward:
     num_experts: int = 0
     experts_per_token: int = 0
     shared_ffn_hidden_size: int = 0  # of all shared experts together
-    inner_dropout: bool = False  # between the matrices too (T5)
+    inner_dropout: bool = False  # dropout between the matrices as well (T5)
     weighted_in_fp32: bool = False  # the router's weights are not cast back (Mixtral, DeepSeek)
     router_in_fp32: bool = False  # it reads a copy of its input in fp32 (DeepSeek)
 
@@ -119,21 +119,21 @@ class LayerKind:
     weights: tuple[Weight, ...]
     cross_attention: Attention | None = None
     parallel_residual: bool = False  # attention and MLP read the same input (GPT-NeoX, Falcon)
-    # norms of what attention and MLP add to the hidden state (OLMo 2, Gemma 2) or of the sum (BERT)
+    # norms follow the outputs of attention and MLP (OLMo 2, Gemma 2) or the residual sum (BERT)
     norms_after: bool = False
-    # frozen, as is all below it: no backward pass reaches it
-    idle: bool = False
+    # frozen, as are all layers before it: it has no backward pass
+    forward_only: bool = False
     # layers of one stack share the tables (look-ups) of its first kind; "": nothing is shared
     stack: str = ""
 
     @property
-    def shared(self) -> tuple[Weight, ...]:
-        """What the layers of its stack read too: tables of relative positions (T5)."""
+    def shared_tables(self) -> tuple[Weight, ...]:
+        """Tables that all layers of its stack read: relative position biases (T5)."""
         return tuple(w for w in self.weights if self.stack and w.role == "lookup")
 
     @property
-    def trains_positions(self) -> bool:
-        """Whether its scores give a gradient to a table of its stack; beside adapters none does."""
+    def trains_position_bias(self) -> bool:
+        """Whether its scores give a gradient to a table of its stack; none with adapters."""
         return bool(self.stack) and any(not (w.frozen or w.is_adapter) for w in self.weights)
 
 
@@ -150,7 +150,7 @@ class ModelSpec:
     tie_embeddings: bool
     hidden_dropout: float
     attention_dropout: float
-    embedding: tuple[Weight, ...]  # names in full, e.g. model.embed_tokens.weight
+    embedding: tuple[Weight, ...]  # full names, e.g. model.embed_tokens.weight
     kinds: tuple[LayerKind, ...]
     pattern: tuple[int, ...]  # kind of each layer, in order
     layer_prefixes: tuple[str, ...]  # e.g. model.layers.0, one a layer
@@ -158,7 +158,7 @@ class ModelSpec:
     head_multiply: int  # in_features x out_features of the output projection, tied or not (0: none)
     config: Mapping[str, Any] = field(repr=False, compare=False)
     assumptions: tuple[str, ...] = ()  # defaults taken, in words
-    embedding_dropout: float = 0.0  # of what the embedding block puts out
+    embedding_dropout: float = 0.0  # on the embedding block's output
     # between encoder and decoder, where the decoder's tokens are looked up in the same embedding
     bridge: tuple[Weight, ...] = ()
 
@@ -169,15 +169,15 @@ class ModelSpec:
 
     @property
     def bridge_layer(self) -> int | None:
-        """The first layer behind the bridge; None without a bridge."""
+        """The first layer after the bridge; None without a bridge."""
         across = (bool(self.kinds[kind].cross_attention) for kind in self.pattern)
         return list(across).index(True) if self.bridge else None
 
     def stage_kinds(self, first: int, last: int) -> list[int]:
-        """Return the kinds of the layers [first, last) where these are a stage.
+        """Return the kinds of the layers [first, last) if these are a pipeline stage.
 
-        The first of each stack is there of the stack's first kind: it holds what the layers of the
-        stack share, or a copy of it.
+        The first layer of each stack in the stage has the stack's first kind: it owns the tables
+        that the layers of the stack share, or a copy of them.
         """
         found, stacks = list(self.pattern[first:last]), [kind.stack for kind in self.kinds]
         for stack in dict.fromkeys(stacks):
@@ -198,7 +198,7 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Every parameter once."""
+        """Number of parameters; shared tensors count once."""
         blocks = sum(w.numel for kind in self.pattern for w in self.kinds[kind].weights)
         return blocks + sum(w.numel for w in self.outer)
 

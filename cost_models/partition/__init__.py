@@ -1,1 +1,1 @@
-"""The part of a model and of a step that one rank owns."""
+"""Partitions of a model over ranks: stages, schedules, tensor shards, recomputed layers."""

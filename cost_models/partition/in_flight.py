@@ -1,66 +1,150 @@
-"""Micro-batches in flight on a pipeline rank.
+"""Micro-batches in flight on a pipeline rank, and pending weight gradients, by schedule.
 
-Columns of a plan table whose rows share the stages.
+Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_microbatches
+          r rank in the pipeline   g micro-batches a round
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import Count, Real
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import (
-    Moment,
-    PipelineRank,
-    in_flight_1f1b,
-    in_flight_gpipe,
-    in_flight_interleaved,
-    moments_dualpipev,
-    moments_zbv,
-    moments_zero_bubble,
-)
+from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import SCHEDULES, PlanTable
 
+InFlight = tuple[Real, Real]  # stage inputs in flight, stages with pending weight gradients
 
-def fullest_moments(table: PlanTable, rank: PipelineRank) -> list[Moment]:
-    """Return the moments of which one is a rank's fullest: what is in flight, and what is due.
 
-    Counted in stages (1/v of the rank's layers): stage inputs whose activations it holds, and
-    stages of micro-batches whose weight gradients are still to come. A schedule with fewer such
-    moments repeats one.
+def in_flight_peaks(table: PlanTable, rank: PipelineRank) -> list[InFlight]:
+    """Return the points of a step at one of which a rank's memory is largest.
+
+    Each is a pair, counted in stages (1/v of the rank's layers): stage inputs whose activations are
+    kept, and stages of micro-batches whose weight gradients are pending. The rows of ``table``
+    share the stages; schedules with fewer points repeat their last one.
     """
     schedule = table.pipeline_schedule
     microbatches, pipeline = table.num_microbatches, table.pipeline_parallel
     virtual, index = table.virtual_stages, rank.index
     none = np.zeros(len(table))
-    by_schedule: dict[str, tuple[Moment, ...]] = {
+    by_schedule: dict[str, tuple[InFlight, ...]] = {
         "gpipe": ((in_flight_gpipe(microbatches) * virtual, none),),
         "1f1b": ((in_flight_1f1b(microbatches, pipeline, index), none),),
         "interleaved_1f1b": (
             (in_flight_interleaved(microbatches, pipeline, virtual, index), none),
         ),
-        "zero_bubble": moments_zero_bubble(microbatches, pipeline, virtual, index),
-        "zbv": moments_zbv(pipeline, index),
-        "dualpipev": moments_dualpipev(pipeline, index),
+        "zero_bubble": peaks_zero_bubble(microbatches, pipeline, virtual, index),
+        "zbv": peaks_zbv(pipeline, index),
+        "dualpipev": peaks_dualpipev(pipeline, index),
     }
     by_schedule["interleaved_zero_bubble"] = by_schedule["zero_bubble"]
     chosen = [schedule == SCHEDULES.index(name) for name in by_schedule]
     chosen = [each & (pipeline > 1) for each in chosen]
-    found: list[Moment] = []
+    found: list[InFlight] = []
     for number in range(max(map(len, by_schedule.values()))):
         of_each = [moments[min(number, len(moments) - 1)] for moments in by_schedule.values()]
-        # without a pipeline a micro-batch is walked back before the next one starts
+        # without a pipeline each micro-batch's backward pass ends before the next one starts
         flying = np.select(chosen, [f for f, _ in of_each], 1.0 * virtual)
         due = np.select(chosen, [d for _, d in of_each], 0.0)
         found.append((flying, due))
     return found
 
 
-def due_at_the_end(table: PlanTable, rank: PipelineRank) -> Real:
-    """Micro-batches whose weight gradients are due when a stage's last ones are computed.
+def weight_gradients_pending_at_end(table: PlanTable, rank: PipelineRank) -> Real:
+    """Micro-batches with pending weight gradients when a stage's last ones are computed.
 
-    One stage with one stage a rank; with several the others' are due as well, at most r + 1.
+    One stage for one stage a rank; with several stages the others' are pending as well, at most r +
+    1.
     """
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
     stages = 1.0 if rank.num_stages == 1 else rank.index + 1.0
     return np.where(split, stages / rank.num_stages, 0.0)
+
+
+def in_flight_gpipe(num_microbatches: Count) -> Real:
+    """Micro-batches whose activations a rank keeps under GPipe: all m of them.
+
+    Source: Huang et al., GPipe (arXiv:1811.06965), sec. 2.3.
+    """
+    return np.multiply(1.0, num_microbatches)
+
+
+def in_flight_1f1b(num_microbatches: Count, pipeline_parallel: Count, rank: int) -> Real:
+    """Micro-batches in flight under 1F1B: min(m, p - r).
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.1 (PipeDream-Flush).
+
+    >>> float(in_flight_1f1b(16, 4, 0)), float(in_flight_1f1b(16, 4, 3))
+    (4.0, 1.0)
+    """
+    return np.multiply(1.0, np.minimum(num_microbatches, np.subtract(pipeline_parallel, rank)))
+
+
+def in_flight_interleaved(
+    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count, rank: int
+) -> Real:
+    """Stage inputs in flight under interleaved 1F1B, counted in stages (1/v of a rank's layers).
+
+        warm-up  min(v m, (v - 1) g + 2 (p - 1 - r)),
+        g = m / max(1, floor(m / p)) micro-batches a round
+        in flight  min(v m, warm-up + 1)
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.2; the warm-up of torch's
+    ScheduleInterleaved1F1B (rounds of g micro-batches).
+    """
+    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
+    per_round = np.floor_divide(num_microbatches, rounds)
+    total = np.multiply(virtual_stages, num_microbatches)
+    warm_up = (np.subtract(virtual_stages, 1)) * per_round + 2 * (
+        np.subtract(pipeline_parallel, 1) - rank
+    )
+    flying: Real = np.multiply(1.0, np.minimum(total, warm_up + 1))
+    return flying
+
+
+def peaks_zero_bubble(
+    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count, rank: int
+) -> tuple[InFlight, ...]:
+    """Points of largest memory under ZB-H1 (v = 1) and its interleaved form, counted in stages.
+
+        (w + 1, r)   and   (w, r + 1)    w = (v - 1) g + p - 1 - r warm-up passes
+
+    Source: Qi et al. (arXiv:2401.10241), sec. 3.1: as many micro-batches as the first rank of 1F1B;
+    the order of torch's ScheduleInterleavedZeroBubble (rounds of g micro-batches, m >= p).
+
+    >>> [(float(f), float(d)) for f, d in peaks_zero_bubble(8, 4, 1, 2)]
+    [(2.0, 2.0), (1.0, 3.0)]
+    """
+    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
+    per_round = np.floor_divide(num_microbatches, rounds)
+    warm_up = np.multiply(1.0, np.subtract(virtual_stages, 1)) * per_round
+    warm_up = warm_up + np.subtract(pipeline_parallel, 1.0 + rank)
+    late = 0.0 * warm_up + rank
+    return (warm_up + 1.0, late), (warm_up, late + 1.0)
+
+
+def peaks_zbv(pipeline_parallel: Count, rank: int) -> tuple[InFlight, ...]:
+    """Points of largest memory under ZB-V, counted in stages (half a rank's layers).
+
+        (2 p, 0)   (2 p - 1, 1)   (p - 1 - r, 2 r + 1) at the end        m >= 2 p - 1
+
+    Source: Qi et al. (arXiv:2401.10241), sec. 6: p micro-batches of a rank's layers on every rank.
+    """
+    stages = np.multiply(2.0, pipeline_parallel)
+    none = np.zeros_like(stages)
+    end = np.subtract(pipeline_parallel, 1.0 + rank)
+    return (stages, none), (stages - 1.0, none + 1.0), (end, none + 2.0 * rank + 1.0)
+
+
+def peaks_dualpipev(pipeline_parallel: Count, rank: int) -> tuple[InFlight, ...]:
+    """Points of largest memory under DualPipeV, counted in stages (half a rank's layers).
+
+        (2 p + 1, 0)   (2 p - 1, 1) except on the last rank   (p - 1 - r, r + 1) at the end
+
+    Source: DeepSeek-AI (arXiv:2412.19437), table 2: p + 1 micro-batches; torch's ScheduleDualPipeV.
+    """
+    stages = np.multiply(2.0, pipeline_parallel)
+    none = np.zeros_like(stages)
+    end = np.subtract(pipeline_parallel, 1.0 + rank)
+    turns = np.where(end > 0, 1.0, 0.0)
+    return (stages + 1.0, none), ((stages - 1.0) * turns, turns), (end, none + rank + 1.0)

@@ -1,4 +1,4 @@
-"""What a pipeline rank holds of the parameters: all that is trained, what is frozen, its blocks."""
+"""Parameters on one pipeline rank: trained and frozen, by block, and the largest layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.model.lora import (
+    DEQUANTISED_AT_ONCE,
     STORED_BYTES,
-    UNPACKED_AT_ONCE,
     frozen_part,
     has_frozen,
 )
@@ -28,14 +28,14 @@ class RankParameters:
     """Elements on one tensor-parallel rank of one pipeline rank (columns over plans)."""
 
     total: Real
-    apart: Real  # of these, routed experts that are shared out among other ranks than the rest
-    apart_layer: Real  # the same of one layer
+    expert_total: Real  # routed experts, if they are sharded over other ranks than the rest
+    expert_layer: Real  # the same, of one layer
     largest_layer: Real
-    largest_pair: Real  # its two largest matrices
+    largest_pair: Real  # the two largest matrices of a layer
     embedding: Real
     head: Real
     layers: tuple[Real, ...]  # one layer of each of the model's kinds
-    apart_layers: tuple[Real, ...]  # and its experts that are apart
+    expert_layers: tuple[Real, ...]  # and their experts, if sharded over other ranks
 
 
 def block_numel(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
@@ -53,10 +53,10 @@ def rank_parameters(
     expert_parallel: Count = 1,
     experts_apart: Flag = False,
 ) -> RankParameters:
-    """Count what a pipeline rank holds; a tied projection is a second copy only on another rank.
+    """Count the elements on a pipeline rank; a tied projection is a copy on another rank only.
 
-    What lies between an encoder and a decoder counts as embedding or head, where it is with one of
-    them; else as embedding, with a copy of the tied one.
+    The tensors between an encoder and a decoder count as embedding or head if they are on the same
+    rank; otherwise as embedding, with a copy of the tied tensor.
     """
     cut = tensor_parallel if expert_tensor is None else expert_tensor
     kinds = [
@@ -82,7 +82,7 @@ def rank_parameters(
     largest = present[0] if present else zero
     for size in present[1:]:
         largest = np.maximum(largest, size)
-    pairs = [pair_numel(kind, tensor_parallel) for kind in model.kinds]
+    pairs = [two_largest_numel(kind, tensor_parallel) for kind in model.kinds]
     pair = np.max(np.stack([np.broadcast_to(p, np.shape(zero)) for p in pairs]), axis=0)
     experts = sum(
         (
@@ -94,9 +94,9 @@ def rank_parameters(
     apart = np.where(experts_apart, experts, 0.0)
     routed = [routed_numel(kind, cut, expert_parallel) for kind in model.kinds]
     most = np.max(np.stack([np.broadcast_to(r, np.shape(zero)) for r in routed]), axis=0)
-    apart_layer = np.where(experts_apart, most, 0.0)
+    expert_layer = np.where(experts_apart, most, 0.0)
     total = layers + embedding + head
-    parts = total, apart, apart_layer, largest, pair, embedding, head
+    parts = total, apart, expert_layer, largest, pair, embedding, head
     return RankParameters(
         *parts, tuple(kinds), tuple(np.where(experts_apart, each, 0.0) for each in routed)
     )
@@ -109,7 +109,7 @@ def frozen_bytes(
     workload: Workload,
     software: SoftwareProfile,
 ) -> Real:
-    """Bytes of frozen weights: c P, or few bits and scales; a share where ZeRO-3 shards them too.
+    """Bytes of frozen weights: c P, or quantised with scales; ZeRO-3 may shard them.
 
     nf4          0.5 + 4/64 bytes an element (4.5 bits)
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
@@ -127,20 +127,20 @@ def frozen_bytes(
                 continue
             numel = shard_numel(weight, table.tensor_parallel)
             outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
-            rows = outputs / (table.tensor_parallel if weight.cut == "column" else 1)
+            rows = outputs / (table.tensor_parallel if weight.sharding == "column" else 1)
             stored = stored + count * (element * numel + row * rows)
     whole = workload.compute_bytes * plain.total + stored
     shared = software.sharding.frozen_weights & (table.zero_stage >= 3)
     return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
 
 
-def unpacked_bytes(
+def dequantised_bytes(
     model: ModelSpec, rank: PipelineRank, table: PlanTable, compute_bytes: float
 ) -> tuple[Real, Real]:
-    """Bytes while a layer uses its largest matrix in 4 bits: c of an element, and what helps.
+    """Bytes of a layer's largest quantised matrix in compute precision, and of the temporaries.
 
-    That is, of the elements that are unpacked at once, half an int32 index each, and the value in
-    fp32 where the compute precision is less.
+    Temporaries, for each element dequantised at once: half an int32 index, and the fp32 value if
+    the compute precision is less than fp32.
     """
     largest = np.zeros(len(table))
     for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
@@ -148,11 +148,11 @@ def unpacked_bytes(
             if count and weight.quantised:
                 largest = np.maximum(largest, shard_numel(weight, table.tensor_parallel))
     beside = 2.0 + (4.0 if compute_bytes < 4.0 else 0.0)
-    return compute_bytes * largest, beside * np.minimum(largest, UNPACKED_AT_ONCE)
+    return compute_bytes * largest, beside * np.minimum(largest, DEQUANTISED_AT_ONCE)
 
 
 def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:
-    """Count what a pipeline rank holds under each plan."""
+    """Count the elements on a pipeline rank under each plan of a table."""
     return rank_parameters(
         model,
         rank,
@@ -164,14 +164,14 @@ def table_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> 
     )
 
 
-def pair_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
+def two_largest_numel(kind: LayerKind, tensor_parallel: Count) -> Real:
     """Elements of a layer's two largest matrices on one tensor-parallel rank."""
     matrices = [w for w in kind.weights if w.role == "linear"]
     largest = sorted(matrices, key=lambda w: -w.numel)[:2]
     return block_numel(tuple(largest), tensor_parallel)
 
 
-def last_share(weights: tuple[Weight, ...]) -> float:
-    """Return the share of the last trained weight in the elements of a block."""
+def last_trained_share(weights: tuple[Weight, ...]) -> float:
+    """Return the last trained weight's share of a block's trained elements."""
     trained = [prod(weight.shape) for weight in weights if not weight.frozen]
     return trained[-1] / sum(trained) if trained else 0.0

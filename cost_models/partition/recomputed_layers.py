@@ -1,7 +1,7 @@
-"""Which layers of a stage are recomputed, where a plan recomputes, and what of a layer is not.
+"""The layers of a stage that a plan recomputes, and the part of a layer that is not recomputed.
 
-A plan says it in one of three ways: the first n layers of every (virtual) stage, the first n of
-every k layers of a stage (``full:n/k``), or the first so many of each stage, one number a stage.
+A plan gives them in one of three forms: the first n layers of every (virtual) stage, the first n of
+every k layers of a stage (``full:n/k``), or a number of first layers for each stage.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
-    """The layers that are recomputed; the default is all of them."""
+class RecomputedLayers:
+    """The recomputed layers; by default all."""
 
     layers: int = 0  # the first ones of every ``every`` layers; 0: all
-    every: int = 0  # 0: of the whole stage
-    by_stage: tuple[int, ...] | None = None  # instead: the first ones of each stage, none of a 0
+    every: int = 0  # 0: the whole stage
+    by_stage: tuple[int, ...] | None = None  # instead: the number of first layers of each stage
 
     def of_stage(self, stage: int, layer_range: tuple[int, int]) -> list[int]:
-        """Return the layers of one stage, which holds the layers [first, last).
+        """Return the recomputed layers of one stage, which owns the layers [first, last).
 
-        >>> Recomputed().of_stage(0, (4, 8)), Recomputed(3).of_stage(0, (4, 8))
+        >>> RecomputedLayers().of_stage(0, (4, 8)), RecomputedLayers(3).of_stage(0, (4, 8))
         ([4, 5, 6, 7], [4, 5, 6])
-        >>> Recomputed(1, every=2).of_stage(0, (4, 9))
+        >>> RecomputedLayers(1, every=2).of_stage(0, (4, 9))
         [4, 6, 8]
-        >>> Recomputed(by_stage=(2, 0)).of_stage(1, (4, 8))
+        >>> RecomputedLayers(by_stage=(2, 0)).of_stage(1, (4, 8))
         []
         """
         first, last = layer_range
@@ -44,59 +44,58 @@ class Recomputed:
         return [layer for layer in range(first, last) if (layer - first) % period < self.layers]
 
 
-def recomputed_layers(plan: Plan, by_stage: tuple[int, ...] | None = None) -> Recomputed:
-    """Return the layers that a plan recomputes; ``by_stage``: the numbers of its stages."""
-    return Recomputed(plan.recompute_layers, plan.recompute_every, by_stage)
+def recomputed_layers(plan: Plan, by_stage: tuple[int, ...] | None = None) -> RecomputedLayers:
+    """Return the layers that a plan recomputes; ``by_stage``: the number for each stage."""
+    return RecomputedLayers(plan.recompute_layers, plan.recompute_every, by_stage)
 
 
-def read_by_stage(values: Any, where: str) -> tuple[int, ...]:
-    """Check the numbers of the stages, one by one."""
+def read_recompute_layers_by_stage(values: Any, where: str) -> tuple[int, ...]:
+    """Check the numbers of recomputed layers, one for each stage."""
     whole = isinstance(values, (list, tuple)) and values
     if not whole or any(type(n) is not int or n < 0 for n in values) or not any(values):
         shown = str(values)
         raise InputError(
-            f"{where} = {shown if len(shown) <= 60 else shown[:57] + '...'} (must be how many of "
-            "the first layers of each stage are recomputed, in the order of the stages: whole "
+            f"{where} = {shown if len(shown) <= 60 else shown[:57] + '...'} (must be the number "
+            "of recomputed layers at the start of each stage, in the order of the stages: whole "
             "numbers from 0, not all 0)"
         )
     return tuple(values)
 
 
-def problem_of(
+def by_stage_error(
     by_stage: tuple[int, ...], num_stages: int, num_layers: int, ranges: Ranges | None
 ) -> str | None:
-    """Return in words why the numbers of the stages cannot be; ``ranges``: None for even stages.
+    """Return the error in the numbers of the stages, if any; ``ranges``: None for an even split.
 
-    >>> problem_of((2, 0, 1), 2, 8, None)
+    >>> by_stage_error((2, 0, 1), 2, 8, None)
     'recompute_layers = 2,0,1: 3 numbers for 2 stages (must be one for each stage)'
-    >>> problem_of((2, 5), 2, 8, None)
-    'recompute_layers = 2,5: stage 1 has 4 layers (must be 0 to that)'
+    >>> by_stage_error((2, 5), 2, 8, None)
+    'recompute_layers = 2,5: stage 1 has 4 layers (must be 0 to 4)'
     """
-    said = "recompute_layers = " + ",".join(map(str, by_stage))
+    given = "recompute_layers = " + ",".join(map(str, by_stage))
     if len(by_stage) != num_stages:
         return (
-            f"{said}: {len(by_stage)} numbers for {num_stages} stages (must be one for each stage)"
+            f"{given}: {len(by_stage)} numbers for {num_stages} stages (must be one for each stage)"
         )
     sizes = [last - first for first, last in ranges or split_layers(num_layers, num_stages)]
     for stage, (count, size) in enumerate(zip(by_stage, sizes, strict=True)):
         if count > size:
-            return f"{said}: stage {stage} has {size} layers (must be 0 to that)"
+            return f"{given}: stage {stage} has {size} layers (must be 0 to {size})"
     return None
 
 
 def needs_output(kind: LayerKind, *, hidden_dropout: bool) -> bool:
-    """Whether recomputing a layer needs its very output: a norm or a dropout follows it."""
+    """Whether a recomputed layer's output itself is needed: a norm or a dropout follows it."""
     return kind.norms_after or hidden_dropout
 
 
-def last_matrix(
+def skipped_last_matrix(
     kind: LayerKind, *, hidden_dropout: bool, software: SoftwareProfile
 ) -> tuple[Weight, ...]:
-    """Return the matrix that recomputing a layer leaves out, if there is one.
+    """Return the matrix that the recomputation of a layer skips, if any.
 
-    Nobody reads the output of a layer's last matrix again, unless a norm or a dropout follows it,
-    or the router's weights multiply it: recomputing ends in front of it where a trainer recomputes
-    what is read only.
+    The output of a layer's last matrix is not read again, unless a norm or a dropout follows it or
+    the router's weights multiply it. A trainer that recomputes only what is read stops before it.
     """
     needed = needs_output(kind, hidden_dropout=hidden_dropout) or kind.feed_forward.num_experts
     if software.kernels.recomputes_whole_layers or needed:

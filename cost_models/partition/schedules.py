@@ -1,7 +1,7 @@
-"""Pipeline schedules: which stages a rank owns, and what it does in a step, in order.
+"""Pipeline schedules: the stages that a rank owns, and its actions of a step in order.
 
-One list of actions a rank, from which the executor runs and the estimates follow. Orders are those
-of torch.distributed.pipelining.
+The executor runs these lists of actions (one a rank), and the estimates follow from them. Orders
+are those of torch.distributed.pipelining.
 
 Symbols   p pipeline_parallel   v virtual_stages (stages on a rank)   m num_microbatches   r rank
 """
@@ -9,16 +9,15 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on a rank)   m num_micr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
 from cost_models.plan.plan import SCHEDULES, Plan
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 
-# two stages a rank, down the ranks and up again: the first and the last stage share a rank
+# two stages a rank, in ascending then descending order: one rank owns the first and the last stage
 V_SHAPED: Final = ("zbv", "dualpipev")
-# the backward pass in two: input gradients, which the stage before waits for, and weight gradients
+# split backward pass: input gradients, for which the previous stage waits, and weight gradients
 SPLIT: Final = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
 LOOPED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")  # two or more stages a rank
 V_CODES: Final = tuple(SCHEDULES.index(name) for name in V_SHAPED)
@@ -35,7 +34,7 @@ class Action(NamedTuple):
 
 
 def default_virtual_stages(schedule: str | None) -> int:
-    """Return how many stages a rank has where nobody says it."""
+    """Return the default number of stages a rank of a schedule."""
     return 2 if schedule in (*LOOPED, *V_SHAPED) else 1
 
 
@@ -79,22 +78,22 @@ def ranks_of_stages(plan: Plan) -> list[int]:
 
 
 def actions(plan: Plan, rank: int) -> list[Action]:
-    """Return what one pipeline rank does in a step, in order.
+    """Return the actions of one pipeline rank in a step, in order.
 
     gpipe             all forward passes, then all backward passes (Huang et al., arXiv:1811.06965)
     1f1b              p - r - 1 forward passes, then one of each in turn (Narayanan et al.,
                       arXiv:2104.04473, sec. 2.2.1)
     interleaved_1f1b  the same over v stages a rank (sec. 2.2.2), micro-batches in rounds
     zero_bubble       ZB-H1 (Qi et al., arXiv:2401.10241, sec. 2.2 and 3.1): 1f1b whose weight
-                      gradients come r micro-batches late, into the bubble at the end; no rank
-                      keeps more than the first one of 1f1b
+                      gradients are delayed by r micro-batches, into the bubble at the end; no rank
+                      keeps more micro-batches than the first rank of 1f1b
     interleaved_zero_bubble  the same over v stages a rank (ZB1P; torch's
                       ScheduleInterleavedZeroBubble)
     zbv               ZB-V (Qi et al., sec. 6; arXiv:2405.15362): two stages a rank in a V
-    dualpipev         the V of DeepSeek's DualPipe (arXiv:2412.19437, sec. 3.2.1): forward and
+    dualpipev         the V form of DeepSeek's DualPipe (arXiv:2412.19437, sec. 3.2.1): forward and
                       backward passes of two micro-batches in turn
 
-    Without a pipeline each micro-batch goes forward and backward at once, whatever the schedule.
+    Without a pipeline each micro-batch runs forward and backward at once, under every schedule.
     """
     p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
     if p == 1:
@@ -112,7 +111,7 @@ def actions(plan: Plan, rank: int) -> list[Action]:
     return [action for action in order.actions if action.microbatch < m]
 
 
-class Body(NamedTuple):
+class RepeatingBlock(NamedTuple):
     """The part of a rank's order that repeats."""
 
     before: int  # actions
@@ -121,11 +120,11 @@ class Body(NamedTuple):
     microbatches: int  # of every stage, in one repetition
 
 
-def repeats(plan: Plan, rank: int = 0) -> Body | None:
-    """Return the body of one rank's order, rank 0's being the shortest; None: there is none.
+def repeats(plan: Plan, rank: int = 0) -> RepeatingBlock | None:
+    """Return the repeating block of one rank's order, if any; rank 0's has the fewest repetitions.
 
-    Bodies begin where the passes of a repetition wait for those of the same one, or of the one
-    before it.
+    Blocks begin where the passes of a repetition wait for those of the same one or of the previous
+    one.
     """
     p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
     schedule = plan.pipeline_schedule
@@ -136,58 +135,58 @@ def repeats(plan: Plan, rank: int = 0) -> Body | None:
             return None
         times = m - 2 * p + 1 + rank
         if schedule == "zbv":
-            return Body(2 * p - 1 + 3 * (p - rank), 6, times, 1)
-        return Body(2 * p + 3 * (p - rank - 1), 4, times, 1)
+            return RepeatingBlock(2 * p - 1 + 3 * (p - rank), 6, times, 1)
+        return RepeatingBlock(2 * p + 3 * (p - rank - 1), 4, times, 1)
     split = schedule in SPLIT
     warm_up = _warm_up(plan, rank)
     round_of = per_round(m, p) if v > 1 else 1
     times = (v * m - warm_up - rank) // (v * round_of)
     if times < 1:
         return None
-    return Body(warm_up + 2 * rank, v * round_of * (3 if split else 2), times, round_of)
+    return RepeatingBlock(warm_up + 2 * rank, v * round_of * (3 if split else 2), times, round_of)
 
 
 def _warm_up(plan: Plan, rank: int) -> int:
-    """Return the forward passes before they take turns with backward passes."""
+    """Return the number of forward passes before forward and backward passes alternate."""
     p, v = plan.pipeline_parallel, plan.virtual_stages
     hops = 1 if v == 1 or plan.pipeline_schedule in SPLIT else 2  # ahead of the next rank
     return (v - 1) * per_round(plan.num_microbatches, p) + hops * (p - 1 - rank)
 
 
 def per_round(num_microbatches: int, pipeline_parallel: int) -> int:
-    """Return the micro-batches that a stage takes before the rank's next stage has its turn."""
+    """Return the micro-batches that a stage runs before the rank's next stage has its turn."""
     return num_microbatches // max(1, num_microbatches // pipeline_parallel)
 
 
 class _Order:
-    """Actions in order; every stage takes its micro-batches one after the other."""
+    """A list of actions; every stage takes its micro-batches in order."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
         self.done: dict[Kind, dict[int, int]] = {kind: defaultdict(int) for kind in get_args(Kind)}
 
     def add(self, kind: Kind, stage: int) -> None:
-        """Add the stage's next action of a kind; "backward" is both halves at once."""
+        """Append a stage's next action of a kind; "backward" is both halves at once."""
         counted = self.done[kind]
         if kind == "backward":
             self.done["backward_weight"][stage] += 1
             counted = self.done["backward_input"]
         microbatch = counted[stage]
-        # (as Action(...), in a third of the time: orders are most of a simulation)
+        # (a third of the time of Action(...), which dominates a simulation)
         self.actions.append(tuple.__new__(Action, (kind, stage, microbatch)))
         counted[stage] = microbatch + 1
 
     def pending(self, kind: Kind, stage: int) -> int:
-        """Return how many micro-batches have been forward and not through ``kind``."""
+        """Return the number of micro-batches that had a forward pass and await ``kind``."""
         return self.done["forward"][stage] - self.done[kind][stage]
 
 
 def _one_after_another(
     p: int, v: int, m: int, rank: int, *, warm_up: int, weights_late: int | None = None
 ) -> _Order:
-    """Forward passes to warm up, then one forward and one backward pass in turn.
+    """Warm-up forward passes, then one forward and one backward pass in turn.
 
-    ``weights_late``: by how many backward passes weight gradients are behind input gradients.
+    ``weights_late``: number of backward passes by which weight gradients follow input gradients.
     """
     order, total = _Order(), v * m
     warm_up = min(warm_up, total)
@@ -213,7 +212,7 @@ def _one_after_another(
 
 
 def _zbv(p: int, m: int, rank: int) -> _Order:
-    """ZB-V: the order for at least 2 p - 1 micro-batches; the caller drops what is too many."""
+    """ZB-V: the order for at least 2 p - 1 micro-batches; the caller drops surplus actions."""
     order, total = _Order(), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
 
@@ -247,10 +246,10 @@ def _zbv(p: int, m: int, rank: int) -> _Order:
 
 
 def _dualpipev(p: int, m: int, rank: int) -> _Order:
-    """DualPipeV: its overlapped pairs are one forward pass and then one backward pass."""
+    """DualPipeV: its overlapped pairs are one forward pass followed by one backward pass."""
     order = _Order()
     down, up = rank, 2 * p - 1 - rank
-    late: list[int] = []  # stages whose weight gradients are due
+    late: list[int] = []  # stages with pending weight gradients
 
     def weights() -> None:
         if late:
@@ -279,7 +278,7 @@ def _dualpipev(p: int, m: int, rank: int) -> _Order:
         backward(up, split=False)
         order.add("forward", up)
         backward(down, split=False)
-    for step in range(2 * (rank + 1)):  # up and down in turn; the later half splits
+    for step in range(2 * (rank + 1)):  # alternating; the later half splits
         backward(down if step % 2 else up, split=step > rank)
     for _ in range(p - rank - 1):
         weights()
@@ -287,23 +286,3 @@ def _dualpipev(p: int, m: int, rank: int) -> _Order:
     for _ in range(rank + 1):
         weights()
     return order
-
-
-def most_held(order: Sequence[Action]) -> set[tuple[int, int]]:
-    """Return the fullest moments: (stage inputs in flight, weight gradients due), none smaller.
-
-    A stage input is in flight from its forward pass to the end of its (input) backward pass.
-    """
-    flying = due = 0
-    seen = set()
-    for action in order:
-        flying += action.kind == "forward"
-        seen.add((flying, due))  # while an action runs, its inputs are still there
-        flying -= action.kind in ("backward", "backward_input")
-        due += (action.kind == "backward_input") - (action.kind == "backward_weight")
-        seen.add((flying, due))
-
-    def smaller(one: tuple[int, int]) -> bool:
-        return any(o != one and o[0] >= one[0] and o[1] >= one[1] for o in seen)
-
-    return {one for one in seen if not smaller(one)}

@@ -1,8 +1,8 @@
-"""Tensors that several pipeline stages hold a copy of, whose gradients are added up once a step.
+"""Tensors of which several pipeline stages have a copy, and whose gradients they sum once a step.
 
-A tied embedding is on the first stage and on the last; with an encoder and a decoder also where the
-decoder begins. What the layers of a stack share (``LayerKind.shared``) is on every stage that has
-some of them.
+A tied embedding is on the first and the last stage, and with an encoder and a decoder also where
+the decoder begins. The tables that layers of a stack share (``LayerKind.shared_tables``) are on
+every stage with layers of that stack.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from cost_models.model.spec import ModelSpec, Weight
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """One of them, under its name in the whole model."""
+    """A tensor on several stages, under its name in the whole model."""
 
     weight: Weight
     stages: tuple[int, ...]  # at least two
-    layers: tuple[int, ...]  # in each of these stages the first that reads it; (): none does
+    layers: tuple[
+        int, ...
+    ]  # the first layer of each of these stages that reads it; () if no layer does
 
 
 def shared_tensors(
     model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]
 ) -> tuple[SharedTensor, ...]:
-    """Return the tensors that more than one stage holds, in a fixed order."""
+    """Return the tensors of which more than one stage has a copy, in a fixed order."""
     return tuple(shared for shared in _shared(model, layer_ranges) if len(shared.stages) > 1)
 
 
 def bridge_stage(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> int | None:
-    """Return the stage in which the decoder begins; None without a bridge."""
+    """Return the stage in which the decoder begins; None without a decoder."""
     layer = model.bridge_layer
     if layer is None:
         return None
@@ -38,8 +40,8 @@ def bridge_stage(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> i
 
 
 def tied_weights(model: ModelSpec) -> tuple[Weight, ...]:
-    """Return the tensor that is both the embedding of tokens and the output projection."""
-    return tuple(w for w in model.embedding if w.cut == "vocab")[:1]
+    """Return the tensor that is both token embedding and output projection."""
+    return tuple(w for w in model.embedding if w.sharding == "vocab")[:1]
 
 
 def _shared(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> Iterator[SharedTensor]:
@@ -49,7 +51,7 @@ def _shared(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> Iterat
         for weight in tied_weights(model):
             yield SharedTensor(weight, tuple(sorted(stages)), ())
     stacks = [model.kinds[kind].stack for kind in model.pattern]
-    of_kinds = [kind.shared for kind in model.kinds]
+    of_kinds = [kind.shared_tables for kind in model.kinds]
     for layer, kind in enumerate(model.pattern):
         for weight in of_kinds[kind]:
             full = replace(weight, name=f"{model.layer_prefixes[layer]}.{weight.name}")
@@ -61,10 +63,10 @@ def _shared(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> Iterat
             yield SharedTensor(full, tuple(readers), tuple(readers.values()))
 
 
-def times_sent(ranks: set[int], rank: int) -> int:
-    """Return how often a rank sends a shared tensor's gradient, on its way up the ranks and back.
+def gradient_sends(ranks: set[int], rank: int) -> int:
+    """Return how often a rank sends a shared tensor's gradient: along the ranks and back.
 
-    >>> [times_sent({0, 1, 3}, rank) for rank in range(4)]
+    >>> [gradient_sends({0, 1, 3}, rank) for rank in range(4)]
     [1, 2, 0, 1]
     """
     if rank not in ranks or len(ranks) == 1:

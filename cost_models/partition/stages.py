@@ -1,4 +1,4 @@
-"""What each pipeline rank holds, and how many micro-batches it keeps in flight.
+"""Contents of each pipeline rank: layers of each kind, messages, shared gradients, neighbours.
 
 Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_microbatches
           r rank in the pipeline
@@ -14,54 +14,59 @@ from typing import Final, Literal
 
 import numpy as np
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Real
 from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.layer_neighbours import Neighbours, neighbours_on_the_way_back
-from cost_models.partition.recomputed_layers import Recomputed
+from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.schedules import owned_stages
-from cost_models.partition.shared_tensors import bridge_stage, shared_tensors, times_sent
+from cost_models.partition.shared_tensors import bridge_stage, gradient_sends, shared_tensors
 from cost_models.plan.plan import split_layers
 
-EVERY_LAYER: Final = Recomputed()
+NO_LAYER: Final = -1  # in place of a kind: the rank has no such layer
+LayerCounts = tuple[int, ...]  # layers of each kind; all, and the recomputed ones among them
+
+ALL_LAYERS: Final = RecomputedLayers()
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRank:
-    """The contents of one pipeline rank, and how many ranks hold just that."""
+    """The contents of one pipeline rank, and all ranks with the same contents."""
 
-    index: int  # the rank that is meant: the first one with these contents
+    index: int  # the first rank with these contents
     positions: tuple[int, ...]  # all ranks with these contents
     kind_counts: tuple[int, ...]  # layers of each kind
-    recomputed: tuple[int, ...]  # of these, layers that are recomputed, if the plan recomputes
-    kept_behind: tuple[int, ...]  # those behind the last recomputed layer of their stage
-    recomputed_starts: int  # stages with an input whose first layer is recomputed
+    recomputed: tuple[int, ...]  # recomputed layers of each kind, if the plan recomputes
+    # layers of each kind after the last recomputed one of their stage
+    after_recomputed: tuple[int, ...]
+    recomputed_first_layers: int  # stages with an input whose first layer is recomputed
     largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
     first: bool  # holds the embedding
     last: bool  # holds the head and computes the loss
     num_stages: int
-    adjoining: bool  # two of its stages follow each other: the turn of a V
-    # hidden states (an encoder's output travels with the decoder's): that it sends to other ranks,
-    # both ways; that its stages get, from this rank too; of the largest message
-    states_sent: int
-    states_received: int
-    states_at_once: int
-    # gradients that are added up over stages: the tensor, and how often this rank sends it
-    sums: tuple[tuple[Weight, int], ...] = ()
-    # where the decoder begins: in the stage with the embedding, in the one with the head, or in one
-    # of its own between them; "": not here
+    has_adjacent_stages: bool  # owns two consecutive stages (the turn of a V)
+    # Hidden states (the encoder's output is sent along with the decoder's): sent to other ranks in
+    # both directions; received by its stages, from this rank too; in the largest message
+    hidden_states_sent: int
+    hidden_states_received: int
+    max_message_states: int
+    # Gradients summed over stages: the tensor, and how often this rank sends it
+    shared_gradients: tuple[tuple[Weight, int], ...] = ()
+    # Where the decoder begins: in the stage with the embedding, in the one with the head, or in a
+    # stage between them; "": not on this rank
     bridge: Literal["", "first", "last", "between"] = ""
-    decoders: int = 0  # stages whose layers read the encoder's output
-    stacks: int = 0  # tables of positions that its stages make, one for each stack of each
-    neighbours: tuple[Neighbours, ...] = ()  # on the way back, where layers are not of one size
+    decoder_stages: int = 0  # stages whose layers read the encoder's output
+    # position-bias tables that its stages compute: one for each stack of each stage
+    position_tables: int = 0
+    # empty if all layers have equal size
+    layer_neighbours: tuple[LayerNeighbours, ...] = ()
 
     @property
     def multiplicity(self) -> int:
-        """How many ranks have these contents."""
+        """Number of ranks with these contents."""
         return len(self.positions)
 
     @property
     def last_index(self) -> int:
-        """The last of them; what ranks keep in flight grows or shrinks from the first to it."""
+        """The last rank with these contents; in-flight counts are monotonic from first to last."""
         return self.positions[-1]
 
     @property
@@ -71,18 +76,18 @@ class PipelineRank:
         return share
 
     @property
-    def alone(self) -> bool:
+    def is_whole_model(self) -> bool:
         """Whether one stage is the whole model."""
         return self.first and self.last and self.num_stages == 1
 
 
-def contents_of(
+def contents_of_rank(
     model: ModelSpec,
     layer_ranges: Sequence[tuple[int, int]],
     rank_of: Sequence[int],
     rank: int,
     *,
-    recomputed: Recomputed = EVERY_LAYER,
+    recomputed: RecomputedLayers = ALL_LAYERS,
 ) -> PipelineRank:
     """Return the contents of one pipeline rank; ``rank_of``: the rank that owns each stage."""
     owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
@@ -93,7 +98,7 @@ def contents_of(
         first, last = layer_ranges[stage]
         layers = recomputed.of_stage(stage, (first, last))
         repeats, here = set(layers), enumerate(model.stage_kinds(first, last), start=first)
-        walked += [(kind, i in repeats) for i, kind in here if not model.kinds[kind].idle]
+        walked += [(kind, i in repeats) for i, kind in here if not model.kinds[kind].forward_only]
         after = range(layers[-1] + 1 if layers else last, last)
         again.append(_kind_counts(model, (first, last), layers))
         behind.append(_kind_counts(model, (first, last), after))
@@ -105,7 +110,7 @@ def contents_of(
     sent = [states[min(pair)] for pair in ends if rank_of[pair[0]] != rank]
     kinds = [[model.kinds[i] for i in model.pattern[slice(*layer_ranges[s])]] for s in owned]
     sums = (
-        (shared.weight, times_sent({rank_of[stage] for stage in shared.stages}, rank))
+        (shared.weight, gradient_sends({rank_of[stage] for stage in shared.stages}, rank))
         for shared in shared_tensors(model, layer_ranges)
     )
     return PipelineRank(
@@ -113,28 +118,28 @@ def contents_of(
         positions=(rank,),
         kind_counts=tuple(int(n) for n in np.sum(mine, axis=0)),
         recomputed=tuple(int(n) for n in np.sum(again, axis=0)),
-        kept_behind=tuple(int(n) for n in np.sum(behind, axis=0)),
-        recomputed_starts=starts,
+        after_recomputed=tuple(int(n) for n in np.sum(behind, axis=0)),
+        recomputed_first_layers=starts,
         largest_stage=max(mine, key=sum),
         first=owned[0] == 0,
         last=owned[-1] == len(layer_ranges) - 1,
         num_stages=len(owned),
-        adjoining=any(b == a + 1 for a, b in pairwise(owned)),
-        states_sent=sum(sent),
-        states_received=sum(received),
-        states_at_once=max(sent, default=0),
-        sums=tuple((weight, times) for weight, times in sums if times),
+        has_adjacent_stages=any(b == a + 1 for a, b in pairwise(owned)),
+        hidden_states_sent=sum(sent),
+        hidden_states_received=sum(received),
+        max_message_states=max(sent, default=0),
+        shared_gradients=tuple((weight, times) for weight, times in sums if times),
         bridge=_bridge(model, layer_ranges, owned),
-        decoders=sum(any(kind.cross_attention for kind in stage) for stage in kinds),
-        stacks=sum(len({kind.stack for kind in stage if kind.stack}) for stage in kinds),
-        neighbours=neighbours_on_the_way_back(model, walked[::-1]),
+        decoder_stages=sum(any(kind.cross_attention for kind in stage) for stage in kinds),
+        position_tables=sum(len({kind.stack for kind in stage if kind.stack}) for stage in kinds),
+        layer_neighbours=backward_neighbours(model, walked[::-1]),
     )
 
 
 def states_between(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return how many hidden states a stage hands to the next one, for every stage but the last.
+    """Return the number of hidden states that each stage (except the last) sends to the next one.
 
-    Behind the first layer of a decoder the encoder's output goes along, for the layers to come.
+    After the first decoder layer the encoder's output is sent along, for the layers that follow.
     """
     begin = model.num_layers if model.bridge_layer is None else model.bridge_layer
     return [2 if last > begin else 1 for _, last in layer_ranges[:-1]]
@@ -151,15 +156,15 @@ def _bridge(
     return "last" if stage == len(layer_ranges) - 1 else "between"
 
 
-def rank_contents(
+def distinct_rank_contents(
     model: ModelSpec,
     layer_ranges: Sequence[tuple[int, int]],
     pipeline_parallel: int,
     *,
     v_shaped: bool = False,
-    recomputed: Recomputed = EVERY_LAYER,
+    recomputed: RecomputedLayers = ALL_LAYERS,
 ) -> list[PipelineRank]:
-    """Return the distinct contents of the pipeline ranks; places: ``schedules.owned_stages``."""
+    """Return the distinct contents of all pipeline ranks (``schedules.owned_stages``)."""
     virtual = len(layer_ranges) // pipeline_parallel
     rank_of = [0] * len(layer_ranges)
     for rank in range(pipeline_parallel):
@@ -167,7 +172,7 @@ def rank_contents(
             rank_of[stage] = rank
     seen: dict[PipelineRank, PipelineRank] = {}
     for rank in range(pipeline_parallel):
-        found = contents_of(model, layer_ranges, rank_of, rank, recomputed=recomputed)
+        found = contents_of_rank(model, layer_ranges, rank_of, rank, recomputed=recomputed)
         key = replace(found, index=0, positions=())
         old = seen.get(key, replace(found, positions=()))
         seen[key] = replace(old, positions=(*old.positions, rank))
@@ -175,18 +180,18 @@ def rank_contents(
 
 
 @lru_cache(maxsize=4096)
-def even_rank_contents(
+def even_split_contents(
     model: ModelSpec,
     pipeline_parallel: int,
     virtual_stages: int,
     *,
     v_shaped: bool = False,
-    recomputed: Recomputed = EVERY_LAYER,
+    recomputed: RecomputedLayers = ALL_LAYERS,
 ) -> tuple[PipelineRank, ...]:
-    """Return ``rank_contents`` for the even split that the search uses."""
+    """Return ``distinct_rank_contents`` for the even split that the search uses."""
     ranges = split_layers(model.num_layers, pipeline_parallel * virtual_stages)
     return tuple(
-        rank_contents(
+        distinct_rank_contents(
             model,
             ranges,
             pipeline_parallel,
@@ -199,7 +204,7 @@ def even_rank_contents(
 def _kind_counts(
     model: ModelSpec, stage: tuple[int, int], layers: Iterable[int]
 ) -> tuple[int, ...]:
-    """Count some layers of a stage by kind."""
+    """Count layers of a stage by kind."""
     counts = [0] * len(model.kinds)
     kinds = model.stage_kinds(*stage)
     for layer in layers:
@@ -207,106 +212,50 @@ def _kind_counts(
     return tuple(counts)
 
 
-def in_flight_gpipe(num_microbatches: Count) -> Real:
-    """Micro-batches whose activations a rank keeps under GPipe: all of them.
+@dataclass(frozen=True, slots=True)
+class LayerNeighbours:
+    """Layers of one kind whose neighbours in the backward pass have the same kinds.
 
-    Source: Huang et al., GPipe (arXiv:1811.06965), sec. 2.3.
+    A layer's weights coexist with the gradients of the block whose backward pass ran before it and
+    with the weights of the block that runs next. Layers of equal size have neighbours of that size.
+    Elsewhere (a mixture of experts above dense layers, a decoder above an encoder), layers of a
+    kind are grouped by the pair of their neighbours' kinds, and the first and the last layer of
+    each group are evaluated: between them activations are released and gradients accumulate layer
+    by layer, so one of both ends has the largest memory.
     """
-    return np.multiply(1.0, num_microbatches)
+
+    kind: int
+    recomputed: bool  # if the plan recomputes
+    previous: int  # kind of the layer whose backward pass ran before
+    next: int  # kind of the layer whose backward pass runs next
+    first: tuple[LayerCounts, LayerCounts]  # layers done before the first of these layers
+    last: tuple[LayerCounts, LayerCounts]  # layers done before the last of them
+
+    @property
+    def key(self) -> tuple[int, bool, int, int]:
+        """The fields that identify the group."""
+        return self.kind, self.recomputed, self.previous, self.next
 
 
-def in_flight_1f1b(num_microbatches: Count, pipeline_parallel: Count, rank: int) -> Real:
-    """Micro-batches in flight under 1F1B: min(m, p - r).
+def backward_neighbours(
+    model: ModelSpec, walked: Sequence[tuple[int, bool]]
+) -> tuple[LayerNeighbours, ...]:
+    """Return the groups in backward order; empty if all layers have the same tensors.
 
-    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.1 (PipeDream-Flush).
-
-    >>> float(in_flight_1f1b(16, 4, 0)), float(in_flight_1f1b(16, 4, 3))
-    (4.0, 1.0)
+    ``walked``: kind, and whether it is recomputed, of every layer with a backward pass, in backward
+    order. The last one has no next layer.
     """
-    return np.multiply(1.0, np.minimum(num_microbatches, np.subtract(pipeline_parallel, rank)))
-
-
-def in_flight_interleaved(
-    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count, rank: int
-) -> Real:
-    """Stage inputs in flight under interleaved 1F1B, counted in stages (1/v of a rank's layers).
-
-        warm-up  min(v m, (v - 1) g + 2 (p - 1 - r)),
-        g = m / max(1, floor(m / p)) micro-batches a round
-        in flight  min(v m, warm-up + 1)
-
-    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.2; the warm-up of torch's
-    ScheduleInterleaved1F1B (rounds of g micro-batches).
-    """
-    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
-    per_round = np.floor_divide(num_microbatches, rounds)
-    total = np.multiply(virtual_stages, num_microbatches)
-    warm_up = (np.subtract(virtual_stages, 1)) * per_round + 2 * (
-        np.subtract(pipeline_parallel, 1) - rank
-    )
-    flying: Real = np.multiply(1.0, np.minimum(total, warm_up + 1))
-    return flying
-
-
-Moment = tuple[Real, Real]  # stage inputs in flight, stages whose weight gradients are due
-
-
-def moments_zero_bubble(
-    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count, rank: int
-) -> tuple[Moment, ...]:
-    """Fullest moments of ZB-H1 (v = 1) and its interleaved form, counted in stages.
-
-        (w + 1, r)   and   (w, r + 1)    w = (v - 1) g + p - 1 - r warm-up passes
-
-    Source: Qi et al. (arXiv:2401.10241), sec. 3.1: as many micro-batches as the first rank of 1f1b;
-    the order of torch's ScheduleInterleavedZeroBubble (rounds of g micro-batches, m >= p).
-
-    >>> [(float(f), float(d)) for f, d in moments_zero_bubble(8, 4, 1, 2)]
-    [(2.0, 2.0), (1.0, 3.0)]
-    """
-    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
-    per_round = np.floor_divide(num_microbatches, rounds)
-    warm_up = np.multiply(1.0, np.subtract(virtual_stages, 1)) * per_round
-    warm_up = warm_up + np.subtract(pipeline_parallel, 1.0 + rank)
-    late = 0.0 * warm_up + rank
-    return (warm_up + 1.0, late), (warm_up, late + 1.0)
-
-
-def moments_zbv(pipeline_parallel: Count, rank: int) -> tuple[Moment, ...]:
-    """Fullest moments of ZB-V, counted in stages (half a rank's layers).
-
-        (2 p, 0)   (2 p - 1, 1)   (p - 1 - r, 2 r + 1) at the end        m >= 2 p - 1
-
-    Source: Qi et al. (arXiv:2401.10241), sec. 6: p micro-batches of a rank's layers everywhere.
-    """
-    stages = np.multiply(2.0, pipeline_parallel)
-    none = np.zeros_like(stages)
-    end = np.subtract(pipeline_parallel, 1.0 + rank)
-    return (stages, none), (stages - 1.0, none + 1.0), (end, none + 2.0 * rank + 1.0)
-
-
-def moments_dualpipev(pipeline_parallel: Count, rank: int) -> tuple[Moment, ...]:
-    """Fullest moments of DualPipeV, counted in stages (half a rank's layers).
-
-        (2 p + 1, 0)   (2 p - 1, 1) but for the last rank   (p - 1 - r, r + 1) at the end
-
-    Source: DeepSeek-AI (arXiv:2412.19437), table 2: p + 1 micro-batches; torch's ScheduleDualPipeV.
-    """
-    stages = np.multiply(2.0, pipeline_parallel)
-    none = np.zeros_like(stages)
-    end = np.subtract(pipeline_parallel, 1.0 + rank)
-    turns = np.where(end > 0, 1.0, 0.0)
-    return (stages + 1.0, none), ((stages - 1.0) * turns, turns), (end, none + rank + 1.0)
-
-
-def bubble_fraction(
-    num_microbatches: Count, pipeline_parallel: Count, virtual_stages: Count
-) -> Real:
-    """Idle time over ideal time of a pipeline of equal stages: (p - 1) / (v m).
-
-    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.1 and 2.2.2 (v = 1: GPipe and 1F1B alike).
-
-    >>> float(bubble_fraction(8, 4, 1)), float(bubble_fraction(8, 4, 2))
-    (0.375, 0.1875)
-    """
-    return np.subtract(pipeline_parallel, 1.0) / np.multiply(virtual_stages, num_microbatches)
+    kinds = [kind for kind, _ in walked]
+    if len({model.kinds[kind].weights for kind in set(kinds)}) < 2:
+        return ()
+    passed, again = [0] * len(model.kinds), [0] * len(model.kinds)
+    found: dict[tuple[int, bool, int, int], LayerNeighbours] = {}
+    sides = zip([NO_LAYER, *kinds], [*kinds[1:], NO_LAYER], strict=False)
+    for (kind, repeats), (behind, ahead) in zip(walked, sides, strict=True):
+        before = tuple(passed), tuple(again)
+        key = (kind, repeats, behind, ahead)
+        first = found[key].first if key in found else before
+        found[key] = LayerNeighbours(*key, first, before)
+        passed[kind] += 1
+        again[kind] += repeats
+    return tuple(found.values())

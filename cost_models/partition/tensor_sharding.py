@@ -1,9 +1,9 @@
-"""Along which dimension tensor parallelism cuts a tensor, and how much of it a rank then holds.
+"""The dimension along which tensor parallelism shards a tensor, and the size of a rank's shard.
 
-Symbols   t tensor_parallel   d ranks that ZeRO shards over   n rows (first dimension)
-Units     elements; ``tensor_parallel`` and ``shard_ranks`` are numbers or columns of a table.
+Symbols   t tensor_parallel   d ranks that ZeRO shards over   n rows (first dimension) Units
+elements; ``tensor_parallel`` and ``shard_ranks`` are numbers or columns of a table.
 
-Shares are those of the first rank: ceil(length / ranks), of which the last rank may have less.
+Shards are those of the first rank: ceil(length / ranks); the last rank may have less.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from cost_models.arrays import Count, Flag, Real
 from cost_models.model.spec import Weight
 
 
-def cut_dim(weight: Weight) -> int | None:
-    """Return the dimension that the tensor-parallel ranks share out, or None.
+def shard_dim(weight: Weight) -> int | None:
+    """Return the dimension that tensor parallelism shards, or None.
 
-    Matrices are stored (out, in), transposed ones (in, out); experts carry one dimension more in
-    front. Biases are cut along their outputs, tables along the vocabulary or their columns, norms
-    over all heads along the heads.
+    Matrices are stored (out, in), transposed ones (in, out); experts have one more leading
+    dimension. Biases are sharded along their outputs, tables along the vocabulary or their columns,
+    norms over all heads along the heads.
 
-    >>> cut_dim(Weight("mlp.down_proj.weight", (64, 256), "linear", "row"))
+    >>> shard_dim(Weight("mlp.down_proj.weight", (64, 256), "linear", "row"))
     1
     """
-    if weight.cut == "replicate":
+    if weight.sharding == "replicate":
         return None
     last = len(weight.shape) - 1
     if weight.role in ("linear", "expert"):
-        along_input = weight.cut == "row"
+        along_input = weight.sharding == "row"
         return last - 1 + int(along_input != weight.transposed)
-    return 0 if weight.cut in ("vocab", "heads") else last
+    return 0 if weight.sharding in ("vocab", "heads") else last
 
 
 def ceil_share(length: Real | Count, ranks: Count) -> Real:
-    """Largest share of a length over ranks: ceil(length / ranks).
+    """Largest shard of a length: ceil(length / ranks).
 
     >>> float(ceil_share(50257, 8))
     6283.0
@@ -42,14 +42,14 @@ def ceil_share(length: Real | Count, ranks: Count) -> Real:
     return np.ceil(np.multiply(1.0, length) / ranks)
 
 
-def tensor_shape(
+def tensor_parallel_shape(
     weight: Weight, tensor_parallel: Count, expert_parallel: Count = 1
 ) -> tuple[Real, Real]:
-    """Rows, and elements of a row, that a tensor-parallel rank holds.
+    """Rows, and elements of a row, on one tensor-parallel rank.
 
-    n / t or n     rows, by the dimension of the cut; n / ep experts
+    n / t or n     rows, depending on the sharded dimension; n / ep for experts
     """
-    cut = cut_dim(weight)
+    cut = shard_dim(weight)
     rows, *others = weight.shape
     width: Real = np.ones_like(np.multiply(1.0, tensor_parallel))
     for dim, length in enumerate(others, start=1):
@@ -59,12 +59,12 @@ def tensor_shape(
     return ceil_share(rows, tensor_parallel) if cut == 0 else rows + 0.0 * width, width
 
 
-def shards_inside(experts: Real, rows: Real, shard_ranks: Count | Real) -> Flag:
-    """Whether ranks share out the rows inside experts, of which there are fewer than ranks.
+def shards_within_experts(experts: Real, rows: Real, shard_ranks: Count | Real) -> Flag:
+    """Whether data ranks shard the rows within experts, because there are fewer experts than ranks.
 
-    Only rows that divide evenly: FSDP2 pads the first dimension only.
+    Only if the rows divide evenly: FSDP2 pads the first dimension only.
 
-    Source: torchtitan's expert parallelism, Shard(1) where there are fewer experts than shards.
+    Source: torchtitan's expert parallelism, Shard(1) if there are fewer experts than shards.
     """
     fewer: Flag = np.greater(shard_ranks, experts) & (np.mod(rows, shard_ranks) == 0)
     return fewer
@@ -76,16 +76,16 @@ def data_shard(
     shard_ranks: Count,
     expert_parallel: Count = 1,
 ) -> Real:
-    """Elements that one data-parallel rank keeps of its slice: ceil(n / d) whole rows.
+    """Elements of a tensor-parallel rank's shard on one data-parallel rank: ceil(n / d) rows.
 
-    Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end;
-    for experts ``shards_inside``.
+    Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end; for
+    experts ``shards_within_experts``.
     """
-    rows, width = tensor_shape(weight, tensor_parallel, expert_parallel)
+    rows, width = tensor_parallel_shape(weight, tensor_parallel, expert_parallel)
     if weight.role == "expert":
         inside = np.multiply(1.0, weight.shape[1])
-        if cut_dim(weight) == 1:
+        if shard_dim(weight) == 1:
             inside = inside / tensor_parallel
-        inner = np.where(shards_inside(rows, inside, shard_ranks), inside, 1.0)
+        inner = np.where(shards_within_experts(rows, inside, shard_ranks), inside, 1.0)
         rows, width = rows * inner, width / inner
     return ceil_share(rows, shard_ranks) * width

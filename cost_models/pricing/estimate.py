@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real
-from cost_models.communication.host_link import host_link
-from cost_models.communication.paged_states import paged_seconds, usable_bytes
+from cost_models.communication.host_link import host_link, paged_seconds, usable_bytes
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
 from cost_models.compute.flops import model_flops_per_step
@@ -23,7 +22,7 @@ from cost_models.memory.host import HostBytes
 from cost_models.memory.optimizer_states import RULES, rank_states
 from cost_models.memory.parts import MemoryParts, stack_ranks
 from cost_models.memory.peak import rank_host_bytes, rank_memory
-from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank, stages_of
+from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import (
     PipelineRank,

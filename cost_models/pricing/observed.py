@@ -14,7 +14,7 @@ from cost_models.memory.gradients import shares
 from cost_models.model.lora import trainable_part
 from cost_models.partition.rank_parameters import frozen_bytes, table_parameters
 from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import PlanTable
 from cost_models.plan_file import PlanFile
 from hardware_profiles.software.trainer import software_profile
@@ -56,7 +56,7 @@ def _held_once(file: PlanFile, stage: int) -> float:
     They are frozen, or of experts that no other rank holds, and computed with as they are.
     """
     workload = file.workload
-    rank = contents_of(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
+    rank = contents_of_rank(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
     table = PlanTable.from_plans([file.plan])
     found = frozen_bytes(file.model, rank, table, workload, software_profile("shardplan"))
     if workload.compute_bytes == workload.master_bytes:

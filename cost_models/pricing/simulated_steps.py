@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.partition.of_plan import stages_of
+from cost_models.partition.plan_stages import stages_of
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable, Schedule
 from cost_models.pricing.estimate import PredictionTable, block_seconds, block_time

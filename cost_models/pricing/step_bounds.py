@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.partition.of_plan import stages_of
+from cost_models.partition.plan_stages import stages_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import Floats, block_seconds, block_time

@@ -20,7 +20,7 @@ from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, distinct
 from cost_models.memory.host import HostBytes
 from cost_models.memory.peak import rank_host_bytes, rank_places
-from cost_models.partition.of_plan import STAGES_BY, stages_of
+from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
@@ -130,13 +130,13 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
     return (
         rank.first,
         rank.last,
-        rank.adjoining,
+        rank.has_adjacent_stages,
         rank.bridge,
-        rank.sums,
+        rank.shared_gradients,
         min(rank.num_stages, 2),
         min(sum(rank.kind_counts), 2),
         tuple((count > 0, again > 0, again < count) for count, again in layers),
-        tuple(near.order for near in rank.neighbours),
+        tuple(near.key for near in rank.layer_neighbours),
     )
 
 
@@ -205,12 +205,12 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     for name in COUNTS_BY_KIND:
         found[name] = by_kind([getattr(rank, name) for rank in ranks])
     neighbours = []
-    for alike in zip(*(rank.neighbours for rank in ranks), strict=True):
+    for alike in zip(*(rank.layer_neighbours for rank in ranks), strict=True):
         first = tuple(by_kind([near.first[part] for near in alike]) for part in range(2))
         last = tuple(by_kind([near.last[part] for near in alike]) for part in range(2))
         same = all(near.first is near.last for near in alike)
         neighbours.append(replace(alike[0], first=first, last=first if same else last))
-    return replace(ranks[0], **found, neighbours=tuple(neighbours))
+    return replace(ranks[0], **found, layer_neighbours=tuple(neighbours))
 
 
 def _steps(scenario: Scenario, group: _Group) -> Floats:

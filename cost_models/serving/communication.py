@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.communication.nccl_protocols import Group, chosen, direct_all_reduce
+from cost_models.communication.nccl_protocols import NcclGroup, direct_all_reduce, fastest_choice
 from cost_models.communication.ring_and_tree import COLLECTIVE_START
 from cost_models.communication.seconds import achieved, traffic_seconds
 from cost_models.communication.traffic import Traffic
@@ -75,8 +75,8 @@ class ReplicaLinks:
             return traffic_seconds(kind, one, ranks, bandwidth, latency, hop=hop, gloo=gloo)
         spanned = domains_spanned(self.cluster, ranks, steps).astype(np.int64)
         architecture = self.cluster.accelerator.architecture
-        group = Group(ranks, spanned, bandwidth, link, architecture)
-        seconds, _ = chosen(kind, size, group)
+        group = NcclGroup(ranks, spanned, bandwidth, link, architecture)
+        seconds, _ = fastest_choice(kind, size, group)
         if kind == "all_reduce" and link == "nvlink":
             engine = self.engine
             inner = self.cluster.tiers[0].bandwidth.value

@@ -18,7 +18,7 @@ from cost_models.arrays import Count, Real
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import LayerKind, Weight
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.tensor_sharding import shard_dim
 from cost_models.serving.number_formats import WeightFormat
 from cost_models.serving.weights import rank_share, tensor_bytes
 
@@ -146,7 +146,7 @@ def _product(
 ) -> Product:
     share = rank_share(weight, kind.attention, tensor_parallel, expert_parallel)
     lengths = [np.multiply(1.0, length) for length in weight.shape[-2:]]
-    dim = cut_dim(weight)
+    dim = shard_dim(weight)
     if dim is not None:
         along = dim - (len(weight.shape) - 2)
         if weight.is_routed_expert:  # whole experts, or a part of each

@@ -30,7 +30,7 @@ def key_value_part(weight: Weight, attention: Attention) -> float:
     0.333
     """
     words = set(weight.name.split("."))
-    if attention.kv_lora_rank or weight.cut == "replicate":
+    if attention.kv_lora_rank or weight.sharding == "replicate":
         return 0.0
     if words & KEYS_VALUES:
         return 1.0
@@ -58,15 +58,15 @@ def rank_share(
     VocabParallelEmbedding.
     """
     ranks = np.multiply(1.0, tensor_parallel)
-    cut: Real = np.ones_like(ranks) if weight.cut == "replicate" else 1.0 / ranks
+    cut: Real = np.ones_like(ranks) if weight.sharding == "replicate" else 1.0 / ranks
     if weight.is_routed_expert:
         return np.where(
             np.greater(expert_parallel, 1), 1.0 / np.multiply(1.0, expert_parallel), cut
         )
-    if weight.cut == "vocab":
+    if weight.sharding == "vocab":
         rows = vocab_multiple * math.ceil(weight.shape[0] / vocab_multiple)
         return rows / weight.shape[0] * cut
-    if attention is None or weight.cut == "replicate":
+    if attention is None or weight.sharding == "replicate":
         return cut
     keys = key_value_part(weight, attention)
     return keys / np.minimum(ranks, attention.num_kv_heads) + (1.0 - keys) * cut
@@ -103,7 +103,7 @@ def tensor_bytes(
         return stored.element * weight.numel * share
     inputs = weight.shape[-2] if weight.transposed else weight.shape[-1]
     scales = weight.numel / (stored.group or inputs)
-    whole = weight.cut == "row" and not stored.group
+    whole = weight.sharding == "row" and not stored.group
     cut_only = share
     if whole:  # every rank scales all outputs of the experts it has
         ones = np.ones_like(share)

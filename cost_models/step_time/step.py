@@ -23,24 +23,30 @@ from cost_models.activations.fp8 import gathered_bytes
 from cost_models.activations.live import layer_bytes
 from cost_models.arrays import Real, pick
 from cost_models.communication.context_parallel import (
-    core_work,
-    exposed_seconds,
+    computed_score_share,
+    exposed_context_seconds,
     is_blockwise,
     rank_tokens,
 )
-from cost_models.communication.expert_parallel import copies_of, exposed_exchange
+from cost_models.communication.expert_parallel import (
+    exposed_all_to_all_seconds,
+    max_experts_per_token,
+)
 from cost_models.communication.host_link import (
-    activation_seconds,
-    drive_seconds,
+    activation_offload_seconds,
     host_link,
-    update_seconds,
-    weight_seconds,
+    host_update_seconds,
+    nvme_seconds,
+    weight_fetch_seconds,
     without_offload,
 )
-from cost_models.communication.scattered_messages import scattered
 from cost_models.communication.seconds import axis_seconds
-from cost_models.communication.traffic import TrafficHabits
-from cost_models.communication.volumes import gradient_sums, pass_traffic
+from cost_models.communication.traffic import TrafficOptions
+from cost_models.communication.volumes import (
+    pass_traffic,
+    scattered_stage_messages,
+    shared_gradient_traffic,
+)
 from cost_models.compute.adapter_groups import adapter_wait
 from cost_models.compute.head import head_seconds
 from cost_models.compute.kernel_launch import host_wait, operator_seconds
@@ -78,7 +84,9 @@ def rank_seconds(
     compute_bytes = workload.compute_bytes
     tokens = rank_tokens(workload, table)
     tensor = table.tensor_parallel
-    work = core_work(workload.attention_kernel, table.context_parallel, is_blockwise(table))
+    work = computed_score_share(
+        workload.attention_kernel, table.context_parallel, is_blockwise(table)
+    )
     around = table.recompute == SELECTIVE_OPS
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
@@ -103,13 +111,13 @@ def rank_seconds(
             compute_bytes=compute_bytes,
             rate=rate,
             software=software,
-            core_work=work,
+            computed_score_share=work,
             hidden_dropout=model.hidden_dropout > 0,
             attention_dropout=model.attention_dropout > 0,
         )
         core = core + count * one.core
         forward = forward + count * one.forward
-        if kind.idle:  # frozen, as is all below it
+        if kind.forward_only:  # frozen, as is all below it
             continue
         if np.any(wraps):
             wait = adapter_wait(kind, tokens, tensor, compute_bytes, rate, software)
@@ -124,24 +132,26 @@ def rank_seconds(
         head = head_seconds(model, tokens, tensor, compute_bytes, rate, software)
         forward, backward = forward + head.forward, backward + head.backward
 
-    habits = TrafficHabits(
+    options = TrafficOptions(
         gather_bytes=gathered_bytes(workload, software),
-        gathers_again=not software.activations.keeps_gathered_inputs,
-        gathers_by_matrix=software.communication.gathers_by_matrix,
+        regathers_inputs=not software.activations.keeps_gathered_inputs,
+        gathers_per_matrix=software.communication.gathers_by_matrix,
         gathers_logits=software.loss.gathers_logits,
         reduces_once=reduces_once(software, table),
     )
-    traffic = pass_traffic(model, workload, table, rank, habits=habits)
+    traffic = pass_traffic(model, workload, table, rank, options=options)
     if software.pipeline.scatters_messages:
-        traffic = scattered(traffic, table)
+        traffic = scattered_stage_messages(traffic, table)
     by_axis = axis_seconds(
         traffic,
         cluster,
         software,
         table,
-        copies=copies_of(model) * software.communication.exchanges_once_a_node,
+        copies=max_experts_per_token(model) * software.communication.exchanges_once_a_node,
     )
-    sums = axis_seconds(gradient_sums(model, workload, table, rank), cluster, software, table)
+    sums = axis_seconds(
+        shared_gradient_traffic(model, workload, table, rank), cluster, software, table
+    )
     tensor_forward, tensor_backward = tensor_seconds(
         by_axis["tensor"] / table.num_microbatches, later, software, table
     )
@@ -157,7 +167,7 @@ def rank_seconds(
     if np.any(table.offloads_activations):
         saved = layer_bytes(model, workload, software, table, rank)
         saved = np.where(table.offloads_activations, saved, 0.0)
-        down, up = activation_seconds(
+        down, up = activation_offload_seconds(
             saved,
             forward + host_forward,
             backward + again + host_backward,
@@ -168,13 +178,17 @@ def rank_seconds(
     params = table_parameters(trainable_part(model), rank, table)
     phases = data_phases(traffic, by_axis, table, params, software)
     sharded = table.zero_stage >= 1
-    shard = (params.total - params.apart) / np.where(sharded, table.shard_ranks, 1)
-    shard = shard + params.apart / np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
+    shard = (params.total - params.expert_total) / np.where(sharded, table.shard_ranks, 1)
+    shard = shard + params.expert_total / np.where(
+        sharded, np.maximum(1, table.expert_shard_ranks), 1
+    )
     if np.any(table.offloads_weights):
         fetched = np.where(table.offloads_weights, workload.master_bytes * shard, 0.0)
-        down, up = weight_seconds(fetched, forward + host_forward, backward + host_backward, link)
+        down, up = weight_fetch_seconds(
+            fetched, forward + host_forward, backward + host_backward, link
+        )
         host_forward, host_backward = host_forward + down, host_backward + up
-    exposed = exposed_seconds(
+    exposed = exposed_context_seconds(
         by_axis["context"] / table.num_microbatches,
         core,
         core_ratio(workload.attention_kernel, rate) * core,
@@ -184,10 +198,12 @@ def rank_seconds(
         recomputed_share=rank.recomputed_share,
     )
     accesses = update_accesses(workload, software)
-    on_host = update_seconds(shard, workload.master_bytes, link, cluster.gpus_per_node, accesses)
+    on_host = host_update_seconds(
+        shard, workload.master_bytes, link, cluster.gpus_per_node, accesses
+    )
     state_bytes = RULES[workload.optimizer].states * workload.state_bytes
     stored = cluster.gpus_per_node * (workload.master_bytes + state_bytes) * shard
-    on_host = on_host + np.where(table.offload_device == NVME, drive_seconds(stored), 0.0)
+    on_host = on_host + np.where(table.offload_device == NVME, nvme_seconds(stored), 0.0)
     products = update_flops(model, workload, table, rank) / rate.of_core.matmul
     on_device = optimizer_seconds(shard, rate, accesses) + products
     return RankSeconds(
@@ -201,7 +217,7 @@ def rank_seconds(
         backward=backward + again + host_backward,
         # a pass that waits for its host waits in both of its halves
         weights=later * (backward + again + host_backward) / (backward + again),
-        expert_communication=exposed_exchange(
+        expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / table.num_microbatches,
             forward + backward + again,
             cluster,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cost_models.model.lora import SECOND
 from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.tensor_sharding import shard_dim
 from executor.model.families import FAMILIES
 from executor.parallel.expert_parallel import EVERY_EXPERT, ExpertAxis
 from executor.parallel.tensor_parallel import TensorAxis
@@ -38,7 +38,7 @@ class Layout:
     shape: tuple[int, ...]
     std: float | None  # None: a constant start
     constant: float
-    cut_dim: int | None  # dimension that the tensor-parallel ranks share
+    shard_dim: int | None  # dimension that the tensor-parallel ranks share
     parts: tuple[int, ...]  # along it, each cut for itself: q, k and v of one matrix
     partial_gradient: bool  # a whole tensor of which each rank's gradient is only a summand
     of_experts: bool = False  # its first dimension counts experts, which ranks may share
@@ -57,10 +57,10 @@ class Layout:
         pieces: list[Ranges] = [((0, length),) for length in self.shape]
         if self.of_experts:
             pieces[0] = (experts.slice_of(self.shape[0]),)
-        if self.cut_dim is not None and (experts.cut_over_tensor or not self.of_experts):
+        if self.shard_dim is not None and (experts.cut_over_tensor or not self.of_experts):
             ends = list(itertools.accumulate(self.parts, initial=0))
             slices = [axis.slice_of(length) for length in self.parts]
-            pieces[self.cut_dim] = tuple(
+            pieces[self.shard_dim] = tuple(
                 (begin + start, begin + stop)
                 for begin, (start, stop) in zip(ends, slices, strict=False)
             )
@@ -105,13 +105,13 @@ def buffer_layouts(model: ModelSpec) -> dict[str, Layout]:
 def _layout(
     model: ModelSpec, axis: TensorAxis, experts: ExpertAxis, name: str, weight: Weight
 ) -> Layout:
-    whole, cut = weight.cut == "replicate", cut_dim(weight)
+    whole, cut = weight.sharding == "replicate", shard_dim(weight)
     std = float(model.config.get("initializer_range") or 0.02)
     family = FAMILIES[model.family]
     if family.small_starts and name.endswith(family.small_starts):
         std /= math.sqrt(2 * model.num_layers)
     # where a tensor-parallel rank reads a part of the tokens, of the heads, or of each expert
-    summand = axis.sequence_parallel or weight.gradient_is_summand or weight.part == "router"
+    summand = axis.sequence_parallel or weight.gradient_is_partial_sum or weight.part == "router"
     if weight.is_routed_expert:
         summand = experts.cut_over_tensor
     is_norm = weight.part == "norm" and name.endswith("weight")
@@ -124,7 +124,7 @@ def _layout(
         shape=weight.shape,
         std=None if starts_at_zero else std,
         constant=family.norm_start if is_norm else 0.0,
-        cut_dim=cut,
+        shard_dim=cut,
         parts=weight.parts or (() if cut is None else (weight.shape[cut],)),
         partial_gradient=whole and axis.size > 1 and summand,
         of_experts=weight.is_routed_expert,

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from cost_models.model.lora import BLOCK, UNPACKED_AT_ONCE
+from cost_models.model.lora import BLOCK, DEQUANTISED_AT_ONCE
 from executor.ops.selective_recompute import once
 
 # Dettmers et al., appendix E: quantiles of the normal distribution, with an exact zero
@@ -125,8 +125,8 @@ class _Linear(Function):  # type: ignore[misc]
 
 def _chunks(numel: int) -> Iterator[tuple[int, int]]:
     """Yield [start, stop) of what is unpacked at once: indices take more than the codes."""
-    for start in range(0, numel, UNPACKED_AT_ONCE):
-        yield start, min(numel, start + UNPACKED_AT_ONCE)
+    for start in range(0, numel, DEQUANTISED_AT_ONCE):
+        yield start, min(numel, start + DEQUANTISED_AT_ONCE)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from cost_models.partition.tensor_sharding import shards_inside
+from cost_models.partition.tensor_sharding import shards_within_experts
 from cost_models.plan.workload import Workload
 from executor.compat import end_backward, parameter_groups, replicate
 from executor.dtypes import COMPUTE_DTYPE, Kept, master_dtype
@@ -102,7 +102,7 @@ def _kept(
         ranks, rank = grid.size(axis), grid.rank(axis)
         dim = 0
         if layout.of_experts and parameter.dim() > 2:
-            dim = int(shards_inside(parameter.size(0), parameter.size(1), ranks))
+            dim = int(shards_within_experts(parameter.size(0), parameter.size(1), ranks))
         length = parameter.size(dim)
         chunk = -(-length // ranks)
         yield name, Kept(dim, min(length, rank * chunk), min(length, (rank + 1) * chunk))

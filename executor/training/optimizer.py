@@ -73,7 +73,7 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
         whole_experts = layout.of_experts and not plan.expert_tensor_parallel
         axes = ["expert"] if apart else []
         axes += [data_axis(plan, of_experts=layout.of_experts)] if plan.zero_stage > 0 else []
-        axes += ["tensor"] if layout.cut_dim is not None and not whole_experts else []
+        axes += ["tensor"] if layout.shard_dim is not None and not whole_experts else []
         copies = ranks // math.prod(grid.size(axis) for axis in axes)
         local = torch.nn.Parameter(local_tensor(parameter.detach()))
         second = name in stage.copies
@@ -88,7 +88,7 @@ def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
     found = []
     for name, layout in stage.layouts.items():
         if layout.frozen:
-            axes = ("tensor",) if layout.cut_dim is not None else ()
+            axes = ("tensor",) if layout.shard_dim is not None else ()
             copies = ranks // math.prod(grid.size(axis) for axis in axes)
             parameter, second = stage.get_parameter(name), name in stage.copies
             pieces = stage.pieces[name]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cost_models.communication.volumes import AXES, KINDS, rank_traffic
 from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from executor.counters.collectives_and_flops import CommunicationCounter
@@ -88,7 +88,7 @@ def predicted_traffic(
 ) -> dict[Key, tuple[float, float]]:
     """Return count and bytes of a rank's collectives by axis and kind."""
     plan, model = file.plan, file.model
-    rank = contents_of(
+    rank = contents_of_rank(
         model,
         file.layer_ranges,
         ranks_of_stages(plan),

@@ -51,7 +51,7 @@ def _start(file: PlanFile, layout: Layout, seed: int) -> Tensor:
         values = fresh_tensor(layout, seed, pieces)
         slice_ = packed(values.t() if layout.transposed else values).matrix(full.dtype)
         slice_ = slice_.t() if layout.transposed else slice_
-        dim = layout.cut_dim or 0
+        dim = layout.shard_dim or 0
         places = torch.cat([torch.arange(start, stop) for start, stop in pieces[dim]])
         full.index_copy_(dim, places, slice_)
     return full

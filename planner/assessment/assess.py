@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from cost_models.memory.parts import MemoryParts
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import PredictionTable, RankMemory, memories_by_rank, price

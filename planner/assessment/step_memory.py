@@ -11,7 +11,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
 from cost_models.memory.terms import Term, first, memory_terms
 from cost_models.memory.timeline import timelines
-from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
+from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.prediction import MEMORY_PARTS, MemoryPrediction

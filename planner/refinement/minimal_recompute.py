@@ -18,7 +18,7 @@ import numpy as np
 
 from cost_models.partition.recomputed_layers import recomputed_layers
 from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
@@ -39,7 +39,7 @@ def recompute_what_must_be(
 
     def peak(rank: int, by_stage: tuple[int, ...]) -> float:
         recomputed = recomputed_layers(plan, by_stage)
-        contents = contents_of(scenario.model, ranges, owner, rank, recomputed=recomputed)
+        contents = contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed)
         return pricing.peak(contents)
 
     ranks = range(plan.pipeline_parallel)
@@ -116,7 +116,7 @@ def _seconds(pricing: Pricing, ranges: Ranges) -> tuple[list[float], list[float]
             seconds = []
             for by_stage in ((0,) * len(owner), tuple(b - a for a, b in ranges)):
                 recomputed = recomputed_layers(plan, by_stage)
-                contents = contents_of(model, ranges, owner, rank, recomputed=recomputed)
+                contents = contents_of_rank(model, ranges, owner, rank, recomputed=recomputed)
                 seconds.append(one(pricing.seconds(contents).microbatch))
             found[rank] = seconds[0] / plan.virtual_stages, (seconds[1] - seconds[0]) / layers
         without.append(found[rank][0])

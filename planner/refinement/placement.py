@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from cost_models.communication.seconds import achieved, axis_groups
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_communication
 from cost_models.pricing.simulated_steps import with_simulated_steps

@@ -11,9 +11,9 @@ import numpy as np
 
 from cost_models.compute.rates import rates
 from cost_models.memory.peak import rank_memory
-from cost_models.partition.recomputed_layers import Recomputed, recomputed_layers
+from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
 from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import PipelineRank, contents_of
+from cost_models.partition.stages import PipelineRank, contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
@@ -199,12 +199,12 @@ class StageCosts:
         before = split_layers(first, stage) if stage else ()
         after = split_layers(layers - last, stages - 1 - stage) if stage < stages - 1 else ()
         ranges = [*before, (first, last), *((last + a, last + b) for a, b in after)]
-        return contents_of(
+        return contents_of_rank(
             self.scenario.model,
             ranges,
             range(stages),
             stage,
-            recomputed=Recomputed(by_stage=(recomputed,) * stages),
+            recomputed=RecomputedLayers(by_stage=(recomputed,) * stages),
         )
 
 
@@ -215,7 +215,9 @@ def simulated_step(
     pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
     recomputed = recomputed_layers(plan, by_stage)
     ranks = [
-        pricing.seconds(contents_of(scenario.model, ranges, owner, rank, recomputed=recomputed))
+        pricing.seconds(
+            contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed)
+        )
         for rank in range(plan.pipeline_parallel)
     ]
     virtual = plan.virtual_stages
@@ -236,7 +238,7 @@ def peaks(
     pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
     recomputed = recomputed_layers(plan, by_stage)
     return [
-        pricing.peak(contents_of(scenario.model, ranges, owner, rank, recomputed=recomputed))
+        pricing.peak(contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed))
         for rank in range(plan.pipeline_parallel)
     ]
 

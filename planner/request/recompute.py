@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cost_models.partition.recomputed_layers import read_by_stage
+from cost_models.partition.recomputed_layers import read_recompute_layers_by_stage
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 
@@ -27,7 +27,7 @@ def read_recompute(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(layers, str):
         read["recompute_layers"] = _numbers(layers)
     elif isinstance(layers, (list, tuple)):
-        read["recompute_layers"] = read_by_stage(list(layers), "recompute_layers")
+        read["recompute_layers"] = read_recompute_layers_by_stage(list(layers), "recompute_layers")
     if isinstance(words, str) and ":" in words:
         found = SHARE.fullmatch(words)
         if found is None or not 1 <= int(found[2]) <= int(found[3]):
@@ -51,7 +51,9 @@ def _numbers(text: str) -> int | tuple[int, ...]:
             f"recompute_layers = {text[:60]} (must be a whole number, for every stage, or one for "
             "each stage, such as 4,2,0,0)"
         )
-    return read_by_stage([int(number) for number in text.split(",")], "recompute_layers")
+    return read_recompute_layers_by_stage(
+        [int(number) for number in text.split(",")], "recompute_layers"
+    )
 
 
 def without_list(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...] | None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import PipelineRank, even_rank_contents, rank_contents
+from cost_models.partition.stages import PipelineRank, distinct_rank_contents, even_split_contents
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import to_json
 from cost_models.serving.kv_cache import bytes_per_token
@@ -82,8 +82,8 @@ def why_not(scenario: ServingScenario, plan: Plan) -> str | None:
 def stages_of(scenario: ServingScenario, plan: Plan) -> Sequence[PipelineRank]:
     """Return the distinct contents of the pipeline ranks."""
     if scenario.layer_ranges is not None:
-        return rank_contents(scenario.model, scenario.layer_ranges, plan.pipeline_parallel)
-    return even_rank_contents(scenario.model, plan.pipeline_parallel, 1)
+        return distinct_rank_contents(scenario.model, scenario.layer_ranges, plan.pipeline_parallel)
+    return even_split_contents(scenario.model, plan.pipeline_parallel, 1)
 
 
 def serving_verdict(low: float, high: float, budget: float) -> Verdict:

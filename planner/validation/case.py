@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Final, get_args
 
-from cost_models.model.freezing import without_adapters_below
+from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import OFFLOADS, RECOMPUTE, Plan
@@ -109,7 +109,7 @@ def _adapted(
     full = (key, *trained, every, first_layer)
     if full not in _MODELS:
         model = adapted(base, workload, quantises_every_matrix=every)
-        _MODELS[full] = without_adapters_below(model, first_layer) if first_layer else model
+        _MODELS[full] = without_adapters_before(model, first_layer) if first_layer else model
     return _MODELS[full]
 
 

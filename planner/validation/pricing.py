@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.allocator import shown_bytes
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price, rank_memories
 from cost_models.pricing.simulated_steps import with_simulated_steps

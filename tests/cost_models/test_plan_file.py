@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cost_models.legality.rules import require_legal
-from cost_models.partition.of_plan import default_layer_ranges
-from cost_models.partition.recomputed_layers import Recomputed
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import SCHEMA_VERSION, PlanFile, read_plan_file, write_plan_file
 from cost_models.pricing.prediction import predict, scenario_of
@@ -232,7 +232,7 @@ def test_the_layers_of_each_stage_that_are_recomputed_are_written_and_read(tmp_p
     path.write_text(json.dumps(document))
     read = read_plan_file(path)
     assert read.stage_recompute_layers == (2, 0)
-    assert read.recomputed == Recomputed(by_stage=(2, 0))
+    assert read.recomputed == RecomputedLayers(by_stage=(2, 0))
     assert read.to_dict() == document
     require_legal(scenario_of(read), read.plan)
     recompute = predict(scenario_of(read), read.plan, read.layer_ranges).time.parts.recompute

@@ -1,4 +1,4 @@
-"""The families of transformers: from the keys of a config.json to a :class:`ModelSpec`.
+"""Families of transformers: a :class:`ModelSpec` from the keys of a config.json.
 
 A family is a ``model_type`` of transformers. Its spec lists the parameters of the module that
 transformers builds for training it (ForCausalLM, ForMaskedLM or ForConditionalGeneration).
@@ -69,7 +69,7 @@ _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
     "t5": (t5.t5, t5.T5),
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
-# in the names of classes that end in something else than a projection on the vocabulary
+# in the names of classes whose head is not a projection onto the vocabulary
 _OTHER_HEADS: Final = (
     "Classification",
     "QuestionAnswering",
@@ -101,7 +101,7 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
 
 
 def _family(fields: Fields) -> str:
-    """Return the model type, or raise an error that says which are known."""
+    """Return the model type; an unknown one is an error that lists the known ones."""
     if "model_type" not in fields:
         raise InputError(f"{fields.where}: model_type is missing{_guess(fields)}")
     family = fields.text("model_type")
@@ -117,7 +117,7 @@ def _family(fields: Fields) -> str:
 
 
 def _guess(fields: Fields) -> str:
-    """Return which model_type the class in ``architectures`` belongs to, in words."""
+    """Return a hint: the model_type of the class in ``architectures``."""
     classes = fields.values.get("architectures")
     first = classes[0] if isinstance(classes, (list, tuple)) and classes else ""
     wanted = str(first).lower()
@@ -129,7 +129,7 @@ def _guess(fields: Fields) -> str:
 
 
 def _assumptions(config: Config) -> tuple[str, ...]:
-    """Return in words what the file does not say and what of it is not used."""
+    """Return the defaults taken and the keys ignored, in words."""
     lines = []
     if config.defaulted:
         taken = ", ".join(f"{key} = {value}" for key, value in config.defaulted.items())
@@ -139,9 +139,11 @@ def _assumptions(config: Config) -> tuple[str, ...]:
     classes = config.fields.values.get("architectures")
     first = str(classes[0])[:60] if isinstance(classes, (list, tuple)) and classes else ""
     if any(task in first for task in _OTHER_HEADS):
-        lines.append(f"priced with a head over the vocabulary, though architectures names {first}")
+        lines.append(
+            f"priced with a head over the vocabulary, not with that of architectures: {first}"
+        )
     if "quantization_config" in config.fields:
         lines.append(
-            "the config names a quantization: weights are counted in the precision of the training"
+            "the config names a quantization: weights are counted in the training precision"
         )
     return tuple(lines)

@@ -1,4 +1,4 @@
-"""The pieces of which the families are built: linears, norms, stacks of layers, whole models."""
+"""Building blocks of the families: linears, norms, stacks of layers, complete models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cost_models.model.families.reader import (
     MAX_VOCAB,
     Config,
 )
-from cost_models.model.spec import Attention, Cut, LayerKind, ModelSpec, Part, Weight
+from cost_models.model.spec import Attention, LayerKind, ModelSpec, Part, Sharding, Weight
 from hardware_profiles.fields import Fields
 
 Key = TypeVar("Key", bound=Hashable)
@@ -22,8 +22,8 @@ Weights = tuple[Weight, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes that every transformer has."""
+class TransformerSizes:
+    """Sizes common to all transformers."""
 
     hidden_size: int
     vocab_size: int
@@ -51,8 +51,8 @@ def read_sizes(
     heads: str = "num_attention_heads",
     kv_heads: str | None = "num_key_value_heads",
     head_dim: str | None = "head_dim",
-) -> Sizes:
-    """Read the sizes; head_dim and the key-value heads default as in transformers."""
+) -> TransformerSizes:
+    """Read the sizes; head_dim and the number of key-value heads default as in transformers."""
     hidden_size = config.size(hidden)
     num_heads = config.size(heads, MAX_HEADS)
     num_kv_heads = config.optional_size(kv_heads, MAX_HEADS) if kv_heads else None
@@ -62,7 +62,7 @@ def read_sizes(
     if width is None:
         config.must_divide(heads, num_heads, hidden, hidden_size)
         width = hidden_size // num_heads
-    return Sizes(
+    return TransformerSizes(
         hidden_size=hidden_size,
         vocab_size=config.size("vocab_size", MAX_VOCAB),
         num_layers=config.size(layers, MAX_LAYERS),
@@ -73,7 +73,7 @@ def read_sizes(
 
 
 def rotary_fraction(config: Config, *keys: str, default: float = 1.0) -> float:
-    """Return the share of each head that rotary positions turn, from wherever the file says it."""
+    """Return the rotated share of each head, from any of the places a config may give it."""
     rope = config.fields.values.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
         return float(
@@ -95,7 +95,7 @@ def check_rotary(config: Config, head_dim: int, fraction: float = 1.0) -> None:
 
 
 def max_positions(config: Config, key: str = "max_position_embeddings") -> int:
-    """Return the longest sequence that the config says."""
+    """Return the maximum sequence length of the config."""
     return config.size(key, MAX_POSITIONS)
 
 
@@ -105,7 +105,7 @@ def ffn_size(config: Config, key: str = "intermediate_size") -> int:
 
 
 def ordinary_attention(
-    sizes: Sizes,
+    sizes: TransformerSizes,
     *,
     window: int | None = None,
     rotary: bool = True,
@@ -139,7 +139,7 @@ def linear(
     name: str,
     in_features: int,
     out_features: int,
-    cut: Cut,
+    sharding: Sharding,
     *,
     bias: bool = False,
     transposed: bool = False,
@@ -147,51 +147,54 @@ def linear(
 ) -> Weights:
     """Return a linear layer: weight (out, in), GPT-2's Conv1D ``transposed`` (in, out), and bias.
 
-    A bias is cut with the outputs (column, vocabulary) and whole where the inputs are cut (row).
-    ``parts``: of the outputs of several matrices in one.
+    A bias is sharded with the outputs (column, vocabulary) and replicated if the inputs are sharded
+    (row). ``parts``: output sizes of the matrices fused in one.
     """
     shape = (in_features, out_features) if transposed else (out_features, in_features)
-    matrix = Weight(f"{name}.weight", shape, "linear", cut, transposed=transposed, parts=parts)
+    matrix = Weight(f"{name}.weight", shape, "linear", sharding, transposed=transposed, parts=parts)
     if not bias:
         return (matrix,)
-    bias_cut: Cut = cut if cut in ("column", "vocab") else "replicate"
-    return (matrix, Weight(f"{name}.bias", (out_features,), "vector", bias_cut, parts=parts))
+    bias_sharding: Sharding = sharding if sharding in ("column", "vocab") else "replicate"
+    return (matrix, Weight(f"{name}.bias", (out_features,), "vector", bias_sharding, parts=parts))
 
 
 def norm(
-    name: str, *shape: int, bias: bool = False, cut: Literal["replicate", "heads"] = "replicate"
+    name: str,
+    *shape: int,
+    bias: bool = False,
+    sharding: Literal["replicate", "heads"] = "replicate",
 ) -> Weights:
     """Return an RMS norm, or a layer norm with ``bias``."""
-    weights: Weights = (Weight(f"{name}.weight", shape, "vector", cut, "norm"),)
+    weights: Weights = (Weight(f"{name}.weight", shape, "vector", sharding, "norm"),)
     if bias:
-        weights += (Weight(f"{name}.bias", shape, "vector", cut, "norm"),)
+        weights += (Weight(f"{name}.bias", shape, "vector", sharding, "norm"),)
     return weights
 
 
 def embedding(name: str, vocab_size: int, width: int) -> Weights:
-    """Return a table of token embeddings, cut along the vocabulary."""
+    """Return a table of token embeddings, sharded along the vocabulary."""
     return (Weight(f"{name}.weight", (vocab_size, width), "lookup", "vocab", "embedding"),)
 
 
 def positions(name: str, length: int, width: int) -> Weights:
-    """Return a table of learned positions (or token types): every rank holds it."""
+    """Return a table of learned positions (or token types), replicated on every rank."""
     return (Weight(f"{name}.weight", (length, width), "lookup", "replicate", "embedding"),)
 
 
 def part(name: Part, *weights: Weight) -> Weights:
-    """Mark the tensors that have no part yet."""
+    """Assign a part to the tensors that have none."""
     return tuple(w if w.part != "other" else replace(w, part=name) for w in weights)
 
 
 def output_projection(name: str, width: int, vocab_size: int, *, tied: bool) -> Weights:
-    """Return the output projection; none where it is the embedding's own tensor."""
+    """Return the output projection; nothing if it is tied to the embedding."""
     return () if tied else part("head", *linear(name, width, vocab_size, "vocab"))
 
 
 def stack(
     keys: Sequence[Key], build: Callable[[Key], LayerKind]
 ) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
-    """Build one kind per distinct key; return the kinds and the kind of each layer."""
+    """Build one kind for each distinct key; return the kinds and the kind of each layer."""
     distinct = list(dict.fromkeys(keys))
     index = {key: position for position, key in enumerate(distinct)}
     return tuple(build(key) for key in distinct), tuple(index[key] for key in keys)
@@ -199,7 +202,7 @@ def stack(
 
 def assemble(
     config: Config,
-    sizes: Sizes,
+    sizes: TransformerSizes,
     *,
     embedding: Weights,
     kinds: tuple[LayerKind, ...],
@@ -216,7 +219,7 @@ def assemble(
     embedding_dropout: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> ModelSpec:
-    """Put the blocks together; ``head_multiply`` defaults to hidden size times vocabulary."""
+    """Assemble the blocks; ``head_multiply`` defaults to hidden size times vocabulary."""
     return ModelSpec(
         name="",
         family=config.family,

@@ -1,4 +1,4 @@
-"""Command R: attention beside the MLP under one norm without a shift, scaled logits."""
+"""Command R: parallel attention and MLP under one norm without a shift, scaled logits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COHERE = Defaults(
 
 
 def cohere(config: Config) -> ModelSpec:
-    """Command R and R+ (Cohere, 2024); R+ norms queries and keys, each head with own weights."""
+    """Command R and R+ (Cohere, 2024); R+ norms queries and keys with separate weights per head."""
     sizes = read_sizes(config)
     check_rotary(config, sizes.head_dim)
     hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
@@ -61,6 +61,6 @@ def cohere(config: Config) -> ModelSpec:
 def _head_norms(attention: Attention) -> Weights:
     width = attention.head_dim
     return (
-        *norm("self_attn.q_norm", attention.num_heads, width, cut="heads"),
-        *norm("self_attn.k_norm", attention.num_kv_heads, width, cut="heads"),
+        *norm("self_attn.q_norm", attention.num_heads, width, sharding="heads"),
+        *norm("self_attn.k_norm", attention.num_kv_heads, width, sharding="heads"),
     )

@@ -1,9 +1,9 @@
-"""Encoders trained to fill in masked tokens: BERT and RoBERTa."""
+"""Encoders for masked-token prediction: BERT and RoBERTa."""
 
 from __future__ import annotations
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     embedding,
@@ -42,7 +42,7 @@ ROBERTA = Defaults({**BERT.values, "vocab_size": 50265, "pad_token_id": 1})
 
 
 def bert(config: Config) -> ModelSpec:
-    """BERT (Devlin et al., arXiv:1810.04805), with its masked-token head and no pooler."""
+    """BERT (Devlin et al., arXiv:1810.04805), with its masked-token head and without pooler."""
     head = _masked_token_head(
         config,
         transform="cls.predictions.transform.dense",
@@ -54,7 +54,7 @@ def bert(config: Config) -> ModelSpec:
 
 
 def roberta(config: Config) -> ModelSpec:
-    """RoBERTa (Liu et al., arXiv:1907.11692): positions count from after the padding token."""
+    """RoBERTa (Liu et al., arXiv:1907.11692): positions start after the padding token's."""
     head = _masked_token_head(
         config,
         transform="lm_head.dense",
@@ -74,7 +74,7 @@ def roberta(config: Config) -> ModelSpec:
 def _encoder(config: Config, model: str, head: Weights, max_seq_len: int) -> ModelSpec:
     for key in ("is_decoder", "add_cross_attention"):
         if config.flag(key):
-            raise config.wrong(key, True, "false: only the encoder alone is known")
+            raise config.wrong(key, True, "false: only encoders are supported")
     sizes = read_sizes(config, kv_heads=None, head_dim=None)
     hidden_size, table = sizes.hidden_size, f"{model}.embeddings"
     dropout = config.dropout("hidden_dropout_prob")
@@ -104,7 +104,7 @@ def _encoder(config: Config, model: str, head: Weights, max_seq_len: int) -> Mod
     )
 
 
-def _layer(config: Config, sizes: Sizes) -> LayerKind:
+def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     hidden_size, inner = sizes.hidden_size, ffn_size(config)
     return LayerKind(
         name="layer",

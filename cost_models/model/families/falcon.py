@@ -1,11 +1,11 @@
-"""Falcon: attention beside the MLP, one key-value head (7B) or groups of them (40B, 180B)."""
+"""Falcon: parallel attention and MLP, one key-value head (7B) or groups of them (40B, 180B)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     check_rotary,
@@ -70,8 +70,8 @@ def falcon(config: Config) -> ModelSpec:
     )
 
 
-def _sizes(config: Config) -> Sizes:
-    """Read the sizes; ``num_kv_heads`` counts in the newer architecture only."""
+def _sizes(config: Config) -> TransformerSizes:
+    """Read the sizes; ``num_kv_heads`` applies to the newer architecture only."""
     sizes = read_sizes(config, kv_heads=None, head_dim=None)
     if config.flag("new_decoder_architecture"):
         groups = config.optional_size("num_kv_heads", MAX_HEADS) or sizes.num_heads
@@ -80,7 +80,7 @@ def _sizes(config: Config) -> Sizes:
     return replace(sizes, num_kv_heads=1 if config.flag("multi_query") else sizes.num_heads)
 
 
-def _layer(config: Config, sizes: Sizes) -> LayerKind:
+def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     hidden_size = sizes.hidden_size
     ffn_hidden_size = config.optional_size("ffn_hidden_size", MAX_FFN) or 4 * hidden_size
     norms = _norm_names(config)

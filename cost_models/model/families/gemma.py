@@ -1,4 +1,4 @@
-"""Gemma 1 to 3: wide heads, tied embeddings, from Gemma 2 on four norms and alternating windows."""
+"""Gemma 1 to 3: wide heads, tied embeddings; from Gemma 2 four norms and alternating windows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _style(
 
 
 def _is_capped(config: Config) -> bool:
-    """Whether attention scores are capped; null switches that off."""
+    """Whether attention scores are capped; null disables it."""
     if config.is_null("attn_logit_softcapping"):
         return False
     cap = config.fields.number(
@@ -108,7 +108,7 @@ def gemma(config: Config) -> ModelSpec:
 
 
 def gemma2(config: Config) -> ModelSpec:
-    """Gemma 2 (arXiv:2408.00118): every other layer has a window."""
+    """Gemma 2 (arXiv:2408.00118): a window in every other layer."""
     sizes = read_sizes(config)
     types = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
     window = config.optional_size("sliding_window", MAX_POSITIONS)
@@ -117,7 +117,7 @@ def gemma2(config: Config) -> ModelSpec:
 
 
 def gemma3_text(config: Config) -> ModelSpec:
-    """Gemma 3 (arXiv:2503.19786): five layers with a window to one without; norms of q and k."""
+    """Gemma 3 (arXiv:2503.19786): five layers with a window for one without; norms of q and k."""
     sizes = read_sizes(config)
     every = config.fields.integer("sliding_window_pattern", 6, low=1, high=MAX_LAYERS)
     types = [SLIDING if (i + 1) % every else FULL for i in range(sizes.num_layers)]
@@ -134,7 +134,7 @@ def gemma3_text(config: Config) -> ModelSpec:
 
 
 def gemma3(config: Config) -> ModelSpec:
-    """Gemma 3 with vision: the text model alone, as ``gemma3_text``."""
+    """Gemma 3 with vision: the text model only, as ``gemma3_text``."""
     inner = config.fields.sub("text_config")
     values: Mapping[str, object] = {**inner.values, "model_type": "gemma3_text"}
     text = Config(Fields(values, inner.where), "gemma3_text", GEMMA3)

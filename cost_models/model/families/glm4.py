@@ -1,4 +1,4 @@
-"""GLM-4 (0414): norms around attention and MLP, half of each head turned, fused gate and up."""
+"""GLM-4 (0414): norms around attention and MLP, half of each head rotated, fused gate and up."""
 
 from __future__ import annotations
 

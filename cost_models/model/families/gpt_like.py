@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     check_rotary,
@@ -21,7 +21,7 @@ from cost_models.model.families.blocks import (
     rotary_fraction,
 )
 from cost_models.model.families.reader import MAX_FFN, MAX_POSITIONS, Config, Defaults
-from cost_models.model.spec import Cut, FeedForward, LayerKind, ModelSpec
+from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Sharding
 
 GPT2 = Defaults(
     {
@@ -85,7 +85,7 @@ def gpt2(config: Config) -> ModelSpec:
         config, hidden="n_embd", layers="n_layer", heads="n_head", kv_heads=None, head_dim=None
     )
     if config.flag("add_cross_attention"):
-        raise config.wrong("add_cross_attention", True, "false: only the decoder alone is known")
+        raise config.wrong("add_cross_attention", True, "false: only decoders are supported")
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
     max_seq_len = max_positions(config, "n_positions")
     tied = config.flag("tie_word_embeddings")
@@ -112,14 +112,20 @@ def gpt2(config: Config) -> ModelSpec:
     )
 
 
-def _gpt2_layer(config: Config, sizes: Sizes) -> LayerKind:
+def _gpt2_layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     hidden_size = sizes.hidden_size
     inner = config.optional_size("n_inner", MAX_FFN) or 4 * hidden_size
 
     def conv1d(
-        name: str, in_features: int, out_features: int, cut: Cut, parts: tuple[int, ...] = ()
+        name: str,
+        in_features: int,
+        out_features: int,
+        sharding: Sharding,
+        parts: tuple[int, ...] = (),
     ) -> Weights:
-        return linear(name, in_features, out_features, cut, bias=True, transposed=True, parts=parts)
+        return linear(
+            name, in_features, out_features, sharding, bias=True, transposed=True, parts=parts
+        )
 
     return LayerKind(
         name="layer",
@@ -155,7 +161,7 @@ def four_linears(
     attention_bias: bool = True,
     mlp_bias: bool = True,
 ) -> Weights:
-    """Return fused q, k, v; output; up; down projections under the names of Megatron's GPT."""
+    """Return the fused q, k, v; output; up; down projections under the names of Megatron's GPT."""
     return (
         *part(
             "attention",
@@ -173,7 +179,7 @@ def four_linears(
 
 
 def gpt_neox(config: Config) -> ModelSpec:
-    """GPT-NeoX-20B and Pythia (Black et al., arXiv:2204.06745): attention beside the MLP."""
+    """GPT-NeoX-20B and Pythia (Black et al., arXiv:2204.06745): parallel attention and MLP."""
     sizes = read_sizes(config, kv_heads=None, head_dim=None)
     fraction = rotary_fraction(config, "rotary_pct", default=0.25)
     check_rotary(config, sizes.head_dim, fraction)

@@ -1,4 +1,4 @@
-"""Decoders with rotary positions, separate q, k, v projections, a gated MLP: llama and its kin."""
+"""Decoders with rotary positions, separate q, k, v projections, a gated MLP: llama and variants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     check_rotary,
@@ -130,7 +130,7 @@ SMOLLM3 = Defaults(
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """In what the tensors of one llama-like family differ from those of another."""
+    """Differences between the tensors of llama-like families."""
 
     bias: bool = False  # of q, k and v
     output_bias: bool = False  # of o
@@ -139,7 +139,7 @@ class Style:
     norms: tuple[str, ...] = PRE_NORMS
     norms_after: bool = False
     capped: bool = False  # scores
-    rotary_by_window: bool = False  # layers with a window have rotary tables of their own
+    rotary_by_window: bool = False  # layers with a window have separate rotary tables
     norm: Literal["rms", "rms_in_fp32"] = "rms"
     causal: bool = True
     activation: str = "hidden_act"  # key of the activation
@@ -151,8 +151,8 @@ def qk_norms(attention: Attention, width: str) -> Weights:
         size = attention.head_dim
         return (*norm("self_attn.q_norm", size), *norm("self_attn.k_norm", size))
     return (
-        *norm("self_attn.q_norm", attention.num_heads * attention.head_dim, cut="heads"),
-        *norm("self_attn.k_norm", attention.num_kv_heads * attention.head_dim, cut="heads"),
+        *norm("self_attn.q_norm", attention.num_heads * attention.head_dim, sharding="heads"),
+        *norm("self_attn.k_norm", attention.num_kv_heads * attention.head_dim, sharding="heads"),
     )
 
 
@@ -189,7 +189,11 @@ def rms_norms(hidden_size: int, *names: str) -> Weights:
 
 
 def dense_layer(
-    sizes: Sizes, feed_forward: FeedForward, style: Style, window: int | None, rotary: bool = True
+    sizes: TransformerSizes,
+    feed_forward: FeedForward,
+    style: Style,
+    window: int | None,
+    rotary: bool = True,
 ) -> LayerKind:
     """Build one layer."""
     name = FULL if window is None else SLIDING
@@ -222,9 +226,9 @@ def dense_layer(
 
 
 def decoder(
-    config: Config, sizes: Sizes, style: Style, windows: Sequence[int | None] = ()
+    config: Config, sizes: TransformerSizes, style: Style, windows: Sequence[int | None] = ()
 ) -> ModelSpec:
-    """Build a decoder whose layers may differ in their attention window."""
+    """Build a decoder whose layers may have different attention windows."""
     check_rotary(config, sizes.head_dim)
     feed_forward = FeedForward(
         ffn_size(config), gated=True, activation=config.activation(style.activation)
@@ -238,7 +242,7 @@ def decoder(
 
 def causal_lm(
     config: Config,
-    sizes: Sizes,
+    sizes: TransformerSizes,
     kinds: tuple[LayerKind, ...],
     pattern: tuple[int, ...],
     *,
@@ -247,7 +251,7 @@ def causal_lm(
     embedding_dropout: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> ModelSpec:
-    """Put embedding, layers, final norm and output projection together under llama's names."""
+    """Assemble embedding, layers, final norm and output projection under llama's names."""
     tied = config.flag("tie_word_embeddings")
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
     return assemble(
@@ -271,7 +275,7 @@ def causal_lm(
 
 
 def llama(config: Config) -> ModelSpec:
-    """Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and models converted to its names."""
+    """Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and models converted to its format."""
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
     return decoder(config, read_sizes(config), style)
@@ -291,7 +295,7 @@ def qwen2(config: Config) -> ModelSpec:
 
 
 def qwen3(config: Config) -> ModelSpec:
-    """Qwen3 (arXiv:2505.09388): norms of q and k per head, head_dim apart from the hidden size."""
+    """Qwen3 (arXiv:2505.09388): norms of q and k per head, an independent head_dim."""
     sizes = read_sizes(config)
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, qk_norm="head")
@@ -318,7 +322,7 @@ def granite(config: Config) -> ModelSpec:
 
 
 def smollm3(config: Config) -> ModelSpec:
-    """SmolLM3: llama, every fourth layer without positions (Yang et al., arXiv:2501.18795)."""
+    """SmolLM3: llama; every fourth layer without positions (Yang et al., arXiv:2501.18795)."""
     sizes = read_sizes(config)
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
@@ -338,7 +342,7 @@ def smollm3(config: Config) -> ModelSpec:
 
 
 def _layers_with_positions(config: Config, num_layers: int) -> list[bool]:
-    """Return whether each layer turns queries and keys."""
+    """Return whether each layer rotates queries and keys."""
     said = config.whole_numbers("no_rope_layers", 1) if config.has("no_rope_layers") else None
     if said is not None:
         if len(said) != num_layers:
@@ -351,20 +355,20 @@ def _layers_with_positions(config: Config, num_layers: int) -> list[bool]:
 def windows_by_type(
     config: Config, types: Sequence[str], *, window: int | None
 ) -> list[int | None]:
-    """Return the window of each layer; ``layer_types`` in the file wins over ``types``."""
+    """Return the window of each layer; ``layer_types`` in the file overrides ``types``."""
     said = config.choices_per_layer("layer_types", len(types), (FULL, SLIDING))
     return [window if kind == SLIDING else None for kind in said or types]
 
 
 def late_windows(config: Config, num_layers: int) -> list[int | None]:
-    """Return the window of each layer: if switched on, from layer ``max_window_layers`` on."""
+    """Return the window of each layer: if enabled, from layer ``max_window_layers`` on."""
     first = config.index("max_window_layers", MAX_LAYERS)
     types = [SLIDING if i >= first else FULL for i in range(num_layers)]
     return windows_by_type(config, types, window=switched_window(config))
 
 
 def switched_window(config: Config) -> int | None:
-    """Return the window of Qwen's models, which a second key switches on."""
+    """Return the window of Qwen's models, which ``use_sliding_window`` enables."""
     if not config.flag("use_sliding_window"):
         return None
     return config.optional_size("sliding_window", MAX_POSITIONS)

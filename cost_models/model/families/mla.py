@@ -138,7 +138,7 @@ def _mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool) -> 
 
 
 def _only_every_layer(config: Config) -> None:
-    """Raise for the sparser patterns of the original code, which transformers does not build."""
+    """Raise for ``moe_layer_freq`` other than 1, which transformers does not build."""
     step = config.fields.integer("moe_layer_freq", 1, high=MAX_LAYERS)
     if step != 1:
         raise config.wrong("moe_layer_freq", step, "1, as transformers builds the model")
@@ -148,7 +148,7 @@ def _latent_attention(config: Config, num_heads: int) -> Attention:
     """Read the sizes of DeepSeek-V2's attention (arXiv:2405.04434, sec. 2.1)."""
     rope = config.size("qk_rope_head_dim")
     if rope % 2:
-        raise config.wrong("qk_rope_head_dim", rope, "even: rotary positions turn pairs")
+        raise config.wrong("qk_rope_head_dim", rope, "even: rotary positions rotate pairs")
     return Attention(
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -161,7 +161,7 @@ def _latent_attention(config: Config, num_heads: int) -> Attention:
 
 
 def _attention_weights(hidden_size: int, attention: Attention, *, bias: bool) -> Weights:
-    """Return down-projections to the latents (whole on every rank), their norms, up-projections."""
+    """Return down-projections to the latents (replicated), their norms, and up-projections."""
     heads, latent = attention.num_heads, attention.kv_lora_rank
     no_rope = attention.head_dim - attention.rope_head_dim
     return (

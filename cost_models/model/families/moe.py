@@ -1,11 +1,11 @@
-"""Decoders whose MLPs are mixtures of experts: Mixtral, OLMoE, gpt-oss, the parts of others."""
+"""Decoders with mixtures of experts: Mixtral, OLMoE, gpt-oss; shared parts of other families."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     check_rotary,
     ffn_size,
@@ -106,7 +106,7 @@ def read_experts(
     weighted_in_fp32: bool = False,
     router_in_fp32: bool = False,
 ) -> FeedForward:
-    """Read a mixture of experts; a token cannot go to more experts than there are."""
+    """Read a mixture of experts; experts per token are at most the number of experts."""
     num_experts = config.size(experts, MAX_EXPERTS, low=low)
     per_token = config.size("num_experts_per_tok", MAX_EXPERTS)
     if num_experts and per_token > num_experts:
@@ -124,20 +124,20 @@ def read_experts(
 
 
 def router(name: str, hidden_size: int, num_experts: int, *, bias: bool = False) -> Weights:
-    """Return the router, which every rank holds."""
+    """Return the router, replicated on every rank."""
     return part("router", *linear(name, hidden_size, num_experts, "replicate", bias=bias))
 
 
 def routed_experts(
     hidden_size: int, feed_forward: FeedForward, *, transposed: bool = False, bias: bool = False
 ) -> Weights:
-    """Return all experts' gate and up, and down projections, each one tensor of three dimensions.
+    """Return the gate-and-up and down projections of all experts, as three-dimensional tensors.
 
-    transformers stores them (experts, out, in); gpt-oss (``transposed``) has (experts, in, out).
+    transformers stores them as (experts, out, in), gpt-oss (``transposed``) as (experts, in, out).
     """
     experts, ffn = feed_forward.num_experts, feed_forward.ffn_hidden_size
     up, down = (2 * ffn, hidden_size), (hidden_size, ffn)
-    # gate and up projection: one above the other, or (gpt-oss) in turn
+    # gate and up projection: concatenated, or (gpt-oss) interleaved
     parts = () if transposed else (ffn, ffn)
     if transposed:
         up, down = up[::-1], down[::-1]
@@ -163,13 +163,13 @@ def routed_experts(
 def shared_expert(
     hidden_size: int, ffn_hidden_size: int, name: str, *, bias: bool = False
 ) -> Weights:
-    """Return an expert that every token meets."""
+    """Return an expert that processes every token."""
     weights = gated_mlp(hidden_size, ffn_hidden_size, name=name, bias=bias)
     return tuple(replace(weight, part="shared_experts") for weight in weights)
 
 
 def moe_layer(
-    sizes: Sizes,
+    sizes: TransformerSizes,
     feed_forward: FeedForward,
     mlp: Weights,
     style: Style,

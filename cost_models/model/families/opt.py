@@ -1,9 +1,9 @@
-"""OPT: learned positions, layer norms before (or after) each part, a plain MLP."""
+"""OPT: learned positions, layer norms before (or after) each sublayer, a plain MLP."""
 
 from __future__ import annotations
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     embedding,
@@ -40,12 +40,12 @@ OPT = Defaults(
         "tie_word_embeddings": True,
     }
 )
-# OPT's table of positions starts with two rows that no token uses
+# OPT's table of positions starts with two unused rows
 POSITION_OFFSET = 2
 
 
 def opt(config: Config) -> ModelSpec:
-    """OPT (Zhang et al., arXiv:2205.01068); 350m has an embedding narrower than its layers."""
+    """OPT (Zhang et al., arXiv:2205.01068); the embedding of 350m is narrower than its layers."""
     sizes = read_sizes(config, kv_heads=None, head_dim=None)
     width = config.optional_size("word_embed_proj_dim") or sizes.hidden_size
     max_seq_len = max_positions(config)
@@ -66,7 +66,7 @@ def opt(config: Config) -> ModelSpec:
     )
 
 
-def _embedding(sizes: Sizes, width: int, max_seq_len: int) -> Weights:
+def _embedding(sizes: TransformerSizes, width: int, max_seq_len: int) -> Weights:
     hidden_size = sizes.hidden_size
     project_in: Weights = ()
     if width != hidden_size:
@@ -78,8 +78,8 @@ def _embedding(sizes: Sizes, width: int, max_seq_len: int) -> Weights:
     )
 
 
-def _head(config: Config, sizes: Sizes, width: int) -> Weights:
-    """Return final norm (where norms come first), projection to ``width``, output projection."""
+def _head(config: Config, sizes: TransformerSizes, width: int) -> Weights:
+    """Return final norm (of pre-norm models), projection to ``width``, output projection."""
     hidden_size = sizes.hidden_size
     head: Weights = ()
     norms_first = config.flag("do_layer_norm_before")
@@ -97,7 +97,7 @@ def _affine(config: Config) -> bool:
     return config.flag("layer_norm_elementwise_affine")
 
 
-def _layer(config: Config, sizes: Sizes) -> LayerKind:
+def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     hidden_size, inner = sizes.hidden_size, ffn_size(config, "ffn_dim")
     bias = config.flag("enable_bias")
     norms = (

@@ -1,9 +1,9 @@
-"""Phi 1 to 2: attention beside the MLP under one layer norm, biases everywhere."""
+"""Phi 1 to 2: parallel attention and MLP under one layer norm, biases everywhere."""
 
 from __future__ import annotations
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     check_rotary,
@@ -66,12 +66,12 @@ def phi(config: Config) -> ModelSpec:
     )
 
 
-def _layer(config: Config, sizes: Sizes) -> LayerKind:
+def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     fraction = rotary_fraction(config, "partial_rotary_factor", default=0.5)
     check_rotary(config, sizes.head_dim, fraction)
     hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
     qk_norm = config.flag("qk_layernorm")
-    if qk_norm:  # the module's norms are of that width, whatever head_dim says
+    if qk_norm:  # the module's norms have that width regardless of head_dim
         width = hidden_size // sizes.num_heads
         if width != sizes.head_dim:
             raise config.wrong("head_dim", sizes.head_dim, f"{width} where qk_layernorm = true")

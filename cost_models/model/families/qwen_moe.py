@@ -1,9 +1,9 @@
-"""Qwen's mixtures of experts: dense layers among the sparse ones, a shared expert in Qwen2."""
+"""Qwen's mixtures of experts: dense layers between sparse ones, a shared expert in Qwen2."""
 
 from __future__ import annotations
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     check_rotary,
     ffn_size,
@@ -127,13 +127,13 @@ def qwen3_moe(config: Config) -> ModelSpec:
 
 def _mixed(
     config: Config,
-    sizes: Sizes,
+    sizes: TransformerSizes,
     feed_forward: FeedForward,
     mlp: Weights,
     style: Style,
     windows: list[int | None],
 ) -> ModelSpec:
-    """Build a decoder that has a mixture in every n-th layer and dense MLPs elsewhere."""
+    """Build a decoder with a mixture in every n-th layer and dense MLPs elsewhere."""
     check_rotary(config, sizes.head_dim)
     dense = FeedForward(ffn_size(config), gated=True, activation=feed_forward.activation)
     sparse = _sparse_layers(config, sizes.num_layers, feed_forward.num_experts)
@@ -149,7 +149,7 @@ def _mixed(
 
 
 def _sparse_layers(config: Config, num_layers: int, num_experts: int) -> set[int]:
-    """Return the layers with experts: every ``decoder_sparse_step``-th that is not excepted."""
+    """Return the layers with experts: every ``decoder_sparse_step``-th except the listed ones."""
     step = config.size("decoder_sparse_step", MAX_LAYERS)
     excepted = config.whole_numbers("mlp_only_layers", MAX_LAYERS)
     if not num_experts:

@@ -1,7 +1,7 @@
-"""A config.json read with the defaults of its family, as transformers reads it.
+"""Typed access to a config.json with its family's defaults, as in transformers.
 
-A key that is missing takes the family's default (the default of transformers' config class); a key
-that is ``null`` means *none* where the family allows that, and is refused where it does not.
+A missing key takes the family's default (that of transformers' config class); ``null`` means *none*
+if the family allows it, and is an error otherwise.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_HEADS: Final = 10_000
 MAX_EXPERTS: Final = 10_000
 MAX_VOCAB: Final = 10_000_000
 MAX_POSITIONS: Final = 1_000_000_000
-# what transformers knows by name (transformers/activations.py), but for those with parameters of
-# their own (prelu, xielu)
+# named activations of transformers (transformers/activations.py), except those with parameters
+# (prelu, xielu)
 ACTIVATIONS: Final = (
     "gelu",
     "gelu_10",
@@ -49,7 +49,7 @@ ACTIVATIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a family's config class has: default values, and second names of keys."""
+    """Default values and synonyms of keys of a family's config class."""
 
     values: Mapping[str, Any]
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,24 +62,24 @@ class Config:
         self.fields = fields
         self.family = family
         self.defaults = defaults
-        self.defaulted: dict[str, Any] = {}  # sizes that the file does not say
+        self.defaulted: dict[str, Any] = {}  # sizes missing in the file
 
     def _key(self, key: str) -> str:
-        """Return the name under which the file has ``key``."""
+        """Return the name of ``key`` in the file."""
         names = (key, *self.defaults.synonyms.get(key, ()))
         return next((name for name in names if name in self.fields.values), key)
 
     def has(self, key: str) -> bool:
-        """Whether the file says ``key`` and does not say null."""
+        """Whether the file has ``key`` with a value other than null."""
         return self._key(key) in self.fields
 
     def is_null(self, key: str) -> bool:
-        """Whether the file says null."""
+        """Whether ``key`` is null."""
         found = self._key(key)
         return found in self.fields.values and self.fields.values[found] is None
 
     def default(self, key: str) -> Any:
-        """Return the family's default, REQUIRED if it has none."""
+        """Return the family's default, or REQUIRED."""
         return self.defaults.values.get(key, REQUIRED)
 
     def size(self, key: str, high: int = MAX_WIDTH, *, low: int = 1) -> int:
@@ -92,11 +92,11 @@ class Config:
         return value
 
     def index(self, key: str, high: int) -> int:
-        """Return a whole number from 0 to ``high``, no size: not listed where it is defaulted."""
+        """Return a whole number from 0 to ``high``, not a size: its default is not listed."""
         return int(self.fields.integer(self._key(key), self.default(key), high=high))
 
     def optional_size(self, key: str, high: int = MAX_WIDTH, *, low: int = 1) -> int | None:
-        """Return a whole number, or None where the file says null or the default is None."""
+        """Return a whole number, or None for null or a default of None."""
         if self.is_null(key):
             return None
         default = self.defaults.values.get(key)
@@ -132,7 +132,7 @@ class Config:
     def choices_per_layer(
         self, key: str, num_layers: int, choices: Iterable[str]
     ) -> list[str] | None:
-        """Return one of ``choices`` for each layer, or None where the file does not say."""
+        """Return one of ``choices`` for each layer, or None without the key."""
         if not self.has(key):
             return None
         values = self.fields.items(self._key(key))
@@ -154,6 +154,6 @@ class Config:
         return self.fields.wrong(self._key(key), value, allowed)
 
     def must_divide(self, divisor: str, number: int, key: str, value: int) -> None:
-        """Raise unless the value of ``divisor`` divides the value of ``key``."""
+        """Raise unless the value of ``divisor`` divides that of ``key``."""
         if value % number:
             raise self.wrong(divisor, number, f"a divisor of {self._key(key)} = {value:,}")

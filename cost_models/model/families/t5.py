@@ -1,11 +1,11 @@
-"""T5: an encoder and a decoder with cross attention, relative position biases, tied embeddings."""
+"""T5: encoder and decoder with cross attention, relative position biases, tied embeddings."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from cost_models.model.families.blocks import (
-    Sizes,
+    TransformerSizes,
     Weights,
     assemble,
     embedding,
@@ -50,8 +50,8 @@ T5 = Defaults(
 ENCODER: Final = "encoder"
 DECODER: Final = "decoder"
 LENGTHS: Final = (
-    "seq_len counts the encoder's tokens and as many of the decoder: both run at that length, what "
-    "is shorter is filled up"
+    "seq_len is the length of both the encoder's and the decoder's sequences; shorter ones are "
+    "padded to it"
 )
 
 
@@ -77,7 +77,7 @@ def t5(config: Config) -> ModelSpec:
     untied = not config.fields.flag("tie_word_embeddings", True)
     assumptions = [LENGTHS]
     if untied:
-        assumptions.append("transformers ties T5's embeddings, whatever the config says")
+        assumptions.append("transformers ties T5's embeddings regardless of the config")
     return assemble(
         config,
         sizes,
@@ -112,8 +112,10 @@ def _feed_forward(config: Config) -> FeedForward:
     )
 
 
-def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: int) -> LayerKind:
-    """Build one block; the first of each stack holds the biases (``buckets`` > 0) for all."""
+def _block(
+    sizes: TransformerSizes, feed_forward: FeedForward, stack_name: str, buckets: int
+) -> LayerKind:
+    """Build one block; the first of each stack has the position biases (``buckets`` > 0)."""
     hidden_size, is_decoder = sizes.hidden_size, stack_name == DECODER
     mlp = 2 if is_decoder else 1
     cross = (
@@ -142,11 +144,11 @@ def _block(sizes: Sizes, feed_forward: FeedForward, stack_name: str, buckets: in
     )
 
 
-def _attends(sizes: Sizes, *, causal: bool) -> Attention:
+def _attends(sizes: TransformerSizes, *, causal: bool) -> Attention:
     return ordinary_attention(sizes, rotary=False, causal=causal, softmax_in_fp32=False)
 
 
-def _attention(name: str, sizes: Sizes, buckets: int = 0) -> Weights:
+def _attention(name: str, sizes: TransformerSizes, buckets: int = 0) -> Weights:
     inner = sizes.query_size
     bias = Weight(
         f"{name}.relative_attention_bias.weight", (buckets, sizes.num_heads), "lookup", "column"

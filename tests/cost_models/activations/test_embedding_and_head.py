@@ -15,7 +15,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
@@ -42,7 +42,7 @@ def outer(model: ModelSpec, plan: Plan, stages: int = 1, rank: int = 0) -> tuple
     """Bytes a token: what the embedding saves, and norm and projection."""
     size = model.num_layers // stages
     ranges = [(size * s, size * (s + 1)) for s in range(stages)]
-    contents = contents_of(model, ranges, range(stages), rank)
+    contents = contents_of_rank(model, ranges, range(stages), rank)
     table = PlanTable.from_plans([plan])
     embedding = embedding_bytes_per_token(model, WORKLOAD, SOFTWARE, table, contents)
     tail, *_ = head_bytes_per_token(model, WORKLOAD, SOFTWARE, table, contents)

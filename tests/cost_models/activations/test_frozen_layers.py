@@ -21,8 +21,8 @@ from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.lora import adapted, is_adapted, quantised_bytes
 from cost_models.model.presets import load_preset
-from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
@@ -173,7 +173,7 @@ def test_fsdp1_shards_what_is_frozen_and_gathers_the_root() -> None:
 def test_fsdp1_gathers_no_layer_at_the_loss_but_the_one_that_comes() -> None:
     case = scenario(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
     table = PlanTable.from_plans([Plan(data_parallel=2, zero_stage=3, recompute="full")])
-    (rank,) = even_rank_contents(case.model, 1, 1)
+    (rank,) = even_split_contents(case.model, 1, 1)
     moments = rank_timeline(case.model, case.workload, case.software, table, rank, on_gpu=True)
     forward, backward = (float(moments[i].buffers[0]) for i in range(2))  # type: ignore[index]
     layer = 2.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
@@ -198,7 +198,7 @@ def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first(
     )
     plan = Plan(data_parallel=2, zero_stage=3, recompute="full", num_microbatches=2)
     table = PlanTable.from_plans([plan])
-    (rank,) = even_rank_contents(case.model, 1, 1)
+    (rank,) = even_split_contents(case.model, 1, 1)
     usual, changed = (
         [
             float(parts.gradients[0])  # type: ignore[index]
@@ -220,7 +220,7 @@ def test_a_projection_of_its_own_is_gathered_beside_the_last_layer() -> None:
     case = scenario("llama-3-8b", "torchtune-chunked", "", gpus=8, kind="none", seq_len=4096)
     apart = replace(case, software=case.software.changed({"sharding.flat_parameters": False}))
     table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3, recompute="full")])
-    (rank,) = even_rank_contents(case.model, 1, 1)
+    (rank,) = even_split_contents(case.model, 1, 1)
     moments = rank_timeline(apart.model, apart.workload, apart.software, table, rank, on_gpu=True)
     head, layer = 2.0 * 128256 * 4096, 2.0 * 218_112_000
     at = dict(zip(MOMENTS, moments, strict=True))

@@ -14,7 +14,7 @@ from cost_models.compute.flops import core_flops_per_token, hardware_flops_per_s
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import FULL, NONE, SELECTIVE_OPS, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_communication
@@ -53,7 +53,7 @@ def test_a_llama_layer_by_hand() -> None:
             replace(OPS, tensor_parallel=2, sequence_parallel=True),
         ]
     )
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     scenario = make_scenario(seq_len=256, global_batch_size=8)
     found = layer_bytes(model, WORKLOAD, scenario.software, table, rank) / (256 * model.num_layers)
     both = 2.0 * h + 2.0 * h  # and the layer's input

@@ -12,7 +12,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from tests.samples import llama
@@ -23,7 +23,7 @@ WORKLOAD = Workload(seq_len=512, global_batch_size=8)  # bf16
 def states(model: ModelSpec, rank: int, in_flight: float, **plan: Any) -> float:
     """Messages in hidden states, of one of two stages; full recomputation."""
     half = model.num_layers // 2
-    contents = contents_of(model, [(0, half), (half, model.num_layers)], range(2), rank)
+    contents = contents_of_rank(model, [(0, half), (half, model.num_layers)], range(2), rank)
     table = PlanTable.from_plans(
         [Plan(pipeline_parallel=2, num_microbatches=4, recompute="full", **plan)]
     )

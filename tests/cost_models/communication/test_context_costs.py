@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cost_models.activations.live import held_activations
-from cost_models.communication.context_parallel import exposed_seconds, sent_key_heads
+from cost_models.communication.context_parallel import exchanged_key_heads, exposed_context_seconds
 from cost_models.communication.volumes import rank_traffic
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import CONTEXT_METHODS, RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
@@ -26,7 +26,7 @@ RING = Plan(context_parallel=4, micro_batch_size=2, num_microbatches=4)
 def traffic(plan: Plan, model: Any = None) -> dict[tuple[str, str], tuple[float, float]]:
     """Count and bytes of a plan without a pipeline, of what is not zero."""
     model = model or llama()
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     found = rank_traffic(model, WORKLOAD, PlanTable.from_plans([plan]), rank)
     values = {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}  # type: ignore[index]
     return {key: value for key, value in values.items() if value[0]}
@@ -87,7 +87,7 @@ def test_allgather_and_ulysses_by_hand() -> None:
 def test_ulysses_repeats_key_heads_until_every_rank_has_one() -> None:
     attention = llama(num_key_value_heads=2).kinds[0].attention
     table = PlanTable.from_plans([Plan(context_parallel=n) for n in (1, 2, 4, 8)])
-    assert np.asarray(sent_key_heads(attention, table)).tolist() == [2, 2, 4, 8]
+    assert np.asarray(exchanged_key_heads(attention, table)).tolist() == [2, 2, 4, 8]
 
 
 def test_messages_and_collectives_of_hidden_states_shrink_with_the_tokens() -> None:
@@ -115,8 +115,8 @@ def test_a_long_ring_hides_behind_attention_and_a_short_one_does_not() -> None:
 def test_nothing_hides_on_a_cpu() -> None:
     table = PlanTable.from_plans([RING])
     arguments = (np.array([1.0]), np.array([9.0]), np.array([9.0]), table, 4.0)
-    assert float(exposed_seconds(*arguments, overlaps=False)[0]) == 1.0  # type: ignore[index]
-    hidden = float(exposed_seconds(*arguments, overlaps=True)[0])  # type: ignore[index]
+    assert float(exposed_context_seconds(*arguments, overlaps=False)[0]) == 1.0  # type: ignore[index]
+    hidden = float(exposed_context_seconds(*arguments, overlaps=True)[0])  # type: ignore[index]
     assert 0 < hidden < 0.2
 
 
@@ -126,7 +126,7 @@ def test_saved_activations_are_shared_out(method: str) -> None:
     table = PlanTable.from_plans(
         [Plan(context_parallel=n, context_parallel_method=method) for n in (1, 4)]  # type: ignore[arg-type]
     )
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
     one, four = np.asarray(held.saved).tolist()
     # ulysses keeps the output by heads and by tokens

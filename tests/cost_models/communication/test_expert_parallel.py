@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_models.communication.expert_parallel import copies_of, exposed_exchange, routed_tokens
+from cost_models.communication.expert_parallel import (
+    exposed_all_to_all_seconds,
+    max_experts_per_token,
+    routed_tokens,
+)
 from cost_models.communication.seconds import axis_seconds
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
 from cost_models.partition.rank_parameters import table_parameters
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
@@ -40,7 +44,7 @@ PLANS = [
 
 
 def traffic_of(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
-    (rank,) = even_rank_contents(MODEL, 1, 1)
+    (rank,) = even_split_contents(MODEL, 1, 1)
     found = rank_traffic(MODEL, WORKLOAD, PlanTable.from_plans([plan]), rank)
     return {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
 
@@ -66,7 +70,7 @@ def test_experts_that_nobody_else_holds_are_not_reduced() -> None:
 
 
 def test_a_table_is_priced_as_its_rows() -> None:
-    (rank,) = even_rank_contents(MODEL, 1, 1)
+    (rank,) = even_split_contents(MODEL, 1, 1)
     table = PlanTable.from_plans(PLANS)
     whole = rank_traffic(MODEL, WORKLOAD, table, rank)
     params = table_parameters(MODEL, rank, table)
@@ -76,11 +80,11 @@ def test_a_table_is_priced_as_its_rows() -> None:
             assert (traffic.count[row], traffic.size[row]) == alone[key]
         one = table_parameters(MODEL, rank, PlanTable.from_plans([plan]))
         assert params.total[row] == one.total[0]
-        assert params.apart[row] == one.apart[0]
+        assert params.expert_total[row] == one.expert_total[0]
 
 
 def test_more_ranks_for_the_experts_never_hold_more_of_them() -> None:
-    (rank,) = even_rank_contents(MODEL, 1, 1)
+    (rank,) = even_split_contents(MODEL, 1, 1)
     table = PlanTable.from_plans([Plan(4, 2, expert_parallel=n) for n in (1, 2, 4)])
     assert (np.diff(table_parameters(MODEL, rank, table).total) < 0).all()
     assert (routed_tokens(WORKLOAD, table) == 64).all()
@@ -99,8 +103,8 @@ def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
     assert once[1] == inside
     bandwidth = float(exchange_bandwidth(CLUSTER, 16, 1, copies=8))
     assert bandwidth == pytest.approx(50e9 * 15 / 8 * 8 / (2 * (1 - 0.5**8)))
-    assert copies_of(MODEL) == 2
-    assert copies_of(sample_model("llama")) == 0
+    assert max_experts_per_token(MODEL) == 2
+    assert max_experts_per_token(sample_model("llama")) == 0
 
 
 def test_another_micro_batch_hides_what_leaves_a_node() -> None:
@@ -108,9 +112,9 @@ def test_another_micro_batch_hides_what_leaves_a_node() -> None:
     table, waits = PlanTable.from_plans(plans), software_profile("nemo")
     hides = waits.changed({"overlap.expert_exchange_between_nodes": True})
     for traffic, left in [(4.0, 1.0), (12.0, 4.5)]:  # behind passes of 10 seconds, at a quarter
-        found = exposed_exchange(traffic, 10.0, CLUSTER, hides, table)
+        found = exposed_all_to_all_seconds(traffic, 10.0, CLUSTER, hides, table)
         assert found.tolist() == [left, traffic], "inside a node it is waited for"
-        assert exposed_exchange(traffic, 10.0, CLUSTER, waits, table) == traffic
+        assert exposed_all_to_all_seconds(traffic, 10.0, CLUSTER, waits, table) == traffic
         everywhere = hides.changed({"overlap.expert_exchange_inside_nodes": True})
-        found = exposed_exchange(traffic, 10.0, CLUSTER, everywhere, table)
+        found = exposed_all_to_all_seconds(traffic, 10.0, CLUSTER, everywhere, table)
         assert found.tolist() == [left, left]

@@ -7,11 +7,11 @@ import pytest
 
 from cost_models.communication.nccl_protocols import (
     CHOICES,
-    Group,
-    all_choices,
-    chosen,
+    NcclGroup,
     direct_all_reduce,
+    fastest_choice,
     nccl_seconds,
+    seconds_by_choice,
 )
 from hardware_profiles.cluster.nvlink_domains import domains_spanned
 from hardware_profiles.cluster.parse import parse_cluster
@@ -23,7 +23,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 def test_the_protocol_changes_with_the_size() -> None:
     sizes = 2.0 ** np.arange(10, 31)
-    _, index = chosen("all_reduce", sizes, Group(8, 1, A100))
+    _, index = fastest_choice("all_reduce", sizes, NcclGroup(8, 1, A100))
     protocols = [CHOICES[i][1] for i in index]
     assert protocols[0] == "ll"
     assert protocols[-1] == "simple"
@@ -33,12 +33,12 @@ def test_the_protocol_changes_with_the_size() -> None:
 
 def test_by_hand() -> None:
     """Ring, LL128, 2 nodes of 8: 14 us, 26 steps of 1.9 us inside, 4 of 4 us between."""
-    seconds = nccl_seconds("all_reduce", 1e6, Group(16, 2, 188e9), "ring", "ll128")
+    seconds = nccl_seconds("all_reduce", 1e6, NcclGroup(16, 2, 188e9), "ring", "ll128")
     assert float(seconds) == pytest.approx(
         14e-6 + 26 * 1.9e-6 + 4 * 4.0e-6 + 2 * 15 / 16 * 1e6 / (0.92 * 188e9)
     )
     # tree, LL: 6.8 us, 2 (7 x 0.6 + 1 x 5), of 39 GB/s at most
-    seconds = nccl_seconds("all_reduce", 1e6, Group(16, 2, 188e9), "tree", "ll")
+    seconds = nccl_seconds("all_reduce", 1e6, NcclGroup(16, 2, 188e9), "tree", "ll")
     assert float(seconds) == pytest.approx(6.8e-6 + 2 * (7 * 0.6e-6 + 5e-6) + 2e6 / 39e9)
 
 
@@ -46,40 +46,40 @@ def test_large_tensors_take_what_the_training_formulas_say() -> None:
     """One node: ring, Simple, within the constant that a collective takes to start."""
     from cost_models.communication.ring_and_tree import ring_all_reduce
 
-    seconds, index = chosen("all_reduce", 1e9, Group(8, 1, A100))
+    seconds, index = fastest_choice("all_reduce", 1e9, NcclGroup(8, 1, A100))
     assert CHOICES[int(index)] == ("ring", "simple")
     assert float(seconds) == pytest.approx(float(ring_all_reduce(1e9, 8, A100, 3.4e-6)), rel=2e-3)
 
 
 def test_only_hopper_adds_up_in_its_switches() -> None:
-    hopper = Group(8, 1, 344e9, architecture="Hopper")
+    hopper = NcclGroup(8, 1, 344e9, architecture="Hopper")
     large = 1e9
-    assert np.isinf(nccl_seconds("all_reduce", large, Group(8, 1, A100), "nvls", "simple"))
+    assert np.isinf(nccl_seconds("all_reduce", large, NcclGroup(8, 1, A100), "nvls", "simple"))
     assert float(nccl_seconds("all_reduce", large, hopper, "nvls", "simple")) == pytest.approx(
         23e-6 + large / (5 / 6 * 344e9)
     )
-    assert CHOICES[int(chosen("all_reduce", large, hopper)[1])][0] == "nvls"
+    assert CHOICES[int(fastest_choice("all_reduce", large, hopper)[1])][0] == "nvls"
     assert np.isinf(nccl_seconds("all_gather", large, hopper, "nvls", "simple"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_costs_nothing_and_something_always_can(kind: str) -> None:
     for link in LINKS:
-        assert float(chosen(kind, 1e6, Group(1, 1, 1e9, link))[0]) == 0.0
-        assert np.isfinite(chosen(kind, 1e6, Group(32, 4, 1e9, link))[0])
+        assert float(fastest_choice(kind, 1e6, NcclGroup(1, 1, 1e9, link))[0]) == 0.0
+        assert np.isfinite(fastest_choice(kind, 1e6, NcclGroup(32, 4, 1e9, link))[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_is_its_rows(kind: str) -> None:
     sizes, ranks = np.array([0.0, 4096.0, 1e6, 1e9]), np.array([1, 8, 16, 64])
     nodes, bandwidth = np.array([1, 1, 2, 8]), np.array([1e9, 2e11, 1e11, 5e10])
-    table = all_choices(kind, sizes, Group(ranks, nodes, bandwidth, "nvlink", "Hopper"))
+    table = seconds_by_choice(kind, sizes, NcclGroup(ranks, nodes, bandwidth, "nvlink", "Hopper"))
     for choice, column in table.items():
         rows = [
             nccl_seconds(
                 kind,
                 float(sizes[i]),
-                Group(int(ranks[i]), int(nodes[i]), float(bandwidth[i]), "nvlink", "Hopper"),
+                NcclGroup(int(ranks[i]), int(nodes[i]), float(bandwidth[i]), "nvlink", "Hopper"),
                 *choice,
             )
             for i in range(4)

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from cost_models.activations.live import layer_bytes
-from cost_models.communication.host_link import HOST_MEMORY_BANDWIDTH, activation_seconds, host_link
-from cost_models.communication.paged_states import usable_bytes
-from cost_models.partition.stages import even_rank_contents
+from cost_models.communication.host_link import (
+    HOST_MEMORY_BANDWIDTH,
+    activation_offload_seconds,
+    host_link,
+    usable_bytes,
+)
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.pricing.step_bounds import step_times
@@ -90,7 +94,7 @@ def test_paged_states_that_do_not_fit_come_and_go_once_a_step() -> None:
 
 def test_two_layers_are_all_that_is_left_of_the_activations() -> None:
     scenario = scenario_of()
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
     every = layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank)
     plain, moved = priced(scenario, "none"), priced(scenario, "activations")
@@ -101,9 +105,12 @@ def test_two_layers_are_all_that_is_left_of_the_activations() -> None:
 
 
 def test_a_copy_that_computation_hides_costs_only_its_way_back() -> None:
-    assert activation_seconds(1e9, 1.0, 1.0, 10e9) == (0.0, 0.1)
-    assert activation_seconds(1e9, 1.0, 1.0, 10e9, prefetched=True) == (0.0, 0.0)
-    assert activation_seconds(4e9, 1.0, 0.3, 10e9, prefetched=True) == (0.0, pytest.approx(0.1))
+    assert activation_offload_seconds(1e9, 1.0, 1.0, 10e9) == (0.0, 0.1)
+    assert activation_offload_seconds(1e9, 1.0, 1.0, 10e9, prefetched=True) == (0.0, 0.0)
+    assert activation_offload_seconds(4e9, 1.0, 0.3, 10e9, prefetched=True) == (
+        0.0,
+        pytest.approx(0.1),
+    )
 
 
 def test_both_together_save_and_cost_what_each_does() -> None:

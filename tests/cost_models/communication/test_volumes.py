@@ -10,12 +10,12 @@ import itertools
 import numpy as np
 import pytest
 
-from cost_models.communication.traffic import TrafficHabits
+from cost_models.communication.traffic import TrafficOptions
 from cost_models.communication.volumes import AXES, KINDS, pass_traffic, rank_traffic
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.stages import even_rank_contents
-from cost_models.partition.tensor_sharding import cut_dim, data_shard, tensor_shape
+from cost_models.partition.stages import even_split_contents
+from cost_models.partition.tensor_sharding import data_shard, shard_dim, tensor_parallel_shape
 from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from tests.samples import CONFIGS
@@ -40,7 +40,7 @@ def _plans(pipeline_parallel: int) -> list[Plan]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
     model, plans = _model(name), _plans(pipeline_parallel)
-    for rank in even_rank_contents(model, pipeline_parallel, 1):
+    for rank in even_split_contents(model, pipeline_parallel, 1):
         table = rank_traffic(model, WORKLOAD, PlanTable.from_plans(plans), rank)
         assert {axis for axis, _ in table} <= set(AXES)
         assert {kind for _, kind in table} <= set(KINDS)
@@ -57,7 +57,7 @@ def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
 
 def test_a_single_rank_sends_nothing():
     model = _model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     traffic = rank_traffic(model, WORKLOAD, PlanTable.from_plans([Plan(num_microbatches=8)]), rank)
     assert all(float(t.count[0]) == float(t.size[0]) == 0 for t in traffic.values())
 
@@ -65,7 +65,7 @@ def test_a_single_rank_sends_nothing():
 def test_zero_by_hand():
     """Without padding: w P for the reduction, c P for each gathering (ZeRO, sec. 7)."""
     model = _model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     numel, layers, m = model.num_parameters, model.num_layers, 4
     for stage in range(4):
         table = PlanTable.from_plans([Plan(2, zero_stage=stage, num_microbatches=m)])
@@ -92,21 +92,21 @@ def test_zero_by_hand():
 def test_habits_of_other_trainers_by_hand():
     """Llama: queries, keys and values read the same, and so do gate and up."""
     model = _model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     layers, m = model.num_layers, 4
     plan = Plan(2, tensor_parallel=2, sequence_parallel=True, zero_stage=3, num_microbatches=m)
     table = PlanTable.from_plans([plan])
 
-    def counts(**habits: bool) -> dict[tuple[str, str], float]:
-        found = pass_traffic(model, WORKLOAD, table, rank, habits=TrafficHabits(**habits))
+    def counts(**options: bool) -> dict[tuple[str, str], float]:
+        found = pass_traffic(model, WORKLOAD, table, rank, options=TrafficOptions(**options))
         return {key: float(t.count[0]) for key, t in found.items()}
 
-    ours, own = counts(), counts(gathers_by_matrix=True)
+    ours, own = counts(), counts(gathers_per_matrix=True)
     more = m * layers * ((3 - 1) + (2 - 1))
     # forward, again for the gradients of weights; the gradients of inputs
     assert own["tensor", "all_gather"] == ours["tensor", "all_gather"] + 2 * more
     assert own["tensor", "reduce_scatter"] == ours["tensor", "reduce_scatter"] + more
-    kept = counts(gathers_again=False)
+    kept = counts(regathers_inputs=False)
     assert kept["tensor", "all_gather"] == ours["tensor", "all_gather"] - m * (2 * layers + 1)
     whole = counts(gathers_logits=True)
     assert whole["tensor", "all_gather"] == ours["tensor", "all_gather"] + m
@@ -121,21 +121,21 @@ def test_shares_of_uneven_tensors():
     model = _model("gpt2")
     weights = {w.name: w for w in (*model.embedding, *model.kinds[0].weights)}
     fused = weights["attn.c_attn.weight"]
-    assert (cut_dim(fused), fused.shape) == (1, (64, 192))
-    assert [float(x) for x in tensor_shape(fused, 4)] == [64, 48]
+    assert (shard_dim(fused), fused.shape) == (1, (64, 192))
+    assert [float(x) for x in tensor_parallel_shape(fused, 4)] == [64, 48]
     assert float(data_shard(fused, 4, 3)) == 22 * 48
     bias = weights["attn.c_attn.bias"]
     assert float(data_shard(bias, 4, 1)) == 48
     output = weights["attn.c_proj.weight"]
-    assert [float(x) for x in tensor_shape(output, 4)] == [16, 64]
+    assert [float(x) for x in tensor_parallel_shape(output, 4)] == [16, 64]
 
 
 def test_biases_of_experts_and_tables_of_biases_are_cut_along_their_outputs():
     model = _model("llama")
-    assert all(cut_dim(w) in (None, 0, 1) for kind in model.kinds for w in kind.weights)
+    assert all(shard_dim(w) in (None, 0, 1) for kind in model.kinds for w in kind.weights)
     of_experts = Weight("mlp.experts.gate_up_proj_bias", (8, 64), "vector", "column", "experts")
-    assert cut_dim(of_experts) == 1
+    assert shard_dim(of_experts) == 1
     stored_in_out = Weight("a", (8, 32, 64), "expert", "column", "experts", transposed=True)
-    assert cut_dim(stored_in_out) == 2
+    assert shard_dim(stored_in_out) == 2
     of_buckets = Weight("relative_attention_bias.weight", (32, 8), "lookup", "column")
-    assert cut_dim(of_buckets) == 1
+    assert shard_dim(of_buckets) == 1

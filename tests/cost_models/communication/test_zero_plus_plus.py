@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.communication.volumes import blocks, data_traffic
-from cost_models.partition.stages import even_rank_contents
+from cost_models.communication.volumes import communication_units, data_traffic
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
@@ -37,11 +37,14 @@ def first(column: Any) -> float:
 def volumes(**changes: Any) -> dict[str, float]:
     """Bytes of the layers, in 16-bit weights of them, by axis and kind."""
     scenario = scenario_of()
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([replace(PLAN, **changes)])
     found = data_traffic(scenario.model, scenario.workload, table, rank)
     outer = sum(
-        2.0 * w.numel for b in blocks(scenario.model, rank) if b.gathers == 1.0 for w in b.weights
+        2.0 * w.numel
+        for b in communication_units(scenario.model, rank)
+        if b.gathers == 1.0
+        for w in b.weights
     )
     layers = 2.0 * scenario.model.num_parameters - outer
     int8, int4 = changes.get("quantised_weights"), changes.get("quantised_gradients")

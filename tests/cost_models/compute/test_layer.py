@@ -19,7 +19,7 @@ from cost_models.compute.rates import Rates
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
-from cost_models.partition.recomputed_layers import last_matrix
+from cost_models.partition.recomputed_layers import skipped_last_matrix
 from hardware_profiles.software.trainer import software_profile
 from tests.cost_models.model.test_families import tiny
 from tests.samples import CONFIGS, GPT3, llama, sample_model
@@ -107,7 +107,7 @@ def test_the_last_matrix_is_recomputed_only_where_somebody_reads_its_result() ->
 
     def left_out(kind: LayerKind, software: str = "shardplan", dropout: bool = False) -> list[str]:
         profile = software_profile(software)
-        return [w.name for w in last_matrix(kind, hidden_dropout=dropout, software=profile)]
+        return [w.name for w in skipped_last_matrix(kind, hidden_dropout=dropout, software=profile)]
 
     assert left_out(kind) == left_out(kind, "torchtune") == ["mlp.down_proj.weight"]
     assert left_out(kind, "megatron") == left_out(kind, "hf-trainer") == []

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cost_models.legality.rules import require_legal
 from cost_models.memory.peak import MOMENTS, rank_timeline
 from cost_models.model.families import model_spec
-from cost_models.partition.of_plan import default_layer_ranges, pipeline_rank
+from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario

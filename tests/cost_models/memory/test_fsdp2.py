@@ -16,7 +16,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.lora import trainable_part
 from cost_models.partition.rank_parameters import table_parameters
 from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
@@ -36,7 +36,7 @@ class Case:
         workload = Workload(64, plan.global_batch_size, precision=precision)  # type: ignore[arg-type]
         table = PlanTable.from_plans([plan])
         ranges = split_layers(model.num_layers, plan.num_stages)
-        rank = contents_of(model, ranges, ranks_of_stages(plan), 0)
+        rank = contents_of_rank(model, ranges, ranks_of_stages(plan), 0)
         self.sizes = table_parameters(trainable_part(model), rank, table)
         held = held_activations(model, workload, SOFTWARE, table, rank)
         self.blocks = Blocks.of(
@@ -171,7 +171,7 @@ def test_experts_by_themselves() -> None:
     """Fresh, then beside the copy for their reduction, then what is left of that."""
     config = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     case = Case(Plan(data_parallel=16, expert_parallel=8, zero_stage=2), **config)
-    experts = number(case.sizes.apart_layer)
+    experts = number(case.sizes.expert_layer)
     assert 0.0 < experts < case.layer
 
     def buffers(experts_are: str) -> float:
@@ -190,7 +190,7 @@ def test_experts_by_themselves() -> None:
 def test_zero_3_copies_experts_out_of_what_was_gathered() -> None:
     config = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     case = Case(Plan(data_parallel=8, expert_parallel=4, zero_stage=3), **config)
-    experts = number(case.sizes.apart_layer)
+    experts = number(case.sizes.expert_layer)
     block = case.blocks.spots[1].block  # between layers of its size
     assert number(block.ahead) == case.layer - experts
 

@@ -8,7 +8,7 @@ import torch
 
 from cost_models.memory.head_gradients import HeadGradients, head_gradients
 from cost_models.partition.rank_parameters import rank_parameters
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
@@ -25,7 +25,7 @@ def waiting(
 ) -> tuple[Scenario, HeadGradients]:
     scenario = make_scenario(sample_model(name), seq_len=8192, global_batch_size=1)
     table = PlanTable.from_plans([plan or Plan()])
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     params = rank_parameters(scenario.model, rank, table.tensor_parallel, 1)
     found = head_gradients(
         scenario.model, scenario.workload, software, table, rank, params, np.array([logits])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cost_models.activations.live import layer_bytes
-from cost_models.communication.host_link import NVME_BANDWIDTH, drive_seconds, weight_seconds
+from cost_models.communication.host_link import NVME_BANDWIDTH, nvme_seconds, weight_fetch_seconds
 from cost_models.legality.rules import legality_codes, require_legal
 from cost_models.memory.host import offloaded_bytes
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import PredictionTable, price
@@ -65,7 +65,7 @@ def test_whole_replicas_take_the_host_eight_times() -> None:
 
 def test_activations_but_those_of_two_layers() -> None:
     scenario = scenario_of()
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
     every = first(layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank))
     layers = scenario.model.num_layers
@@ -118,8 +118,8 @@ def test_offloaded_weights_cost_time() -> None:
     stored = 12 * scenario.model.num_parameters
     more = first(driven.optimizer) - first(moved.optimizer)
     assert more == pytest.approx(2 * stored / NVME_BANDWIDTH)
-    assert first(drive_seconds(NVME_BANDWIDTH)) == 2
-    assert [first(x) for x in weight_seconds(10.0, 1.0, 20.0, 1.0)] == [9.0, 0.0]
+    assert first(nvme_seconds(NVME_BANDWIDTH)) == 2
+    assert [first(x) for x in weight_fetch_seconds(10.0, 1.0, 20.0, 1.0)] == [9.0, 0.0]
 
 
 @pytest.mark.parametrize(

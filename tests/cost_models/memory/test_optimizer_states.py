@@ -24,7 +24,7 @@ from cost_models.memory.optimizer_states import (
 from cost_models.memory.peak import MOMENTS
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.rank_parameters import table_parameters
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price
@@ -97,7 +97,7 @@ def test_factors_under_sharding() -> None:
     assert resident("adafactor", MATRIX, data_parallel=8) == 4 * (11008 + 4096)  # ZeRO-0
     both = {**sharded, "tensor_parallel": 4}
     assert resident("adafactor", MATRIX, **both) == 4 * (11008 / 8 / 4 + 4096)
-    row = replace(MATRIX, shape=(4096, 11008), cut="row")
+    row = replace(MATRIX, shape=(4096, 11008), sharding="row")
     assert resident("adafactor", row, **both) == 4 * (4096 / 8 + 11008 / 4)
     # eight experts over eight ranks: one each; over 16, which have to share rows
     assert resident("adafactor", EXPERTS, **sharded) == 4 * (4096 + 14336)
@@ -129,12 +129,14 @@ def test_a_whole_model_by_tensor_is_the_model_by_parameter(family: str) -> None:
     workload = Workload(8, 8, optimizer="paged_adamw")  # by tensor, though every element has two
     for plan in plans:
         columns = PlanTable.from_plans([plan])
-        for rank in even_rank_contents(model, plan.pipeline_parallel, 1):
+        for rank in even_split_contents(model, plan.pipeline_parallel, 1):
             found = rank_states(model, workload, columns, rank)
             parameters = table_parameters(model, rank, columns)
             shards = plan.shard_ranks if plan.zero_stage else 1
             experts = plan.expert_shard_ranks if plan.zero_stage else 1
-            elements = (parameters.total - parameters.apart) / shards + parameters.apart / experts
+            elements = (
+                parameters.total - parameters.expert_total
+            ) / shards + parameters.expert_total / experts
             total = float(np.ravel(found.resident + found.paged)[0])
             assert total == pytest.approx(8 * float(np.ravel(elements)[0]), rel=1e-12)
 
@@ -165,7 +167,7 @@ def _torch_states(model: ModelSpec, optimizer: str) -> float:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_states_are_those_of_torch(family: str, optimizer: Optimizer) -> None:
     model = sample_model(family)
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer=optimizer)
     found = rank_states(model, workload, table(), rank)
     assert float(found.resident[0]) == _torch_states(model, optimizer)  # type: ignore[index]
@@ -261,7 +263,7 @@ def test_torch_makes_the_copies_that_are_priced() -> None:
 
 def test_muon_takes_a_whole_matrix_and_its_products() -> None:
     model = sample_model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer="muon")
     found = update_bytes(model, workload, OURS, table(), rank, 0.0)
     rows, columns = CONFIGS["llama"]["intermediate_size"], CONFIGS["llama"]["hidden_size"]
@@ -272,7 +274,7 @@ def test_muon_takes_a_whole_matrix_and_its_products() -> None:
 def test_muon_multiplies_whole_matrices() -> None:
     """By hand: attention of 64 x 64 (two of 64 x 32), an MLP of 128 x 64, eight layers."""
     model = sample_model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer="muon")
 
     def product(rows: int, columns: int) -> int:

@@ -12,9 +12,9 @@ from cost_models.memory.peak import MOMENTS
 from cost_models.memory.timeline import timelines
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.partition.rank_parameters import rank_parameters
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_memories
 from cost_models.scenario import Scenario
@@ -25,7 +25,7 @@ def total_parameters(model: ModelSpec, pipeline: int, tensor: int = 1) -> float:
     return float(
         sum(
             rank.multiplicity * rank_parameters(model, rank, tensor, pipeline).total
-            for rank in even_rank_contents(model, pipeline, 1)
+            for rank in even_split_contents(model, pipeline, 1)
         )
     )
 
@@ -41,7 +41,7 @@ def test_a_tied_projection_is_a_second_copy_on_the_last_stage_of_a_pipeline() ->
     copy = model.vocab_size * model.hidden_size
     assert total_parameters(model, 1) == model.num_parameters
     assert total_parameters(model, 2) == model.num_parameters + copy
-    first, last = even_rank_contents(model, 2, 1)
+    first, last = even_split_contents(model, 2, 1)
     assert rank_parameters(model, last, 4, 2).head == copy / 4 + model.hidden_size
     assert rank_parameters(model, first, 4, 2).head == 0
     assert rank_parameters(model, first, 4, 2).embedding == copy / 4

@@ -16,12 +16,12 @@ from cost_models.activations.fp8 import (
     gathered_cast_share,
 )
 from cost_models.activations.saved import Regions, feed_forward_bytes, layer_regions
-from cost_models.communication.traffic import TrafficHabits
+from cost_models.communication.traffic import TrafficOptions
 from cost_models.communication.volumes import pass_traffic
 from cost_models.compute.rates import rates
 from cost_models.model.lora import STORED_BYTES, adapted
 from cost_models.partition.rank_parameters import frozen_bytes
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Quantisation, Workload
 from cost_models.pricing.estimate import price
@@ -80,7 +80,7 @@ def test_inputs_of_experts_too() -> None:
 
 def test_two_copies_of_every_matrix_of_a_layer() -> None:
     model = sample_model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(), Plan(1, 4), Plan(4, zero_stage=2)])
     found = fp8_weight_bytes(model, one, rank, 2.0)
@@ -91,7 +91,7 @@ def test_two_copies_of_every_matrix_of_a_layer() -> None:
 def test_copies_are_sharded_with_the_weights() -> None:
     """And two layers of them are gathered; without, Llama-3-70B would not fit any GPU."""
     model = sample_model("llama")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(zero_stage=3), Plan(4, zero_stage=3), Plan(8, zero_stage=3)])
     found = fp8_weight_bytes(model, one, rank, 2.0)
@@ -105,7 +105,7 @@ def test_copies_are_sharded_with_the_weights() -> None:
 
 def test_copies_of_experts_are_shared_out_with_them() -> None:
     model = sample_model("mixtral")
-    (rank,) = even_rank_contents(model, 1, 1)
+    (rank,) = even_split_contents(model, 1, 1)
     weights = model.kinds[0].weights
     experts = sum(w.numel for w in weights if w.role == "expert")
     others = sum(w.numel for w in weights if w.role == "linear" and w.part != "router")
@@ -174,9 +174,9 @@ def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
     assert gathered_bytes(scenario.workload, MEGATRON) is None
     assert gathered_bytes(eight, software_profile("shardplan")) is None
     table = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     wide, narrow = (
-        pass_traffic(scenario.model, eight, table, rank, habits=TrafficHabits(gather_bytes=each))
+        pass_traffic(scenario.model, eight, table, rank, options=TrafficOptions(gather_bytes=each))
         for each in (None, 1.0)
     )
     state = 2.0 * 4096 * 4096
@@ -224,7 +224,7 @@ def qlora(quantisation: Quantisation) -> tuple[Scenario, float]:
 def stored_bits(quantisation: Quantisation) -> float:
     """Bits of a quantised element, of a whole model."""
     scenario, matrices = qlora(quantisation)
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([Plan()])
     stored = first(frozen_bytes(scenario.model, rank, table, scenario.workload, scenario.software))
     plain = sum(
@@ -255,7 +255,7 @@ def test_double_quantisation_saves_3_gb_of_65_billion() -> None:
 def test_int8_has_a_scale_for_every_output() -> None:
     """Cut along the inputs a rank has all outputs, cut along the outputs its own."""
     scenario, matrices = qlora("int8")
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     kind = scenario.model.kinds[0]
     for tensor in (1, 4):
         table = PlanTable.from_plans([Plan(1, tensor)])
@@ -265,7 +265,9 @@ def test_int8_has_a_scale_for_every_output() -> None:
         four = replace(scenario.workload, quantisation="nf4")
         nf4 = first(frozen_bytes(scenario.model, rank, table, four, scenario.software))
         rows = sum(
-            w.shape[0] / (tensor if w.cut == "column" else 1) for w in kind.weights if w.quantised
+            w.shape[0] / (tensor if w.sharding == "column" else 1)
+            for w in kind.weights
+            if w.quantised
         )
         expected = (1.0 - 0.5625) * matrices / tensor + 4 * rows * scenario.model.num_layers
         assert eight - nf4 == pytest.approx(expected, rel=1e-12)

@@ -8,7 +8,7 @@ import pytest
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
 from cost_models.memory.timeline import timelines
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_memories
 from cost_models.scenario import Scenario

@@ -375,13 +375,13 @@ def test_cuts(config: dict[str, Any]) -> None:
     """What is cut among tensor-parallel ranks comes in pairs, column then row; norms are whole."""
     for kind in spec_of(config).kinds:
         linears = [w for w in kind.weights if w.role in ("linear", "expert")]
-        assert {"column", "row"} <= {w.cut for w in linears}
+        assert {"column", "row"} <= {w.sharding for w in linears}
         for weight in kind.weights:
             if weight.part in ("norm", "router"):
                 over_heads = re.search(r"\.[qk]_norm\.", weight.name) is not None
-                assert weight.cut == "replicate" or (weight.cut == "heads" and over_heads)
+                assert weight.sharding == "replicate" or (weight.sharding == "heads" and over_heads)
             if weight.name.endswith("bias"):
-                assert weight.cut in ("column", "replicate")
+                assert weight.sharding in ("column", "replicate")
 
 
 # --- what cannot be --------------------------------------------------------------------------

@@ -9,17 +9,17 @@ import pytest
 
 from cost_models.activations.live import layer_bytes
 from cost_models.compute.flops import (
+    forward_only_flops_per_token,
     frozen_flops_per_token,
-    idle_flops_per_token,
     model_flops_per_step,
 )
 from cost_models.legality.frozen_rules import untrained_stage
 from cost_models.legality.rules import CODES, legality_codes
 from cost_models.memory.fsdp1 import units
-from cost_models.model.freezing import with_frozen_parts, without_adapters_below
+from cost_models.model.freezing import with_frozen_parts, without_adapters_before
 from cost_models.model.lora import adapted, trainable_part
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload, check_freeze
 from cost_models.pricing.estimate import PredictionTable, price
@@ -60,7 +60,7 @@ def test_wrong_names_are_refused_with_what_is_allowed(text: str) -> None:
     ("freeze", "name", "words"),
     [
         ("layers:0-99", "llama", "has layers 0 to"),
-        ("all-but-head,head", "llama", "nothing of .* is left to train"),
+        ("all-but-head,head", "llama", "no parameter of .* is left to train"),
         ("head", "llama tied", "its embedding; name embedding,head or neither"),
         ("all-but-head", "llama tied", "which trains both"),
         ("layers:0-1", "t5", "an encoder and a decoder"),
@@ -92,7 +92,7 @@ def test_each_part_is_counted_by_hand() -> None:
 def test_layers_below_the_first_trained_one_are_idle() -> None:
     def idle(freeze: str) -> list[bool]:
         model = frozen(freeze)
-        return [model.kinds[kind].idle for kind in model.pattern]
+        return [model.kinds[kind].forward_only for kind in model.pattern]
 
     layers = sample_model("llama").num_layers
     assert idle("embedding,layers:0-1") == [True, True] + [False] * (layers - 2)
@@ -106,15 +106,15 @@ def test_adapters_from_a_layer_on_leave_those_below_idle() -> None:
     scenario = make_scenario("llama-3.2-1b", seq_len=2048, global_batch_size=1)
     workload = replace(scenario.workload, adapter="lora", adapter_rank=8)
     every = adapted(scenario.model, workload)
-    above = without_adapters_below(every, 4)
-    assert [above.kinds[index].idle for index in above.pattern] == [True] * 4 + [False] * 12
+    above = without_adapters_before(every, 4)
+    assert [above.kinds[index].forward_only for index in above.pattern] == [True] * 4 + [False] * 12
     adapters = every.num_trainable_parameters
     assert above.num_trainable_parameters == adapters * 12 // 16
     assert above.num_parameters == every.num_parameters - adapters * 4 // 16
-    assert without_adapters_below(every, 0) == every
+    assert without_adapters_before(every, 0) == every
     table = PlanTable.from_plans([Plan()])
-    (rank,) = even_rank_contents(every, 1, 1)
-    (kept,) = even_rank_contents(above, 1, 1)
+    (rank,) = even_split_contents(every, 1, 1)
+    (kept,) = even_split_contents(above, 1, 1)
     whole, less = (
         float(np.ravel(layer_bytes(model, workload, scenario.software, table, one)[0])[0])
         for model, one in ((every, rank), (above, kept))
@@ -140,7 +140,9 @@ def test_flops_by_hand() -> None:
     ):
         found = frozen(freeze)
         assert whole - float(model_flops_per_step(found, s, 1)) / s == pytest.approx(less), freeze
-    assert frozen_flops_per_token(model) == float(idle_flops_per_token(model, s, 2.0)) == 0.0
+    assert (
+        frozen_flops_per_token(model) == float(forward_only_flops_per_token(model, s, 2.0)) == 0.0
+    )
 
 
 def test_memory_by_hand() -> None:
@@ -163,7 +165,7 @@ def test_fsdp1_gathers_a_layer_that_is_trained_or_one_that_is_frozen() -> None:
     found = []
     for freeze in ("", "layers:0-7"):
         scenario, _ = priced(freeze, plan, software="hf-trainer")
-        (rank,) = even_rank_contents(scenario.model, 1, 1)
+        (rank,) = even_split_contents(scenario.model, 1, 1)
         whole = units(scenario.model, scenario.workload, scenario.software, table, rank)
         found.append((float(whole.layer[0]), float(whole.root[0])))  # type: ignore[index]
     assert found[0] == found[1]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cost_models.model.lora import adapted
-from cost_models.partition.tensor_sharding import cut_dim
+from cost_models.partition.tensor_sharding import shard_dim
 from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
@@ -42,11 +42,11 @@ def test_cuts_follow_the_matrix() -> None:
     (kind,) = adapted(llama(), lora()).kinds
     by_name = {w.name: w for w in kind.weights}
     column = by_name["self_attn.q_proj.lora_B.weight"]
-    assert cut_dim(column) == 0
-    assert by_name["self_attn.q_proj.lora_A.weight"].gradient_is_summand
-    assert cut_dim(by_name["mlp.down_proj.lora_A.weight"]) == 1
-    assert by_name["mlp.down_proj.lora_B.weight"].gradient_is_summand
-    assert not column.gradient_is_summand
+    assert shard_dim(column) == 0
+    assert by_name["self_attn.q_proj.lora_A.weight"].gradient_is_partial_sum
+    assert shard_dim(by_name["mlp.down_proj.lora_A.weight"]) == 1
+    assert by_name["mlp.down_proj.lora_B.weight"].gradient_is_partial_sum
+    assert not column.gradient_is_partial_sum
 
 
 def test_targets_and_four_bits() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cost_models.compute.flops import hardware_flops_per_step, layer_flops_per_token
-from cost_models.partition.recomputed_layers import Recomputed, read_by_stage
-from cost_models.partition.stages import contents_of, even_rank_contents
+from cost_models.partition.recomputed_layers import RecomputedLayers, read_recompute_layers_by_stage
+from cost_models.partition.stages import contents_of_rank, even_split_contents
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.pricing.estimate import price, rank_communication, rank_memories
 from hardware_profiles.errors import InputError
@@ -22,19 +22,19 @@ SETTING = replace(
 RANGES = split_layers(8, 2)
 
 
-def of_rank(recomputed: Recomputed, rank: int) -> tuple[int, int, int]:
-    found = contents_of(llama(), RANGES, [0, 1], rank, recomputed=recomputed)
-    return sum(found.recomputed), sum(found.kept_behind), found.recomputed_starts
+def of_rank(recomputed: RecomputedLayers, rank: int) -> tuple[int, int, int]:
+    found = contents_of_rank(llama(), RANGES, [0, 1], rank, recomputed=recomputed)
+    return sum(found.recomputed), sum(found.after_recomputed), found.recomputed_first_layers
 
 
 def test_what_a_rank_recomputes() -> None:
-    assert of_rank(Recomputed(), 1) == (4, 0, 1)
-    assert of_rank(Recomputed(3), 1) == (3, 1, 1)
-    assert of_rank(Recomputed(1, every=2), 1) == (2, 1, 1)
-    assert of_rank(Recomputed(2, every=3), 0) == (3, 0, 0)  # the first stage has no input
-    assert of_rank(Recomputed(by_stage=(3, 1)), 0) == (3, 1, 0)
-    assert of_rank(Recomputed(by_stage=(3, 1)), 1) == (1, 3, 1)
-    assert of_rank(Recomputed(by_stage=(3, 0)), 1) == (0, 0, 0)
+    assert of_rank(RecomputedLayers(), 1) == (4, 0, 1)
+    assert of_rank(RecomputedLayers(3), 1) == (3, 1, 1)
+    assert of_rank(RecomputedLayers(1, every=2), 1) == (2, 1, 1)
+    assert of_rank(RecomputedLayers(2, every=3), 0) == (3, 0, 0)  # the first stage has no input
+    assert of_rank(RecomputedLayers(by_stage=(3, 1)), 0) == (3, 1, 0)
+    assert of_rank(RecomputedLayers(by_stage=(3, 1)), 1) == (1, 3, 1)
+    assert of_rank(RecomputedLayers(by_stage=(3, 0)), 1) == (0, 0, 0)
 
 
 def test_the_same_layers_named_in_three_ways_cost_the_same() -> None:
@@ -99,8 +99,8 @@ def test_flops_of_a_list_and_of_a_pattern() -> None:
 
 def test_the_pattern_is_part_of_what_is_remembered() -> None:
     model = llama()
-    all_of_it = even_rank_contents(model, 2, 1)
-    half = even_rank_contents(model, 2, 1, recomputed=Recomputed(1, every=2))
+    all_of_it = even_split_contents(model, 2, 1)
+    half = even_split_contents(model, 2, 1, recomputed=RecomputedLayers(1, every=2))
     assert [sum(rank.recomputed) for rank in all_of_it] == [4, 4]
     assert [sum(rank.recomputed) for rank in half] == [2, 2]
 
@@ -108,4 +108,4 @@ def test_the_pattern_is_part_of_what_is_remembered() -> None:
 @pytest.mark.parametrize("values", [[], [0, 0], [1, -1], [True, 1], [1.0], "1,2", None])
 def test_what_are_no_numbers_of_stages(values: object) -> None:
     with pytest.raises(InputError, match="how many of the first layers of each stage"):
-        read_by_stage(values, "recompute_layers")
+        read_recompute_layers_by_stage(values, "recompute_layers")

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from cost_models.activations.encoder_decoder import shared_bytes_per_token
-from cost_models.communication.volumes import blocks, rank_traffic, tensor_traffic
+from cost_models.communication.volumes import communication_units, rank_traffic, tensor_traffic
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.shared_tensors import bridge_stage, shared_tensors
-from cost_models.partition.stages import PipelineRank, contents_of, rank_contents, states_between
+from cost_models.partition.stages import (
+    PipelineRank,
+    contents_of_rank,
+    distinct_rank_contents,
+    states_between,
+)
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
@@ -79,7 +84,9 @@ def test_a_decoder_alone_shares_its_tied_embedding_and_hands_one_state_on() -> N
 
 def _ranks(model: ModelSpec, ends: tuple[int, ...]) -> list[PipelineRank]:
     ranges = _ranges(model, *ends)
-    return [contents_of(model, ranges, range(len(ranges)), rank) for rank in range(len(ranges))]
+    return [
+        contents_of_rank(model, ranges, range(len(ranges)), rank) for rank in range(len(ranges))
+    ]
 
 
 @pytest.mark.parametrize("ends", [(0,), (-1,), (1,), (-1, 1), (-2, -1, 1)])
@@ -95,7 +102,7 @@ def test_every_tensor_is_on_a_stage_and_copies_are_counted(ends: tuple[int, ...]
     in_blocks = sum(
         block.repeats * sum(w.numel for w in block.weights)
         for rank in ranks
-        for block in blocks(model, rank)
+        for block in communication_units(model, rank)
     )
     assert in_blocks == held
 
@@ -119,9 +126,11 @@ def test_messages_by_hand() -> None:
 
 def test_the_stages_of_a_rank_make_no_message_to_each_other() -> None:
     model = _t5()
-    (first, last) = rank_contents(model, split_layers(model.num_layers, 4), 2, v_shaped=True)
-    assert (first.states_sent, last.states_sent) == (1 + 2, 1 + 2)
-    assert last.states_received == 1 + 1  # of the turn too, where the encoder ends
+    (first, last) = distinct_rank_contents(
+        model, split_layers(model.num_layers, 4), 2, v_shaped=True
+    )
+    assert (first.hidden_states_sent, last.hidden_states_sent) == (1 + 2, 1 + 2)
+    assert last.hidden_states_received == 1 + 1  # of the turn too, where the encoder ends
     assert (first.bridge, last.bridge) == ("", "between")
 
 
@@ -152,5 +161,5 @@ def test_what_layers_share_is_kept_where_it_is_made() -> None:
     norm = plain - positions / 2 - state  # of two sequences one table
     assert along == positions / 2 + (norm + state) / 2 + state
     llama = sample_model("llama")
-    (rank,) = rank_contents(llama, [(0, llama.num_layers)], 1)
+    (rank,) = distinct_rank_contents(llama, [(0, llama.num_layers)], 1)
     assert not np.any(shared_bytes_per_token(llama, WORKLOAD, software, table, rank))

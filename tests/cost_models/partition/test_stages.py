@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,20 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.partition.in_flight import fullest_moments
-from cost_models.partition.schedules import V_SHAPED, actions, most_held
-from cost_models.partition.stages import (
-    bubble_fraction,
-    even_rank_contents,
+from cost_models.partition.in_flight import (
     in_flight_1f1b,
     in_flight_gpipe,
     in_flight_interleaved,
-    rank_contents,
+    in_flight_peaks,
+)
+from cost_models.partition.schedules import V_SHAPED, Action, actions
+from cost_models.partition.stages import (
+    distinct_rank_contents,
+    even_split_contents,
 )
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from hardware_profiles.errors import InputError
-from tests.cost_models.step_time.pipeline_simulator import makespan, most_in_flight, torch_order
-from tests.samples import llama, sample_model
+from tests.cost_models.step_time.pipeline_simulator import (
+    makespan,
+    most_in_flight,
+    torch_order,
+)
+from tests.samples import bubble_fraction, llama, sample_model
 
 # every pipeline and number of micro-batches that torch's schedules take
 PIPELINES = [(p, m) for p in range(2, 9) for m in range(p, 25)]
@@ -74,8 +80,8 @@ def test_rank_contents_equal_a_walk_over_the_layers(
                 for layer in range(first, last):
                     counts[model.pattern[layer]] += 1
         counted.append((tuple(counts), rank == 0, rank == pipeline - 1))
-    found = rank_contents(model, ranges, pipeline)
-    assert found == list(even_rank_contents(model, pipeline, virtual))
+    found = distinct_rank_contents(model, ranges, pipeline)
+    assert found == list(even_split_contents(model, pipeline, virtual))
     assert sum(rank.multiplicity for rank in found) == pipeline
     for rank in found:
         contents = (rank.kind_counts, rank.first, rank.last)
@@ -91,7 +97,7 @@ def test_rank_contents_equal_a_walk_over_the_layers(
 
 
 def test_uneven_layer_ranges_are_taken_as_given() -> None:
-    contents = rank_contents(llama(), [(0, 1), (1, 2), (2, 8)], 3)
+    contents = distinct_rank_contents(llama(), [(0, 1), (1, 2), (2, 8)], 3)
     assert [rank.kind_counts for rank in contents] == [(1,), (1,), (6,)]
 
 
@@ -153,18 +159,38 @@ def test_the_fullest_moment_is_that_of_the_order(due: float) -> None:
     """Whatever a stage keeps for its weight gradients, in units of what it keeps in flight."""
     for schedule, p, v, m in SPLIT_PIPELINES:
         plan = Plan(1, 1, p, v, schedule, num_microbatches=m)  # type: ignore[arg-type]
-        ranks = even_rank_contents(
+        ranks = even_split_contents(
             llama(num_hidden_layers=p * v), p, v, v_shaped=schedule in V_SHAPED
         )
         held = []
         for rank in range(p):
             (contents,) = [c for c in ranks if c.index <= rank <= c.last_index]
-            moments = fullest_moments(PlanTable.from_plans([plan]), replace(contents, index=rank))
+            moments = in_flight_peaks(PlanTable.from_plans([plan]), replace(contents, index=rank))
             ours = max(float(f[0]) + due * float(d[0]) for f, d in moments)  # type: ignore[index]
-            order = max(f + due * d for f, d in most_held(actions(plan, rank)))
+            order = max(f + due * d for f, d in peaks_in_flight(actions(plan, rank)))
             assert ours == pytest.approx(order), (schedule, p, v, m, rank)
             held.append(order)
         # one rank stands for those with the same contents: the first or the last is the fullest
         for contents in ranks:
             same = held[contents.index : contents.last_index + 1]
             assert max(same) == pytest.approx(max(same[0], same[-1]))
+
+
+def peaks_in_flight(order: Sequence[Action]) -> set[tuple[int, int]]:
+    """Return the maximal pairs (stage inputs in flight, weight gradients pending) of an order.
+
+    A stage input is in flight from its forward pass to the end of its (input) backward pass.
+    """
+    flying = pending = 0
+    seen = set()
+    for action in order:
+        flying += action.kind == "forward"
+        seen.add((flying, pending))  # an action's inputs exist while it runs
+        flying -= action.kind in ("backward", "backward_input")
+        pending += (action.kind == "backward_input") - (action.kind == "backward_weight")
+        seen.add((flying, pending))
+
+    def smaller(one: tuple[int, int]) -> bool:
+        return any(o != one and o[0] >= one[0] and o[1] >= one[1] for o in seen)
+
+    return {one for one in seen if not smaller(one)}

@@ -22,10 +22,10 @@ from cost_models.memory import model_states, optimizer_states
 from cost_models.memory.peak import rank_timeline
 from cost_models.model import parameters
 from cost_models.model.families import model_spec
-from cost_models.partition import stages
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition import in_flight
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import SCHEDULES, Plan, PlanTable
 from cost_models.pricing.estimate import (
     PredictionTable,
@@ -40,6 +40,7 @@ from hardware_profiles.software.trainer import software_profile
 from tests.samples import (
     CONFIGS,
     all_plans,
+    bubble_fraction,
     columns,
     legal_table,
     llama,
@@ -283,7 +284,7 @@ def test_more_ranks_never_hold_more_states(key: Any) -> None:
 def test_a_higher_zero_stage_never_holds_more_states(key: Any) -> None:
     scenario, table = legal_table(key)
     table = table.rows((table.pipeline_parallel == 1) & (table.recompute_layers == 0))
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     by_stage = []
     for stage in range(4):
         moments = rank_timeline(
@@ -468,22 +469,22 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "ring_all_reduce": lambda t: collectives.ring_all_reduce(1e9, t.data_parallel, 1e11, 1e-5),
         "tree_all_reduce": lambda t: collectives.tree_all_reduce(1e9, t.data_parallel, 1e11, 1e-5),
         "all_reduce": lambda t: collectives.all_reduce(1e5, t.data_parallel, 1e11, 1e-5),
-        "in_flight_1f1b": lambda t: stages.in_flight_1f1b(
+        "in_flight_1f1b": lambda t: in_flight.in_flight_1f1b(
             t.num_microbatches, t.pipeline_parallel, 0
         ),
-        "in_flight_gpipe": lambda t: stages.in_flight_gpipe(t.num_microbatches),
-        "in_flight_interleaved": lambda t: stages.in_flight_interleaved(
+        "in_flight_gpipe": lambda t: in_flight.in_flight_gpipe(t.num_microbatches),
+        "in_flight_interleaved": lambda t: in_flight.in_flight_interleaved(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages, 0
         ),
-        "moments_zero_bubble": lambda t: stages.moments_zero_bubble(
+        "peaks_zero_bubble": lambda t: in_flight.peaks_zero_bubble(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages, 1
         )[1][0],
-        "moments_zbv": lambda t: stages.moments_zbv(t.pipeline_parallel, 1)[2][1],
-        "moments_dualpipev": lambda t: stages.moments_dualpipev(t.pipeline_parallel, 1)[1][0],
+        "peaks_zbv": lambda t: in_flight.peaks_zbv(t.pipeline_parallel, 1)[2][1],
+        "peaks_dualpipev": lambda t: in_flight.peaks_dualpipev(t.pipeline_parallel, 1)[1][0],
         "due_bytes_per_token": lambda t: activations.due_bytes_per_token(
             kind, regions, 64, 2.0, t.tensor_parallel, t.sequence_parallel
         ),
-        "bubble_fraction": lambda t: stages.bubble_fraction(
+        "bubble_fraction": lambda t: bubble_fraction(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages
         ),
         "shard_numel": lambda t: parameters.shard_numel(kind.weights[0], t.tensor_parallel),

@@ -16,7 +16,7 @@ from cost_models.compute.rates import Rates
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import Attention, ModelSpec
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.serving.forward_pass import PassTime, decode_attention_seconds
 from cost_models.serving.latency import ServingTimes, serving_times
 from cost_models.serving.matmul import experts_met, layer_products, product_seconds
@@ -50,7 +50,7 @@ def times(
     given = ServingPoint(**{"sequences": 4, "context_len": 1024, "prefill_chunk": 8192, **point})
     workload = ServingWorkload(4, 1024, 8192, precision, weights, precision, cuda_graphs=graphs)  # type: ignore[arg-type]
     stages = int(np.max(given.pipeline_parallel))
-    ranks = even_rank_contents(model, stages, 1)
+    ranks = even_split_contents(model, stages, 1)
     engine = serving_engine()
     return serving_times(model, workload, parse_cluster(cluster), engine, ranks, given, prompt)
 
@@ -278,7 +278,7 @@ def test_a_cpu_waits_for_its_operators_and_talks_through_gloo() -> None:
         host_bandwidth=None,
     )
     model, workload = spec("gpt2"), ServingWorkload(1, 256, 256, "fp32", "fp32", "fp32")
-    ranks, engine = even_rank_contents(model, 1, 1), serving_engine()
+    ranks, engine = even_split_contents(model, 1, 1), serving_engine()
     point = ServingPoint(1, 256, 256, 2)
     found = serving_times(
         model, workload, replace(gpus, accelerator=cpu), engine, ranks, point, 128
@@ -293,7 +293,7 @@ def test_a_cpu_waits_for_its_operators_and_talks_through_gloo() -> None:
 def test_engines_without_small_kernels_take_nccl() -> None:
     model, point = spec("llama-3-8b"), ServingPoint(1, 512, 8192, 8)
     workload = ServingWorkload(1, 512, 8192)
-    ranks, cluster = even_rank_contents(model, 1, 1), parse_cluster("8xH100-SXM-80GB")
+    ranks, cluster = even_split_contents(model, 1, 1), parse_cluster("8xH100-SXM-80GB")
     own = serving_engine()
     nccl = own.changed({"communication.direct_all_reduce_bytes": 0.0})
     one, other = (

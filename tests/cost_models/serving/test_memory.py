@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset, preset_names
 from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.stages import even_rank_contents, rank_contents
+from cost_models.partition.stages import distinct_rank_contents, even_split_contents
 from cost_models.serving.memory import (
     ServingParts,
     ServingPoint,
@@ -53,7 +53,7 @@ def priced(
     values = {"sequences": 8, "context_len": 1024, "prefill_chunk": 512, **point}
     stages = int(values.get("pipeline_parallel", 1))
     workload = ServingWorkload(8, 1024, 512, "bf16", weights, cached, kernel)  # type: ignore[arg-type]
-    ranks = even_rank_contents(model, stages, 1)
+    ranks = even_split_contents(model, stages, 1)
     return price_serving(
         model, workload, serving_engine(), ranks, ServingPoint(**values), on_gpu=True
     )[0]
@@ -120,7 +120,7 @@ def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
         point = ServingPoint(4, 256, 256, pipeline_parallel=stages)
         cost = [
             (rank_serving_memory(model, workload, engine, rank, point, on_gpu=True)[0], rank)
-            for rank in even_rank_contents(model, stages, 1)
+            for rank in even_split_contents(model, stages, 1)
         ]
         weights = sum(float(parts.weights) * rank.multiplicity for parts, rank in cost)
         return weights, sum(float(parts.kv_cache) * rank.multiplicity for parts, rank in cost)
@@ -136,7 +136,7 @@ def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_weights_in_16_bits_are_two_bytes_a_parameter(name: str) -> None:
     model = spec(name)
-    (whole,) = even_rank_contents(model, 1, 1)
+    (whole,) = even_split_contents(model, 1, 1)
     engine = serving_engine().changed({"memory.vocab_multiple": 1.0})
     total = float(rank_weight_bytes(model, whole, engine, 1, 1, WEIGHT_FORMATS["bf16"], 2.0))
     total -= position_table_bytes(model, whole, 2.0)
@@ -224,7 +224,7 @@ def test_latent_attention_keeps_an_unpacked_copy_beside_quantised_weights() -> N
     )
     copies = []
     for each in (model, without):
-        ranks = even_rank_contents(each, 1, 1)
+        ranks = even_split_contents(each, 1, 1)
         workload = ServingWorkload(1, 64, 64, "bf16", "fp8")
         point = ServingPoint(1, 64, 64, tensor_parallel=8)
         parts, _, _ = price_serving(each, workload, serving_engine(), ranks, point, on_gpu=True)
@@ -264,7 +264,7 @@ def test_eager_scores_and_the_biases_of_t5_are_seen() -> None:
 
 def test_a_fuller_stage_is_named() -> None:
     model = spec("llama-3-8b")
-    ranks = rank_contents(model, ((0, 4), (4, 32)), 2)
+    ranks = distinct_rank_contents(model, ((0, 4), (4, 32)), 2)
     point = ServingPoint(8, 4096, 512, pipeline_parallel=2)
     _, stage, _ = price_serving(
         model, ServingWorkload(8, 4096, 512), serving_engine(), ranks, point, on_gpu=True
@@ -278,7 +278,7 @@ def test_nothing_but_tensors_on_a_cpu() -> None:
         model,
         ServingWorkload(1, 8, 8),
         serving_engine(),
-        even_rank_contents(model, 1, 1),
+        even_split_contents(model, 1, 1),
         ServingPoint(1, 8, 8),
         on_gpu=False,
     )

@@ -13,7 +13,7 @@ import pytest
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.serving.memory import ServingParts, ServingPoint, ServingWorkload, price_serving
 from cost_models.serving.number_formats import WEIGHT_FORMATS
 from cost_models.serving.weights import rank_weight_bytes, tensor_bytes
@@ -32,7 +32,7 @@ def spec(name: str, positions: int | None = None) -> ModelSpec:
 
 
 def weight_gib(model: ModelSpec, tensor_parallel: int, stored: str) -> float:
-    (whole,) = even_rank_contents(model, 1, 1)
+    (whole,) = even_split_contents(model, 1, 1)
     formats = WEIGHT_FORMATS[stored]
     total = rank_weight_bytes(model, whole, serving_engine(), tensor_parallel, 1, formats, 2.0)
     return float(total) / GIB
@@ -42,7 +42,7 @@ def parts(name: str, sequences: int, tokens: int, **options: Any) -> ServingPart
     model = spec(name)
     point = ServingPoint(sequences, tokens, tokens, **options)
     workload = ServingWorkload(sequences, tokens, tokens)
-    ranks = even_rank_contents(model, 1, 1)
+    ranks = even_split_contents(model, 1, 1)
     priced, _, _ = price_serving(model, workload, serving_engine(), ranks, point, on_gpu=True)
     return priced
 

@@ -14,7 +14,7 @@ import pytest
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.serving.latency import ServingTimes, serving_times
 from cost_models.serving.memory import ServingPoint, ServingWorkload
 from cost_models.uncertainty import SERVING_PREFILL, SERVING_TOKEN, Spread
@@ -52,7 +52,7 @@ def timed(
     cached = "fp8" if weights == "fp8" else "fp16"
     workload = ServingWorkload(sequences, prompt + answer, 8192, "fp16", weights, cached)  # type: ignore[arg-type]
     point = ServingPoint(sequences, prompt + answer, 8192, tensor)
-    ranks = even_rank_contents(model, 1, 1)
+    ranks = even_split_contents(model, 1, 1)
     return serving_times(model, workload, parse_cluster(cluster), engine, ranks, point, prompt)
 
 
@@ -146,6 +146,6 @@ def test_without_its_terms_the_prediction_is_wrong() -> None:
     engine = serving_engine().changed({"kernels.seconds": 0.0})
     model, point = spec(SEVEN), ServingPoint(1, 205, 8192, 8)
     workload = ServingWorkload(1, 205, 8192, "fp16", "fp16", "fp16")
-    ranks = even_rank_contents(model, 1, 1)
+    ranks = even_split_contents(model, 1, 1)
     bare = serving_times(model, workload, parse_cluster(A100), engine, ranks, point, 5)
     assert float(bare.token) < 0.6 / 328.43

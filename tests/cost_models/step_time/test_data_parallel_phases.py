@@ -10,7 +10,7 @@ import pytest
 
 from cost_models.communication.volumes import pass_traffic
 from cost_models.partition.rank_parameters import table_parameters
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.step_time.data_parallel_phases import DataPhases, data_phases
 from hardware_profiles.software.trainer import software_profile
@@ -22,7 +22,7 @@ def _phases(plan: Plan, profile: str = "shardplan", figures: Any = None) -> Data
     scenario = make_scenario("llama-3-8b", "2x8xH100-SXM", seq_len=4096, global_batch_size=64)
     workload = replace(scenario.workload, gradient_precision="bf16")
     table = PlanTable.from_plans([plan])
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     traffic = pass_traffic(scenario.model, workload, table, rank)
     found = data_phases(
         traffic,

@@ -15,7 +15,7 @@ from cost_models.communication.seconds import traffic_seconds
 from cost_models.communication.volumes import Traffic
 from cost_models.compute.kernel_launch import HOST_OVERLAP, host_wait
 from cost_models.compute.rates import Rates, rates
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.step_time.overlap import Hiding
@@ -138,7 +138,7 @@ def test_collectives_pay_for_their_bytes_once_and_for_each_latency() -> None:
 
 
 def rank_parts(scenario: Any, plan: Plan) -> RankSeconds:
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
     rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
     return rank_seconds(
         scenario.model,

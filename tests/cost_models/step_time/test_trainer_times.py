@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.communication.scattered_messages import scattered
-from cost_models.communication.volumes import rank_traffic
+from cost_models.communication.volumes import rank_traffic, scattered_stage_messages
 from cost_models.compute.kernel_launch import operator_seconds
 from cost_models.compute.layer import layer_seconds, trained_elements
 from cost_models.compute.rates import rates
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import FULL, Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
@@ -48,9 +47,9 @@ def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> No
         num_microbatches=4,
         sequence_parallel=sequence,
     )
-    rank = even_rank_contents(scenario.model, 2, 1)[0]
+    rank = even_split_contents(scenario.model, 2, 1)[0]
     whole = rank_traffic(scenario.model, scenario.workload, plans, rank)
-    parts = scattered(whole, plans)
+    parts = scattered_stage_messages(whole, plans)
     send, before = parts["pipeline", "send"], whole["pipeline", "send"]
     gather, none = parts["tensor", "all_gather"], whole["tensor", "all_gather"]
     assert send.count == before.count
@@ -89,7 +88,7 @@ def test_a_fused_softmax_refuses_numbers_of_matrices_that_its_warps_do_not_take(
     heads = scenario.model.kinds[0].attention.num_heads
     assert heads % 4 == 0
     taken, refused = table(), table(tensor_parallel=heads)
-    (rank,) = even_rank_contents(scenario.model, 1, 1)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
 
     def operators(plans: PlanTable, software: Any = MEGATRON, kernel: str = "eager") -> float:
         workload = replace(scenario.workload, attention_kernel=kernel)

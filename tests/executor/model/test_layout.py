@@ -28,7 +28,7 @@ def test_slices_are_parts_of_the_whole_tensor(family: str, size: int):
     for name, layout in layouts(model, WHOLE).items():
         whole = fresh_tensor(layout, 7, layout.ranges(WHOLE))
         assert whole.shape == layout.shape
-        if layout.cut_dim is None:
+        if layout.shard_dim is None:
             continue
         pieces = []
         for rank in range(size):
@@ -39,9 +39,9 @@ def test_slices_are_parts_of_the_whole_tensor(family: str, size: int):
         # q, k and v lie one after the other, each cut for itself
         parts = [(p,) for p in pieces]
         if len(layout.parts) > 1:
-            parts = [p.split([n // size for n in layout.parts], layout.cut_dim) for p in pieces]
+            parts = [p.split([n // size for n in layout.parts], layout.shard_dim) for p in pieces]
         ordered = [parts[rank][n] for n in range(len(layout.parts)) for rank in range(size)]
-        assert torch.equal(torch.cat(ordered, layout.cut_dim), whole), name
+        assert torch.equal(torch.cat(ordered, layout.shard_dim), whole), name
 
 
 def test_rows_do_not_depend_on_who_draws_them():

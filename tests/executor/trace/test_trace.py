@@ -93,7 +93,7 @@ class Dropped(Reads):
         return nn.functional.dropout(self.linear(x), 0.5).square().sum()
 
 
-class Recomputed(nn.Module):
+class RecomputedLayers(nn.Module):
     """Blocks whose norm and dropout differ between a GPU and a CPU."""
 
     def __init__(self) -> None:

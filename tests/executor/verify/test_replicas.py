@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cost_models.communication.volumes import rank_traffic
-from cost_models.partition.stages import even_rank_contents
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from executor.parallel import mesh
 from executor.parallel.mesh import lines
@@ -113,7 +113,7 @@ def test_replicas_stay_equal_and_the_norm_counts_each_part_once():
 def test_traffic_by_hand():
     """Each replica group moves the weights once; shards are added up once, in fp32."""
     file = tiny(QUICK, num_layers=2, precision="bf16")
-    (rank,) = even_rank_contents(file.model, 1, 1)
+    (rank,) = even_split_contents(file.model, 1, 1)
     found = rank_traffic(file.model, file.workload, PlanTable.from_plans([QUICK]), rank)
     numel, groups = file.model.num_parameters, 2 + 2
     values = {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost_models.partition.of_plan import default_layer_ranges
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.errors import InputError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cost_models.communication.volumes import pipeline_traffic
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import contents_of
+from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
 from cost_models.pricing.estimate import price
@@ -193,10 +193,10 @@ def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() 
     hidden = 2.0 * 4 * 512 * model.hidden_size  # bf16, micro-batch of 4, 512 tokens
 
     def of(ranges: tuple[tuple[int, int], ...]) -> tuple[list[float], list[int]]:
-        ranks = [contents_of(model, ranges, range(3), rank) for rank in range(3)]
+        ranks = [contents_of_rank(model, ranges, range(3), rank) for rank in range(3)]
         traffic = [pipeline_traffic(model, scenario.workload, table, rank) for rank in ranks]
         sent = [float(found["pipeline", "send"].size[0]) for found in traffic]  # type: ignore[index]
-        return [size / 6 / hidden for size in sent], [rank.states_received for rank in ranks]
+        return [size / 6 / hidden for size in sent], [rank.hidden_states_received for rank in ranks]
 
     assert of(((0, 3), (3, 5), (5, 7))) == ([1.0, 2.0, 1.0], [0, 1, 1])
     assert of(((0, 3), (3, 6), (6, 7))) == ([1.0, 3.0, 2.0], [0, 1, 2])

@@ -354,13 +354,13 @@ def test_adapters_follow_from_the_words() -> None:
 def test_what_litgpt_does_otherwise_is_in_the_words() -> None:
     lit = {"model": "llama2-7b", "framework": "lit-gpt", "precision": "bf16", "num_gpus": 1}
     prompts = case(**lit, peft="adapter")
-    assert [prompts.scenario.model.kinds[k].idle for k in prompts.scenario.model.pattern[:4]] == [
-        *(True, True, False, False)
-    ]
+    assert [
+        prompts.scenario.model.kinds[k].forward_only for k in prompts.scenario.model.pattern[:4]
+    ] == [*(True, True, False, False)]
     assert prompts.scenario.software.adapters.input_bytes == 0.0
     lora = case(**lit, peft="lora r=8 q,v")
     assert lora.scenario.software.activations.longest_sequences_first
-    assert not any(kind.idle for kind in lora.scenario.model.kinds)
+    assert not any(kind.forward_only for kind in lora.scenario.model.kinds)
     newer = {**lit, "framework": "litgpt", "flash_attention": "1"}
     assert not case(
         **newer, peft="lora r=8 q,v"

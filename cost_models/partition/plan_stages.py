@@ -1,4 +1,4 @@
-"""The stages of a plan: which layers every pipeline rank holds."""
+"""The stages of a plan or of a table of plans: which layers every pipeline rank owns."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from cost_models.columnar.dictionary_encoding import map_values
 from cost_models.columnar.projections import Index, distinct_rows
-from cost_models.partition.recomputed_layers import Recomputed, recomputed_layers
+from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
 from cost_models.partition.schedules import V_CODES, ranks_of_stages
 from cost_models.partition.stages import (
     PipelineRank,
-    contents_of,
-    even_rank_contents,
-    rank_contents,
+    contents_of_rank,
+    distinct_rank_contents,
+    even_split_contents,
 )
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.scenario import Scenario
 
-# what the stages of a pipeline, and the layers that are recomputed in them, follow from
+# columns that determine the stages of a pipeline and the recomputed layers of each stage
 STAGES_BY: Final = (
     "pipeline_parallel",
     "virtual_stages",
@@ -33,13 +33,13 @@ STAGES_BY: Final = (
 def stages_of(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> tuple[Index, list[Sequence[PipelineRank]]]:
-    """Return which of the contents the pipeline ranks of each plan have, and these."""
+    """Return the index of the pipeline contents of each plan, and the list of distinct contents."""
     v_shaped = map_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
     group, first = distinct_rows(
         table.pipeline_parallel,
         table.virtual_stages,
         v_shaped,
-        # which layers are recomputed: mostly the same everywhere
+        # which layers are recomputed: usually constant
         table.recompute_layers,
         table.recompute_every,
     )
@@ -48,7 +48,7 @@ def stages_of(
         pipeline, virtual = int(table.pipeline_parallel[row]), int(table.virtual_stages[row])
         options: dict[str, Any] = {
             "v_shaped": bool(v_shaped[row]),
-            "recomputed": Recomputed(
+            "recomputed": RecomputedLayers(
                 int(table.recompute_layers[row]),
                 int(table.recompute_every[row]),
                 scenario.stage_recompute_layers,
@@ -56,17 +56,17 @@ def stages_of(
         }
         stages = layer_ranges or scenario.pinned_stages(pipeline * virtual)
         if stages is not None:
-            contents.append(rank_contents(scenario.model, stages, pipeline, **options))
+            contents.append(distinct_rank_contents(scenario.model, stages, pipeline, **options))
         else:
-            contents.append(even_rank_contents(scenario.model, pipeline, virtual, **options))
+            contents.append(even_split_contents(scenario.model, pipeline, virtual, **options))
     return group, contents
 
 
 def pipeline_rank(
     scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]], rank: int
 ) -> PipelineRank:
-    """Return what one pipeline rank of a plan holds."""
-    return contents_of(
+    """Return the contents of one pipeline rank of a plan."""
+    return contents_of_rank(
         scenario.model,
         layer_ranges,
         ranks_of_stages(plan),
@@ -76,6 +76,6 @@ def pipeline_rank(
 
 
 def default_layer_ranges(scenario: Scenario, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Return the stages that the search prices: those of the scenario, else even ones."""
+    """Return the stages that the search prices: the scenario's pinned ones, or an even split."""
     pinned = scenario.pinned_stages(plan.num_stages)
     return pinned or split_layers(scenario.model.num_layers, plan.num_stages)

@@ -12,10 +12,9 @@ from cost_models.activations.live import held_activations
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.layer_neighbours import NONE, Neighbours
 from cost_models.partition.rank_parameters import table_parameters
-from cost_models.partition.recomputed_layers import Recomputed
-from cost_models.partition.stages import PipelineRank, contents_of
+from cost_models.partition.recomputed_layers import RecomputedLayers
+from cost_models.partition.stages import NO_LAYER, LayerNeighbours, PipelineRank, contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
@@ -40,28 +39,28 @@ def sample(**changes: Any) -> ModelSpec:
     return model_spec({**CONFIG, **changes}, name="x")
 
 
-def rank_of(model: ModelSpec, recomputed: Recomputed | None = None) -> PipelineRank:
+def rank_of(model: ModelSpec, recomputed: RecomputedLayers | None = None) -> PipelineRank:
     ranges = [(0, model.num_layers)]
-    return contents_of(model, ranges, [0], 0, recomputed=recomputed or Recomputed())
+    return contents_of_rank(model, ranges, [0], 0, recomputed=recomputed or RecomputedLayers())
 
 
 def test_layers_of_one_size_have_no_neighbours_to_tell_apart() -> None:
-    assert rank_of(sample(mlp_only_layers=[])).neighbours == ()
+    assert rank_of(sample(mlp_only_layers=[])).layer_neighbours == ()
     windows = {"model_type": "gemma2", "sliding_window": 64, "num_hidden_layers": 6}
     gemma = model_spec({**LLAMA, **windows}, name="x")
     assert len(gemma.kinds) == 2  # other windows, the same tensors
-    assert rank_of(gemma).neighbours == ()
+    assert rank_of(gemma).layer_neighbours == ()
 
 
 def test_mixtures_above_dense_layers() -> None:
     """From the loss on: a mixture, two between their like, one above the dense layers, these."""
-    found = rank_of(sample()).neighbours
-    assert [near.order for near in found] == [
-        (MIXED, True, NONE, MIXED),
+    found = rank_of(sample()).layer_neighbours
+    assert [near.key for near in found] == [
+        (MIXED, True, NO_LAYER, MIXED),
         (MIXED, True, MIXED, MIXED),
         (MIXED, True, MIXED, DENSE),
         (DENSE, True, MIXED, DENSE),
-        (DENSE, True, DENSE, NONE),
+        (DENSE, True, DENSE, NO_LAYER),
     ]
     passed = [(near.first[0], near.last[0]) for near in found]
     assert passed == [
@@ -74,12 +73,12 @@ def test_mixtures_above_dense_layers() -> None:
 
 
 def test_recomputed_layers_are_told_from_others() -> None:
-    found = rank_of(sample(), Recomputed(1)).neighbours
-    assert [near.again for near in found] == [False] * 4 + [True]
+    found = rank_of(sample(), RecomputedLayers(1)).layer_neighbours
+    assert [near.recomputed for near in found] == [False] * 4 + [True]
     assert found[-1].last == ((1, 4), (0, 0))
 
 
-def places(plan: Plan) -> tuple[Blocks, list[float], list[Neighbours]]:
+def places(plan: Plan) -> tuple[Blocks, list[float], list[LayerNeighbours]]:
     """Return a rank's blocks, elements of a layer of each kind, and neighbours."""
     model, workload = sample(), Workload(64, plan.global_batch_size)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
@@ -88,7 +87,7 @@ def places(plan: Plan) -> tuple[Blocks, list[float], list[Neighbours]]:
     held = held_activations(model, workload, software, table, rank)
     flying = held.in_flight + held.due
     blocks = Blocks.of(model, workload, software, table, rank, sizes, flying)
-    return blocks, [float(np.ravel(size)[0]) for size in sizes.layers], list(rank.neighbours)
+    return blocks, [float(np.ravel(size)[0]) for size in sizes.layers], list(rank.layer_neighbours)
 
 
 def number(value: Any) -> float:
@@ -129,9 +128,9 @@ def test_a_stage_of_one_size_is_priced_as_before() -> None:
     alone = sample(mlp_only_layers=[], num_hidden_layers=4)
     plan = Plan(data_parallel=8, zero_stage=3)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
-    whole = contents_of(sample(), [(0, 2), (2, 6)], [0, 1], 1)
-    assert whole.neighbours == ()
-    one = contents_of(alone, [(0, 4)], [0], 0)
+    whole = contents_of_rank(sample(), [(0, 2), (2, 6)], [0, 1], 1)
+    assert whole.layer_neighbours == ()
+    one = contents_of_rank(alone, [(0, 4)], [0], 0)
     workload = Workload(64, plan.global_batch_size)
     found = []
     for model, rank in ((sample(), whole), (alone, replace(one, first=False))):
