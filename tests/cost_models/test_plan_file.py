@@ -172,7 +172,7 @@ EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
     ),
     "more of a stage than it has": (
         put(BY_STAGE, value=[2, 5]),
-        ["stage_recompute_layers = 2,5", "stage 1 has 4 layers (must be 0 to that)"],
+        ["stage_recompute_layers = 2,5", "stage 1 has 4 layers (must be 0 to 4)"],
     ),
     "nothing of any stage": (put(BY_STAGE, value=[0, 0]), ["[0, 0]", "not all 0"]),
     "half a layer": (put(BY_STAGE, value=[1.5, 0]), ["stage_recompute_layers = [1.5, 0]"]),

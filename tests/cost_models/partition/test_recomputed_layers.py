@@ -107,5 +107,5 @@ def test_the_pattern_is_part_of_what_is_remembered() -> None:
 
 @pytest.mark.parametrize("values", [[], [0, 0], [1, -1], [True, 1], [1.0], "1,2", None])
 def test_what_are_no_numbers_of_stages(values: object) -> None:
-    with pytest.raises(InputError, match="how many of the first layers of each stage"):
+    with pytest.raises(InputError, match="number of recomputed layers at the start of each stage"):
         read_recompute_layers_by_stage(values, "recompute_layers")

@@ -115,7 +115,7 @@ def test_messages_by_hand() -> None:
     sent = [rank_traffic(model, WORKLOAD, table, rank)["pipeline", "send"] for rank in ranks]
     state = 4.0 * WORKLOAD.seq_len * model.hidden_size
     embedding = 4.0 * model.vocab_size * model.hidden_size
-    bias = 4.0 * model.kinds[0].shared[0].numel
+    bias = 4.0 * model.kinds[0].shared_tables[0].numel
     assert [float(s.count[0]) for s in sent] == [m + 2, 2 * m + 4, m + 2]
     assert [float(s.size[0]) for s in sent] == [
         m * state + embedding + bias,  # up once
@@ -139,7 +139,7 @@ def test_the_encoders_output_is_reduced_once_a_stage() -> None:
     (rank,) = _ranks(model, ())
     table = PlanTable.from_plans([Plan(tensor_parallel=2)])
     with_it = tensor_traffic(model, WORKLOAD, table, rank)["tensor", "all_reduce"]
-    without = tensor_traffic(model, WORKLOAD, table, replace(rank, decoders=0))
+    without = tensor_traffic(model, WORKLOAD, table, replace(rank, decoder_stages=0))
     plain = without["tensor", "all_reduce"]
     assert float(with_it.count[0] - plain.count[0]) == 1
     assert float(with_it.size[0] - plain.size[0]) == 4 * WORKLOAD.seq_len * model.hidden_size
