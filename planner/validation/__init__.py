@@ -1,10 +1,10 @@
-"""``validate``: published, measured runs beside what is predicted for them.
+"""``validate``: compares predictions with published, measured runs.
 
 runs_file    the columns of RUNS.csv and their values
-words        what words in cells stand for, as data (words.toml)
+words        meaning of the words in cells, as data (words.toml)
 case         one row as model, cluster, workload, plan and software profile
 pricing      many cases through the formulas that ``fit`` uses
-measurement  what a row measured, under its own definition
+measurement  measured step time and peak memory of a row, under its own definition
 statistics   errors by source, GPU, model kind and method; rank quality
-answer       what ``validate`` returns
+answer       the result of ``validate``
 """

@@ -1,4 +1,4 @@
-"""``validate``: the question, and what it returns to Python, to the terminal and to JSON."""
+"""``validate``: the function and its result for Python, the terminal and JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 What = Literal["time", "memory"]
 FILES: Final = ("rows.csv", "groups.csv", "validation.json")
-# of a row in the JSON document; the table holds more
+# of a row in the JSON document; the table has more columns
 ROW_KEYS: Final = (
     "row_id",
     "source_group",
@@ -52,7 +52,7 @@ ROW_KEYS: Final = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ValidateAnswer:
-    """Predictions beside measurements: row by row, and what follows from them."""
+    """Predictions and measurements of every row, and error statistics over them."""
 
     rows: pd.DataFrame  # one row of RUNS.csv each
     summary: Mapping[str, Any]
@@ -103,7 +103,7 @@ class ValidateAnswer:
 
 
 def refuse_existing_files(folder: Path, *, force: bool) -> None:
-    """Raise before the work is done when its results could not be written."""
+    """Raise before anything is priced if the results cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder")
     there = [name for name in FILES if (folder / name).exists()]
@@ -117,9 +117,9 @@ def validate(
     only: str | Sequence[str] | None = None,
     what: What | None = None,
 ) -> ValidateAnswer:
-    """Hold measured runs against what is predicted for them.
+    """Compare measured runs with predictions.
 
-    ``runs``: a RUNS.csv (docs/validate.md); None: the published runs that come with shardplan.
+    ``runs``: a RUNS.csv (docs/validate.md); None: the published runs that shardplan contains.
     ``only``: source groups; ``what``: time or memory alone.
     """
     path = PUBLISHED if runs is None else Path(runs)
@@ -146,7 +146,7 @@ def _chosen(rows: list[Row], only: Sequence[str], path: Path) -> list[Row]:
 
 
 def _cases(rows: list[Row], asked: Sequence[What]) -> tuple[dict[str, Case], dict[str, str]]:
-    """Return rows as cases, and for the others the reason."""
+    """Return the cases of rows that can be priced, and the reasons of those that cannot."""
     cases, skipped = {}, {}
     for row in rows:
         if not _is_asked(row, asked):
@@ -250,7 +250,7 @@ def _record(
 def _against(
     measured: float | None, predicted: float, low: float, high: float
 ) -> tuple[float | None, bool | None, float | None]:
-    """Return the signed error, whether the interval holds the measurement, its half-width."""
+    """Return signed error, whether the interval contains the measurement, and its half-width."""
     half = 0.5 * (high - low) / predicted
     if measured is None or measured <= 0.0:
         return None, None, half

@@ -1,7 +1,7 @@
-"""One row as what the formulas need: model, cluster, workload, plan, software profile.
+"""One row of RUNS.csv as model, cluster, workload, plan and software profile.
 
-An empty cell takes a default, which is noted in the row's answer; a row that cannot be priced says
-why (``Unpriceable``).
+An empty cell takes a default, which is listed in the result. A row that cannot be priced raises
+``Unpriceable`` with the reason.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.words import look_up, number_in
 
-NEAR: Final = 0.8  # of the virtual stages: fewer are another plan
-DEFAULT_RANK: Final = 8  # of adapters whose rank is not said; their size hardly counts
+NEAR: Final = 0.8  # fraction of the virtual stages in the row; with fewer it is a different plan
+DEFAULT_RANK: Final = 8  # of adapters of unknown rank; the effect on memory and time is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class Case:
 
     @property
     def plan_words(self) -> str:
-        """The plan as its fields that are not the default."""
+        """The fields of the plan that differ from the default, as text."""
         usual = Plan().to_dict()
         fields = self.plan.to_dict().items()
         return " ".join(f"{name}={value}" for name, value in fields if value != usual[name])
 
     @property
     def method(self) -> str:
-        """What is trained and how it is shared out, in a few words."""
+        """Trained parameters and kinds of parallelism, as a short text."""
         plan, trained = self.plan, self.scenario.workload.adapter
         axes = {
             "tp": plan.tensor_parallel,
@@ -104,7 +104,7 @@ _MODELS: dict[tuple[str, str, int, str, bool, int], ModelSpec] = {}
 def _adapted(
     base: ModelSpec, key: str, workload: Workload, every: bool, first_layer: int
 ) -> ModelSpec:
-    """Return what is trained; made once for equal keys, which are priced together."""
+    """Return the model with its adapters; cached, since equal keys are priced together."""
     trained = (workload.adapter, workload.adapter_rank, workload.adapter_targets)
     full = (key, *trained, every, first_layer)
     if full not in _MODELS:
@@ -169,7 +169,7 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
 
 
 def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
-    """Whether experts are cut over the tensor-parallel ranks, as words or the trainer say."""
+    """Whether experts are sharded over tensor-parallel ranks, by words or the trainer's default."""
     cut = number_in("expert_tensor", row)
     if cut not in (None, 1, tensor):
         raise Unpriceable(f"experts cut over {cut} of {tensor} tensor-parallel ranks")
@@ -178,7 +178,7 @@ def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
 
 
 def _stages(row: Row, plan: Plan) -> tuple[tuple[int, int], ...] | None:
-    """Return the layers [first, last) of every stage where their numbers are known to differ."""
+    """Return the layers [first, last) of every stage if the row's source gives uneven stages."""
     sizes = look_up("stages", row).get("layers", ())
     if len(sizes) != plan.num_stages:
         return None
@@ -187,7 +187,7 @@ def _stages(row: Row, plan: Plan) -> tuple[tuple[int, int], ...] | None:
 
 
 def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:
-    """Return stages of a rank: fewer where embedding and head were counted as layers."""
+    """Return stages per rank; fewer if the source counts embedding and head as layers."""
     most = max(1, model.num_layers // pipeline)
     if virtual <= most or pipeline * virtual > model.num_layers + 2 or most < NEAR * virtual:
         return virtual
@@ -198,7 +198,7 @@ def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: 
 
 
 def _batch(reading: Reading, least: int) -> int:
-    """Return sequences of a step: as said, as its words say, of that trainer, or the fewest."""
+    """Return sequences per step: given, found in words, the trainer's default, or the minimum."""
     row = reading.row
     words = number_in("batch", row) or look_up("software", row).get("batch")
     if row.get("global_batch_size") is None and words:
@@ -215,9 +215,9 @@ def _sequence_parallel(reading: Reading, tensor: int) -> bool:
 
 
 def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, int]:
-    """Return what is recomputed, and of how many layers of a stage (0: all)."""
+    """Return the recompute setting and the recomputed layers of a stage (0: all)."""
     entry = look_up("recompute", reading.row)
-    word = entry.get("is") or reading.value("recompute", "none", "none said")
+    word = entry.get("is") or reading.value("recompute", "none", "not given")
     if word not in RECOMPUTE:
         raise Unpriceable(f"recompute {word!r} is not known")
     layers = number_in("recompute_layers", reading.row)
@@ -271,16 +271,16 @@ def _attention(reading: Reading) -> Any:
     kernel = entry.get("is", "flash")
     if entry.get("always"):
         return kernel
-    reading.defaults.append(f"attention {kernel} (default: flash_attention is not said)")
+    reading.defaults.append(f"attention {kernel} (default: flash_attention is not given)")
     return kernel
 
 
 def _keeps_master_weights(row: Row, precision: str) -> bool:
-    """Whether weights are updated in fp32: as the trainer does, unless the optimizer says so."""
+    """Whether weights are updated in fp32: the optimizer's words override the trainer's default."""
     if precision not in MIXED:
         return True
-    said = look_up("master_weights", row)
-    return bool(said.get("is", look_up("software", row).get("master_weights", True)))
+    entry = look_up("master_weights", row)
+    return bool(entry.get("is", look_up("software", row).get("master_weights", True)))
 
 
 def _adapter(row: Row) -> dict[str, Any]:

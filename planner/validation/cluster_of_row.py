@@ -1,4 +1,4 @@
-"""From the cells of a row to a cluster."""
+"""The cluster of a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[Any, ...]
 
 
 def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
-    """Return the nodes of a row, and a key that equal clusters share."""
+    """Return the cluster of a row and a key that is equal for equal clusters."""
     row = reading.row
     accelerator = accelerator_of(row)
     total = reading.need("num_gpus")

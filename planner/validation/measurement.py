@@ -1,4 +1,4 @@
-"""What a row measured: seconds of a step, bytes at the peak, each under its own definition."""
+"""Measured step time (s) and peak memory (bytes) of a row, each under its own definition."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def tests_memory(row: Row) -> bool:
 
 
 def is_partial(row: Row) -> bool:
-    """Whether the source leaves so much unsaid that the row is reported apart, or denies itself."""
+    """Whether the row is reported separately: the source is incomplete or contradicts itself."""
     return bool(row.get("usable") == "partial" or denied_by(row))
 
 
 def denied_by(row: Row) -> str | None:
-    """Return in words why what the source says was run cannot have given what it measured."""
+    """Return why the described run cannot have produced the measurement; None if it can."""
     why: str | None = look_up("partial", row).get("why")
     return why
 
 
 def measured_memory(row: Row) -> MeasuredMemory | None:
-    """Return the measured peak; None without one, or where nobody says which one it is."""
+    """Return the measured peak; None without one, or if its definition is unknown."""
     gib = row.get("peak_memory_gib")
     entry = look_up("memory", row)
     if gib is None or not entry or row.get("outcome") == "oom":
@@ -55,7 +55,7 @@ def measured_memory(row: Row) -> MeasuredMemory | None:
 
 
 def measured_step(row: Row, case: Case | None) -> float | None:
-    """Return seconds of a step: as measured, from tokens/s, from TFLOP/s or from MFU."""
+    """Return the step time in seconds: measured, or derived from tokens/s, TFLOP/s or MFU."""
     if row.get("outcome") == "oom":
         return None
     if row.get("step_time_s") is not None:

@@ -1,4 +1,4 @@
-"""The micro-batch where a source does not say it."""
+"""Micro-batch size of rows whose source does not give it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COLUMN = "micro_batch_size"
 
 
 def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
-    """Return a plan with the micro-batch that whoever ran it will have taken.
+    """Return the plan with the micro-batch size that its author most likely used.
 
-    Without a pipeline the largest of 1, 2, 4 ... sequences that fits: more and smaller ones only
-    cost. With a pipeline one: smaller ones shorten the bubble. A batch of the source's own trainer
-    (words) stays as it is.
+    Without a pipeline: the largest of 1, 2, 4 ... sequences that fits, since smaller micro-batches
+    only add time. With a pipeline: one sequence, which gives the shortest bubble. A size given in
+    the row is kept.
     """
     if reading.row.get(COLUMN) is not None:
         return plan

@@ -1,4 +1,4 @@
-"""From the cells of a row to a model: a preset, or the family that its sizes belong to."""
+"""The model of a row: a preset, or the model family that matches its sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 
 
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
-    """Return the model of a row, and a text that is the same for the same model."""
+    """Return the model of a row and a key that is equal for equal models."""
     name = str(reading.row.get("model") or reading.row.name)
     config = _preset(name) or _config(reading)
     words = look_up("architecture", reading.row)
@@ -45,7 +45,7 @@ def _spec(config: str, name: str) -> ModelSpec:
 
 
 def _without_gates(spec: ModelSpec) -> ModelSpec:
-    """Return a mixture of gated experts with plain ones: no family of transformers has them."""
+    """Return the model with plain instead of gated experts: no transformers family has them."""
     kinds = []
     for kind in spec.kinds:
         weights = tuple(

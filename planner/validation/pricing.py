@@ -1,4 +1,4 @@
-"""Many cases through the formulas that ``fit`` uses, those of one scenario at once."""
+"""Predictions for many cases with the formulas of ``fit``; cases of one scenario at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.assessment.verdict import Verdict, budget_bytes, verdict
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
 
-# what other trainers do that torch's schedules and our executor refuse: priced all the same
+# rules of torch's schedules and of the executor that other trainers do not have
 PRICED_ANYWAY: Final = (
     "num_kv_heads",  # copied where there are fewer than tensor-parallel ranks
     "schedule_microbatches",
@@ -32,12 +32,12 @@ PRICED_ANYWAY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What is predicted for one case, in seconds and bytes, with the 90 % intervals."""
+    """Prediction for one case in seconds and bytes, with 90 % intervals."""
 
     step: float
     step_low: float
     step_high: float
-    peak: float  # of the kind that was measured, else as the device shows it
+    peak: float  # of the measured kind (allocated, reserved, device); device without a measurement
     peak_low: float
     peak_high: float
     verdict: Verdict
@@ -87,7 +87,7 @@ def _price_all(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, 
 
 
 def why_impossible(case: Case) -> str | None:
-    """Return why no trainer runs a case's plan; None where one does."""
+    """Return why a case's plan is illegal in every trainer; None if it is legal in one."""
     code = int(legality_codes(case.scenario, PlanTable.from_plans([case.plan]))[0])
     if not code or CODES[code] in PRICED_ANYWAY:
         return None
@@ -98,10 +98,10 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
     scenario = cases[0].scenario
     accelerator = scenario.cluster.accelerator
     table = PlanTable.from_plans([case.plan for case in cases])
-    priced = with_simulated_steps(scenario, table, price(scenario, table))  # as ``fit`` prints
+    priced = with_simulated_steps(scenario, table, price(scenario, table))  # as in ``fit``
     spread = time_spread(scenario.software.name, accelerator, experts=scenario.model.has_experts)
     budget = budget_bytes(scenario.cluster)
-    around = memory_spread(scenario.software.name)  # of what the device shows
+    around = memory_spread(scenario.software.name)  # of the device peak
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
@@ -120,7 +120,7 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
 
 
 def _compared_peak(case: Case, device: float, allocated: float, budget: float) -> float:
-    """Return the peak that the row measured: of its kind, on its pipeline rank."""
+    """Return the predicted peak of the kind and on the pipeline rank that the row measured."""
     measured = measured_memory(case.row)
     if measured is None:
         return device

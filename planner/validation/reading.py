@@ -1,4 +1,4 @@
-"""Reads a row's cells and remembers the defaults that empty ones took."""
+"""Access to the cells of a row that records the defaults of empty ones."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from planner.validation.runs_file import Row
 
 
 class Unpriceable(Exception):
-    """Why a row cannot be priced, in words."""
+    """A row that cannot be priced; the message is the reason."""
 
 
 class Reading:
-    """A row, and in words what was taken where it says nothing."""
+    """A row and the defaults that replaced its empty cells, as texts."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
         self.defaults: list[str] = []
 
     def value(self, column: str, default: Any, why: str) -> Any:
-        """Return a cell, or the default, which is noted."""
+        """Return a cell, or the default, which is recorded with its reason."""
         given = self.row.get(column)
         if given is not None:
             return given
@@ -27,7 +27,7 @@ class Reading:
         return default
 
     def need(self, column: str) -> Any:
-        """Return a cell without which nothing can be said."""
+        """Return a required cell; raises Unpriceable if it is empty."""
         given = self.row.get(column)
         if given is None:
             raise Unpriceable(f"{column} is empty")

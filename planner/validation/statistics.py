@@ -68,7 +68,7 @@ def over_groups(by_source: dict[str, Any], left_out: Iterable[str]) -> dict[str,
 
 
 def ranking_figures(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return rank quality of every source that measured several plans of the same work.
+    """Return ranking quality for every source that measured several plans of the same work.
 
     A group shares all of SAME_WORK and has at least FEWEST different plans. Regret: measured time
     of the plan that is predicted fastest over the best measured, less 1.

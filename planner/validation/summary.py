@@ -1,4 +1,4 @@
-"""The summary of a validation: figures by group, over groups, rank quality, verdicts, skips."""
+"""Summary of a validation: errors by group and over groups, ranking, verdicts, skipped rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def summary_of(rows: pd.DataFrame, asked: Sequence[str]) -> dict[str, Any]:
-    """Return what all rows say together, as plain JSON values."""
+    """Return statistics over all rows as plain JSON values."""
     found: dict[str, Any] = {
         "rows": len(rows),
         "priced": int(rows.skipped.isna().sum()),

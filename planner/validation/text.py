@@ -1,4 +1,4 @@
-"""A validation as plain text: errors by group, over groups, rank quality, verdicts, skips."""
+"""A validation as text: errors by group and over groups, ranking, verdicts, skipped rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _errors(title: str, figures: Mapping[str, Any]) -> list[str]:
         lines.append(TITLES[grouping])
         lines += [_line(f"  {name}", group) for name, group in groups.items()]
     if "partial" in figures:
-        lines.append("rows whose source leaves much unsaid, apart")
+        lines.append("rows with incomplete sources, separately")
         lines += [_line(f"  {name}", group) for name, group in figures["partial"]["by"].items()]
     if figures["n"]:
         lines += ["", _line("all rows", figures["all_rows"])]
@@ -87,13 +87,16 @@ def _ranking(ranking: Mapping[str, Any]) -> list[str]:
 def _verdicts(figures: Mapping[str, Any]) -> list[str]:
     lines = [
         "Verdicts",
-        f"  {figures['died']} runs died of memory: {figures['died_said_to_fit']} of them said to "
-        "fit",
-        f"  {figures['lived']} runs lived: {figures['lived_said_not_to_fit']} of them said not to "
-        "fit",
-        f"  {figures['tight']} of all called TIGHT ({100.0 * figures['tight_share']:.1f} %)",
+        f"  {figures['died']} runs out of memory: {figures['died_said_to_fit']} of them predicted "
+        "to fit",
+        f"  {figures['lived']} runs completed: {figures['lived_said_not_to_fit']} of them "
+        "predicted not to fit",
+        f"  {figures['tight']} of all predicted TIGHT ({100.0 * figures['tight_share']:.1f} %)",
     ]
-    for key, words in (("died_said_to_fit_rows", "died"), ("lived_said_not_to_fit_rows", "lived")):
+    for key, words in (
+        ("died_said_to_fit_rows", "out of memory"),
+        ("lived_said_not_to_fit_rows", "completed"),
+    ):
         if figures[key]:
             shown = ", ".join(figures[key][:6])
             lines.append(f"  {words}: {shown}{', …' if len(figures[key]) > 6 else ''}")

@@ -1,9 +1,9 @@
-"""What words in the cells of RUNS.csv stand for: words.toml, read and looked up.
+"""Meaning of the words in the cells of RUNS.csv: look-ups in words.toml.
 
-A section is a list of entries, of which the first counts whose conditions hold. A condition is a
-column with words that its cell must hold, all of them, whatever the case (a number must be one of
-them); ``without`` lists words that the columns of the entry must not hold. An entry without
-conditions always holds.
+A section is a list of entries; the first entry whose conditions are met applies. A condition is a
+column and words: a text cell must contain all of them (ignoring case), a number must equal one of
+them. ``without`` lists words that none of these cells may contain. An entry without conditions
+always applies.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def words_table() -> Mapping[str, Any]:
 
 
 def look_up(section: str, row: Row) -> Mapping[str, Any]:
-    """Return the first entry of a section that holds for a row; {} without one."""
+    """Return the first entry of a section that applies to a row; {} if none does."""
     for entry in words_table()[section]:
-        if _holds(entry, row):
+        if _applies(entry, row):
             return {key: value for key, value in entry.items() if key not in COLUMNS}
     return {}
 
 
-def _holds(entry: Mapping[str, Any], row: Row) -> bool:
+def _applies(entry: Mapping[str, Any], row: Row) -> bool:
     conditions = {column: words for column, words in entry.items() if column in COLUMNS}
     cells = [row.words(column) for column in conditions]
     if any(word in cell for word in entry.get("without", ()) for cell in cells):
         return False
-    return all(_says(column, words, row) for column, words in conditions.items())
+    return all(_matches(column, words, row) for column, words in conditions.items())
 
 
-def _says(column: str, words: list[str], row: Row) -> bool:
-    """Whether a text holds all words ("": holds nothing), or a number is one of them."""
+def _matches(column: str, words: list[str], row: Row) -> bool:
+    """Whether a text contains all words ("": is empty), or a number equals one of them."""
     if column == "gpu":  # an A1000 is no A100
         text = row.words(column)
         return all(re.search(re.escape(word) + _whole_number(word), text) for word in words)
@@ -55,7 +55,7 @@ def _says(column: str, words: list[str], row: Row) -> bool:
 
 
 def _whole_number(word: str) -> str:
-    """A pattern behind a word that ends in a number: it goes no further ("gb" may: GB300)."""
+    """Pattern after a word: a final number must end there (after letters digits may follow)."""
     return r"(?!\d)" if word[-1:].isdigit() else ""
 
 
