@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -154,6 +156,14 @@ def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
     assert [sorted(row) for row in rows] == [
         sorted(layer.split(" | ")) for layer in reversed(layers)
     ]
+
+
+@pytest.mark.parametrize("script", ["make_formulas.py", "make_defaults.py"])
+def test_generated_pages_are_current(script: str) -> None:
+    """``python docs/SCRIPT --write`` makes them anew."""
+    command = [sys.executable, str(ROOT / "docs" / script), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_readme_is_short() -> None:
