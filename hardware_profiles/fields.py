@@ -1,7 +1,8 @@
-"""Reading files made by people and by other programs, field by field.
+"""Reading of files made by people and by other programs.
 
-Every error names the file, the key, the value and what is allowed. Numbers are finite; sizes have
-upper bounds, so that a broken file is refused before it meets a formula.
+``convert`` checks the values of a file against a type (msgspec) whose numbers have bounds. Every
+error names the file, the path inside it, the value and the allowed ones. Numbers are finite; sizes
+have upper bounds, so that a broken file is refused before it reaches a formula.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 import tomllib
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
 
 from hardware_profiles.errors import InputError, did_you_mean
 
 MAX_FILE_BYTES: Final = 4_000_000
 MAX_DEPTH: Final = 16
+Amount = Annotated[float, Meta(ge=0.0, le=1e30)]
+Positive = Annotated[float, Meta(ge=1e-12, le=1e30)]
+
+T = TypeVar("T")
 
 
 class _Required:
@@ -99,6 +109,106 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(read_text(path, what))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}") from None
+
+
+def convert(data: object, kind: type[T], where: str) -> T:
+    """Return plain values as a type, or raise an InputError that says which value is wrong.
+
+    ``where`` names the file (and the path inside it). Structs that forbid unknown fields refuse
+    them with the nearest known name.
+
+    >>> convert({"x": -1}, dict[str, Amount], "a.toml")
+    Traceback (most recent call last):
+    hardware_profiles.errors.InputError: a.toml: x = -1 (must be a number from 0 to 1e+30)
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), data, kind, where) from None
+
+
+_ERROR: Final = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.S)
+_STEP: Final = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
+
+
+def _explained(message: str, data: Any, kind: Any, where: str) -> InputError:
+    """Return msgspec's error in our words, with the value and the type that its path leads to."""
+    found = _ERROR.fullmatch(message)
+    assert found is not None
+    what = found["what"]
+    names: list[str] = []
+    for step in _STEP.finditer(found["path"] or ""):
+        data, kind, name = _stepped(data, _bare(kind), step["key"], step["index"])
+        if step["index"] is not None and names:
+            names[-1] += name
+        else:
+            names.append(name)
+    quoted = re.search(r"`([^`]*)`", what)
+    if what.startswith("Object missing") and quoted:
+        return InputError(f"{': '.join([where, *names])}: {quoted[1]} is missing")
+    if what.startswith("Object contains unknown") and quoted:
+        known = list(_bare(kind).__struct_fields__)
+        hint = did_you_mean(quoted[1], known) or f"Known keys: {', '.join(known)}"
+        return InputError(f"{': '.join([where, *names])}: unknown key {quoted[1]!r}. {hint}")
+    if not names:
+        return InputError(f"{where}: must be {_allowed(kind, data)}")
+    source = Fields({}, ": ".join([where, *names[:-1]]))
+    return source.wrong(names[-1], data, _allowed(kind, data))
+
+
+def _bare(kind: Any) -> Any:
+    """Return a type without bounds and without None."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif get_origin(kind) in (Union, types.UnionType):
+            kind = next(inner for inner in get_args(kind) if inner is not types.NoneType)
+        else:
+            return kind
+
+
+def _stepped(data: Any, kind: Any, key: str | None, index: str | None) -> tuple[Any, Any, str]:
+    """Return the value, its type and its name one step further on a path."""
+    arguments = get_args(kind)
+    if index is not None:
+        fixed = get_origin(kind) is tuple and Ellipsis not in arguments
+        inner = arguments[int(index) if fixed else 0] if arguments else Any
+        return data[int(index)], inner, f"[{index}]"
+    if key is not None:
+        inner = next(f.type for f in msgspec.structs.fields(kind) if f.encode_name == key)
+        return data[key], inner, key
+    inner = arguments[1] if len(arguments) == 2 else Any
+    for name, value in data.items():  # msgspec names no key of a mapping: the first that fails
+        try:
+            msgspec.convert(value, inner)
+        except msgspec.ValidationError:
+            return value, inner, str(name)
+    return data, inner, "..."
+
+
+def _allowed(kind: Any, value: object) -> str:
+    """Return the words for the values that a type allows."""
+    while get_origin(kind) in (Union, types.UnionType):
+        kind = next(inner for inner in get_args(kind) if inner is not types.NoneType)
+    low, high = None, None
+    while get_origin(kind) is Annotated:
+        kind, *marks = get_args(kind)
+        for mark in marks:
+            low, high = getattr(mark, "ge", low), getattr(mark, "le", high)
+    if get_origin(kind) is Literal:
+        known = [str(word) for word in get_args(kind)]
+        hint = did_you_mean(value, known) if isinstance(value, str) else ""
+        return "one of " + ", ".join(known) + (f". {hint}" if hint else "")
+    if kind is int:
+        bounds = "" if low is None or high is None else f" from {low:,} to {high:,}"
+        return f"a whole number{bounds}"
+    if kind is float:
+        bounds = "" if low is None or high is None else f" from {low:g} to {high:g}"
+        return f"a number{bounds}"
+    words = {bool: "true or false", str: "a string"}
+    if kind in words:
+        return words[kind]
+    return "a list" if get_origin(kind) in (list, tuple) else "an object with keys"
 
 
 def write_text_atomically(

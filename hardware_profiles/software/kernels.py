@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import Struct
+from hardware_profiles.fields import Amount
+from hardware_profiles.software.profile import Figures
 
 
-class ForwardKernels(Struct, frozen=True, kw_only=True):
+class ForwardKernels(Figures, frozen=True, kw_only=True):
     """Memory-bound operators and attention of a forward pass.
 
     "Accesses" are reads and writes of elements in the compute precision.
     """
 
-    rms_norm_accesses: float  # per norm and hidden element
-    rms_norm_fp32_bytes: float  # in addition, fp32 copies of a norm that is not fused
-    layer_norm_accesses: float
-    layer_norm_in_fp32_accesses: float  # weights multiply before the cast back
-    residual_accesses: float  # per residual add and hidden element
-    activation_accesses: float  # per FFN element, gated activation
-    rotary_accesses: float  # per query/key element
-    dropout_accesses: float  # per element of a dropout that is its own kernel
-    eager_scores_accesses: float  # per head and pair of tokens
-    flash_efficiency: float  # of the achievable matmul rate, on the FLOPs executed
-    flash_share_since_hopper: float  # of that, on Hopper and later
+    rms_norm_accesses: Amount  # per norm and hidden element
+    rms_norm_fp32_bytes: Amount  # in addition, fp32 copies of a norm that is not fused
+    layer_norm_accesses: Amount
+    layer_norm_in_fp32_accesses: Amount  # weights multiply before the cast back
+    residual_accesses: Amount  # per residual add and hidden element
+    activation_accesses: Amount  # per FFN element, gated activation
+    rotary_accesses: Amount  # per query/key element
+    dropout_accesses: Amount  # per element of a dropout that is its own kernel
+    eager_scores_accesses: Amount  # per head and pair of tokens
+    flash_efficiency: Amount  # of the achievable matmul rate, on the FLOPs executed
+    flash_share_since_hopper: Amount  # of that, on Hopper and later
 
 
-class Host(Struct, frozen=True, kw_only=True):
+class Host(Figures, frozen=True, kw_only=True):
     """Operators that the host launches."""
 
-    step_operators: float
-    operator_seconds: float  # host seconds per operator where the machine was not measured
+    step_operators: Amount
+    operator_seconds: Amount  # host seconds per operator where the machine was not measured
 
 
 class ForwardSoftware(Protocol):

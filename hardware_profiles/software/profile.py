@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import fields, replace
 
-from hardware_profiles.fields import Fields
-
-WORDS: Final = ("name", "description")
+from hardware_profiles.fields import convert
 
 
-class Profile(Struct, frozen=True, kw_only=True):
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure as it stands in a file: ``{ value = ..., source = ... }``."""
+
+    value: Any
+    source: str
+
+
+class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group of figures; their bounds are in their types."""
+
+
+class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A profile; a subclass adds its groups, each a Struct of figures."""
 
     name: str
@@ -33,34 +42,18 @@ class Profile(Struct, frozen=True, kw_only=True):
 P = TypeVar("P", bound=Profile)
 
 
-def profile_from_fields(kind: type[P], source: Fields, parent: P | None = None) -> P:
-    """Read a profile; a figure that it leaves out is the ``parent``'s."""
-    groups = {f.name: f.type for f in fields(kind) if f.name not in (*WORDS, "sources")}
-    source.refuse_unknown([*WORDS, "inherits", *groups])
-    values: dict[str, Any] = {key: source.text(key) for key in WORDS}
-    sources: dict[str, str] = {}
-    for group, record in groups.items():
-        table = source.sub(group, {})
-        table.refuse_unknown(record.__struct_fields__)
-        figures = {}
-        for name in record.__struct_fields__:
-            if parent is not None and name not in table:
-                figures[name] = getattr(getattr(parent, group), name)
-                sources[f"{group}.{name}"] = parent.sources[f"{group}.{name}"]
-            else:
-                entry = table.sub(name)
-                figures[name] = _value(entry)
-                sources[f"{group}.{name}"] = entry.text("source")
-        values[group] = record(**figures)
-    return kind(**values, sources=sources)
-
-
-def _value(entry: Fields) -> Any:
-    entry.refuse_unknown(("value", "source"))
-    raw = entry.values.get("value")
-    if isinstance(raw, bool):
-        return raw
-    if isinstance(raw, Mapping):
-        table = entry.sub("value")
-        return {key: table.number(key) for key in raw}
-    return entry.number("value")
+def profile_of(
+    kind: type[P], document: Mapping[str, Any], where: str, parent_of: Callable[[str], P]
+) -> P:
+    """Read a profile; a figure that it leaves out is that of the profile it ``inherits``."""
+    values = dict(document)
+    parent: dict[str, Any] = {}
+    if "inherits" in values:
+        parent = to_builtins(parent_of(convert(values.pop("inherits"), str, f"{where}: inherits")))
+    sources: dict[str, str] = dict(parent.get("sources", {}))
+    for group in (f.name for f in fields(kind) if f.name not in Profile.__struct_fields__):
+        entries = convert(values.get(group, {}), dict[str, Entry], f"{where}: {group}")
+        sources.update((f"{group}.{name}", entry.source) for name, entry in entries.items())
+        own = {name: entry.value for name, entry in entries.items()}
+        values[group] = {**parent.get(group, {}), **own}
+    return convert({**values, "sources": sources}, kind, where)

@@ -6,24 +6,22 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from msgspec import Struct
-
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields, read_toml
+from hardware_profiles.fields import Amount, read_toml
 from hardware_profiles.software.kernels import ForwardKernels, Host
-from hardware_profiles.software.profile import Profile, profile_from_fields
+from hardware_profiles.software.profile import Figures, Profile, profile_of
 
 FOLDER = Path(__file__).parent / "trainers"
 
 
-class Precision(Struct, frozen=True, kw_only=True):
+class Precision(Figures, frozen=True, kw_only=True):
     """Precision of weights and hidden states."""
 
     autocasts_weights: bool  # fp32 weights; 16-bit copies live from use to backward pass
     fp32_hidden_states: bool  # between matrices in 16 bits, each of which casts them
 
 
-class Gradients(Struct, frozen=True, kw_only=True):
+class Gradients(Figures, frozen=True, kw_only=True):
     """Buffers in which gradients are accumulated, and when they are reduced."""
 
     in_master_precision: bool  # accumulated in fp32 (true) or in the compute precision
@@ -32,30 +30,30 @@ class Gradients(Struct, frozen=True, kw_only=True):
     reduced_once_under_pipeline: bool  # with the last micro-batch
     accumulated_unsharded: bool  # no_sync: unsharded gradients until the last micro-batch
     include_frozen: bool  # gradients of flat parameters span the frozen weights in them
-    accumulation_bytes: float  # moved per parameter when a micro-batch's gradient is added
+    accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
 
 
-class Optimizer(Struct, frozen=True, kw_only=True):
+class Optimizer(Figures, frozen=True, kw_only=True):
     """Kernels of the optimizer step."""
 
     fused: bool  # one kernel updates in place; otherwise updates make copies of shards
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed
-    gradient_accesses: float  # of each gradient element
-    moved_bytes: float  # per parameter
+    gradient_accesses: Amount  # of each gradient element
+    moved_bytes: Amount  # per parameter
 
 
-class Sharding(Struct, frozen=True, kw_only=True):
+class Sharding(Figures, frozen=True, kw_only=True):
     """Sharding over data-parallel ranks."""
 
-    largest_zero_stage: float
+    largest_zero_stage: Amount
     blockwise_backward: bool  # backward pass by blocks, as FSDP2 gathers and reduces them
     flat_parameters: bool  # torch FSDP1: the root's weights stay gathered through the step
-    gathered_layers: float  # layers whose weights are gathered at once (prefetch)
+    gathered_layers: Amount  # layers whose weights are gathered at once (prefetch)
     frozen_weights: bool  # ZeRO-3 shards frozen weights like all others
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 
 
-class Pipeline(Struct, frozen=True, kw_only=True):
+class Pipeline(Figures, frozen=True, kw_only=True):
     """Pipeline schedules and messages."""
 
     splits_backward: bool  # runs schedules that compute weight gradients after input gradients
@@ -63,119 +61,119 @@ class Pipeline(Struct, frozen=True, kw_only=True):
     scatters_messages: bool  # each tensor-parallel rank sends its part; the receiver gathers
 
 
-class Fp8(Struct, frozen=True, kw_only=True):
+class Fp8(Figures, frozen=True, kw_only=True):
     """Matrix multiplications in 8 bits."""
 
-    cast_bytes: float  # moved to cast an element of 16 bits, along the rows and the columns
+    cast_bytes: Amount  # moved to cast an element of 16 bits, along the rows and the columns
     gathers: bool  # with sequence parallelism: cast first, gathered in 8 bits
-    weight_casts: float  # of every matrix in a forward, and in a backward pass
+    weight_casts: Amount  # of every matrix in a forward, and in a backward pass
     whole_matrices: bool  # only unsharded matrices, with no split backward pass
-    weight_copies: float  # of every matrix, from the forward to the backward pass
+    weight_copies: Amount  # of every matrix, from the forward to the backward pass
 
 
-class Activations(Struct, frozen=True, kw_only=True):
+class Activations(Figures, frozen=True, kw_only=True):
     """Activations that autograd saves for the backward pass.
 
     "Saved" counts elements in the compute precision; names with ``bytes`` count bytes.
     """
 
-    rms_norm_saved: float  # per element of the hidden size
-    rms_norm_saved_fp32_bytes: float  # per element, in addition (fp32 copies)
-    layer_norm_saved: float
-    rms_norm_in_fp32_saved: float  # norms that multiply with their weights before the cast back
-    rms_norm_in_fp32_saved_fp32_bytes: float
-    layer_norm_in_fp32_saved: float  # the same, not fused (Cohere)
-    layer_norm_in_fp32_saved_fp32_bytes: float
-    rms_norm_statistics_bytes: float  # per token and norm
-    layer_norm_statistics_bytes: float
+    rms_norm_saved: Amount  # per element of the hidden size
+    rms_norm_saved_fp32_bytes: Amount  # per element, in addition (fp32 copies)
+    layer_norm_saved: Amount
+    rms_norm_in_fp32_saved: Amount  # norms that multiply with their weights before the cast back
+    rms_norm_in_fp32_saved_fp32_bytes: Amount
+    layer_norm_in_fp32_saved: Amount  # the same, not fused (Cohere)
+    layer_norm_in_fp32_saved_fp32_bytes: Amount
+    rms_norm_statistics_bytes: Amount  # per token and norm
+    layer_norm_statistics_bytes: Amount
     keeps_gathered_inputs: bool  # sequence parallel: linear inputs are kept, not gathered again
-    activation_saved: Mapping[str, float]  # elements of the FFN size, by activation function
-    eager_scores_bytes: float  # per head and pair of tokens, eager attention without dropout
+    activation_saved: Mapping[str, Amount]  # elements of the FFN size, by activation function
+    eager_scores_bytes: Amount  # per head and pair of tokens, eager attention without dropout
     window_needs_mask: bool  # flash kernels without windows: a mask, keys repeated per query head
-    attention_dropout_bytes: float  # per head and pair of tokens, in addition, with dropout
-    dropout_mask_bytes: float  # per element of a hidden-size dropout
-    router_saved_bytes: float  # per token and expert
+    attention_dropout_bytes: Amount  # per head and pair of tokens, in addition, with dropout
+    dropout_mask_bytes: Amount  # per element of a hidden-size dropout
+    router_saved_bytes: Amount  # per token and expert
     router_copies_input: bool  # in fp32, of models whose router computes in fp32
     experts_one_by_one: bool  # a loop over experts: gradients of one expert's tokens at a time
     repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)
     keeps_fused_qkv: bool  # values are a view: queries and keys before rotary embedding stay
-    layer_input_extra_bytes: float  # per hidden element, besides a recomputed layer's input
+    layer_input_extra_bytes: Amount  # per hidden element, besides a recomputed layer's input
     longest_sequences_first: bool  # before any gradients have been accumulated
 
 
-class Adapters(Struct, frozen=True, kw_only=True):
+class Adapters(Figures, frozen=True, kw_only=True):
     """LoRA adapters."""
 
-    input_bytes: float  # saved per adapted matrix and input element; 0: the matrix's own input
-    output_bytes: float  # saved per output element of adapted queries, keys and values
-    input_accesses: float  # per adapted matrix and input element, forward
-    output_accesses: float  # per adapted matrix and output element, forward
-    input_gradient_accesses: float  # the same, backward
-    output_gradient_accesses: float
+    input_bytes: Amount  # saved per adapted matrix and input element; 0: the matrix's own input
+    output_bytes: Amount  # saved per output element of adapted queries, keys and values
+    input_accesses: Amount  # per adapted matrix and input element, forward
+    output_accesses: Amount  # per adapted matrix and output element, forward
+    input_gradient_accesses: Amount  # the same, backward
+    output_gradient_accesses: Amount
     in_fp32: bool  # on a 16-bit base: their inputs are cast, their outputs cast back
 
 
-class Frozen(Struct, frozen=True, kw_only=True):
+class Frozen(Figures, frozen=True, kw_only=True):
     """Weights that are not trained."""
 
     quantises_every_matrix: bool  # QLoRA: of all layers (true), or the adapted ones
-    quantised_input_bytes: float  # saved per input element of a frozen 4-bit matrix
-    unpacking_share: float  # of the memory rate, reached by kernels that unpack 4-bit weights
+    quantised_input_bytes: Amount  # saved per input element of a frozen 4-bit matrix
+    unpacking_share: Amount  # of the memory rate, reached by kernels that unpack 4-bit weights
     saves_inputs: bool  # a function of the trainer's own saves the inputs of frozen matrices
-    layer_inputs: float  # copies of each layer's input that sharded frozen layers keep
+    layer_inputs: Amount  # copies of each layer's input that sharded frozen layers keep
 
 
-class Loss(Struct, frozen=True, kw_only=True):
+class Loss(Figures, frozen=True, kw_only=True):
     """Logits and cross-entropy: copies at the loss's peak, and bytes moved."""
 
-    logits_copies: float  # in compute precision, forward; the logits count as one
-    fp32_logits_copies: float
-    logits_gradient_copies: float  # in compute precision, in addition in the backward pass
+    logits_copies: Amount  # in compute precision, forward; the logits count as one
+    fp32_logits_copies: Amount
+    logits_gradient_copies: Amount  # in compute precision, in addition in the backward pass
     gathers_logits: bool  # tensor-parallel ranks gather all columns, and each computes the loss
     pads_vocabulary: bool  # with columns that no token has
-    chunk_tokens: float  # tokens whose copies exist at once; 0: all of a micro-batch
-    piece_bytes: float  # of fp32 logits that exist at once; 0: all of a micro-batch
+    chunk_tokens: Amount  # tokens whose copies exist at once; 0: all of a micro-batch
+    piece_bytes: Amount  # of fp32 logits that exist at once; 0: all of a micro-batch
     chunks_logits: bool  # the logits themselves exist only chunk by chunk, too
-    forward_bytes: float  # moved per logit by the cross-entropy
-    backward_bytes: float
+    forward_bytes: Amount  # moved per logit by the cross-entropy
+    backward_bytes: Amount
 
 
 class TrainerKernels(ForwardKernels, frozen=True, kw_only=True):
     """Memory-bound operators of forward and backward pass."""
 
-    bias_accesses: float  # per output element of a matrix with a bias, forward
-    bias_gradient_accesses: float  # the same, backward: the sum over tokens
-    backward_access_ratio: float  # backward accesses / forward accesses
+    bias_accesses: Amount  # per output element of a matrix with a bias, forward
+    bias_gradient_accesses: Amount  # the same, backward: the sum over tokens
+    backward_access_ratio: Amount  # backward accesses / forward accesses
     recomputes_whole_layers: bool  # up to their outputs, beyond the last tensor that is needed
 
 
 class TrainerHost(Host, frozen=True, kw_only=True):
     """Operators (kernels) that the host launches in one pass."""
 
-    layer_operators_forward: float
-    layer_operators_backward: float
-    microbatch_operators: float
-    group_operators: float  # sharded weights: around each group (layer), forward and backward
-    fused_softmax_batch: float  # the fused softmax takes multiples of this many attention
+    layer_operators_forward: Amount
+    layer_operators_backward: Amount
+    microbatch_operators: Amount
+    group_operators: Amount  # sharded weights: around each group (layer), forward and backward
+    fused_softmax_batch: Amount  # the fused softmax takes multiples of this many attention
     # matrices; 0: any number
-    unfused_softmax_operators: float  # that replace it, in addition
+    unfused_softmax_operators: Amount  # that replace it, in addition
 
 
-class Communication(Struct, frozen=True, kw_only=True):
+class Communication(Figures, frozen=True, kw_only=True):
     """Collectives: achieved bandwidth and volumes."""
 
-    bus_efficiency: float  # achieved / nominal bandwidth of large collectives inside a node
-    network_efficiency: float  # the same between nodes
+    bus_efficiency: Amount  # achieved / nominal bandwidth of large collectives inside a node
+    network_efficiency: Amount  # the same between nodes
     gathers_by_matrix: bool  # each column-cut matrix gathers its input and reduces its gradient
     exchanges_once_a_node: bool  # a token is sent to a node once, for all experts in it
 
 
-class Overlap(Struct, frozen=True, kw_only=True):
+class Overlap(Figures, frozen=True, kw_only=True):
     """Communication hidden behind computation."""
 
-    data_parallel: float  # share of the backward pass that can hide gradient reduction
-    data_parallel_interference: float  # seconds that computation loses to one hidden behind it
-    tensor_parallel: float  # share of tensor-parallel traffic hidden behind compute
+    data_parallel: Amount  # share of the backward pass that can hide gradient reduction
+    data_parallel_interference: Amount  # seconds that computation loses to one hidden behind it
+    tensor_parallel: Amount  # share of tensor-parallel traffic hidden behind compute
     chunked_tensor_traffic: bool  # chunk by chunk, behind the matmuls before or after it
     weight_gathers: bool  # ZeRO-1 and 2: new weights, behind the first forward pass
     tensor_reduction: bool  # of input gradients, behind the matmuls of weight gradients
@@ -184,14 +182,14 @@ class Overlap(Struct, frozen=True, kw_only=True):
     activation_prefetch: bool  # from the host, behind the backward pass of the previous layer
 
 
-class RuntimeMemory(Struct, frozen=True, kw_only=True):
+class RuntimeMemory(Figures, frozen=True, kw_only=True):
     """Memory of the runtime on a GPU, bytes."""
 
-    buffer_bytes: float  # of collectives, whatever the model
-    buffer_bytes_without_pipeline: float  # more of the same on one stage
-    context_bytes: float
-    allocator_slack: float  # share of what is allocated: blocks that cannot be returned
-    allocator_cache: float  # reserved / allocated - 1 where memory is plentiful
+    buffer_bytes: Amount  # of collectives, whatever the model
+    buffer_bytes_without_pipeline: Amount  # more of the same on one stage
+    context_bytes: Amount
+    allocator_slack: Amount  # share of what is allocated: blocks that cannot be returned
+    allocator_cache: Amount  # reserved / allocated - 1 where memory is plentiful
 
 
 class SoftwareProfile(Profile, frozen=True, kw_only=True):
@@ -227,10 +225,5 @@ def software_profile(name: str) -> SoftwareProfile:
         hint = did_you_mean(str(name), profile_names())
         raise InputError(f"software profile {name!r} is unknown. {f'{hint} {known}'.strip()}")
     path = FOLDER / f"{name}.toml"
-    return _from_fields(Fields(read_toml(path, "a software profile"), str(path)))
-
-
-def _from_fields(source: Fields) -> SoftwareProfile:
-    parent = source.text("inherits", None)
-    base = None if parent is None else software_profile(parent)
-    return profile_from_fields(SoftwareProfile, source, base)
+    document = read_toml(path, "a software profile")
+    return profile_of(SoftwareProfile, document, str(path), software_profile)
