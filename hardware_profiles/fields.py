@@ -143,6 +143,11 @@ def _explained(message: str, data: Any, kind: Any, where: str) -> InputError:
             names[-1] += name
         else:
             names.append(name)
+    if "`key` in" in message:  # the first key of a mapping that its type refuses
+        known = [str(word) for word in get_args(get_args(_bare(kind))[0])]
+        key = next(str(name) for name in data if str(name) not in known)
+        hint = did_you_mean(key, known) or f"Known keys: {', '.join(known)}"
+        return InputError(f"{': '.join([where, *names])}: unknown key {key!r}. {hint}")
     quoted = re.search(r"`([^`]*)`", what)
     if what.startswith("Object missing") and quoted:
         return InputError(f"{': '.join([where, *names])}: {quoted[1]} is missing")

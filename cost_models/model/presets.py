@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields, read_text, read_toml
+from hardware_profiles.fields import convert, read_text, read_toml
 
 FOLDER: Final = Path(__file__).parent / "preset_data"
 
@@ -30,6 +32,15 @@ class Preset:
     stored: str = ""  # format of the published weights where it is not one of 16 or 32 bits
 
 
+class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    parameters: Annotated[int, Meta(ge=1, le=10**14)]
+    config: dict[str, Any]
+    null: tuple[str, ...] = ()  # keys of config.json that are null, which TOML cannot say
+    aliases: tuple[str, ...] = ()
+    stored: str = ""
+
+
 @cache
 def _files() -> dict[Path, str]:
     """Return the text of every preset file in lower case, in the order of their names."""
@@ -39,26 +50,18 @@ def _files() -> dict[Path, str]:
 @cache
 def _of_file(path: Path) -> tuple[Preset, ...]:
     """Read one preset file."""
-    found = []
-    for name, values in read_toml(path, "presets").items():
-        fields = Fields(values, f"{path}: {name}")
-        found.append(
-            Preset(
-                name=name,
-                aliases=tuple(fields.items("aliases", ())),
-                source=fields.text("source"),
-                published_parameters=fields.integer("parameters", low=1, high=10**14),
-                config=_config(fields),
-                stored=fields.text("stored", ""),
-            )
+    entries = convert(read_toml(path, "presets"), dict[str, _Entry], str(path))
+    return tuple(
+        Preset(
+            name=name,
+            aliases=entry.aliases,
+            source=entry.source,
+            published_parameters=entry.parameters,
+            config={**entry.config, **dict.fromkeys(entry.null)},
+            stored=entry.stored,
         )
-    return tuple(found)
-
-
-def _config(fields: Fields) -> Mapping[str, Any]:
-    """Return the keys of config.json; TOML has no null, so those that are null stand in a list."""
-    nulls = {str(key): None for key in fields.items("null", ())}
-    return {**fields.sub("config").values, **nulls}
+        for name, entry in entries.items()
+    )
 
 
 @cache

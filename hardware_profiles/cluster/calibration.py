@@ -11,17 +11,19 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import tomli_w
+from msgspec import Meta, Struct
 
 from hardware_profiles.cluster.measurement import cache_folder, this_host, write_to_cache
-from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Level, Tier
+from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Figure, Level, Tier
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields, read_json, write_text_atomically
+from hardware_profiles.fields import convert, read_json, write_text_atomically
 
 SCHEMA_VERSION: Final = 1
 LOWEST, HIGHEST = 0.02, 50.0  # of a factor: beyond, the run was not of this cluster
+Factor = Annotated[float, Meta(ge=LOWEST, le=HIGHEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,20 @@ class Calibration:
         """Add a run, or put it in the place of the same run before."""
         others = tuple(other for other in self.runs if other.run != run.run)
         return replace(self, runs=(*others, run))
+
+
+class _Run(Struct, frozen=True, forbid_unknown_fields=True):
+    run: str
+    rates: Factor
+    links: Factor | None = None
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    schema_version: Literal[1]
+    host: str
+    accelerator: str
+    num_gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+    runs: tuple[_Run, ...]
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
@@ -148,7 +164,7 @@ def load_calibration(accelerator: str, num_gpus: int) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        found = _from_fields(Fields(read_json(path, "a calibration"), str(path)))
+        found = _read(path)
     except InputError:
         return None
     same = (found.host, found.accelerator, found.num_gpus)
@@ -166,28 +182,10 @@ def forget_calibration(accelerator: str, num_gpus: int) -> None:
     calibration_path(accelerator, num_gpus).unlink(missing_ok=True)
 
 
-def _from_fields(source: Fields) -> Calibration:
-    source.refuse_unknown(("schema_version", "host", "accelerator", "num_gpus", "runs"))
-    source.integer("schema_version", low=SCHEMA_VERSION, high=SCHEMA_VERSION)
-    runs = []
-    for index, values in enumerate(source.items("runs")):
-        if not isinstance(values, Mapping):
-            raise source.wrong("runs", values, "a list of runs")
-        entry = Fields(values, f"{source.where}: runs[{index}]")
-        limits: dict[str, Any] = {"low": LOWEST, "high": HIGHEST}
-        runs.append(
-            RunFactors(
-                entry.text("run"),
-                entry.number("rates", **limits),
-                entry.number("links", None, **limits),
-            )
-        )
-    return Calibration(
-        source.text("host"),
-        source.text("accelerator"),
-        source.integer("num_gpus", low=1),
-        tuple(runs),
-    )
+def _read(path: Path) -> Calibration:
+    found = convert(read_json(path, "a calibration"), _File, str(path))
+    runs = tuple(RunFactors(run.run, run.rates, run.links) for run in found.runs)
+    return Calibration(found.host, found.accelerator, found.num_gpus, runs)
 
 
 def write_cluster_toml(path: Path, cluster: Cluster, *, force: bool = False) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from hardware_profiles.cluster.schema import KINDS, Figure
+from msgspec import Meta, Struct
+from msgspec.structs import astuple
+
+from hardware_profiles.cluster.schema import Figure, Kind
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields, read_toml
+from hardware_profiles.fields import convert, read_toml
 
 PATH: Final = Path(__file__).parent / "failures.toml"
 # what --failures calls a figure, and what its number is multiplied by
@@ -22,6 +25,14 @@ SHORT: Final = {
 LARGEST: Final = 1e12
 
 
+class Published(Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure as it stands in the file."""
+
+    value: Annotated[float, Meta(ge=1e-9, le=1e30)]
+    kind: Kind
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class FailureProfile:
     """Each figure with its source."""
@@ -29,23 +40,22 @@ class FailureProfile:
     hours_between_failures: Figure  # of one accelerator
     restart_seconds: Figure
     storage_bytes_per_second_per_node: Figure
-    stall_seconds: Figure  # of a checkpoint, beside the copy to the host
+    stall_seconds: Figure  # of a checkpoint, besides the copy to the host
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    hours_between_failures: Published
+    restart_seconds: Published
+    storage_bytes_per_second_per_node: Published
+    stall_seconds: Published
 
 
 @cache
 def failure_profile() -> FailureProfile:
     """Load the published figures."""
-    source = Fields(read_toml(PATH, "figures of failures"), str(PATH))
-    names = [f.name for f in fields(FailureProfile)]
-    source.refuse_unknown(names)
-    found = {}
-    for name in names:
-        entry = source.sub(name)
-        entry.refuse_unknown(("value", "kind", "source"))
-        found[name] = Figure(
-            entry.number("value", low=1e-9), entry.text("kind", choices=KINDS), entry.text("source")
-        )
-    return FailureProfile(**found)
+    found = convert(read_toml(PATH, "figures of failures"), _File, str(PATH))
+    figures = {name: Figure(*astuple(getattr(found, name))) for name in _File.__struct_fields__}
+    return FailureProfile(**figures)
 
 
 def parse_failures(text: str | None) -> FailureProfile:

@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from hardware_profiles.cluster.schema import Tier
-from hardware_profiles.fields import Fields, read_toml
+from hardware_profiles.fields import Amount, convert, read_toml
 
 PATH: Final = Path(__file__).parent / "nccl.toml"
-ALGORITHMS: Final = ("ring", "tree", "nvls")
-PROTOCOLS: Final = ("ll", "ll128", "simple")
+Algorithm = Literal["ring", "tree", "nvls"]
+Protocol = Literal["ll", "ll128", "simple"]
+ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
+PROTOCOLS: Final[tuple[str, ...]] = get_args(Protocol)
 LINKS: Final = ("nvlink", "pcie", "network")
 Table = Mapping[str, Mapping[str, float]]  # algorithm, protocol
+_Rows = dict[Algorithm, dict[Protocol, Amount]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,28 @@ class NcclTuning:
     nvls_architectures: tuple[str, ...]
 
 
-def _table(source: Fields) -> Table:
-    source.refuse_unknown(ALGORITHMS)
-    found = {}
-    for algorithm in source.values:
-        row = source.sub(algorithm)
-        row.refuse_unknown(PROTOCOLS)
-        found[algorithm] = {protocol: row.number(protocol) for protocol in row.values}
-    return found
+class _Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    ll_bandwidth_one_node: Mapping[str, Amount]
+    ll_bandwidth_two_nodes: Amount
+    ll_bandwidth_more_nodes: Amount
+    ll128_alone_in_node: Amount
+    tree_ll128_one_node: Amount
+    network_overhead: Amount
+    nvls_architectures: tuple[str, ...]
+
+
+class _Hops(Struct, frozen=True, forbid_unknown_fields=True):
+    nvlink: _Rows
+    pcie: _Rows
+    network: _Rows
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    base: _Rows
+    hop: _Hops
+    share: _Rows
+    limits: _Limits
 
 
 @cache
@@ -52,27 +72,13 @@ def nccl_tuning() -> NcclTuning:
     >>> nccl_tuning().hop["nvlink"]["ring"]["simple"]
     3.4e-06
     """
-    source = Fields(read_toml(PATH, "NCCL's constants"), str(PATH))
-    source.refuse_unknown(("source", "base", "hop", "share", "limits"))
-    hops, limits = source.sub("hop"), source.sub("limits")
-    hops.refuse_unknown(LINKS)
-    one_node = limits.sub("ll_bandwidth_one_node")
-    numbers = (
-        "ll_bandwidth_two_nodes",
-        "ll_bandwidth_more_nodes",
-        "ll128_alone_in_node",
-        "tree_ll128_one_node",
-        "network_overhead",
-    )
-    limits.refuse_unknown((*numbers, "ll_bandwidth_one_node", "nvls_architectures"))
+    found: Any = convert(read_toml(PATH, "NCCL's constants"), _File, str(PATH))
     return NcclTuning(
-        source=source.text("source"),
-        base=_table(source.sub("base")),
-        hop={link: _table(hops.sub(link)) for link in LINKS},
-        share=_table(source.sub("share")),
-        ll_bandwidth_one_node={name: one_node.number(name) for name in one_node.values},
-        nvls_architectures=tuple(limits.items("nvls_architectures")),
-        **{name: limits.number(name) for name in numbers},
+        source=found.source,
+        base=found.base,
+        hop=asdict(found.hop),
+        share=found.share,
+        **asdict(found.limits),
     )
 
 
