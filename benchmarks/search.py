@@ -27,7 +27,7 @@ from cost_models.pricing.table import price_table
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
-from planner.request.scenario import build_question
+from planner.request.scenario import build_scenario
 from planner.search.candidates import Candidates
 from planner.search.search import search
 from planner.search.space import allowed_offloads
@@ -50,7 +50,7 @@ class Problem:
         """Everything but the plan."""
         nodes = self.num_gpus // 8
         cluster = parse_cluster(f"{nodes}x8xH100-SXM" if nodes > 1 else "8xH100-SXM")
-        question = build_question(
+        question = build_scenario(
             resolve_model(MODEL),
             cluster,
             seq_len=self.seq_len,

@@ -30,7 +30,7 @@ from planner.request.requests import (
     takes,
 )
 from planner.request.resolve import cluster_of, model_of
-from planner.request.scenario import Question, adapting, build_question
+from planner.request.scenario import AssumedScenario, adapting, build_scenario
 from planner.run_cost.failures import run_of
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import job_of
@@ -86,7 +86,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     prices = parse_prices(request.price)
     if request.price is not None and not job.is_asked:
         raise InputError("--price: of a whole run, which needs --tokens 300B")
-    question = build_question(
+    question = build_scenario(
         model_of(request.model),
         cluster_of(request.cluster),
         micro_batch_size=fixed.get("micro_batch_size", 1),
@@ -143,8 +143,8 @@ def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, Assessment, 
 
 
 def _default_plan(
-    question: Question, fixed: Mapping[str, Any], *, batch_given: bool
-) -> tuple[Question, Plan, list[str]]:
+    question: AssumedScenario, fixed: Mapping[str, Any], *, batch_given: bool
+) -> tuple[AssumedScenario, Plan, list[str]]:
     """Fill in a plan; the batch follows from it where nobody gave one."""
     num_gpus = question.scenario.cluster.num_gpus
     assumptions: list[str] = []
@@ -215,14 +215,14 @@ def _fewest_microbatches(fixed: Mapping[str, Any], pipeline: int) -> int:
     return max(pipeline, int(FEWEST[schedule](Plan(pipeline_parallel=pipeline))))
 
 
-def _with_batch(question: Question, batch: int) -> Question:
+def _with_batch(question: AssumedScenario, batch: int) -> AssumedScenario:
     scenario = question.scenario
     if batch == scenario.workload.global_batch_size:
         return question
     workload = replace(scenario.workload, global_batch_size=batch)
     kept = [a for a in question.assumptions if not a.startswith("global_batch_size")]
     note = f"global_batch_size {batch} (default: the smallest that keeps every rank busy)"
-    return Question(replace(scenario, workload=workload), (*kept, note))
+    return AssumedScenario(replace(scenario, workload=workload), (*kept, note))
 
 
 __all__ = ["Scenario", "fit", "plan"]

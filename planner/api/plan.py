@@ -36,9 +36,9 @@ from planner.search.partial_recompute import PINNED
 from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
 from planner.survey.cases import (
     WorkloadRequest,
-    questions_of,
     read_at_most,
     read_precisions,
+    scenarios_of,
     sizes_of,
 )
 from planner.survey.compare_cases import SurveyRequest, offloads_of, ranked, survey
@@ -108,24 +108,24 @@ def plan(request: PlanRequest) -> PlanAnswers:
         return answer_inverse(request.find, job, models, clusters, precisions, asked, at_most)
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
     largest = max(one.num_gpus for one in sizes)
-    questions = questions_of(job, sizes, precisions, largest)
+    scenarios = scenarios_of(job, sizes, precisions, largest)
     simple = (
-        len(questions) == 1
+        len(scenarios) == 1
         and asked.pareto is None
         and not asked.job.is_asked
         and request.price is None
         and request.objective in ("time", "memory")
     )
     if not simple:
-        return _survey(questions, asked)
-    places = request.objective == "time" and can_be_placed(questions[0].scenario.cluster)
+        return _survey(scenarios, asked)
+    places = request.objective == "time" and can_be_placed(scenarios[0].scenario.cluster)
     wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
-    (case,) = survey(questions, replace(asked, top=wide, places=False))
-    scenario, result = case.question.scenario, case.result
+    (case,) = survey(scenarios, replace(asked, top=wide, places=False))
+    scenario, result = case.scenario, case.result
     assert result is not None
     if not result.plans:
         if places and constraints:  # in an order of its own a plan may be as required
-            return _survey(questions, asked)
+            return _survey(scenarios, asked)
         raise nothing_found([case], asked)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     assessments = tuple(found.assessment for found in case.found[:top])
@@ -137,15 +137,15 @@ def plan(request: PlanRequest) -> PlanAnswers:
         scenario=scenario,
         result=result,
         assessments=assessments,
-        assumptions=case.question.assumptions,
+        assumptions=case.assumptions,
         fixed=fixed,
         staged=staged,
         placed=best_placed(scenario, seen, staged) if places and fits else None,
     )
 
 
-def _survey(questions: Sequence[Any], asked: SurveyRequest) -> SurveyAnswer:
-    cases = tuple(survey(questions, asked))
+def _survey(scenarios: Sequence[Any], asked: SurveyRequest) -> SurveyAnswer:
+    cases = tuple(survey(scenarios, asked))
     best = ranked(cases, asked)
     if not best:
         raise nothing_found(cases, asked)

@@ -34,8 +34,8 @@ MAX_BATCH = 10**7
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A scenario, and the assumptions that were made on the way to it."""
+class AssumedScenario:
+    """A scenario with the assumptions made where the request left something open."""
 
     scenario: Scenario
     assumptions: tuple[str, ...]
@@ -92,7 +92,7 @@ def adapting(
     return Adapting(kind, rank, lora_alpha, lora_targets, quantisation)
 
 
-def build_question(
+def build_scenario(
     model: ModelSpec,
     cluster: Cluster,
     *,
@@ -110,7 +110,7 @@ def build_question(
     freeze: str | None = None,
     layers: str | Sequence[int] | None = None,
     stage_recompute_layers: tuple[int, ...] | None = None,
-) -> Question:
+) -> AssumedScenario:
     """Check what was given and fill in what was not."""
     assumptions = [*model.assumptions, *cluster.notes]
 
@@ -206,7 +206,7 @@ def build_question(
     )
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
-    return Question(scenario, tuple(assumptions))
+    return AssumedScenario(scenario, tuple(assumptions))
 
 
 def _about_optimizer(workload: Workload) -> list[str]:

@@ -136,7 +136,7 @@ class SurveyAnswer:
 
 def case_document(case: SurveyCase) -> dict[str, Any]:
     """Return what is said about one case."""
-    scenario, result = case.question.scenario, case.result
+    scenario, result = case.scenario, case.result
     best = case.found[0].to_dict() if case.found else None
     return {
         "cluster": case.name,
@@ -177,7 +177,7 @@ def assumptions_of(
     cases: tuple[SurveyCase, ...], ranked: tuple[RankedPlan, ...], asked: SurveyRequest
 ) -> list[str]:
     """Return what all cases assume, and what their prices stand on; nothing twice."""
-    said = [words for case in cases for words in case.question.assumptions]
+    said = [words for case in cases for words in case.assumptions]
     notes = [note for case in cases for found in case.found[:1] for note in found.step.tariff.notes]
     if notes:
         said += [*notes, ABOUT_COST]
@@ -186,7 +186,7 @@ def assumptions_of(
         said.append(ABOUT_ENERGY)
     if asked.job.is_asked and any(found.run for found in ranked[:1]):
         said += failure_notes(asked.job)
-    settings = [case.question.scenario for case in cases]
+    settings = [case.scenario for case in cases]
     if any(can_be_placed(one.cluster) and not is_placed(one, asked) for one in settings):
         said.append(NOT_PLACED)
     return list(dict.fromkeys(said))
@@ -205,26 +205,26 @@ def nothing_found(
     """
     case, result = cases[0], cases[0].result
     if len(cases) == 1 and why is None and result is not None:
-        scenario = case.question.scenario
+        scenario = case.scenario
         refusal = no_plan(
             scenario,
             result,
-            case.question.assumptions,
+            case.assumptions,
             fixed=asked.fixed,
             require=(*asked.require, *job_limits(scenario, asked)),
             offloads=asked.offloads,
             tried=case.tried,
         )
-        document = {**header(case.question.scenario), **refusal.to_dict()}
+        document = {**header(case.scenario), **refusal.to_dict()}
         return NoLegalPlanError(str(refusal), document)
-    first = cases[0].question.scenario
+    first = cases[0].scenario
     lines = [why or f"no plan for {first.model.name} on any of {len(cases)} clusters"]
     documents = []
     for one in cases:
         lines.append(f"  {one.name}: {why_nothing(one)}")
         document = case_document(one)
         if one.result is not None and one.result.counts.priced:
-            reasons = reasons_of(one.question.scenario, one.result)
+            reasons = reasons_of(one.scenario, one.result)
             lines += [f"    {number:,} candidates: {said}" for number, said in reasons[:3]]
             document["reasons"] = [{"candidates": n, "reason": said} for n, said in reasons]
         documents.append(document)
@@ -255,7 +255,7 @@ def what_helps(
     """
     searched = [case for case in cases if case.result is not None]
     for case in sorted(searched, key=_lacking)[:MOST_ASKED]:
-        scenario, result = case.question.scenario, case.result
+        scenario, result = case.scenario, case.result
         assert result is not None
         refusal = no_plan(
             scenario,
@@ -278,7 +278,7 @@ def what_helps(
 
 def _lacking(case: SurveyCase) -> float:
     """Return the smallest peak over what there is; above all others where no plan is legal."""
-    result, scenario = case.result, case.question.scenario
+    result, scenario = case.result, case.scenario
     if result is None or result.smallest is None:
         return float("inf")
     peak = assess(scenario, result.smallest).memory.peak_bytes

@@ -1,4 +1,4 @@
-"""From one question to its cases: clusters, parts of them, and precisions, all of the same job."""
+"""The scenarios of one request: clusters, parts of them and precisions, one workload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cost_models.plan.workload import Precision
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.errors import InputError
 from planner.request.clusters import parts_of
-from planner.request.scenario import Question, build_question, check_choice, check_count
+from planner.request.scenario import AssumedScenario, build_scenario, check_choice, check_count
 
 MOST_AUTOMATIC: Final = 8  # clusters of which parts are tried unasked
 BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the largest cluster"
@@ -19,21 +19,23 @@ BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the larges
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """What every case trains: all arguments of ``build_question`` but the cluster."""
+    """Model and workload of every case: the arguments of ``build_scenario`` without the cluster."""
 
     model: ModelSpec
     options: Mapping[str, Any]
     batch: int | None  # that was given
 
-    def question(self, cluster: Cluster, batch: int | None = None, **changes: Any) -> Question:
-        """Return the question of one case; ``batch``: the default that all cases share."""
+    def scenario(
+        self, cluster: Cluster, batch: int | None = None, **changes: Any
+    ) -> AssumedScenario:
+        """Return the scenario of one case; ``batch``: the default that all cases share."""
         size = self.batch or batch
         options = {**self.options, **changes, "global_batch_size": size}
-        question = build_question(options.pop("model", self.model), cluster, **options)
+        assumed = build_scenario(options.pop("model", self.model), cluster, **options)
         if self.batch is None and batch is not None:
             note = f"global_batch_size {batch} ({BATCH_NOTE})"
-            question = replace(question, assumptions=(*question.assumptions, note))
-        return question
+            assumed = replace(assumed, assumptions=(*assumed.assumptions, note))
+        return assumed
 
 
 def read_precisions(text: str | None) -> list[str | None]:
@@ -68,16 +70,16 @@ def sizes_of(clusters: Sequence[Cluster], at_most: int | None, *, fewer: bool) -
     )[::-1]
 
 
-def questions_of(
+def scenarios_of(
     job: WorkloadRequest,
     clusters: Sequence[Cluster],
     precisions: Sequence[str | None],
     largest: int,
-) -> list[Question]:
-    """Return one question for each cluster in each precision; ``largest``: accelerators."""
+) -> list[AssumedScenario]:
+    """Return a scenario for each cluster in each precision; ``largest``: accelerators."""
     several = len(clusters) > 1
     return [
-        job.question(cluster, largest if several else None, precision=precision)
+        job.scenario(cluster, largest if several else None, precision=precision)
         for cluster in clusters
         for precision in precisions
     ]

@@ -21,7 +21,7 @@ from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
 from planner.request.objectives import Objective, pareto_front, results
-from planner.request.scenario import Question
+from planner.request.scenario import AssumedScenario
 from planner.run_cost.failures import whole_run
 from planner.run_cost.prices import Prices, tariff
 from planner.run_cost.training_run import DAY, RunRequest, StepCost
@@ -108,7 +108,7 @@ class RankedPlan:
 class SurveyCase:
     """One cluster in one precision: what its search found, or why it found nothing."""
 
-    question: Question
+    assumed: AssumedScenario
     result: SearchResult | None
     found: tuple[RankedPlan, ...]
     why: str | None = None  # it could not be asked at all
@@ -117,49 +117,59 @@ class SurveyCase:
     @property
     def name(self) -> str:
         """The cluster, as it was typed."""
-        return self.question.scenario.cluster.name
+        return self.scenario.cluster.name
+
+    @property
+    def scenario(self) -> Scenario:
+        """Model, cluster, workload and software of the case."""
+        return self.assumed.scenario
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Assumptions behind the scenario."""
+        return self.assumed.assumptions
 
 
-def survey(questions: Sequence[Question], asked: SurveyRequest) -> list[SurveyCase]:
+def survey(scenarios: Sequence[AssumedScenario], asked: SurveyRequest) -> list[SurveyCase]:
     """Search every case; one that cannot be asked says why, unless none can.
 
     Where nothing fits in any of them, they are searched once more with offload allowed.
     """
-    cases = _survey(questions, asked)
+    cases = _survey(scenarios, asked)
     if any(case.found for case in cases) or not any(_needs_offload(c, asked) for c in cases):
         return cases
-    again = _survey(questions, replace(asked, offloads=OFFLOADS))
+    again = _survey(scenarios, replace(asked, offloads=OFFLOADS))
     if not any(case.found for case in again):
         return [
             case if more.result is None else replace(case, tried=OFFLOADS)
             for case, more in zip(cases, again, strict=True)
         ]
     return [
-        replace(case, question=_with_note(case.question, OFFLOADED)) if case.found else case
+        replace(case, assumed=_with_note(case.assumed, OFFLOADED)) if case.found else case
         for case in again
     ]
 
 
-def _with_note(question: Question, note: str) -> Question:
-    return replace(question, assumptions=(*question.assumptions, note))
+def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
+    return replace(assumed, assumptions=(*assumed.assumptions, note))
 
 
-def _survey(questions: Sequence[Question], asked: SurveyRequest) -> list[SurveyCase]:
+def _survey(scenarios: Sequence[AssumedScenario], asked: SurveyRequest) -> list[SurveyCase]:
     cases, errors = [], []
-    for question in questions:
+    for assumed in scenarios:
         try:
-            cases.append(_search_case(question, asked))
+            cases.append(_search_case(assumed, asked))
         except InputError as error:
             errors.append(error)
-            cases.append(SurveyCase(question, None, (), str(error)))
+            cases.append(SurveyCase(assumed, None, (), str(error)))
     if len(errors) == len(cases):
         raise errors[0]
     return cases
 
 
-def _search_case(question: Question, asked: SurveyRequest) -> SurveyCase:
+def _search_case(assumed: AssumedScenario, asked: SurveyRequest) -> SurveyCase:
     """Search one case; on irregular trees the best plan gets its best order of ranks."""
-    scenario = question.scenario
+    scenario = assumed.scenario
     require = (*asked.require, *job_limits(scenario, asked))
     places = is_placed(scenario, asked)
     ask = partial(
@@ -173,14 +183,14 @@ def _search_case(question: Question, asked: SurveyRequest) -> SurveyCase:
     )
     result = ask(require=require)
     if not places:
-        return SurveyCase(question, result, found_of(scenario, result, asked))
+        return SurveyCase(assumed, result, found_of(scenario, result, asked))
     # in another order a step may be as short as is required
     slower = [one for one in require if not only_breaks(one)]
     wide = result if result.plans or len(slower) == len(require) else ask(require=slower)
     placed = _placed(scenario, wide.plans, asked, require)
     result = replace(result, plans=result.plans[: asked.top])
     found = (*placed, *found_of(scenario, result, asked))[: asked.top]
-    return SurveyCase(question, result, found)
+    return SurveyCase(assumed, result, found)
 
 
 def is_placed(scenario: Scenario, asked: SurveyRequest) -> bool:
@@ -211,7 +221,7 @@ def _placed(
 
 def _needs_offload(case: SurveyCase, asked: SurveyRequest) -> bool:
     """Whether offload may help: plans are too large, and nothing was said about it."""
-    scenario, result = case.question.scenario, case.result
+    scenario, result = case.scenario, case.result
     return (
         asked.offload_if_needed
         and result is not None

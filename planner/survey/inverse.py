@@ -35,7 +35,7 @@ from planner.request.clusters import part_of
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.resolve import ModelLike, model_of
-from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, Question
+from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, AssumedScenario
 from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
 from planner.survey.cases import WorkloadRequest
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
@@ -145,20 +145,22 @@ class _Inverse:
         """Accelerators of the largest cluster: the default batch has a micro-batch for each."""
         return max(cluster.num_gpus for cluster in self.clusters)
 
-    def ask(self, value: Any, words: str, questions: Sequence[Question], **changes: Any) -> Attempt:
+    def ask(
+        self, value: Any, words: str, scenarios: Sequence[AssumedScenario], **changes: Any
+    ) -> Attempt:
         """Search forward for one candidate."""
         asked = replace(self.asked, offload_if_needed=False, **changes)
-        return Attempt(value, words, tuple(survey(questions, asked)))
+        return Attempt(value, words, tuple(survey(scenarios, asked)))
 
-    def questions(
+    def scenarios(
         self, clusters: Sequence[Cluster] | None = None, **changes: Any
-    ) -> list[Question]:
+    ) -> list[AssumedScenario]:
         """Return the cases of one candidate."""
         job = replace(self.job, options={**self.job.options, **changes})
         chosen = self.clusters if clusters is None else clusters
         batch = self.largest if len(self.clusters) > 1 or clusters is not None else None
         return [
-            job.question(cluster, batch, precision=precision)
+            job.scenario(cluster, batch, precision=precision)
             for cluster in chosen
             for precision in self.precisions
         ]
@@ -223,7 +225,7 @@ def _fewest_gpus(one: _Inverse, at_most: int | None) -> InverseAnswer:
     for number in numbers:
         same = [cluster for cluster in sizes if cluster.num_gpus == number]
         words = f"{number:,} accelerator" + ("" if number == 1 else "s")
-        tried.append(one.ask(number, words, one.questions(same)))
+        tried.append(one.ask(number, words, one.scenarios(same)))
         if tried[-1].fits:
             return one.answer(tried, tried[-1], tried[-2] if len(tried) > 1 else None)
     raise one.nothing(tried)
@@ -246,7 +248,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
         asked = replace(one, job=job)
         fixed = {**one.asked.fixed, "micro_batch_size": size}
         words = f"micro-batches of {size:,}"
-        return asked.ask(size, words, asked.questions(), fixed=fixed, **changes)
+        return asked.ask(size, words, asked.scenarios(), fixed=fixed, **changes)
 
     if one.job.batch is not None:
         tried = []
@@ -285,7 +287,7 @@ def _longest_sequence(one: _Inverse) -> InverseAnswer:
     def ask(units: int, **changes: Any) -> Attempt:
         length = units * step
         words = f"sequences of {length:,} tokens"
-        return one.ask(length, words, one.questions(seq_len=length), **changes)
+        return one.ask(length, words, one.scenarios(seq_len=length), **changes)
 
     def goes_to(found: RankedPlan, highest: int) -> int:
         def longer(units: int) -> bool:
@@ -344,7 +346,7 @@ def _largest_model(one: _Inverse, models: Sequence[ModelSpec]) -> InverseAnswer:
     for model in sorted(models, key=lambda model: -model.num_parameters):
         asked = replace(one, job=replace(one.job, model=model))
         words = f"{model.name} ({format_count(model.num_parameters)} parameters)"
-        tried.append(asked.ask(model.name, words, asked.questions()))
+        tried.append(asked.ask(model.name, words, asked.scenarios()))
         if tried[-1].fits:
             return one.answer(tried, tried[-1], tried[-2] if len(tried) > 1 else None)
     raise one.nothing(tried)
@@ -358,7 +360,7 @@ def _best_of_all(one: _Inverse) -> InverseAnswer:
         if job.tokens is not None or (job.budget is None and job.days is None):
             raise InputError("--find most-tokens needs --budget or --days, and finds --tokens")
     changes = {"objective": objective}
-    every = one.ask(None, "all clusters", one.questions(), **changes)
+    every = one.ask(None, "all clusters", one.scenarios(), **changes)
     if not any(case.found for case in every.cases):
         raise one.nothing([every])
     answer = one.answer([], every, None, **changes)

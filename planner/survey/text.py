@@ -81,7 +81,7 @@ def survey_text(
 def case_table(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
     """Every case's best plan, best first; those without one last, with the reason."""
     good = sorted((case for case in cases if case.found), key=lambda c: sort_key(asked)(c.found[0]))
-    several = len({case.question.scenario.workload.precision for case in cases}) > 1
+    several = len({case.scenario.workload.precision for case in cases}) > 1
     columns = _columns(asked, good)
     rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
     for case in good:
@@ -91,7 +91,7 @@ def case_table(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
     lines = aligned(rows, left=2 if several else 1)
     for case in cases:
         if not case.found:
-            precision = f" {case.question.scenario.workload.precision}" if several else ""
+            precision = f" {case.scenario.workload.precision}" if several else ""
             lines.append(f"  {case.name}{precision}: {why_nothing(case)}")
     return lines
 

@@ -23,9 +23,9 @@ from tests.samples import examples, make_scenario
 def lora() -> Scenario:
     from hardware_profiles.cluster.parse import parse_cluster
     from planner.request.model import resolve_model
-    from planner.request.scenario import Adapting, build_question
+    from planner.request.scenario import Adapting, build_scenario
 
-    question = build_question(
+    question = build_scenario(
         resolve_model("llama-3.2-1b"), parse_cluster("8xA100-80GB"), adapter=Adapting("qlora", 8)
     )
     return question.scenario
@@ -35,10 +35,10 @@ def many_layers() -> Scenario:
     """Stages of one to eighty layers."""
     from hardware_profiles.cluster.parse import parse_cluster
     from planner.request.model import resolve_model
-    from planner.request.scenario import build_question
+    from planner.request.scenario import build_scenario
 
     cluster = parse_cluster("8x8xH100-SXM")
-    return build_question(resolve_model("llama-3-70b"), cluster, global_batch_size=64).scenario
+    return build_scenario(resolve_model("llama-3-70b"), cluster, global_batch_size=64).scenario
 
 
 SETTINGS: dict[str, Any] = {

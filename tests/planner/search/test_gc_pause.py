@@ -11,7 +11,7 @@ from cost_models.columnar.projections import Frame
 from cost_models.pricing.table import price_table
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
-from planner.request.scenario import build_question
+from planner.request.scenario import build_scenario
 from planner.search.candidates import Candidates
 from planner.search.gc_pause import OBJECTS, seldom_collected
 
@@ -44,7 +44,7 @@ def test_whoever_collects_less_keeps_that(thresholds: None, youngest: int) -> No
 
 
 def test_what_pricing_made_goes_without_the_collector() -> None:
-    scenario = build_question(resolve_model("llama-3-8b"), parse_cluster("4x8xH100-SXM")).scenario
+    scenario = build_scenario(resolve_model("llama-3-8b"), parse_cluster("4x8xH100-SXM")).scenario
     gc.collect()
     before = {id(frame) for frame in _frames()}  # (other tests' results may be kept)
     gc.disable()
