@@ -21,6 +21,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plan", PLANS, ids=["zero-3", "tensor", "pipeline"])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_the_peak_is_the_largest_moment_of_the_timeline(name: str, plan: Plan) -> None:

@@ -265,6 +265,7 @@ def test_larger_micro_batches_need_more_memory(key: Any) -> None:
     assert (after > before).any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_more_ranks_never_hold_more_states(key: Any) -> None:
     scenario, table = legal_table(key)

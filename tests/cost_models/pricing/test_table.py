@@ -177,6 +177,7 @@ def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(price_table(scenario, table).peak, by_groups)
 
 
+@pytest.mark.slow
 def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
     scenario = SETTINGS["llama"]()

@@ -68,6 +68,7 @@ def sizes(layers: Any) -> list[float]:
     return [4.0 * (layer.keys.numel() + layer.values.numel()) for layer in layers]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", [f for f in FAMILY_CASES if f != "t5"])
 def test_a_layer_keeps_what_the_cache_of_transformers_has_place_for(family: str) -> None:
     values = config_of(family)

@@ -89,6 +89,7 @@ def test_the_cache_is_linear_in_the_sequences(name: str) -> None:
     assert float(many.kv_cache) == 37 * float(one.kv_cache)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", preset_names())
 def test_a_column_is_its_rows(name: str) -> None:
     columns: dict[str, Any] = {
@@ -108,6 +109,7 @@ def test_a_column_is_its_rows(name: str) -> None:
             assert getattr(table, field.name)[row] == getattr(one, field.name), field.name
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", preset_names())
 def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
     model = spec(name)

@@ -35,6 +35,7 @@ def draw_seconds(data: Any, plan: Plan) -> StageSeconds:
     return StageSeconds(f, [a + b for a, b in zip(i, w, strict=True)], w)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
 @settings(max_examples=examples(40))

@@ -73,6 +73,7 @@ def _bias_after(rank: int, folder: str) -> list[list[float]]:
     return [held.local.tolist() for held in resumed.buffers]
 
 
+@pytest.mark.slow
 def test_the_bias_of_a_router_is_saved_resumed_and_exported(tmp_path: Path):
     folder, exported = tmp_path / "checkpoints", tmp_path / "exported"
     run_forked(_save_with_bias, 4, str(folder))

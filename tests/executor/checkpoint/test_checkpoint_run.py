@@ -171,6 +171,7 @@ def test_what_cannot_be_resumed_is_refused(plan, run, tmp_path: Path):
     assert "--weight-decay: 0.1 -> 0.2" in said
 
 
+@pytest.mark.slow
 def test_from_a_folder_to_a_folder(plan, run, capfd):
     options = ("--steps", 2, "--checkpoint-every", 2)
     run(plan(PP2), *options, "--output", "one")
@@ -207,6 +208,7 @@ def _stopped(rank: int, file: PlanFile, folder: str, every: int | None) -> str:
     return Loop(trainer, corpus, steps=99, emit=lambda event: None, hooks=hooks).run()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_run_that_is_told_to_stop_saves_its_last_step(every: int | None, tmp_path: Path):
     file = tiny(DP2, vocab_size=256, num_layers=1)
@@ -214,6 +216,7 @@ def test_a_run_that_is_told_to_stop_saves_its_last_step(every: int | None, tmp_p
     assert _checkpoints(tmp_path)[-1] == "step-00000003"
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_its_checkpoints(plan):
     options = ("--checkpoint-every", 1, "--output", "run", "--learning-rate", 1e30)
     arguments = ["run", plan(DP2, precision="fp32"), "--steps", 50, "--launcher", "fork", *options]

@@ -124,6 +124,7 @@ def _spans_loss(model: Any, batch: Batch) -> float:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_an_export_of_an_encoder_and_a_decoder(tmp_path: Path):
     file = tiny(SPANS, "t5", num_layers=2, optimizer="adamw", dropout_rate=0.0)

@@ -112,6 +112,7 @@ def _sharded_memory(rank):
     return tracker.result().to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_gathered_weights_of_sharded_training_are_seen():
     matrix = 64 * 64 * FP32

@@ -497,6 +497,7 @@ def test_a_rank_that_hung_is_named_though_it_was_then_killed():
     assert killed
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_killed_rank_is_named():
     with pytest.raises(RunError, match="rank 1: ended without a word"):

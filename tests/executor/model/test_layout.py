@@ -12,6 +12,7 @@ from executor.parallel.tensor_parallel import WHOLE, TensorAxis
 from tests.executor.tiny import CONFIGS, tiny
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_names_and_shapes_are_those_of_the_module(family: str, tied: bool):
@@ -21,6 +22,7 @@ def test_names_and_shapes_are_those_of_the_module(family: str, tied: bool):
     assert {n: layout.shape for n, layout in layouts(model, WHOLE).items()} == expected
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_slices_are_parts_of_the_whole_tensor(family: str, size: int):

@@ -42,6 +42,7 @@ def keep_nothing() -> None:
     models.kept = lambda layer: layer  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_recomputed_against_the_plan_is_seen():
     found = verified(tiny(Plan(1, 2, **FIRST), num_layers=3), keep_nothing)
     assert not found.traffic_is_predicted

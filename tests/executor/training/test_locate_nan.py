@@ -159,6 +159,7 @@ def test_a_fault_that_does_not_come_again_is_said_to_be_one():
     assert "gradient" in found["words"]
 
 
+@pytest.mark.slow
 def test_a_spoiled_message_is_told_from_a_spoiled_computation():
     found = _named(PIPELINE, _message, 1)
     assert found["words"].startswith(
@@ -166,6 +167,7 @@ def test_a_spoiled_message_is_told_from_a_spoiled_computation():
     )
 
 
+@pytest.mark.slow
 def test_weights_that_are_too_large_for_the_precision_are_named():
     def large(trainer: Trainer) -> None:
         (held,) = [h for h in trainer.held if h.name == "model.layers.0.mlp.up_proj.weight"]

@@ -99,6 +99,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped():
     assert late == full[3:]
 
 
+@pytest.mark.slow
 def test_rank_0_tells_everything_and_the_others_nothing():
     first, second = run_forked(_events, 2, tiny(TWO, num_layers=1), 0)
     assert second == []

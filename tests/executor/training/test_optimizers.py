@@ -103,6 +103,7 @@ def _worst_with_another(rank: int, file: PlanFile) -> float:
     return _worst(rank, file)
 
 
+@pytest.mark.slow
 @distributed
 def test_another_update_is_seen() -> None:
     """The test above sees what is small: a decay of the weights instead of the gradients."""

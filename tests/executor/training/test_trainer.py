@@ -150,6 +150,7 @@ def _dropped_once(rank: int, file: PlanFile) -> dict[str, Any]:
     return _dropped(rank, file)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
 def test_dropout_is_replayed_around_what_is_kept(kernel: str):
     plan = Plan(1, 2, sequence_parallel=True, recompute="selective_ops")

@@ -63,6 +63,7 @@ def _without_sums() -> None:
     layout._layout = whole
 
 
+@pytest.mark.slow
 def test_a_summand_that_is_not_added_up_is_seen() -> None:
     found = verified(tiny(Plan(1, 2), lora=4, num_layers=2), _without_sums)
     assert found.gradient_difference > 1e-3

@@ -83,6 +83,7 @@ def test_the_matrix_sees_what_is_wrong(changes: dict[str, Any], said: str | None
     assert "a case" in str(worst)
 
 
+@pytest.mark.slow
 def test_a_part_and_a_name_choose_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert prove.main(["--matrix", "--part", "4/3"]) == 2
     assert prove.main(["--matrix", "--only", "nothing like it"]) == 2

@@ -290,6 +290,7 @@ def test_a_missing_guard_is_seen(name: str):
     assert verified(tiny(plan, num_layers=2, **options)).passed
 
 
+@pytest.mark.slow
 def test_a_hidden_collective_is_seen():
     found = verified(tiny(Plan(data_parallel=2), num_layers=2), _with_an_extra_collective)
     assert found.gradient_difference <= TOLERANCE

@@ -123,6 +123,7 @@ def test_scores_that_a_cpu_would_hold_are_not_there() -> None:
     assert peaks[1].peak_bytes < 3 * scores
 
 
+@pytest.mark.slow
 def test_one_data_rank_divides_no_gradient() -> None:
     """torch would divide by 1, into a copy as large as the table whose gradient is the peak."""
     config = {**CONFIGS["llama"], "vocab_size": 65536, "num_hidden_layers": 1}

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_replicas_of_shards_train_as_one_process():
     found = verified(tiny(QUICK, num_layers=2))
     assert found.passed, found
@@ -67,6 +68,7 @@ def _with_replicas_at_every_micro_batch() -> None:
     FSDPModule.set_requires_all_reduce = lambda *_: None
 
 
+@pytest.mark.slow
 def test_replicas_that_are_not_added_up_are_seen():
     found = verified(tiny(QUICK, num_layers=2), _without_replicas)
     assert found.gradient_difference > 1e-3
@@ -101,6 +103,7 @@ def _norm_and_weights(rank: int, plan: Plan) -> tuple[float, float]:
     return result.gradient_norm, float(sum(h.local.detach().double().sum() for h in trainer.held))
 
 
+@pytest.mark.slow
 def test_replicas_stay_equal_and_the_norm_counts_each_part_once():
     plan = replace(QUICK, micro_batch_size=1)
     found = run_forked(_norm_and_weights, 4, plan, timeout=120)

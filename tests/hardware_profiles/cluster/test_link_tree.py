@@ -123,6 +123,7 @@ def slowest_on_graph(cluster, groups, *, ring):
     return bandwidth, max(latencies), max(means)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(60))
 def test_links_of_groups_equal_a_walk_over_the_graph(seed):
     rng = np.random.default_rng(seed)

@@ -83,6 +83,7 @@ def test_the_timeline_holds_the_peak_and_its_parts(answer: Any) -> None:
         assert told.moment == priced["moment"]
 
 
+@pytest.mark.sampled(3)
 @EACH
 def test_terms_add_up_to_their_parts(answer: Any) -> None:
     memory = answer.to_dict()["memory"]
@@ -93,6 +94,7 @@ def test_terms_add_up_to_their_parts(answer: Any) -> None:
         assert all(term > 0.0 for term in terms)
 
 
+@pytest.mark.sampled(3)
 @EACH
 def test_the_story_fits_into_a_terminal(answer: Any) -> None:
     text = answer.explain()
@@ -249,6 +251,7 @@ def test_a_layer_of_experts_says_what_its_numbers_are() -> None:
     assert terms["attention core"].formula != "4·a"
 
 
+@pytest.mark.slow
 def test_offloaded_weights_are_not_called_shared_out() -> None:
     answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024, offload="weights")
     (term,) = [term for term in answer.step_memory.terms if term.part == "weights"]

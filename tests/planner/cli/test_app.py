@@ -82,6 +82,7 @@ def test_does_not_fit(run: Any) -> None:
     assert "Ways out" in ran.out
 
 
+@pytest.mark.slow
 def test_tight(run: Any) -> None:
     """Somewhere between a sequence that fits and one that does not lies a tight one."""
     low, high, found = 1024, 2**20, ""

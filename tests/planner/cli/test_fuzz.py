@@ -317,6 +317,7 @@ def test_hundreds_of_plan_files(folder: Path, data: st.DataObject) -> None:
     check_plan_file(folder, data.draw(mutated(plan_document())))
 
 
+@pytest.mark.slow
 def test_the_untouched_documents_are_fine(folder: Path) -> None:
     """What is mutated must be good before, or nothing is tested."""
     check_plan_file(folder, json.dumps(plan_document()))

@@ -85,6 +85,7 @@ def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
     assert "no legal plan that fits is predicted faster" in str(found)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_not_the_best_says_by_how_much(tmp_path: Path) -> None:
     scenario = scenario_with()
     best = best_of(scenario)
@@ -96,6 +97,7 @@ def test_a_plan_that_is_not_the_best_says_by_how_much(tmp_path: Path) -> None:
     assert f"{100 * (steps[0] / steps[1] - 1):.1f} % longer than the best one" in str(found)
 
 
+@pytest.mark.slow
 def test_stages_of_a_plan_file_are_the_ones_that_are_explained() -> None:
     scenario = scenario_with()
     plan = Plan(data_parallel=2, pipeline_parallel=2, zero_stage=1, num_microbatches=4)
@@ -187,6 +189,7 @@ def test_what_is_too_large_says_on_which_stage_and_by_how_much() -> None:
     assert more.assessment.memory.peak_bytes >= alone.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
     scenario = scenario_with()
     best = best_of(scenario)
@@ -207,6 +210,7 @@ def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
     assert same.kind == "same"
 
 
+@pytest.mark.slow
 def test_a_slow_plan_hears_what_is_faster() -> None:
     scenario = scenario_with()
     best = best_of(scenario)

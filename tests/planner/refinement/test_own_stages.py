@@ -141,6 +141,7 @@ def test_the_stage_with_the_head_gets_fewer_layers() -> None:
     assert found.step < one_fewer < simulated_step(scenario, plan, split_layers(32, 4))
 
 
+@pytest.mark.slow
 def test_dense_and_expert_layers_are_told_apart() -> None:
     """The first layer of DeepSeek-V2-Lite is dense and costs half, the head as much as two."""
     model = sample_model("deepseek-v2-lite")
@@ -170,6 +171,7 @@ def test_encoder_and_decoder_are_told_apart() -> None:
 UNEVEN = {"d_model": 512, "d_kv": 64, "d_ff": 4096, "num_layers": 5, "num_decoder_layers": 2}
 
 
+@pytest.mark.slow
 def test_uneven_halves_of_an_encoder_decoder_are_those_of_trying_all() -> None:
     plan = replace(plan_of(3, 5), micro_batch_size=4)
     model = sample_model("t5", **UNEVEN, vocab_size=32_128)
@@ -203,6 +205,7 @@ def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() 
     assert of(((0, 5), (5, 6), (6, 7))) == ([1.0, 3.0, 2.0], [0, 1, 2])
 
 
+@pytest.mark.slow
 def test_memory_moves_layers_from_the_first_stage() -> None:
     """Under 1F1B the first stage has the most micro-batches in flight."""
     plan = plan_of(4, 16)

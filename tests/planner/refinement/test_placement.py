@@ -301,6 +301,7 @@ def test_another_grid_wins_where_its_order_is_better(tmp_path: Path) -> None:
     assert placed.step < placed.usual_step <= steps[0]
 
 
+@pytest.mark.slow
 def test_an_order_that_is_given_is_priced_and_kept(box: Cluster) -> None:
     torn = replace(box, rank_order=(0, 1, 2, 3, 4, 5, 6, 7))
     plan = Plan(4, 2, zero_stage=1, num_microbatches=4)
@@ -343,6 +344,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_chattiest_groups_come_to_the_fastest_links_however_accelerators_are_numbered(
     name: str,
@@ -383,6 +385,7 @@ def test_a_networkx_graph_is_planned_on() -> None:
     assert steps[1] <= steps[0]
 
 
+@pytest.mark.slow
 def test_a_table_is_priced_as_every_row_alone(box: Cluster) -> None:
     scenario = replace(make_scenario("mixtral", global_batch_size=32), cluster=box)
     table = enumerate_plans(scenario.model, scenario.workload, 8, {})

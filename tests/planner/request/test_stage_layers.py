@@ -100,6 +100,7 @@ def test_no_plan_with_so_many_stages_says_so() -> None:
         planner.plan(llama(), CLUSTER, seq_len=256, layers="3,3,2")
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_what_the_executor_reads(tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     command = ["plan", "llama-3.2-1b", CLUSTER, "--seq-len", "1024", "--layers", "3,5,5,3"]

@@ -65,6 +65,7 @@ def test_the_factors_of_a_machine_are_found(tmp_path: Path, rates: float, links:
     assert now.value == pytest.approx(rates * before.value, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_without_measured_waits_the_links_stay(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", plan_file(), really(0.5, 1.0), waits=False)
     learnt = calibrated_by(run)

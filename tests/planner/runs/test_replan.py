@@ -64,6 +64,7 @@ def test_the_nearest_batch_gives_every_rank_a_share() -> None:
     assert list(module._batches(3, 16)) == [3, 16]
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_said(plan: Path) -> None:
     with pytest.raises(NoLegalPlanError, match="nothing fits 1 of its 24 accelerators"):
         replan(plan, 1)
@@ -71,6 +72,7 @@ def test_nothing_fits_is_said(plan: Path) -> None:
         replan(plan, 25)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_plan_beside_the_old_one(
     plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,6 +192,7 @@ def test_constraints_on_the_step_are_about_the_simulated_one(words: str, objecti
         assert seconds == pytest.approx(step[best], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_no_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps in closed form that are too long the first one that is simulated would win."""
     scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
@@ -253,6 +254,7 @@ NARROW: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "software"),
     [

@@ -138,6 +138,7 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
     assert {verdict(peak, budget) for peak in peaks} == {"tight"}
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -> None:
     scenario = with_capacity(make_scenario("llama", "2xA100-80GB"), 1e6)
     result = search(scenario)

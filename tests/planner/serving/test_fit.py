@@ -355,6 +355,7 @@ def test_learned_positions_end_somewhere() -> None:
     assert "longer than the 8192" in "; ".join(serve(context_len=9000).assumptions)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "code", "shown"),
     [

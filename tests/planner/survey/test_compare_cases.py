@@ -99,6 +99,7 @@ def test_without_a_batch_all_cases_train_that_of_the_largest() -> None:
     assert any("of the largest cluster" in words for words in answer.assumptions)
 
 
+@pytest.mark.slow
 def test_precisions_are_compared_and_one_that_a_device_lacks_says_so() -> None:
     answer = asked(clusters="2xA100-80GB,2xH100-SXM", precision="bf16,fp8")
     reasons = {
@@ -134,6 +135,7 @@ def test_a_price_that_nobody_published_is_asked_for() -> None:
     assert asked(clusters="2xV100-SXM2-32GB", objective="cost", price=1, precision="fp16").best
 
 
+@pytest.mark.slow
 def test_the_document_is_json_and_the_text_names_every_cluster() -> None:
     answer = asked(tokens="1B", budget="1000")
     document = json.loads(to_json(answer.to_dict()))

@@ -78,6 +78,7 @@ def test_the_longest_sequence_fits_and_the_next_does_not(required: str | None) -
     assert answer.beyond.value == answer.value + step
 
 
+@pytest.mark.slow
 def test_learned_positions_end_a_sequence() -> None:
     answer = find("longest-sequence", CONFIGS["gpt2"], "2xA100-80GB", fix="", global_batch_size=2)
     assert answer.value == CONFIGS["gpt2"]["n_positions"]
