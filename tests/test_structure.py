@@ -98,8 +98,9 @@ def test_every_number_of_a_software_profile_has_a_source(name: str) -> None:
     profile = software_profile(name)
     assert profile.name == name
     assert profile.description
-    numbers = [f for f in profile.__slots__ if f not in ("name", "description", "sources")]
-    assert set(profile.sources) == set(numbers)
+    groups = [f for f in profile.__struct_fields__ if f not in ("name", "description", "sources")]
+    figures = [f"{g}.{f}" for g in groups for f in getattr(profile, g).__struct_fields__]
+    assert set(profile.sources) == set(figures)
     assert all(len(source) >= 4 for source in profile.sources.values())
 
 
