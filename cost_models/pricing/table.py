@@ -36,15 +36,15 @@ AT_ONCE: Final = 1_000_000  # plans of one group
 FEW: Final = 1_000  # plans for which distinct rows are not worth finding
 COUNTS: Final = (
     "index",
-    "recomputed_starts",
+    "recomputed_first_layers",
     "num_stages",
-    "states_sent",
-    "states_received",
-    "states_at_once",
-    "decoders",
-    "stacks",
+    "hidden_states_sent",
+    "hidden_states_received",
+    "max_message_states",
+    "decoder_stages",
+    "position_tables",
 )
-COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "kept_behind")
+COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "after_recomputed")
 
 
 @dataclass(frozen=True, slots=True)
