@@ -16,12 +16,14 @@ from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.rank_view import RankView
+from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import RankSeconds
 from hardware_profiles.cluster.parse import parse_cluster
-from hardware_profiles.software.trainer import software_profile
+from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 
 
 def examples(count: int) -> int:
@@ -84,6 +86,19 @@ def sample_model(name: str, **changes: Any) -> ModelSpec:
     if name in CONFIGS:
         return model_spec(CONFIGS[name] | changes, name=name)
     return model_spec(load_preset(name).config, name=name)
+
+
+def rank_view(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile | None,
+    table: PlanTable,
+    rank: PipelineRank,
+) -> RankView:
+    """Return a rank's view on a GPU cluster that its formulas do not read."""
+    trainer = software or software_profile("shardplan")
+    scenario = Scenario(model, parse_cluster("8xA100-80GB"), workload, trainer)
+    return RankView(scenario, table, rank)
 
 
 def make_scenario(

@@ -20,21 +20,16 @@ import numpy as np
 
 from cost_models.activations.saved import needs_window_mask
 from cost_models.arrays import Real
-from cost_models.model.spec import Attention, LayerKind, ModelSpec
-from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import PlanTable
+from cost_models.model.spec import Attention, LayerKind
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def mask_bytes(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Real:
+def mask_bytes(view: RankView) -> Real:
     """Bytes of one micro-batch's masks on a stage: c b s^2 for every window."""
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     windows = {
         _narrower(kind.attention, workload)
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)

@@ -13,22 +13,15 @@ from cost_models.activations.layer_backward import norm_working_bytes
 from cost_models.activations.logits import logits_bytes_per_token
 from cost_models.activations.saved import activation_copies, needs_window_mask, norm_bytes
 from cost_models.arrays import Real
-from cost_models.communication.context_parallel import rank_tokens
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
-from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import FULL, PlanTable
+from cost_models.partition.rank_view import RankView
+from cost_models.plan.plan import FULL
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def embedding_bytes_per_token(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Real:
+def embedding_bytes_per_token(view: RankView) -> Real:
     """What the embedding saves on the first stage, and an encoder's end where a decoder begins.
 
         mask h / (t if sp)    dropout: of the embedding, and of a decoder's and its encoder's output
@@ -39,7 +32,9 @@ def embedding_bytes_per_token(
     save but for its weight.
     Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
     """
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
+    along = view.sequence_shards
     kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
     if embedding_is_frozen(model):
         # nothing asks the first norm for its input's gradient; recomputed, it is not among what is
@@ -64,13 +59,7 @@ def embedding_bytes_per_token(
     return found
 
 
-def head_bytes_per_token(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> tuple[Real, Real, Real, Real]:
+def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
     """Return what norm and projection save; logits kept, at the loss, and back.
 
     norm + c h            of the last norm and of the output projection, as far as trained
@@ -78,12 +67,14 @@ def head_bytes_per_token(
     c h                   a projection behind the norm (OPT)
     mask h                dropout behind the last norm (T5)
     """
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     zeros: Real = np.zeros(len(table))
     if not rank.last:
         return zeros, zeros, zeros, zeros
     compute = workload.compute_bytes
     kind = model.kinds[model.pattern[-1]]
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    along = view.sequence_shards
     inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along
     matrices, norms = _matrices(model.head), _norms(model.head)
     frozen = projection_is_frozen(model)
@@ -105,7 +96,7 @@ def head_bytes_per_token(
     # what a frozen projection reads is kept by the functions of tensor parallelism alone
     reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
     saved = tail / along + reads * compute * width / inputs_over
-    tokens = rank_tokens(workload, table)
+    tokens = view.tokens
     logits = logits_bytes_per_token(
         model.vocab_size, compute, table.tensor_parallel, software, tokens
     )
@@ -128,26 +119,22 @@ def _matrices(weights: tuple[Weight, ...]) -> list[Weight]:
     return [w for w in weights if w.role == "linear" and w.sharding == "replicate"]
 
 
-def head_walk_bytes_per_token(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> Real:
+def head_walk_bytes_per_token(view: RankView) -> Real:
     """Bytes of the projection on its way backward: the gradient of its input.
 
     With sequence parallelism also that input, gathered again.
     """
+    model, workload, table = view.model, view.workload, view.table
+    rank = view.rank
     whole = workload.compute_bytes * model.hidden_size * float(rank.last)
     return whole * np.where(table.sequence_parallel, 2.0, 1.0)
 
 
-def head_norm_bytes_per_token(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Real:
+def head_norm_bytes_per_token(view: RankView) -> Real:
     """Bytes a token of the norm in front of the head, saved and on its way backward."""
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    model, workload, software = view.model, view.workload, view.software
+    rank = view.rank
+    along = view.sequence_shards
     kind = model.kinds[model.pattern[-1]]
     compute = workload.compute_bytes
     saved = norm_bytes(kind, model.hidden_size, compute, software)
@@ -156,11 +143,10 @@ def head_norm_bytes_per_token(
     return float(rank.last) * (saved + turned - passing) / along
 
 
-def head_gradient_bytes_per_token(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> Real:
+def head_gradient_bytes_per_token(view: RankView) -> Real:
     """Bytes a token of the gradient that norm and projection give to the layers below: c h."""
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    model, workload, rank = view.model, view.workload, view.rank
+    along = view.sequence_shards
     walked = any(not model.kinds[i].forward_only for i in model.pattern)
     return workload.compute_bytes * model.hidden_size * float(rank.last and walked) / along
 

@@ -11,20 +11,13 @@ import numpy as np
 
 from cost_models.activations.saved import norm_bytes
 from cost_models.arrays import Real
-from cost_models.model.spec import LayerKind, ModelSpec
-from cost_models.partition.stages import PipelineRank
+from cost_models.model.spec import LayerKind
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import NONE, PlanTable
 from cost_models.plan.workload import Workload
-from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def shared_bytes_per_token(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Real:
+def shared_bytes_per_token(view: RankView) -> Real:
     """What layers of a rank's stages share.
 
         the norm behind the encoder, and c h / (t if sp)    where the decoder begins
@@ -36,11 +29,13 @@ def shared_bytes_per_token(
     decoder's positions are one table for all sequences, the encoder's one for each, since what
     fills a sequence up is hidden. Eager attention saves neither, unless it is computed again.
     """
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     if not model.bridge:
         return np.zeros(len(table))
     compute = workload.compute_bytes
     kind = model.kinds[model.pattern[0]]
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+    along = view.sequence_shards
     norm = norm_bytes(kind, model.hidden_size, compute, software) + compute * model.hidden_size
     gathered = np.where(table.sequence_parallel, compute * model.hidden_size, 0.0)
     keeps = (workload.attention_kernel != "eager") | (table.recompute != NONE)

@@ -44,13 +44,12 @@ from cost_models.arrays import Count, Real, pick
 from cost_models.communication.context_parallel import (
     context_buffer_bytes_per_token,
     is_blockwise,
-    rank_tokens,
     ulysses_saved_bytes,
 )
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.in_flight import in_flight_peaks, weight_gradients_pending_at_end
-from cost_models.partition.stages import PipelineRank
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -109,18 +108,12 @@ class Held:
     offloaded: Real  # of layers, in host memory
 
 
-def held_activations(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Held:
+def held_activations(view: RankView) -> Held:
     """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
-    tokens = rank_tokens(workload, table)
-    layers, due, working, last_layer, largest, walks, by_kind = _layers(
-        model, workload, software, table, rank
-    )
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
+    tokens = view.tokens
+    layers, due, working, last_layer, largest, walks, by_kind = _layers(view)
     # the last layer on its way backward still keeps all of its own
     behind = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
     moments = []
@@ -131,14 +124,14 @@ def held_activations(
     in_flight = pick([f for f, _ in moments], fullest)
     late = pick([d for _, d in moments], fullest)
     ids = 2.0 * TOKEN_ID_BYTES
-    tail, kept, forward, backward = head_bytes_per_token(model, workload, software, table, rank)
+    tail, kept, forward, backward = head_bytes_per_token(view)
     # at the head of a pipeline that runs all forward passes first, every micro-batch waits
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
     rows = np.where(workload.document_mask, table.micro_batch_size, 1.0)
     tables = rotary_table_bytes(model, workload) * rows / table.context_parallel
-    masks = mask_bytes(model, workload, software, table, rank)
+    masks = mask_bytes(view)
     tables = (tables + np.where(is_blockwise(table), 0.0, masks)) * in_flight * table.virtual_stages
     masks = window_mask_bytes(model, workload, software)
     tables = tables + np.where(is_blockwise(table), 0.0, masks)  # blocks make their own, one by one
@@ -148,12 +141,12 @@ def held_activations(
     here = np.where(table.offloads_activations, 2.0 * largest, np.inf)
     away = flying - np.minimum(flying, here)
     flying, flying_later = np.minimum(flying, here), np.minimum(flying_later, here)
-    shared = shared_bytes_per_token(model, workload, software, table, rank)
-    shared = shared + embedding_bytes_per_token(model, workload, software, table, rank)
+    shared = shared_bytes_per_token(view)
+    shared = shared + embedding_bytes_per_token(view)
     flying, flying_later = flying + shared * in_flight, flying_later + shared * one_less
     saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
     saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
-    arrived = messages(model, workload, table, rank, in_flight)
+    arrived = messages(view, in_flight)
     return Held(
         in_flight=in_flight,
         due=late,
@@ -175,9 +168,9 @@ def held_activations(
             for walk in walks
         ),
         kept=tuple((every * tokens, left * tokens) for every, left in by_kind),
-        head_walk=head_walk_bytes_per_token(model, workload, table, rank) * tokens,
-        head_norm=head_norm_bytes_per_token(model, workload, software, table, rank) * tokens,
-        head_gradient=head_gradient_bytes_per_token(model, workload, table, rank) * tokens,
+        head_walk=head_walk_bytes_per_token(view) * tokens,
+        head_norm=head_norm_bytes_per_token(view) * tokens,
+        head_gradient=head_gradient_bytes_per_token(view) * tokens,
         tail=tail * tokens,
         last_layer=(
             np.maximum(last_layer, due * weight_gradients_pending_at_end(table, rank)) + shared
@@ -193,11 +186,7 @@ def held_activations(
 
 
 def _layers(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
+    view: RankView,
 ) -> tuple[Real, Real, Real, Real, Real, list[Walk], list[tuple[Real, Real]]]:
     """Return bytes a token of a rank's layers.
 
@@ -205,6 +194,8 @@ def _layers(
     by that one alone; saved by the largest; our executor's way back, place by place; what goes with
     a layer of each kind that is done, and with one that is recomputed.
     """
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     compute = workload.compute_bytes
     saved: Real = np.zeros(len(table))
     due: Real = np.zeros(len(table))
@@ -254,7 +245,7 @@ def _layers(
         )
         whole = everything
         if kind.norms_after:  # walked before the MLP is
-            along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
+            along = view.sequence_shards
             whole = whole - norm_bytes(kind, model.hidden_size, compute, software) / along
         wide = backward_working_bytes_per_token(
             kind, model.hidden_size, compute, table.tensor_parallel, software
@@ -307,15 +298,9 @@ def _layers(
     return saved, due, working, alone + copies, largest, walks, by_kind
 
 
-def layer_bytes(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Real:
+def layer_bytes(view: RankView) -> Real:
     """Bytes that all layers of a rank save for the backward pass of one micro-batch."""
-    return _layers(model, workload, software, table, rank)[0] * rank_tokens(workload, table)
+    return _layers(view)[0] * view.tokens
 
 
 def _regions(

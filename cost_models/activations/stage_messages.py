@@ -6,17 +6,11 @@ import numpy as np
 
 from cost_models.activations.saved import saves_input
 from cost_models.arrays import Real
-from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import (
-    PipelineRank,
-)
-from cost_models.plan.plan import FULL, GPIPE, ONE_F_ONE_B, SELECTIVE_OPS, PlanTable
-from cost_models.plan.workload import Workload
+from cost_models.partition.rank_view import RankView
+from cost_models.plan.plan import FULL, GPIPE, ONE_F_ONE_B, SELECTIVE_OPS
 
 
-def messages(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank, in_flight: Real
-) -> Real:
+def messages(view: RankView, in_flight: Real) -> Real:
     """Bytes a token of messages between stages: c h (/ t with sequence parallelism) each.
 
     A received input lives until its backward pass; where the first layer saves its input itself
@@ -26,6 +20,8 @@ def messages(
     another backward pass follows while it is fullest. The gradient that a stage received is kept
     until its backward pass is over: a tensor of its own where the last layer ends with a norm.
     """
+    model, workload, table = view.model, view.workload, view.table
+    rank = view.rank
     compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along

@@ -11,7 +11,7 @@ import numpy as np
 from cost_models.arrays import Real
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import PipelineRank
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import FULL, SELECTIVE_OPS, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -22,14 +22,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 HOST_OVERLAP = 4.0
 
 
-def operator_seconds(
-    model: ModelSpec,
-    software: SoftwareProfile,
-    workload: Workload,
-    table: PlanTable,
-    rank: PipelineRank,
-    operator: float,
-) -> tuple[Real, Real]:
+def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     """Host seconds that starting the operators of a forward and of a backward pass takes.
 
     Recomputation of layers starts the forward operators again (with ``selective_ops`` the host
@@ -37,6 +30,8 @@ def operator_seconds(
     shared out like a layer's. Weights that are shared, or apart from their master copy, are
     handled in groups: every layer, the embedding, the head.
     """
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     layers = sum(rank.kind_counts)
     more = _unfused(model, software, workload, table)
     forward = software.host.layer_operators_forward + more

@@ -7,7 +7,7 @@ Units     seconds; every function broadcasts over plan columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
@@ -279,118 +279,199 @@ class PassSeconds:
     core: Real = 0.0  # of ``forward``, the attention cores
 
 
-def layer_seconds(
-    kind: LayerKind,
-    hidden_size: int,
-    seq_len: Count,
-    tokens: Real,
-    *,
-    tensor_parallel: Count,
-    sequence_parallel: Flag,
-    expert_tensor: Count | None = None,
-    expert_parallel: Count = 1,
-    recompute_full: Flag,
-    recompute_core: Flag,
-    recompute_around: Flag = False,
-    kernel: str,
-    compute_bytes: float,
-    rate: Rates,
-    software: SoftwareProfile,
-    computed_score_share: Real = 1.0,
-    hidden_dropout: bool = False,
-    attention_dropout: bool = False,
-) -> PassSeconds:
-    """Device seconds of one layer: forward, backward, and what is computed twice.
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One layer, the tokens of a micro-batch on a rank, and how ranks share and repeat the work."""
 
-    ``tokens``: queries on this rank; each meets ``seq_len`` keys. ``computed_score_share``: the
-    share of the scores that the core computes. ``recompute_around``: whatever is neither a
-    matmul nor attention is computed again.
-
-    Backward: two matmuls for each one; the flash core 2.5 times its forward's FLOPs (five matmuls
-    for two, Dao, arXiv:2307.08691, sec. 3.1.2) at a lower rate, the eager core twice. One of the
-    two matmuls gives the gradient of the weight.
-    """
-    matrices = matrices_seconds(
-        kind.weights,
-        tokens,
-        tensor_parallel,
-        compute_bytes,
-        rate,
-        experts_per_token=kind.feed_forward.experts_per_token,
-        expert_tensor=expert_tensor,
-        expert_parallel=expert_parallel,
-        fp32_adapters=software.adapters.in_fp32 and compute_bytes < FP32_BYTES,
+    kind: LayerKind
+    hidden_size: int
+    seq_len: Count  # keys that each query meets
+    tokens: Real  # queries on this rank
+    _: KW_ONLY
+    tensor_parallel: Count
+    sequence_parallel: Flag
+    expert_tensor: Count | None = None  # ranks that cut an expert; None: tensor_parallel
+    expert_parallel: Count = 1
+    recompute_full: Flag
+    recompute_core: Flag
+    recompute_around: Flag = False  # everything but matmuls and attention
+    kernel: str
+    compute_bytes: float
+    rate: Rates
+    software: SoftwareProfile
+    computed_score_share: Real = (
+        1.0  # share of the keys that a query meets, where the core skips some
     )
-    core: Real = np.zeros_like(matrices.forward)
-    for attention in (kind.attention, kind.cross_attention):
+    hidden_dropout: bool = False
+    attention_dropout: bool = False
+
+    @property
+    def upcasts(self) -> bool:
+        """Whether hidden states are in fp32 between matrices in fewer bits."""
+        return self.software.precision.fp32_hidden_states and self.compute_bytes < FP32_BYTES
+
+    @property
+    def element(self) -> float:
+        """Bytes of an element of a hidden state."""
+        return FP32_BYTES if self.upcasts else self.compute_bytes
+
+    @property
+    def each(self) -> Real:
+        """Seconds in which every token moves one byte: tokens / beta."""
+        return self.tokens / self.rate.memory
+
+
+def layer_seconds(work: LayerWork) -> PassSeconds:
+    """Device seconds of one layer: forward, backward, and recomputation.
+
+        forward    matrices + cores + elementwise + dequantisation + bias + expert loop
+        backward   matrices twice (inputs, weights) + cores + elementwise + dequantisation + bias
+                   + expert loop + accumulation of gradients
+
+    In fp8 both also cast.
+
+    The backward pass of a flash core does 2.5 times its forward's FLOP (five matmuls for two: Dao,
+    arXiv:2307.08691, sec. 3.1.2) at a lower rate, an eager core twice.
+    """
+    matrices, core = layer_matrices(work), core_seconds(work)
+    moved, moved_back = elementwise_seconds(work)
+    bias, bias_back = bias_seconds(work)
+    loop, loop_back = expert_loop_seconds(work)
+    unpacked = dequantisation_seconds(work)
+    forward = matrices.forward + core + moved + unpacked + bias + loop
+    inputs = matrices.inputs + unpacked + bias_back
+    if work.rate.core is not None:  # fp8
+        forward, inputs = with_fp8_casts(work, forward, inputs)
+    backward = (
+        inputs
+        + matrices.weights
+        + core_ratio(work.kernel, work.rate) * core
+        + moved_back
+        + loop_back
+        + accumulation_seconds(work)
+    )
+    again = recompute_seconds(work, forward, core, moved)
+    return PassSeconds(forward, backward, again, matrices.weights, core)
+
+
+def layer_matrices(work: LayerWork) -> Matmuls:
+    """Seconds of the layer's matrices, those of routed experts and of adapters included."""
+    return matrices_seconds(
+        work.kind.weights,
+        work.tokens,
+        work.tensor_parallel,
+        work.compute_bytes,
+        work.rate,
+        experts_per_token=work.kind.feed_forward.experts_per_token,
+        expert_tensor=work.expert_tensor,
+        expert_parallel=work.expert_parallel,
+        fp32_adapters=work.software.adapters.in_fp32 and work.compute_bytes < FP32_BYTES,
+    )
+
+
+def core_seconds(work: LayerWork) -> Real:
+    """Seconds of the attention cores of a forward pass: of self-attention and cross-attention."""
+    core: Real = np.zeros_like(np.multiply(1.0, work.tokens))
+    for attention in (work.kind.attention, work.kind.cross_attention):
         if attention is not None:
-            core = core + computed_score_share * attention_core_seconds(
+            core = core + work.computed_score_share * attention_core_seconds(
                 attention,
-                tokens,
-                seq_len,
-                tensor_parallel,
-                kernel,
-                compute_bytes,
-                rate,
-                software,
-                dropout=attention_dropout,
+                work.tokens,
+                work.seq_len,
+                work.tensor_parallel,
+                work.kernel,
+                work.compute_bytes,
+                work.rate,
+                work.software,
+                dropout=work.attention_dropout,
             )
-    each = tokens / rate.memory
-    upcast = software.precision.fp32_hidden_states and compute_bytes < FP32_BYTES
-    element = FP32_BYTES if upcast else compute_bytes
+    return core
+
+
+def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
+    """Seconds of norms, residuals, activation, rotary embeddings, adapters and casts: bytes / beta.
+
+    Forward and backward; Source: ``elementwise_bytes_per_token``, ``adapters``, ``casts``.
+    """
+    software, each = work.software, work.each
     moved = each * elementwise_bytes_per_token(
-        kind,
-        hidden_size,
-        element,
-        tensor_parallel,
-        sequence_parallel,
+        work.kind,
+        work.hidden_size,
+        work.element,
+        work.tensor_parallel,
+        work.sequence_parallel,
         software,
-        hidden_dropout=hidden_dropout,
-        expert_parallel=expert_parallel,
+        hidden_dropout=work.hidden_dropout,
+        expert_parallel=work.expert_parallel,
     )
     moved_back = software.kernels.backward_access_ratio * moved
-    to_adapters, from_adapters = adapter_bytes_per_token(kind, element, tensor_parallel, software)
+    to_adapters, from_adapters = adapter_bytes_per_token(
+        work.kind, work.element, work.tensor_parallel, software
+    )
     moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
-    if upcast:
-        casts = each * cast_bytes_per_token(kind, compute_bytes, tensor_parallel)
+    if work.upcasts:
+        casts = each * cast_bytes_per_token(work.kind, work.compute_bytes, work.tensor_parallel)
         moved, moved_back = moved + casts, moved_back + casts
-    biased = compute_bytes * tokens / rate.memory * bias_elements(kind, tensor_parallel)
-    unpacked = dequantised_bytes(kind, compute_bytes, tensor_parallel) / (
-        software.frozen.unpacking_share * rate.memory
+    return moved, moved_back
+
+
+def bias_seconds(work: LayerWork) -> tuple[Real, Real]:
+    """Seconds of adding biases and of summing their gradients: accesses c tokens out / beta."""
+    elements = bias_elements(work.kind, work.tensor_parallel)
+    biased = work.compute_bytes * work.tokens / work.rate.memory * elements
+    kernels = work.software.kernels
+    return kernels.bias_accesses * biased, kernels.bias_gradient_accesses * biased
+
+
+def dequantisation_seconds(work: LayerWork) -> Real:
+    """Seconds in which 4-bit weights become those that are multiplied, in either pass."""
+    moved = dequantised_bytes(work.kind, work.compute_bytes, work.tensor_parallel)
+    return moved / (work.software.frozen.unpacking_share * work.rate.memory)
+
+
+def expert_loop_seconds(work: LayerWork) -> tuple[Real, Real]:
+    """Seconds that a loop over experts adds to a forward and to a backward pass."""
+    forward, backward = loop_bytes(work.kind, work.hidden_size, work.element, work.software)
+    return forward * work.tokens / work.rate.memory, backward * work.tokens / work.rate.memory
+
+
+def accumulation_seconds(work: LayerWork) -> Real:
+    """Seconds of adding the gradients of weights to those of earlier micro-batches."""
+    return work.software.gradients.accumulation_bytes * _trained(work) / work.rate.memory
+
+
+def with_fp8_casts(work: LayerWork, forward: Real, inputs: Real) -> tuple[Real, Real]:
+    """Return both passes with the casts to fp8 of inputs, of gradients of outputs, of weights."""
+    software, rate = work.software, work.rate
+    cast = software.fp8.cast_bytes / rate.memory
+    gathered = gathered_cast_share(
+        work.tensor_parallel, work.sequence_parallel, software, copies=rate.copies_fp8
     )
-    params = trained_elements(kind, tensor_parallel, expert_tensor, expert_parallel)
-    added = software.gradients.accumulation_bytes * params / rate.memory
-    loop_forward, loop_backward = loop_bytes(kind, hidden_size, element, software)
-    forward = matrices.forward + core + moved + unpacked + software.kernels.bias_accesses * biased
-    forward = forward + loop_forward * tokens / rate.memory
-    back = matrices.inputs + unpacked + software.kernels.bias_gradient_accesses * biased
-    if rate.core is not None:  # fp8
-        cast = software.fp8.cast_bytes / rate.memory
-        gathered = gathered_cast_share(
-            tensor_parallel, sequence_parallel, software, copies=rate.copies_fp8
-        )
-        to_inputs, to_outputs = cast_elements(kind, tensor_parallel, gathered)
-        of_weights = software.fp8.weight_casts * cast * params
-        forward = forward + cast * tokens * to_inputs + of_weights
-        back = back + cast * tokens * to_outputs + of_weights
-    backward = (
-        back
-        + matrices.weights
-        + core_ratio(kernel, rate) * core
-        + moved_back
-        + loop_backward * tokens / rate.memory
-        + added
+    to_inputs, to_outputs = cast_elements(work.kind, work.tensor_parallel, gathered)
+    of_weights = software.fp8.weight_casts * cast * _trained(work)
+    return (
+        forward + cast * work.tokens * to_inputs + of_weights,
+        inputs + cast * work.tokens * to_outputs + of_weights,
     )
-    again = np.where(recompute_core, core, 0.0) + np.where(recompute_around, moved, 0.0)
+
+
+def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -> Real:
+    """Seconds of recomputation: the forward pass but its last matrix, or core and elementwise."""
+    again = np.where(work.recompute_core, core, 0.0) + np.where(work.recompute_around, moved, 0.0)
     unread = matrices_seconds(
-        skipped_last_matrix(kind, hidden_dropout=hidden_dropout, software=software),
-        tokens,
-        tensor_parallel,
-        compute_bytes,
-        rate,
+        skipped_last_matrix(work.kind, hidden_dropout=work.hidden_dropout, software=work.software),
+        work.tokens,
+        work.tensor_parallel,
+        work.compute_bytes,
+        work.rate,
     )
-    again = np.where(recompute_full, forward - unread.forward, again)
-    return PassSeconds(forward, backward, again, matrices.weights, core)
+    return np.where(work.recompute_full, forward - unread.forward, again)
+
+
+def _trained(work: LayerWork) -> Real:
+    return trained_elements(
+        work.kind, work.tensor_parallel, work.expert_tensor, work.expert_parallel
+    )
 
 
 def optimizer_seconds(parameters: Real, rate: Rates, accesses: float) -> Real:

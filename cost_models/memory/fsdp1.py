@@ -16,11 +16,9 @@ import numpy as np
 
 from cost_models.arrays import Flag, Real
 from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
-from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import table_parameters
-from cost_models.partition.stages import PipelineRank
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
-from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
@@ -35,14 +33,10 @@ class Units:
     all_gradients: Real
 
 
-def units(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-) -> Units:
+def units(view: RankView) -> Units:
     """Return the sizes of a rank's units: trained, frozen and quantised weights together."""
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     compute = workload.compute_bytes
     parts = [(trainable_part(model), compute, True)]
     if has_frozen(model):

@@ -36,12 +36,11 @@ from cost_models.memory.moments import AtMoment, Moment, walked_layers
 from cost_models.model.lora import embedding_is_frozen
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import RankParameters, block_numel, last_trained_share
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.shared_tensors import tied_weights
 from cost_models.partition.stages import NO_LAYER, LayerCounts, PipelineRank
-from cost_models.plan.plan import SCHEDULES, PlanTable
-from cost_models.plan.workload import Workload
-from hardware_profiles.software.trainer import SoftwareProfile
+from cost_models.plan.plan import SCHEDULES
 
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
 
@@ -141,17 +140,10 @@ class Blocks:
     later_share: Real  # of gradients: those of the rank's last stage
 
     @classmethod
-    def of(
-        cls,
-        model: ModelSpec,
-        workload: Workload,
-        software: SoftwareProfile,
-        table: PlanTable,
-        rank: PipelineRank,
-        params: RankParameters,
-        in_flight: Real,
-    ) -> Self:
-        """Take the blocks of one rank under every plan."""
+    def of(cls, view: RankView, in_flight: Real) -> Self:
+        """Return the blocks of one rank under every plan of a view."""
+        model, workload, software = view.model, view.workload, view.software
+        table, rank, params = view.table, view.rank, view.parameters
         mixed = workload.compute_bytes != workload.master_bytes
         ranks = table.data_parallel * table.context_parallel
         sharded = table.zero_stage >= 1

@@ -12,12 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models.arrays import Real
-from cost_models.model.spec import ModelSpec
-from cost_models.partition.rank_parameters import RankParameters
-from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import PlanTable
-from cost_models.plan.workload import Workload
-from hardware_profiles.software.trainer import SoftwareProfile
+from cost_models.partition.rank_view import RankView
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +24,7 @@ class HeadGradients:
     embedding: Real
 
 
-def head_gradients(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-    params: RankParameters,
-    logits: Real,
-) -> HeadGradients:
+def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     """Return them; nothing where gradients are sharded or have a buffer of their own.
 
         head       n = 1: c H, beside the gradient L of the logits
@@ -51,6 +38,9 @@ def head_gradients(
     torch's autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
     (tests/cost_models/memory/test_head_gradients.py). All chunks' losses are walked back first.
     """
+    params = view.parameters
+    model, workload, software = view.model, view.workload, view.software
+    table, rank = view.table, view.rank
     alone = rank.first and rank.last and model.tie_embeddings
     whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
     apart = whole & (not software.gradients.whole_buffer)

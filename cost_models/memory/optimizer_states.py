@@ -19,8 +19,8 @@ from cost_models.arrays import Count, Real
 from cost_models.communication.volumes import communication_units
 from cost_models.memory.model_states import optimizer_shards
 from cost_models.model.lora import trainable_part
-from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.stages import PipelineRank
+from cost_models.model.spec import Weight
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Optimizer, Workload
@@ -170,10 +170,10 @@ def tensor_states(
     return StateBytes(scales + np.where(leaves, 0.0, elements), np.where(leaves, elements, 0.0))
 
 
-def rank_states(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> StateBytes:
+def rank_states(view: RankView) -> StateBytes:
     """States of all that a pipeline rank trains, by tensor."""
+    model, workload, table = view.model, view.workload, view.table
+    rank = view.rank
     rule = RULES[workload.optimizer]
     resident, paged = np.zeros(len(table)), np.zeros(len(table))
     for block in communication_units(trainable_part(model), rank):
@@ -185,14 +185,7 @@ def rank_states(
     return StateBytes(resident, paged)
 
 
-def update_bytes(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-    updated: Real,
-) -> Real:
+def update_bytes(view: RankView, updated: Real) -> Real:
     """Bytes that the update takes beside weights, gradients and states.
 
         fused kernel       0
@@ -203,9 +196,10 @@ def update_bytes(
     Source: torch 2.13, optim/adam.py, _adafactor.py, _muon.py (Newton-Schulz).
     ``updated``: elements that the rank updates.
     """
+    workload, software = view.workload, view.software
     rule = RULES[workload.optimizer]
     if rule.whole_matrices:
-        return _whole_matrix_bytes(model, workload, table, rank)
+        return _whole_matrix_bytes(view)
     fused = software.optimizer.fused and workload.optimizer in FUSED
     return workload.state_bytes * (0.0 if fused else rule.foreach_copies) * updated
 
@@ -241,9 +235,7 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     return software.optimizer.moved_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
 
 
-def update_flops(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> Real:
+def update_flops(view: RankView) -> Real:
     """FLOP in 16 bits of the update on one rank: Muon's Newton-Schulz iterations.
 
         5 (4 r^2 c + 2 r^3)    of every matrix of r rows and c >= r columns, over d from ZeRO-1 on
@@ -251,6 +243,8 @@ def update_flops(
     Source: torch 2.13, optim/_muon.py: five times X X^T, its square, and their product with X. Liu
     et al. (arXiv:2502.16982), sec. 2.3: a rank works on the whole matrices of which it has a shard.
     """
+    model, workload, table = view.model, view.workload, view.table
+    rank = view.rank
     flops: Real = np.zeros(len(table))
     if not RULES[workload.optimizer].whole_matrices:
         return flops
@@ -263,9 +257,9 @@ def update_flops(
     return flops / optimizer_shards(table.shard_ranks, table.zero_stage)
 
 
-def _whole_matrix_bytes(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> Real:
+def _whole_matrix_bytes(view: RankView) -> Real:
+    model, workload, table = view.model, view.workload, view.table
+    rank = view.rank
     largest = np.zeros(len(table))
     for block in communication_units(trainable_part(model), rank):
         for weight in filter(is_layer_matrix, block.weights):

@@ -46,18 +46,14 @@ from cost_models.memory.model_states import (
 from cost_models.memory.moments import AtMoment, Moment, fullest, total
 from cost_models.memory.optimizer_states import RULES, StateBytes, rank_states, update_bytes
 from cost_models.memory.parts import MemoryParts
-from cost_models.model.lora import trainable_part
-from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import (
     RankParameters,
     dequantised_bytes,
     frozen_bytes,
-    table_parameters,
 )
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import PlanTable
-from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 MOMENTS = (
@@ -72,43 +68,29 @@ MOMENTS = (
 )
 
 
-def rank_memory(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    on_gpu: bool,
-) -> tuple[MemoryParts, Real]:
+def rank_memory(view: RankView) -> tuple[MemoryParts, Real]:
     """Return the parts at the peak of one pipeline rank, and the index of the peak's moment.
 
     Shapes: columns of the table's length. Source: the formulas named in ``model_states`` and
     ``activations``; what torch's FSDP holds while it gathers and reduces (compute-precision weights
     and gradient, fp32 reduction buffer) is counted in ``buffers``.
     """
-    states, passing, places = rank_places(model, workload, software, table, rank, on_gpu=on_gpu)
+    software, on_gpu = view.software, view.on_gpu
+    states, passing, places = rank_places(view)
     moments = _at_moments(places, passing)
     moment = np.argmax(np.stack([total(parts) for parts in moments]), axis=0)
     at_peak = [pick([parts[part] for parts in moments], moment) for part in range(5)]
     return _with_runtime(states, at_peak, software, on_gpu=on_gpu), moment
 
 
-def rank_timeline(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    on_gpu: bool,
-) -> tuple[MemoryParts, ...]:
+def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
     """Return the parts of one pipeline rank at every one of ``MOMENTS``; columns, as above.
 
     The largest of them is what ``rank_memory`` returns. ``runtime`` is that of each moment: the
     device's own share, and the allocator's slack on what is allocated then.
     """
-    states, passing, places = rank_places(model, workload, software, table, rank, on_gpu=on_gpu)
+    software, on_gpu = view.software, view.on_gpu
+    states, passing, places = rank_places(view)
     moments = _at_moments(places, passing)
     return tuple(_with_runtime(states, parts, software, on_gpu=on_gpu) for parts in moments)
 
@@ -136,23 +118,17 @@ def _at_moments(places: Sequence[Sequence[Moment]], passing: Real) -> list[AtMom
     return [_sum(fullest(moment), beside) for moment in places]
 
 
-def rank_places(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    on_gpu: bool,
-) -> tuple[States, Real, list[list[Moment]]]:
+def rank_places(view: RankView) -> tuple[States, Real, list[list[Moment]]]:
     """Return what stays through a step, what is on its way between stages, and what else there is.
 
     That at each of ``MOMENTS``, at every place that can be its fullest.
     """
-    if not on_gpu:
-        table = without_offload(table)
+    if not view.on_gpu:
+        view = view.with_table(without_offload(view.table))
+    model, workload, software = view.model, view.workload, view.software
+    table, rank, on_gpu = view.table, view.rank, view.on_gpu
     compute, master = workload.compute_bytes, workload.master_bytes
-    params = table_parameters(trainable_part(model), rank, table)
+    params = view.parameters
     weights, optimizer = np.zeros(len(table)), np.zeros(len(table))
     for numel, ranks in shares(params, table):
         # a tensor that one rank holds alone, in one precision, is left as it is: no shard beside it
@@ -169,13 +145,13 @@ def rank_places(
         weights = weights + fp8_weight_bytes(model, table, rank, software.fp8.weight_copies)
     weights = weights + frozen_bytes(model, rank, table, workload, software)
     # offloaded states are off the device; master weights stay, gradients go straight to the host
-    states = _states(model, workload, table, rank, params)
+    states = _states(view)
     optimizer = optimizer + np.where(table.offloads_optimizer, 0.0, states.resident)
     updated = _updated(params, table)
-    update = update_bytes(model, workload, software, table, rank, updated)
+    update = update_bytes(view, updated)
     update = np.where(table.offloads_optimizer, 0.0, update)
 
-    held = held_activations(model, workload, software, table, rank)
+    held = held_activations(view)
     gradients = gradients_of(workload, software, table, params, held.in_flight + held.due)
     gradients = gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
     matrix, helping = dequantised_bytes(model, rank, table, compute)
@@ -184,21 +160,17 @@ def rank_places(
     )
     passing = held.messages + (software.memory.buffer_bytes + single) * on_gpu
     if software.sharding.blockwise_backward:
-        blocks = Blocks.of(
-            model, workload, software, table, rank, params, held.in_flight + held.due
-        )
+        blocks = Blocks.of(view, held.in_flight + held.due)
         packed = any(w.quantised for kind in model.kinds for w in kind.weights)
         used = (matrix, helping) if packed else None
         moments = _by_blocks(blocks, gradients, held, used, update)
     else:
-        buffers = _buffers(software, table, params, rank, workload, held.in_flight + held.due)
+        buffers = _buffers(view, held.in_flight + held.due)
         if software.sharding.flat_parameters:
-            whole = units(model, workload, software, table, rank)
+            whole = units(view)
             buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
             gradients = replace(gradients, **flat_gradients(software, table, whole, gradients))
-        waiting = head_gradients(
-            model, workload, software, table, rank, params, held.logits_gradient
-        )
+        waiting = head_gradients(view, held.logits_gradient)
         gone: Sequence[Real] = [np.zeros(len(table))] * len(MOMENTS)
         if software.precision.autocasts_weights and compute != master:
             gone = absent_copies(params, rank, table, compute, tied=model.tie_embeddings)
@@ -280,23 +252,16 @@ def _sum(one: AtMoment, other: AtMoment) -> AtMoment:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-def rank_host_bytes(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    on_gpu: bool,
-) -> HostBytes:
+def rank_host_bytes(view: RankView) -> HostBytes:
     """Return what one rank has in host memory and on drives; nothing where it is the host."""
+    workload, table = view.workload, view.table
     zeros = np.zeros(len(table))
     paged = RULES[workload.optimizer].paged
-    if not on_gpu or not (paged or np.any(table.offload > 0)):
+    if not view.on_gpu or not (paged or np.any(table.offload > 0)):
         return HostBytes(zeros, zeros)
-    params = table_parameters(trainable_part(model), rank, table)
-    states = _states(model, workload, table, rank, params)
-    held = held_activations(model, workload, software, table, rank)
+    params = view.parameters
+    states = _states(view)
+    held = held_activations(view)
     return offloaded_bytes(
         workload,
         table,
@@ -316,19 +281,14 @@ def _updated(params: RankParameters, table: PlanTable) -> Real:
     )
 
 
-def _states(
-    model: ModelSpec,
-    workload: Workload,
-    table: PlanTable,
-    rank: PipelineRank,
-    params: RankParameters,
-) -> StateBytes:
+def _states(view: RankView) -> StateBytes:
     """Return the optimizer's states: k s a parameter, or tensor by tensor where these differ."""
+    workload, table = view.workload, view.table
     rule = RULES[workload.optimizer]
     if rule.is_uniform and not rule.paged:
         each = workload.state_bytes * rule.states
-        return StateBytes(each * _updated(params, table), np.zeros(len(table)))
-    return rank_states(model, workload, table, rank)
+        return StateBytes(each * _updated(view.parameters, table), np.zeros(len(table)))
+    return rank_states(view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +303,7 @@ class Buffers:
     embedding: Real
 
 
-def _buffers(
-    software: SoftwareProfile,
-    table: PlanTable,
-    params: RankParameters,
-    rank: PipelineRank,
-    workload: Workload,
-    in_flight: Real,
-) -> Buffers:
+def _buffers(view: RankView, in_flight: Real) -> Buffers:
     """What FSDP2 holds beside shards: a block is a layer, the embedding, or norm and head.
 
         gathered   c P_block under ZeRO-3; its gathering writes one more copy
@@ -360,6 +313,8 @@ def _buffers(
 
     Under ZeRO 0 and 1 reduction starts with the last micro-batch, when only one is in flight.
     """
+    params = view.parameters
+    workload, table, rank = view.workload, view.table, view.rank
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
     zero, sharded = table.zero_stage, table.zero_stage >= 1
     every = zero >= 2

@@ -21,6 +21,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
 from cost_models.model.lora import has_frozen, trainable_part
 from cost_models.partition.rank_parameters import RankParameters, frozen_bytes, table_parameters
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
@@ -52,7 +53,7 @@ def memory_terms(
     if not scenario.on_gpu:
         table = without_offload(table)
     params = table_parameters(trainable_part(scenario.model), rank, table)
-    held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
+    held = held_activations(RankView(scenario, table, rank))
     found = [
         *_states(scenario, plan, table, rank, params, parts),
         *_gradients(plan, params, parts, moment),
@@ -190,7 +191,7 @@ def _activations(
     flying = first(held.in_flight)
     if name == "later_backward":
         flying = max(0.0, flying - 1.0)
-    one = first(layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank))
+    one = first(layer_bytes(RankView(scenario, table, rank)))
     terms, rest = [], size
     if 0.0 < flying * one <= size and not plan.offloads_activations:
         tokens, layers = first(rank_tokens(scenario.workload, table)), sum(rank.kind_counts)

@@ -13,6 +13,7 @@ import numpy as np
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_timeline
 from cost_models.partition.plan_stages import pipeline_rank
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 
@@ -22,19 +23,11 @@ def timelines(
 ) -> list[tuple[MemoryParts, ...]]:
     """Return, for every pipeline rank of one plan, the parts at each of ``memory.MOMENTS``."""
     table = PlanTable.from_plans([plan])
+    numbers = range(plan.pipeline_parallel)
+    ranks = [pipeline_rank(scenario, plan, layer_ranges, number) for number in numbers]
     return [
-        tuple(
-            _plain(parts)
-            for parts in rank_timeline(
-                scenario.model,
-                scenario.workload,
-                scenario.software,
-                table,
-                pipeline_rank(scenario, plan, layer_ranges, rank),
-                on_gpu=scenario.on_gpu,
-            )
-        )
-        for rank in range(plan.pipeline_parallel)
+        tuple(_plain(parts) for parts in rank_timeline(RankView(scenario, table, rank)))
+        for rank in ranks
     ]
 
 

@@ -23,6 +23,7 @@ from cost_models.memory.optimizer_states import RULES, rank_states
 from cost_models.memory.parts import MemoryParts, stack_ranks
 from cost_models.memory.peak import rank_host_bytes, rank_memory
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import (
     PipelineRank,
@@ -31,7 +32,8 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding
 from cost_models.step_time.parts import RankSeconds, TimeParts
-from cost_models.step_time.step import rank_seconds, step_seconds
+from cost_models.step_time.rank_time import rank_seconds
+from cost_models.step_time.step import step_seconds
 
 Floats = NDArray[np.float64]
 
@@ -106,25 +108,17 @@ def _price_block(
     scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
 ) -> PredictionTable:
     """Price plans of the same stages: their number, places and layers that are recomputed."""
-    model, workload, software = scenario.model, scenario.workload, scenario.software
-    on_gpu = scenario.on_gpu
     fullest = list(ranks)
     if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
         # of ranks with the same contents the last one has the most weight gradients due
         fullest += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
-    memories = [
-        rank_memory(model, workload, software, table, rank, on_gpu=on_gpu) for rank in fullest
-    ]
-    memory, limiting, moment = stack_ranks(memories)
+    views = [RankView(scenario, table, rank) for rank in fullest]
+    memory, limiting, moment = stack_ranks([rank_memory(view) for view in views])
     time, slowest = block_time(scenario, table, ranks, block_seconds(scenario, table, ranks))
     index = np.array([rank.index for rank in ranks])
     limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
-    hosts = [
-        rank_host_bytes(model, workload, software, table, rank, on_gpu=on_gpu).of_node(
-            table, scenario.cluster.gpus_per_node
-        )
-        for rank in fullest
-    ]
+    gpus = scenario.cluster.gpus_per_node
+    hosts = [rank_host_bytes(view).of_node(table, gpus) for view in views]
     host = HostBytes(
         np.max(np.stack([h.memory for h in hosts]), axis=0),
         np.max(np.stack([h.nvme for h in hosts]), axis=0),
@@ -137,28 +131,23 @@ def block_seconds(
     scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
 ) -> list[RankSeconds]:
     """Return the seconds of every rank under plans of the same stages."""
-    model, workload, software = scenario.model, scenario.workload, scenario.software
-    rate = rates(scenario.cluster.accelerator, workload.precision, software)
-    seconds = [
-        rank_seconds(model, workload, scenario.cluster, software, rate, table, rank)
-        for rank in ranks
-    ]
-    if not (scenario.on_gpu and RULES[workload.optimizer].paged):
+    rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+    views = [RankView(scenario, table, rank) for rank in ranks]
+    seconds = [rank_seconds(view, rate) for view in views]
+    if not (scenario.on_gpu and RULES[scenario.workload.optimizer].paged):
         return seconds
     return [
-        replace(one, optimizer=one.optimizer + _paged_seconds(scenario, table, rank))
-        for one, rank in zip(seconds, ranks, strict=True)
+        replace(one, optimizer=one.optimizer + _paged_seconds(view))
+        for one, view in zip(seconds, views, strict=True)
     ]
 
 
-def _paged_seconds(scenario: Scenario, table: PlanTable, rank: PipelineRank) -> Real:
-    """Return the seconds in which states that do not fit come and go."""
-    model, workload, software = scenario.model, scenario.workload, scenario.software
-    paged = np.where(table.offloads_optimizer, 0.0, rank_states(model, workload, table, rank).paged)
-    memory, _ = rank_memory(model, workload, software, table, rank, on_gpu=True)
-    chip = scenario.cluster.accelerator
-    link = host_link(scenario.cluster, table, software)
-    return paged_seconds(paged, memory.peak, usable_bytes(chip), link)
+def _paged_seconds(view: RankView) -> Real:
+    """Seconds in which paged optimizer states that do not fit on the device come and go."""
+    paged = np.where(view.table.offloads_optimizer, 0.0, rank_states(view).paged)
+    memory, _ = rank_memory(view)
+    link = host_link(view.cluster, view.table, view.software)
+    return paged_seconds(paged, memory.peak, usable_bytes(view.cluster.accelerator), link)
 
 
 def block_time(
@@ -199,19 +188,14 @@ def memories_by_rank(
 ) -> list[list[RankMemory]]:
     """Return the memory of every pipeline rank of every plan; stages: as of ``price``."""
     answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
-    group, contents = stages_of(scenario, table, layer_ranges)
-    for number in range(len(contents)):
+    group, blocks = stages_of(scenario, table, layer_ranges)
+    for number in range(len(blocks)):
         rows = np.flatnonzero(group == number)
         few, plan = table.rows(rows), table.plan(int(rows[0]))
         ranges = layer_ranges or default_layer_ranges(scenario, plan)
         for rank in range(plan.pipeline_parallel):
             parts, moment = rank_memory(
-                scenario.model,
-                scenario.workload,
-                scenario.software,
-                few,
-                pipeline_rank(scenario, plan, ranges, rank),
-                on_gpu=scenario.on_gpu,
+                RankView(scenario, few, pipeline_rank(scenario, plan, ranges, rank))
             )
             columns = (*(getattr(parts, f.name) for f in fields(MemoryParts)), moment)
             by_plan = zip(*(np.broadcast_to(c, len(rows)).tolist() for c in columns), strict=True)

@@ -21,6 +21,7 @@ from cost_models.columnar.projections import Frame, Index, distinct
 from cost_models.memory.host import HostBytes
 from cost_models.memory.peak import rank_host_bytes, rank_places
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
@@ -251,9 +252,7 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
     states: dict[tuple[int, int], Any] = {}  # of two ranks many are the same
     held: dict[int, Any] = {}
     for rank in group.fullest:
-        (weights, optimizer), passing, moments = rank_places(
-            scenario.model, scenario.workload, scenario.software, group.table, rank, on_gpu=True
-        )
+        (weights, optimizer), passing, moments = rank_places(RankView(scenario, group.table, rank))
         stays, known = weights + optimizer, {}
         for moment in (m for of_moment in moments for m in of_moment):
             if not np.any(moment.there):
@@ -281,10 +280,9 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
 
 def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
     """Return what a node of each plan has in host memory and on drives."""
+    gpus = scenario.cluster.gpus_per_node
     hosts = [
-        rank_host_bytes(
-            scenario.model, scenario.workload, scenario.software, group.table, rank, on_gpu=True
-        ).of_node(group.table, scenario.cluster.gpus_per_node)
+        rank_host_bytes(RankView(scenario, group.table, rank)).of_node(group.table, gpus)
         for rank in group.fullest
     ]
     size = len(group.plain)

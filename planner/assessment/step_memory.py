@@ -12,6 +12,7 @@ from cost_models.memory.peak import MOMENTS
 from cost_models.memory.terms import Term, first, memory_terms
 from cost_models.memory.timeline import timelines
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.prediction import MEMORY_PARTS, MemoryPrediction
@@ -135,7 +136,7 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
     stages = []
     for index, line in enumerate(lines):
         rank = pipeline_rank(scenario, plan, ranges, index)
-        held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
+        held = held_activations(RankView(scenario, table, rank))
         peak = max(range(len(line)), key=lambda position: float(line[position].peak))
         stages.append(
             StagePeak(

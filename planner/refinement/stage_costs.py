@@ -11,6 +11,7 @@ import numpy as np
 
 from cost_models.compute.rates import rates
 from cost_models.memory.peak import rank_memory
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import PipelineRank, contents_of_rank
@@ -19,7 +20,7 @@ from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan
-from cost_models.step_time.step import rank_seconds
+from cost_models.step_time.rank_time import rank_seconds
 from cost_models.uncertainty import memory_spread
 from planner.assessment.verdict import budget_bytes
 
@@ -57,15 +58,8 @@ class Pricing:
     def seconds(self, rank: PipelineRank) -> RankSeconds:
         """Return what a rank takes."""
         scenario = self.scenario
-        return rank_seconds(
-            scenario.model,
-            scenario.workload,
-            scenario.cluster,
-            scenario.software,
-            rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software),
-            self.table,
-            rank,
-        )
+        rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+        return rank_seconds(RankView(scenario, self.table, rank), rate)
 
     def once(self, seconds: RankSeconds) -> float:
         """Return what a rank takes once a step, behind its last pass."""
@@ -80,15 +74,7 @@ class Pricing:
 
     def peak(self, rank: PipelineRank) -> float:
         """Return bytes in use at a rank's peak."""
-        scenario = self.scenario
-        parts, _ = rank_memory(
-            scenario.model,
-            scenario.workload,
-            scenario.software,
-            self.table,
-            rank,
-            on_gpu=scenario.on_gpu,
-        )
+        parts, _ = rank_memory(RankView(self.scenario, self.table, rank))
         return one(parts.peak)
 
 

@@ -14,7 +14,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_scenario
+from tests.samples import make_scenario, rank_view
 
 PLANS = {
     "grouped queries": ("llama", "fp32", Plan(micro_batch_size=2)),
@@ -33,7 +33,7 @@ def test_one_mask_a_window_by_hand():
 
     def found(workload: Workload, software: str = "shardplan") -> list[float]:
         profile = software_profile(software)
-        return list(mask_bytes(scenario.model, workload, profile, table, rank))
+        return list(mask_bytes(rank_view(scenario.model, workload, profile, table, rank)))
 
     assert found(work) == [2 * 2.0 * 4 * 8192**2, 2 * 2.0 * 8192**2]
     assert found(replace(work, seq_len=512))[1] == 2.0 * 512**2  # no window is narrower

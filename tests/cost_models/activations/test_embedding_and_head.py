@@ -19,6 +19,7 @@ from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
+from tests.samples import rank_view
 
 WORKLOAD = Workload(seq_len=512, global_batch_size=8)  # bf16
 SOFTWARE = software_profile("shardplan")
@@ -44,8 +45,8 @@ def outer(model: ModelSpec, plan: Plan, stages: int = 1, rank: int = 0) -> tuple
     ranges = [(size * s, size * (s + 1)) for s in range(stages)]
     contents = contents_of_rank(model, ranges, range(stages), rank)
     table = PlanTable.from_plans([plan])
-    embedding = embedding_bytes_per_token(model, WORKLOAD, SOFTWARE, table, contents)
-    tail, *_ = head_bytes_per_token(model, WORKLOAD, SOFTWARE, table, contents)
+    embedding = embedding_bytes_per_token(rank_view(model, WORKLOAD, SOFTWARE, table, contents))
+    tail, *_ = head_bytes_per_token(rank_view(model, WORKLOAD, SOFTWARE, table, contents))
     return float(np.ravel(embedding)[0]), float(np.ravel(tail)[0])
 
 

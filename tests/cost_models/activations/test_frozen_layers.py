@@ -22,6 +22,7 @@ from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.lora import adapted, is_adapted, quantised_bytes
 from cost_models.model.presets import load_preset
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -58,7 +59,7 @@ def saved_per_layer(case: Scenario) -> float:
     plan = Plan()
     rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
     table = PlanTable.from_plans([plan])
-    size = layer_bytes(case.model, case.workload, case.software, table, rank)
+    size = layer_bytes(RankView(case, table, rank))
     return float(size[0]) / case.workload.seq_len / case.model.num_layers  # type: ignore[index]
 
 
@@ -174,7 +175,7 @@ def test_fsdp1_gathers_no_layer_at_the_loss_but_the_one_that_comes() -> None:
     case = scenario(MISTRAL, "hf-trainer", "q,k,v,o", gpus=2)
     table = PlanTable.from_plans([Plan(data_parallel=2, zero_stage=3, recompute="full")])
     (rank,) = even_split_contents(case.model, 1, 1)
-    moments = rank_timeline(case.model, case.workload, case.software, table, rank, on_gpu=True)
+    moments = rank_timeline(RankView(case, table, rank))
     forward, backward = (float(moments[i].buffers[0]) for i in range(2))  # type: ignore[index]
     layer = 2.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert forward == pytest.approx(2.0 * 2 * 32000 * 4096, rel=0.001)
@@ -202,9 +203,7 @@ def test_nothing_is_added_up_beside_the_longest_sequences_where_they_come_first(
     usual, changed = (
         [
             float(parts.gradients[0])  # type: ignore[index]
-            for parts in rank_timeline(
-                one.model, one.workload, one.software, table, rank, on_gpu=True
-            )
+            for parts in rank_timeline(RankView(one, table, rank))
         ]
         for one in (case, first)
     )
@@ -221,7 +220,7 @@ def test_a_projection_of_its_own_is_gathered_beside_the_last_layer() -> None:
     apart = replace(case, software=case.software.changed({"sharding.flat_parameters": False}))
     table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3, recompute="full")])
     (rank,) = even_split_contents(case.model, 1, 1)
-    moments = rank_timeline(apart.model, apart.workload, apart.software, table, rank, on_gpu=True)
+    moments = rank_timeline(RankView(apart, table, rank))
     head, layer = 2.0 * 128256 * 4096, 2.0 * 218_112_000
     at = dict(zip(MOMENTS, moments, strict=True))
     # projection, its gradient and the copy that is reduced; the layer that comes next

@@ -18,7 +18,7 @@ from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import FULL, NONE, SELECTIVE_OPS, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_communication
-from tests.samples import legal_table, llama, make_scenario
+from tests.samples import legal_table, llama, make_scenario, rank_view
 
 OPS = Plan(recompute="selective_ops")
 WORKLOAD = Workload(256, 8, precision="bf16")
@@ -55,7 +55,9 @@ def test_a_llama_layer_by_hand() -> None:
     )
     (rank,) = even_split_contents(model, 1, 1)
     scenario = make_scenario(seq_len=256, global_batch_size=8)
-    found = layer_bytes(model, WORKLOAD, scenario.software, table, rank) / (256 * model.num_layers)
+    found = layer_bytes(rank_view(model, WORKLOAD, scenario.software, table, rank)) / (
+        256 * model.num_layers
+    )
     both = 2.0 * h + 2.0 * h  # and the layer's input
     assert found.tolist() == [split + both, split / 2 + both, (split + both) / 2]
 

@@ -15,7 +15,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
-from tests.samples import llama
+from tests.samples import llama, rank_view
 
 WORKLOAD = Workload(seq_len=512, global_batch_size=8)  # bf16
 
@@ -27,7 +27,7 @@ def states(model: ModelSpec, rank: int, in_flight: float, **plan: Any) -> float:
     table = PlanTable.from_plans(
         [Plan(pipeline_parallel=2, num_microbatches=4, recompute="full", **plan)]
     )
-    found = messages(model, WORKLOAD, table, contents, np.array([in_flight]))
+    found = messages(rank_view(model, WORKLOAD, None, table, contents), np.array([in_flight]))
     return float(found[0]) / (2 * model.hidden_size)  # type: ignore[index]
 
 

@@ -12,6 +12,7 @@ import pytest
 from cost_models.activations.live import held_activations
 from cost_models.communication.context_parallel import exchanged_key_heads, exposed_context_seconds
 from cost_models.communication.volumes import rank_traffic
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import CONTEXT_METHODS, RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -127,7 +128,7 @@ def test_saved_activations_are_shared_out(method: str) -> None:
         [Plan(context_parallel=n, context_parallel_method=method) for n in (1, 4)]  # type: ignore[arg-type]
     )
     (rank,) = even_split_contents(scenario.model, 1, 1)
-    held = held_activations(scenario.model, scenario.workload, scenario.software, table, rank)
+    held = held_activations(RankView(scenario, table, rank))
     one, four = np.asarray(held.saved).tolist()
     # ulysses keeps the output by heads and by tokens
     attention, layers = scenario.model.kinds[0].attention, scenario.model.num_layers

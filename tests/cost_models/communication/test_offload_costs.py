@@ -14,6 +14,7 @@ from cost_models.communication.host_link import (
     host_link,
     usable_bytes,
 )
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import PredictionTable, price
@@ -96,7 +97,7 @@ def test_two_layers_are_all_that_is_left_of_the_activations() -> None:
     scenario = scenario_of()
     (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
-    every = layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank)
+    every = layer_bytes(RankView(scenario, table, rank))
     plain, moved = priced(scenario, "none"), priced(scenario, "activations")
     saved = float(plain.memory.activations[0] - moved.memory.activations[0])  # type: ignore[index]
     layers = scenario.model.num_layers

@@ -8,6 +8,7 @@ import pytest
 from cost_models.compute.flops import layer_flops_per_token, linear_flops_per_token
 from cost_models.compute.head import head_seconds
 from cost_models.compute.layer import (
+    LayerWork,
     attention_core_seconds,
     core_ratio,
     elementwise_bytes_per_token,
@@ -42,7 +43,9 @@ def layer(model: ModelSpec, rate: Rates, tokens: float, seq_len: int, **options)
         "software": SOFTWARE,
     }
     kind, hidden_size = model.kinds[0], model.hidden_size
-    return layer_seconds(kind, hidden_size, seq_len, tokens, rate=rate, **values | options)
+    return layer_seconds(
+        LayerWork(kind, hidden_size, seq_len, tokens, rate=rate, **values | options)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS)))

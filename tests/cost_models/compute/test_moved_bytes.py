@@ -15,6 +15,7 @@ from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.casts import cast_bytes_per_token
 from cost_models.compute.expert_loops import loop_bytes
 from cost_models.compute.layer import (
+    LayerWork,
     bias_elements,
     dequantised_bytes,
     elementwise_bytes_per_token,
@@ -103,14 +104,16 @@ def test_a_layer_counts_the_ranks_that_share_its_experts() -> None:
         tokens = np.array([4096.0])
         pieces: dict[str, Any] = {"expert_parallel": ranks, "expert_tensor": 1}
         layer = layer_seconds(
-            kind,
-            hidden,
-            1024,
-            tokens,
-            rate=rate,
-            software=EAGER,
-            **ONE_RANK,
-            **pieces,
+            LayerWork(
+                kind,
+                hidden,
+                1024,
+                tokens,
+                rate=rate,
+                software=EAGER,
+                **ONE_RANK,
+                **pieces,
+            )
         )
         matrices = matrices_seconds(
             kind.weights,
@@ -163,7 +166,9 @@ def test_adapters_in_fp32_move_twice_as_much_cast_and_multiply_in_fp32() -> None
     assert same[0] == same[1], "nothing to cast"
     rate = Rates(1e12, 1e30, 0.0, False, single=1e11)
     times = [
-        layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        layer_seconds(
+            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        )
         for software in (plain, single)
     ]
     flops = 2.0 * 128.0 * 8.0 * ends
@@ -181,7 +186,9 @@ def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
     casts = float(cast_bytes_per_token(kind, 2.0, 1))
     assert casts == 6.0 * ends
     times = [
-        layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        layer_seconds(
+            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        )
         for software in (EAGER, EAGER.changed({"precision.fp32_hidden_states": True}))
     ]
     more = casts + moved("llama", 4.0) - moved("llama")
@@ -225,7 +232,7 @@ def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:
 
     def forward(software: SoftwareProfile) -> float:
         found = layer_seconds(
-            kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK
+            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
         )
         return float(found.forward)
 
@@ -239,7 +246,9 @@ def test_a_loop_over_experts_moves_whole_gradients_for_each() -> None:
     kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
     experts, chosen = kind.feed_forward.num_experts, kind.feed_forward.experts_per_token
     times = [
-        layer_seconds(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        layer_seconds(
+            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        )
         for software in (EAGER, EAGER.changed({"activations.experts_one_by_one": True}))
     ]
     one = 2.0 * 128.0 * model.hidden_size / 1e12
@@ -332,13 +341,15 @@ def test_biases_cost_what_reads_and_writes_them() -> None:
             {"kernels.bias_accesses": 0.0, "kernels.bias_gradient_accesses": 0.0}
         )
         layer = layer_seconds(
-            kind,
-            hidden,
-            128,
-            512.0,
-            rate=Rates(1e30, 1e12, 0.0, False),
-            software=software.changed({f"kernels.{k}": v for k, v in changes.items()}),
-            **ONE_RANK,
+            LayerWork(
+                kind,
+                hidden,
+                128,
+                512.0,
+                rate=Rates(1e30, 1e12, 0.0, False),
+                software=software.changed({f"kernels.{k}": v for k, v in changes.items()}),
+                **ONE_RANK,
+            )
         )
         return float(layer.forward), float(layer.backward)
 

@@ -18,6 +18,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from tests.allocations import peak_allocated
+from tests.samples import rank_view
 
 SIZES = {
     "hidden_size": 128,
@@ -65,7 +66,7 @@ def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> fl
     plan = Plan(recompute=recompute)  # type: ignore[arg-type]
     rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
     table = PlanTable.from_plans([plan])
-    moments = rank_timeline(case.model, case.workload, case.software, table, rank, on_gpu=False)
+    moments = rank_timeline(rank_view(case.model, case.workload, case.software, table, rank))
     beside = [
         parts.gradients
         + parts.activations

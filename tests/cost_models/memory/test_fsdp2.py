@@ -20,7 +20,7 @@ from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import LLAMA
+from tests.samples import LLAMA, rank_view
 
 SOFTWARE = software_profile("shardplan")
 NOTHING = Walk(0.0, 0.0, 0.0, 0.0, 0.0, -1.0, "reduced", False)
@@ -38,9 +38,9 @@ class Case:
         ranges = split_layers(model.num_layers, plan.num_stages)
         rank = contents_of_rank(model, ranges, ranks_of_stages(plan), 0)
         self.sizes = table_parameters(trainable_part(model), rank, table)
-        held = held_activations(model, workload, SOFTWARE, table, rank)
+        held = held_activations(rank_view(model, workload, SOFTWARE, table, rank))
         self.blocks = Blocks.of(
-            model, workload, SOFTWARE, table, rank, self.sizes, held.in_flight + held.due
+            rank_view(model, workload, SOFTWARE, table, rank), held.in_flight + held.due
         )
         self.gradients = gradients_of(
             workload, SOFTWARE, table, self.sizes, held.in_flight + held.due

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from cost_models.memory.head_gradients import HeadGradients, head_gradients
-from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.allocations import peak_allocated
-from tests.samples import make_scenario, sample_model
+from tests.samples import make_scenario, rank_view, sample_model
 
 VOCABULARY, HIDDEN, TOKENS = 4096, 64, 8
 TABLE = VOCABULARY * HIDDEN * 4  # bytes
@@ -26,9 +25,8 @@ def waiting(
     scenario = make_scenario(sample_model(name), seq_len=8192, global_batch_size=1)
     table = PlanTable.from_plans([plan or Plan()])
     (rank,) = even_split_contents(scenario.model, 1, 1)
-    params = rank_parameters(scenario.model, rank, table.tensor_parallel, 1)
     found = head_gradients(
-        scenario.model, scenario.workload, software, table, rank, params, np.array([logits])
+        rank_view(scenario.model, scenario.workload, software, table, rank), np.array([logits])
     )
     return scenario, found
 

@@ -12,6 +12,7 @@ from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import NVME_BANDWIDTH, nvme_seconds, weight_fetch_seconds
 from cost_models.legality.rules import legality_codes, require_legal
 from cost_models.memory.host import offloaded_bytes
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -67,7 +68,7 @@ def test_activations_but_those_of_two_layers() -> None:
     scenario = scenario_of()
     (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
-    every = first(layer_bytes(scenario.model, scenario.workload, scenario.software, table, rank))
+    every = first(layer_bytes(RankView(scenario, table, rank)))
     layers = scenario.model.num_layers
     found = first(priced(scenario, "activations").host.memory)
     assert found == pytest.approx(8 * every * (layers - 2) / layers, rel=1e-12)

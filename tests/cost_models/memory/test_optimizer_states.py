@@ -30,7 +30,7 @@ from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import CONFIGS, make_scenario, sample_model
+from tests.samples import CONFIGS, make_scenario, rank_view, sample_model
 
 MATRIX = Weight("mlp.up_proj.weight", (11008, 4096), "linear", "column", "mlp")
 NORM = Weight("norm.weight", (4096,), "vector", "replicate", "norm")
@@ -130,7 +130,7 @@ def test_a_whole_model_by_tensor_is_the_model_by_parameter(family: str) -> None:
     for plan in plans:
         columns = PlanTable.from_plans([plan])
         for rank in even_split_contents(model, plan.pipeline_parallel, 1):
-            found = rank_states(model, workload, columns, rank)
+            found = rank_states(rank_view(model, workload, None, columns, rank))
             parameters = table_parameters(model, rank, columns)
             shards = plan.shard_ranks if plan.zero_stage else 1
             experts = plan.expert_shard_ranks if plan.zero_stage else 1
@@ -169,7 +169,7 @@ def test_states_are_those_of_torch(family: str, optimizer: Optimizer) -> None:
     model = sample_model(family)
     (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer=optimizer)
-    found = rank_states(model, workload, table(), rank)
+    found = rank_states(rank_view(model, workload, None, table(), rank))
     assert float(found.resident[0]) == _torch_states(model, optimizer)  # type: ignore[index]
 
 
@@ -265,7 +265,7 @@ def test_muon_takes_a_whole_matrix_and_its_products() -> None:
     model = sample_model("llama")
     (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer="muon")
-    found = update_bytes(model, workload, OURS, table(), rank, 0.0)
+    found = update_bytes(rank_view(model, workload, OURS, table(), rank), 0.0)
     rows, columns = CONFIGS["llama"]["intermediate_size"], CONFIGS["llama"]["hidden_size"]
     assert float(found[0]) == (4 + 4) * rows * columns + 4 * columns**2  # type: ignore[index]
     assert all(is_layer_matrix(w) for w in model.kinds[0].weights if w.role == "linear")
@@ -282,9 +282,9 @@ def test_muon_multiplies_whole_matrices() -> None:
 
     whole = 8 * (2 * product(64, 64) + 2 * product(32, 64) + 3 * product(64, 128))
     plans = [Plan(), Plan(4, zero_stage=1), Plan(4)]
-    found = update_flops(model, workload, PlanTable.from_plans(plans), rank)
+    found = update_flops(rank_view(model, workload, None, PlanTable.from_plans(plans), rank))
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
-    none = update_flops(model, Workload(8, 8), PlanTable.from_plans(plans), rank)
+    none = update_flops(rank_view(model, Workload(8, 8), None, PlanTable.from_plans(plans), rank))
     assert np.asarray(none).tolist() == [0, 0, 0]
 
 

@@ -19,6 +19,7 @@ from cost_models.memory.fsdp1 import units
 from cost_models.model.freezing import with_frozen_parts, without_adapters_before
 from cost_models.model.lora import adapted, trainable_part
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload, check_freeze
@@ -26,7 +27,7 @@ from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields
-from tests.samples import make_scenario, sample_model
+from tests.samples import make_scenario, rank_view, sample_model
 
 
 def frozen(freeze: str, name: str = "llama", **changes: int) -> ModelSpec:
@@ -116,7 +117,9 @@ def test_adapters_from_a_layer_on_leave_those_below_idle() -> None:
     (rank,) = even_split_contents(every, 1, 1)
     (kept,) = even_split_contents(above, 1, 1)
     whole, less = (
-        float(np.ravel(layer_bytes(model, workload, scenario.software, table, one)[0])[0])
+        float(
+            np.ravel(layer_bytes(rank_view(model, workload, scenario.software, table, one))[0])[0]
+        )
         for model, one in ((every, rank), (above, kept))
     )
     assert less == pytest.approx(whole * 12 / 16)
@@ -166,7 +169,7 @@ def test_fsdp1_gathers_a_layer_that_is_trained_or_one_that_is_frozen() -> None:
     for freeze in ("", "layers:0-7"):
         scenario, _ = priced(freeze, plan, software="hf-trainer")
         (rank,) = even_split_contents(scenario.model, 1, 1)
-        whole = units(scenario.model, scenario.workload, scenario.software, table, rank)
+        whole = units(RankView(scenario, table, rank))
         found.append((float(whole.layer[0]), float(whole.root[0])))  # type: ignore[index]
     assert found[0] == found[1]
 

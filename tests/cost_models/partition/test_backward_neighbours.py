@@ -18,7 +18,7 @@ from cost_models.partition.stages import NO_LAYER, LayerNeighbours, PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import LLAMA
+from tests.samples import LLAMA, rank_view
 
 DENSE, MIXED = 0, 1
 CONFIG: dict[str, Any] = {
@@ -84,9 +84,9 @@ def places(plan: Plan) -> tuple[Blocks, list[float], list[LayerNeighbours]]:
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
     rank = rank_of(model)
     sizes = table_parameters(model, rank, table)
-    held = held_activations(model, workload, software, table, rank)
+    held = held_activations(rank_view(model, workload, software, table, rank))
     flying = held.in_flight + held.due
-    blocks = Blocks.of(model, workload, software, table, rank, sizes, flying)
+    blocks = Blocks.of(rank_view(model, workload, software, table, rank), flying)
     return blocks, [float(np.ravel(size)[0]) for size in sizes.layers], list(rank.layer_neighbours)
 
 
@@ -115,7 +115,7 @@ def test_what_layers_behind_had_saved_is_gone(offload: str) -> None:
     plan = Plan(data_parallel=8, zero_stage=3, offload=offload)  # type: ignore[arg-type]
     model, workload = sample(), Workload(64, plan.global_batch_size)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
-    held = held_activations(model, workload, software, table, rank_of(model))
+    held = held_activations(rank_view(model, workload, software, table, rank_of(model)))
     blocks, _, _ = places(plan)
     freed = number(blocks.spots[-1].ends[0].freed(held.walks[0], held.kept))
     dense, mixed = (number(every) for every, _ in held.kept)
@@ -134,7 +134,6 @@ def test_a_stage_of_one_size_is_priced_as_before() -> None:
     workload = Workload(64, plan.global_batch_size)
     found = []
     for model, rank in ((sample(), whole), (alone, replace(one, first=False))):
-        sizes = table_parameters(model, rank, table)
-        blocks = Blocks.of(model, workload, software, table, rank, sizes, np.ones(1))
+        blocks = Blocks.of(rank_view(model, workload, software, table, rank), np.ones(1))
         found.append([number(spot.block.own) for spot in blocks.spots])
     assert found[0] == found[1]

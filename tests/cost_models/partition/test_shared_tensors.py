@@ -22,7 +22,7 @@ from cost_models.partition.stages import (
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import sample_model
+from tests.samples import rank_view, sample_model
 
 WORKLOAD = Workload(seq_len=64, global_batch_size=8, precision="fp32")
 TABLES = [
@@ -152,14 +152,16 @@ def test_what_layers_share_is_kept_where_it_is_made() -> None:
     plans = [Plan(1, 2, 2, sequence_parallel=along, micro_batch_size=2) for along in (False, True)]
     table = PlanTable.from_plans(plans)
     positions = 4 * model.kinds[0].attention.num_heads * WORKLOAD.seq_len / 2
-    found = shared_bytes_per_token(model, WORKLOAD, software, table, first)
+    found = shared_bytes_per_token(rank_view(model, WORKLOAD, software, table, first))
     assert np.asarray(found).tolist() == [positions, positions]
     eager = replace(WORKLOAD, attention_kernel="eager")
-    assert not np.any(shared_bytes_per_token(model, eager, software, table, first))
-    plain, along = np.asarray(shared_bytes_per_token(model, WORKLOAD, software, table, last))
+    assert not np.any(shared_bytes_per_token(rank_view(model, eager, software, table, first)))
+    plain, along = np.asarray(
+        shared_bytes_per_token(rank_view(model, WORKLOAD, software, table, last))
+    )
     state = 4 * model.hidden_size
     norm = plain - positions / 2 - state  # of two sequences one table
     assert along == positions / 2 + (norm + state) / 2 + state
     llama = sample_model("llama")
     (rank,) = distinct_rank_contents(llama, [(0, llama.num_layers)], 1)
-    assert not np.any(shared_bytes_per_token(llama, WORKLOAD, software, table, rank))
+    assert not np.any(shared_bytes_per_token(rank_view(llama, WORKLOAD, software, table, rank)))

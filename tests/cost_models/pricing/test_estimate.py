@@ -24,6 +24,7 @@ from cost_models.model import parameters
 from cost_models.model.families import model_spec
 from cost_models.partition import in_flight
 from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import SCHEDULES, Plan, PlanTable
@@ -289,12 +290,7 @@ def test_a_higher_zero_stage_never_holds_more_states(key: Any) -> None:
     by_stage = []
     for stage in range(4):
         moments = rank_timeline(
-            scenario.model,
-            scenario.workload,
-            scenario.software,
-            replace(table, zero_stage=np.full(len(table), stage)),
-            rank,
-            on_gpu=scenario.on_gpu,
+            RankView(scenario, replace(table, zero_stage=np.full(len(table), stage)), rank)
         )
         by_stage.append(np.stack([parts.weights + parts.optimizer for parts in moments]))
     sharded = np.asarray(table.data_parallel > 1)
@@ -423,18 +419,20 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
 
     def layer(t: PlanTable, part: str) -> Any:
         seconds = compute.layer_seconds(
-            kind,
-            model.hidden_size,
-            256,
-            tokens(t),
-            tensor_parallel=t.tensor_parallel,
-            sequence_parallel=t.sequence_parallel,
-            recompute_full=t.recompute == 2,
-            recompute_core=t.recompute == 1,
-            kernel="eager",
-            compute_bytes=2.0,
-            rate=rate,
-            software=software,
+            compute.LayerWork(
+                kind,
+                model.hidden_size,
+                256,
+                tokens(t),
+                tensor_parallel=t.tensor_parallel,
+                sequence_parallel=t.sequence_parallel,
+                recompute_full=t.recompute == 2,
+                recompute_core=t.recompute == 1,
+                kernel="eager",
+                compute_bytes=2.0,
+                rate=rate,
+                software=software,
+            )
         )
         return getattr(seconds, part)
 

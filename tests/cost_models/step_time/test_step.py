@@ -15,12 +15,14 @@ from cost_models.communication.seconds import traffic_seconds
 from cost_models.communication.volumes import Traffic
 from cost_models.compute.kernel_launch import HOST_OVERLAP, host_wait
 from cost_models.compute.rates import Rates, rates
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.step_time.overlap import Hiding
 from cost_models.step_time.parts import RankSeconds
-from cost_models.step_time.step import rank_seconds, step_seconds
+from cost_models.step_time.rank_time import rank_seconds
+from cost_models.step_time.step import step_seconds
 from tests.cost_models.step_time.pipeline_simulator import makespan, torch_order
 from tests.samples import make_scenario, rank_of
 
@@ -140,15 +142,7 @@ def test_collectives_pay_for_their_bytes_once_and_for_each_latency() -> None:
 def rank_parts(scenario: Any, plan: Plan) -> RankSeconds:
     (rank,) = even_split_contents(scenario.model, 1, 1)
     rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
-    return rank_seconds(
-        scenario.model,
-        scenario.workload,
-        scenario.cluster,
-        scenario.software,
-        rate,
-        PlanTable.from_plans([plan]),
-        rank,
-    )
+    return rank_seconds(RankView(scenario, PlanTable.from_plans([plan]), rank), rate)
 
 
 def test_one_gpu_takes_its_micro_batches_and_the_optimizer() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cost_models.communication.volumes import rank_traffic, scattered_stage_messages
 from cost_models.compute.kernel_launch import operator_seconds
-from cost_models.compute.layer import layer_seconds, trained_elements
+from cost_models.compute.layer import LayerWork, layer_seconds, trained_elements
 from cost_models.compute.rates import rates
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import FULL, Plan, PlanTable
@@ -18,7 +18,7 @@ from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_scenario
+from tests.samples import make_scenario, rank_view
 
 MEGATRON = software_profile("megatron")
 
@@ -92,7 +92,7 @@ def test_a_fused_softmax_refuses_numbers_of_matrices_that_its_warps_do_not_take(
 
     def operators(plans: PlanTable, software: Any = MEGATRON, kernel: str = "eager") -> float:
         workload = replace(scenario.workload, attention_kernel=kernel)
-        found = operator_seconds(scenario.model, software, workload, plans, rank, 1.0)
+        found = operator_seconds(rank_view(scenario.model, workload, software, plans, rank), 1.0)
         return float(found[0][0])
 
     layers = sum(rank.kind_counts)
@@ -150,18 +150,20 @@ def test_adding_up_gradients_moves_its_bytes_for_every_trained_parameter() -> No
 
     def backward(accumulated: float) -> float:
         one = layer_seconds(
-            kind,
-            scenario.model.hidden_size,
-            1024,
-            1024.0,
-            tensor_parallel=2,
-            sequence_parallel=False,
-            recompute_full=False,
-            recompute_core=False,
-            kernel="flash",
-            compute_bytes=2.0,
-            rate=rate,
-            software=MEGATRON.changed({"gradients.accumulation_bytes": accumulated}),
+            LayerWork(
+                kind,
+                scenario.model.hidden_size,
+                1024,
+                1024.0,
+                tensor_parallel=2,
+                sequence_parallel=False,
+                recompute_full=False,
+                recompute_core=False,
+                kernel="flash",
+                compute_bytes=2.0,
+                rate=rate,
+                software=MEGATRON.changed({"gradients.accumulation_bytes": accumulated}),
+            )
         )
         return float(one.backward)
 

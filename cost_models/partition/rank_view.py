@@ -1,0 +1,84 @@
+"""One pipeline rank under the plans of a table: the argument of most formulas.
+
+Units: as named; every property is a number or a column of the plan table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.model.lora import trainable_part
+from cost_models.model.spec import ModelSpec
+from cost_models.partition.rank_parameters import RankParameters, table_parameters
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import Workload
+from cost_models.scenario import Scenario
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.software.trainer import SoftwareProfile
+
+
+@dataclass(frozen=True)
+class RankView:
+    """A scenario, a table of plans, and one pipeline rank of these plans.
+
+    All rows of the table give the rank the same contents (its stages and recomputed layers).
+    """
+
+    scenario: Scenario
+    table: PlanTable
+    rank: PipelineRank
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of the scenario."""
+        return self.scenario.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the scenario."""
+        return self.scenario.cluster
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of the scenario."""
+        return self.scenario.workload
+
+    @property
+    def software(self) -> SoftwareProfile:
+        """The trainer of the scenario."""
+        return self.scenario.software
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the accelerator is a device of its own and not the host's processor."""
+        return self.scenario.on_gpu
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of an element in the precision of the matmuls (c)."""
+        return self.scenario.workload.compute_bytes
+
+    @cached_property
+    def tokens(self) -> Real:
+        """Tokens of a micro-batch on the rank: b s / context_parallel."""
+        table = self.table
+        return 1.0 * self.workload.seq_len * table.micro_batch_size / table.context_parallel
+
+    @cached_property
+    def sequence_shards(self) -> Real:
+        """Ranks that norms and dropouts are sharded over: t with sequence parallelism, else 1."""
+        return np.where(self.table.sequence_parallel, 1.0 * self.table.tensor_parallel, 1.0)
+
+    @cached_property
+    def parameters(self) -> RankParameters:
+        """Trained elements on the rank, by block."""
+        return table_parameters(trainable_part(self.model), self.rank, self.table)
+
+    def with_table(self, table: PlanTable) -> RankView:
+        """Return the same rank under other plans."""
+        return replace(self, table=table)

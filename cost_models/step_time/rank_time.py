@@ -1,0 +1,316 @@
+"""Seconds of one pipeline rank: the terms of a micro-batch, and those of a step.
+
+    micro-batch = compute + recompute + host + tensor + experts + context + pipeline sends
+    step        = data-parallel traffic + optimizer            before any overlap between the two
+
+Units: seconds, columns of a plan table. A pair of numbers is (forward, backward).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.activations.document_masks import as_computed
+from cost_models.activations.fp8 import gathered_bytes
+from cost_models.activations.live import layer_bytes
+from cost_models.arrays import Real
+from cost_models.communication.context_parallel import (
+    computed_score_share,
+    exposed_context_seconds,
+    is_blockwise,
+)
+from cost_models.communication.expert_parallel import (
+    exposed_all_to_all_seconds,
+    max_experts_per_token,
+)
+from cost_models.communication.host_link import (
+    activation_offload_seconds,
+    host_link,
+    host_update_seconds,
+    nvme_seconds,
+    weight_fetch_seconds,
+    without_offload,
+)
+from cost_models.communication.seconds import axis_seconds
+from cost_models.communication.traffic import Traffic, TrafficOptions
+from cost_models.communication.volumes import (
+    pass_traffic,
+    scattered_stage_messages,
+    shared_gradient_traffic,
+)
+from cost_models.compute.adapter_groups import adapter_wait
+from cost_models.compute.head import head_seconds
+from cost_models.compute.kernel_launch import host_wait, operator_seconds
+from cost_models.compute.layer import LayerWork, core_ratio, layer_seconds, optimizer_seconds
+from cost_models.compute.rates import Rates
+from cost_models.memory.gradients import reduces_once
+from cost_models.memory.optimizer_states import RULES, update_accesses, update_flops
+from cost_models.model.spec import LayerKind
+from cost_models.partition.rank_view import RankView
+from cost_models.plan.plan import FULL, NVME, SELECTIVE, SELECTIVE_OPS
+from cost_models.step_time.data_parallel_phases import data_phases
+from cost_models.step_time.parts import RankSeconds
+from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
+
+Pair = tuple[Real, Real]  # of a forward and of a backward pass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeconds:
+    """Seconds that the device computes for one micro-batch."""
+
+    forward: Real
+    backward: Real
+    recompute: Real
+    weights: Real  # of ``backward``, the gradients of weights
+    core: Real  # of ``forward``, the attention cores
+
+    @property
+    def passes(self) -> Pair:
+        """Forward pass; backward pass with recomputation."""
+        return self.forward, self.backward + self.recompute
+
+
+def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
+    """Return the seconds of one pipeline rank, of a micro-batch and of a step, term by term."""
+    if rate.host_is_device:
+        view = view.with_table(without_offload(view.table))
+    table, microbatches = view.table, view.table.num_microbatches
+    device = device_seconds(view, rate)
+    traffic, by_axis = step_traffic(view)
+    tensor = tensor_seconds(by_axis["tensor"] / microbatches, device.weights, view.software, table)
+    host = host_seconds(view, rate, device, tensor)
+    link = host_link(view.cluster, table, view.software)
+    host = with_activation_offload(view, device, host, link)
+    phases = data_phases(traffic, by_axis, table, view.parameters, view.software)
+    shard = updated_parameters(view)
+    host = with_weight_offload(view, device, host, link, shard)
+    backward = device.backward + device.recompute
+    return RankSeconds(
+        compute=device.forward + device.backward,
+        recompute=device.recompute,
+        host=host[0] + host[1],
+        tensor_communication=tensor[0] + tensor[1],
+        surplus=tensor[1] - tensor[0],
+        context_communication=context_seconds(view, rate, by_axis["context"], device.core),
+        pipeline_communication=by_axis["pipeline"] / microbatches,
+        backward=backward + host[1],
+        # a pass that waits for its host waits in both of its halves
+        weights=device.weights * (backward + host[1]) / backward,
+        expert_communication=exposed_all_to_all_seconds(
+            by_axis["expert"] / microbatches,
+            device.forward + device.backward + device.recompute,
+            view.cluster,
+            view.software,
+            table,
+        ),
+        data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
+        gathered_forward=phases.forward,
+        first_gathers=phases.first,
+        last_reductions=phases.last,
+        replica_communication=by_axis["replicate"],
+        replicas_apart=table.shard_ranks * table.tensor_parallel
+        <= view.cluster.tiers[0].domain_size,
+        optimizer=optimizer_term(view, rate, by_axis["world"], link, shard),
+    )
+
+
+def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
+    """Seconds that the device computes: all layers of the rank, and the head on the last rank.
+
+    Layers that no backward pass reaches are computed forward alone.
+    """
+    model, table, rank = view.model, view.table, view.rank
+    forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
+    for count, recomputed, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True):
+        if not count:
+            continue
+        one = layer_seconds(layer_work(view, kind, rate))
+        core = core + count * one.core
+        forward = forward + count * one.forward
+        if kind.forward_only:
+            continue
+        backward = backward + count * one.backward
+        again = again + recomputed * one.recompute
+        later = later + count * one.weights
+    if rank.last:
+        head = head_seconds(
+            model, view.tokens, table.tensor_parallel, view.compute_bytes, rate, view.software
+        )
+        forward, backward = forward + head.forward, backward + head.backward
+    return DeviceSeconds(forward, backward, again, later, core)
+
+
+def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
+    """Return one layer as the plans of a view compute it."""
+    model, workload, table = view.model, view.workload, view.table
+    around = table.recompute == SELECTIVE_OPS
+    scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
+    return LayerWork(
+        kind=as_computed(kind, workload, view.software),
+        hidden_size=model.hidden_size,
+        seq_len=workload.seq_len,
+        tokens=view.tokens,
+        tensor_parallel=table.tensor_parallel,
+        sequence_parallel=table.sequence_parallel,
+        expert_tensor=table.expert_tensor,
+        expert_parallel=table.expert_parallel,
+        recompute_full=table.recompute == FULL,
+        recompute_core=(table.recompute == SELECTIVE) | (around & scores_again),
+        recompute_around=around,
+        kernel=workload.attention_kernel,
+        compute_bytes=view.compute_bytes,
+        rate=rate,
+        software=view.software,
+        computed_score_share=computed_score_share(
+            workload.attention_kernel, table.context_parallel, is_blockwise(table)
+        ),
+        hidden_dropout=model.hidden_dropout > 0,
+        attention_dropout=model.attention_dropout > 0,
+    )
+
+
+def adapter_waits(view: RankView, rate: Rates) -> Pair:
+    """Seconds that passes wait for the host around adapters that ZeRO-3 shards one by one."""
+    software, table, rank = view.software, view.table, view.rank
+    forward, backward = np.zeros(len(table)), np.zeros(len(table))
+    wraps = software.sharding.adapters_apart & (table.zero_stage >= 3) & (table.shard_ranks > 1)
+    if not np.any(wraps):
+        return forward, backward
+    counts = zip(rank.kind_counts, rank.recomputed, view.model.kinds, strict=True)
+    for count, recomputed, kind in counts:
+        if not count or kind.forward_only:
+            continue
+        wait = adapter_wait(
+            kind, view.tokens, table.tensor_parallel, view.compute_bytes, rate, software
+        )
+        wait = np.where(wraps, wait, 0.0)
+        forward = forward + count * wait
+        passes = count + np.where(table.recompute == FULL, recomputed, 0.0)
+        backward = backward + passes * wait
+    return forward, backward
+
+
+def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[str, Real]]:
+    """Return the collectives of a step, and their seconds by axis."""
+    software, table = view.software, view.table
+    options = TrafficOptions(
+        gather_bytes=gathered_bytes(view.workload, software),
+        regathers_inputs=not software.activations.keeps_gathered_inputs,
+        gathers_per_matrix=software.communication.gathers_by_matrix,
+        gathers_logits=software.loss.gathers_logits,
+        reduces_once=reduces_once(software, table),
+    )
+    traffic = pass_traffic(view.model, view.workload, table, view.rank, options=options)
+    if software.pipeline.scatters_messages:
+        traffic = scattered_stage_messages(traffic, table)
+    copies = max_experts_per_token(view.model) * software.communication.exchanges_once_a_node
+    return traffic, axis_seconds(traffic, view.cluster, software, table, copies=copies)
+
+
+def host_seconds(view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair) -> Pair:
+    """Seconds that the device waits for the host to start operators, and around adapters.
+
+    Collectives between the matrices of a layer stand in the same queue as these.
+    """
+    starts = operator_seconds(view, rate.operator)
+    adapters = adapter_waits(view, rate)
+    forward, backward = device.passes
+    return (
+        host_wait(starts[0], forward + tensor[0], rate) + adapters[0],
+        host_wait(starts[1], backward + tensor[1], rate) + adapters[1],
+    )
+
+
+def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
+    """Return ``host`` with the seconds in which activations come and go that passes do not hide."""
+    offloads = view.table.offloads_activations
+    if not np.any(offloads):
+        return host
+    saved = np.where(offloads, layer_bytes(view), 0.0)
+    forward, backward = device.passes
+    prefetched = view.software.overlap.activation_prefetch
+    down, up = activation_offload_seconds(
+        saved, forward + host[0], backward + host[1], link, prefetched=prefetched
+    )
+    return host[0] + down, host[1] + up
+
+
+def with_weight_offload(
+    view: RankView, device: DeviceSeconds, host: Pair, link: float, shard: Real
+) -> Pair:
+    """Return ``host`` with the seconds in which offloaded weights come that passes do not hide."""
+    offloads = view.table.offloads_weights
+    if not np.any(offloads):
+        return host
+    fetched = np.where(offloads, view.workload.master_bytes * shard, 0.0)
+    down, up = weight_fetch_seconds(
+        fetched, device.forward + host[0], device.backward + host[1], link
+    )
+    return host[0] + down, host[1] + up
+
+
+def updated_parameters(view: RankView) -> Real:
+    """Parameters that the rank's optimizer updates: P / d from ZeRO-1 on, else P.
+
+    Experts that are sharded over other ranks than the rest have a d of their own.
+    """
+    params, table = view.parameters, view.table
+    sharded = table.zero_stage >= 1
+    shard = (params.total - params.expert_total) / np.where(sharded, table.shard_ranks, 1)
+    experts = np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
+    return shard + params.expert_total / experts
+
+
+def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> Real:
+    """Seconds of context-parallel traffic that the attention cores do not hide.
+
+    ``traffic``: of a step; ``core``: seconds of the cores of a forward pass.
+    """
+    return exposed_context_seconds(
+        traffic / view.table.num_microbatches,
+        core,
+        core_ratio(view.workload.attention_kernel, rate) * core,
+        view.table,
+        view.compute_bytes,
+        overlaps=not rate.host_is_device,
+        recomputed_share=view.rank.recomputed_share,
+    )
+
+
+def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard: Real) -> Real:
+    """Seconds of a step outside its passes: the update, and sums over axes of gradients.
+
+    ``world``: seconds of collectives over all ranks (the gradient norm); ``shard``: parameters that
+    the rank updates.
+    """
+    software, table = view.software, view.table
+    sums = axis_seconds(
+        shared_gradient_traffic(view.model, view.workload, table, view.rank),
+        view.cluster,
+        software,
+        table,
+    )
+    on_host = offloaded_update_seconds(view, link, shard)
+    products = update_flops(view) / rate.of_core.matmul
+    accesses = update_accesses(view.workload, software)
+    on_device = optimizer_seconds(shard, rate, accesses) + products
+    return (
+        np.where(table.offloads_optimizer, on_host, on_device)
+        + software.host.step_operators * rate.operator
+        + world
+        + sums["tensor"]
+        + sums["pipeline"]
+    )
+
+
+def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
+    """Seconds of an update on the host: its cores, and its drives if these have the states."""
+    workload, gpus = view.workload, view.cluster.gpus_per_node
+    accesses = update_accesses(workload, view.software)
+    on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses)
+    state_bytes = RULES[workload.optimizer].states * workload.state_bytes
+    stored = gpus * (workload.master_bytes + state_bytes) * shard
+    return on_host + np.where(view.table.offload_device == NVME, nvme_seconds(stored), 0.0)
