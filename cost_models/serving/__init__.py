@@ -1,1 +1,1 @@
-"""Memory and time of inference."""
+"""Serving: memory and time of inference."""

@@ -41,7 +41,7 @@ def attention_token_bytes(
 
 
 def _unpacked(attention: Attention) -> int:
-    """Elements of a head while latents are unpacked: d - q + e, and d of keys put together."""
+    """Elements of a head computed from latents: d - q + e, and d of concatenated keys."""
     without_positions = attention.head_dim - attention.rope_head_dim
     return without_positions + attention.value_head_dim + attention.head_dim
 
@@ -54,7 +54,7 @@ def score_bytes(
     tensor_parallel: Count,
     compute_bytes: float,
 ) -> Real:
-    """Bytes of scores where a kernel keeps them, and of T5's biases of positions.
+    """Bytes of attention scores if a kernel stores them, and of T5's position biases.
 
     (4 + c) a T s / t       eager: fp32 softmax and its copy
     c a s s / t             T5: a bias for every pair of positions, of one sequence
@@ -74,7 +74,7 @@ def latent_workspace_bytes(
     tensor_parallel: Count,
     compute_bytes: float,
 ) -> Real:
-    """Bytes while latents of earlier chunks are unpacked into keys and values of every head.
+    """Bytes of keys and values of every head, computed from the latents of earlier chunks.
 
         c min(cached tokens, 65 536) (r + q + a (2 d - q + e) / t)
 
@@ -96,16 +96,16 @@ def feed_forward_token_bytes(
     data_parallel: Count,
     compute_bytes: float,
 ) -> Real:
-    """Bytes a token between the matrices of the MLP: what goes into the activation and comes out.
+    """Bytes a token between the matrices of the MLP: inputs and outputs of the activation.
 
         c 3 F / t   gated        c 2 F / t   plain
-        experts     n rows a token (n dp / ep where whole experts are shared out), each with
+        experts     n rows a token (n dp / ep if whole experts are distributed), each with
                     c (max(2 F, h) + F): the first and the last product use the same memory;
                     and 4 E + 12 n for the router's scores and choices, and the shared expert's
 
     Source: vLLM, SiluAndMul reads both projections and writes one; fused_experts
-    (intermediate_cache1 and 3 are one buffer). 3 F is what a published log shows, see
-    ``memory.hidden_copies`` of the serving profile. Balanced routing.
+    (intermediate_cache1 and 3 are one buffer). 3 F matches a published log, see ``hidden_copies``
+    of the serving profile. Balanced routing.
     """
     ranks = np.multiply(1.0, tensor_parallel)
     wide = 2.0 if feed_forward.gated else 1.0
@@ -124,15 +124,15 @@ def feed_forward_token_bytes(
 
 
 def hidden_bytes(hidden_size: int, engine: ServingEngine, compute_bytes: float) -> float:
-    """Bytes a token of the residual stream, a block's input and its output: c 3 h."""
+    """Bytes a token of the residual stream and a block's input and output: c 3 h."""
     return compute_bytes * engine.memory.hidden_copies * hidden_size
 
 
 def sampled_logits_bytes(vocab_size: int, sequences: Count, engine: ServingEngine) -> Real:
-    """Bytes while the next token of every sequence is drawn: 38 N V, whole on every rank.
+    """Bytes while the next token of every sequence is sampled: 38 N V, replicated on every rank.
 
-    See ``memory.sampler_bytes_per_logit`` of the serving profile; only the last token of a
-    sequence has logits.
+    See ``sampler_bytes_per_logit`` of the serving profile; only the last token of a sequence has
+    logits.
     """
     return engine.memory.sampler_bytes_per_logit * vocab_size * np.multiply(1.0, sequences)
 
@@ -140,5 +140,5 @@ def sampled_logits_bytes(vocab_size: int, sequences: Count, engine: ServingEngin
 def masked_logits_bytes(
     vocab_size: int, step_tokens: Real, tensor_parallel: Count, compute_bytes: float
 ) -> Real:
-    """Bytes of an encoder's scores of every token: c T V / t."""
+    """Bytes of an encoder's logits of every token: c T V / t."""
     return compute_bytes * vocab_size * np.multiply(1.0, step_tokens) / tensor_parallel

@@ -1,4 +1,4 @@
-"""Seconds of what the ranks of a serving replica send each other in one pass.
+"""Seconds of collectives and messages between the ranks of a serving replica in one pass.
 
 Symbols   T rows (tokens) of a pass   h hidden_size   V vocab_size   c bytes of the computation
           t tensor_parallel   k experts of a token
@@ -24,10 +24,10 @@ from hardware_profiles.software.serving_engine import ServingEngine
 
 
 def exchange_seconds(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real:
-    """Exchange of all with all, every message on its way at once: (n - 1)/n B / W + alpha + start.
+    """All-to-all with all messages in flight at once: (n - 1)/n B / W + alpha + start.
 
     Source: the low-latency kernels of DeepEP (deepseek-ai/DeepEP: README.md), whose table for 16 to
-    256 H800 it meets within 15 %.
+    256 H800 it reproduces within 15 %.
 
     >>> round(1e6 * float(exchange_seconds(14.68e6, 128, 49.7e9, 14e-6)))
     345
@@ -39,7 +39,7 @@ def exchange_seconds(size: Real, ranks: Count, bandwidth: Real, latency: Real) -
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLinks:
-    """What the ranks of replicas are connected by."""
+    """The links between the ranks of replicas."""
 
     cluster: Cluster
     engine: ServingEngine
@@ -56,11 +56,11 @@ class ReplicaLinks:
         )
 
     def collective(self, kind: str, size: Real, ranks: Count, stride: Count = 1) -> Real:
-        """Seconds of one collective over ``ranks`` that lie ``stride`` apart.
+        """Seconds of one collective over ``ranks`` with a ``stride`` between them.
 
         Over NVLink, PCIe and a network behind them: the fastest of NCCL's algorithms and protocols
-        (``protocols``), and inside an NVLink domain one kernel for small all-reduces. An exchange
-        sends everything at once. Elsewhere a ring or a tree (``collectives``).
+        (``nccl_protocols``), and inside an NVLink domain one kernel for small all-reduces. An
+        all-to-all sends everything at once. On other links a ring or a tree (``ring_and_tree``).
         """
         steps = np.multiply(np.asarray(stride), np.ones_like(np.asarray(ranks)))
         bandwidth, latency = group_link(self.reached, ranks, steps)

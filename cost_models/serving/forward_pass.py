@@ -1,9 +1,9 @@
-"""Seconds of one forward pass of a pipeline stage while serving: rooflines, kernel by kernel.
+"""Seconds of one forward pass of a pipeline stage in serving: rooflines, kernel by kernel.
 
 A pass computes *rows*: the tokens of prompts (prefill), or one token of every sequence (decode).
-Weights are read once in a pass, the cache of a sequence once for its token.
+Weights are read once a pass, the cache of a sequence once for its token.
 
-Symbols   T rows of a pass   N sequences   s tokens of a sequence that are cached   t, ep parallel
+Symbols   T rows of a pass   N sequences   s cached tokens of a sequence   t, ep parallel
           c bytes of the computation   h hidden_size   V vocab_size   L layers
           R FLOP/s of matmuls   beta memory bandwidth [bytes/s]
 Units     seconds on one accelerator; every number of a ``Rows`` or a point may be a column.
@@ -33,7 +33,7 @@ from hardware_profiles.software.serving_engine import ServingEngine
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What computes: rates of matrices (in their own precision) and of everything else."""
+    """Rates of matmuls (in the weights' precision) and of everything else, links and engine."""
 
     matrices: Rates
     rest: Rates
@@ -43,31 +43,31 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one pass computes."""
+    """Rows, sequences and cached tokens of one pass."""
 
-    tokens: Real  # rows of every matmul of a decoder, or of an encoder alone
-    sequences: Real  # of which a token gets logits
-    keys: Real  # that a prompt's last row meets; of a decode what is cached at its end
+    tokens: Real  # rows of every matmul of a decoder, or of an encoder-only model
+    sequences: Real  # sequences of which one token gets logits
+    keys: Real  # keys of a prompt's last row; in a decode, cached tokens at its end
     decode: bool  # one token of every sequence, the cache read
-    keys_before: Real = 0.0  # of a decode, what is cached at its beginning
-    encoder_tokens: Real = 0.0  # of an encoder in front of the decoder, in a prefill
+    keys_before: Real = 0.0  # in a decode, cached tokens at its beginning
+    encoder_tokens: Real = 0.0  # of an encoder before the decoder, in a prefill
 
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Seconds of one pass of one stage, by what takes them."""
+    """Seconds of one pass of one stage, by cause."""
 
     matrices: Real
     attention: Real
     memory: Real  # norms, residuals, activations, embedding, logits
-    kernels: Real  # that starting and ending kernels adds
+    kernels: Real  # added by the start and end of kernels
     communication: Real  # between the ranks of the stage, exposed
-    host: Real  # that the device waits for the host
+    host: Real  # in which the device waits for the host
     send: Real  # to the next stage
 
     @property
     def total(self) -> Real:
-        """All of it, one after another."""
+        """Sum of all parts, which do not overlap."""
         return sum((getattr(self, f.name) for f in fields(self)), start=np.asarray(0.0))
 
 
@@ -79,11 +79,12 @@ def decode_attention_seconds(
     cached_bytes: Real,
     rate: Rates,
 ) -> Real:
-    """One token of every sequence against its cache: max(N s (bytes of a token) / beta, FLOP / R).
+    """Attention of one token of every sequence over its cache: max(bytes / beta, FLOP / R).
 
-    FLOP    2 N s a (d + e) / t                ordinary attention
-            2 N s a (2 r + q) / t              latent: scores on latents and turned keys, values on
-                                               latents (weights absorbed)
+        max(N s (bytes of a token) / beta, FLOP / R)
+        FLOP    2 N s a (d + e) / t                ordinary attention
+                2 N s a (2 r + q) / t              latent: scores on latents and rotated keys,
+                                               values on latents (weights absorbed)
 
     Source: Pope et al., arXiv:2211.05102, sec. 3.3; DeepSeek-V2 (arXiv:2405.04434), sec. 2.1.2.
     """
@@ -103,9 +104,9 @@ def stage_pass(
     point: ServingPoint,
     rows: Rows,
 ) -> PassTime:
-    """Price one pass through the layers of one pipeline rank.
+    """Seconds of one pass through the layers of one pipeline rank.
 
-    ``point`` says how a replica is cut; its counts of sequences and tokens are read from ``rows``.
+    ``point`` gives the layout of a replica; the counts of sequences and tokens come from ``rows``.
     """
     engine, compute = machine.engine, COMPUTE_BYTES[workload.precision]
     shape = np.broadcast(rows.tokens, rows.keys, *_cuts(point)).shape
@@ -146,7 +147,7 @@ def stage_pass(
     if machine.rest.host_is_device:
         kernels = np.zeros(shape)
     device = matrices + attention + memory + kernels + communication
-    # a pass repeats one layer's kernels, all as short: nothing uneven but its end
+    # a pass repeats one layer's short kernels: only its end is uneven
     host = np.asarray(host_wait(started, device, machine.rest, overlap=np.inf))
     if not machine.rest.host_is_device and workload.cuda_graphs:
         graphed = np.less_equal(rows.tokens, engine.scheduler.graph_sequences) & rows.decode
@@ -161,7 +162,7 @@ def stage_pass(
 
 
 def _more_kernels(kind: LayerKind, engine: ServingEngine) -> float:
-    """Kernels of a layer beside those of ordinary attention and an MLP."""
+    """Kernels of a layer in addition to those of ordinary attention and an MLP."""
     feed_forward = kind.feed_forward
     more = engine.kernels.per_latent_attention * bool(kind.attention.kv_lora_rank)
     if feed_forward.num_experts:
@@ -180,7 +181,7 @@ def _cuts(point: ServingPoint) -> tuple[Count, ...]:
 
 
 def _layer_tokens(kind: LayerKind, model: ModelSpec, rows: Rows) -> Real | None:
-    """Rows of a layer: an encoder in front of a decoder sees the prompts, and only once."""
+    """Rows of a layer; an encoder before a decoder processes the prompts, once."""
     is_encoder = not kind.attention.causal and kind.cross_attention is None
     if is_encoder and any(k.cross_attention for k in model.kinds):
         return None if rows.decode else rows.encoder_tokens
@@ -263,7 +264,7 @@ def _layer_attention(
         machine.rest,
         machine.engine,
     )
-    if kind.attention.causal:  # keys and values go into the cache
+    if kind.attention.causal:  # keys and values are written to the cache
         total = total + tokens * token_bytes(kind.attention, ranks, stored) / machine.rest.memory
     return total
 
@@ -276,10 +277,10 @@ def _layer_traffic(
     tokens: Real,
     compute: float,
 ) -> Real:
-    """All-reduces behind attention and MLP (one where both read the same input), and experts'.
+    """Seconds of all-reduces after attention and MLP (one if they read one input), and experts'.
 
-    Whole experts over several replicas: tokens travel to them and back, k hidden states of each,
-    which the tensor-parallel ranks send in parts.
+    With whole experts over several replicas, tokens are sent to them and back: k hidden states
+    each, which the tensor-parallel ranks send in parts.
     """
     size = compute * model.hidden_size * np.multiply(1.0, tokens)
     sums = 1.0 if kind.parallel_residual else 2.0 + (kind.cross_attention is not None)
@@ -298,7 +299,7 @@ def _layer_traffic(
 def _head(
     model: ModelSpec, machine: Machine, point: ServingPoint, rows: Rows, compute: float
 ) -> tuple[Real, Real, Real]:
-    """Output projection of the last tokens, the choice of the next ones, logits gathered."""
+    """Output projection of the last tokens, sampling of the next ones, gathered logits."""
     zero = np.zeros(np.broadcast(rows.sequences, *_cuts(point)).shape)
     if not model.head_multiply:
         return zero, zero, zero

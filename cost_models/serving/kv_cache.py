@@ -1,4 +1,4 @@
-"""Bytes of the keys and values that generation keeps: what one token leaves in one layer.
+"""Bytes of the key-value cache: of one token, one layer, one sequence, on one rank.
 
 Symbols   k num_kv_heads   d head_dim   e value_head_dim   r kv_lora_rank   q rope_head_dim
           t tensor_parallel   b bytes of an element   g bytes of a scale   w window [tokens]
@@ -18,7 +18,7 @@ from cost_models.serving.number_formats import CacheFormat
 def kv_heads_on_rank(num_kv_heads: Count, tensor_parallel: Count) -> Real:
     """Key and value heads of one tensor-parallel rank: ceil(k / t), at least one.
 
-    Where t exceeds k, several ranks hold the same head.
+    If t exceeds k, several ranks have the same head.
 
     Source: Pope et al., arXiv:2211.05102, sec. 3.3 (multiquery attention replicates the one head);
     vLLM, ModelConfig.get_num_kv_heads.
@@ -30,14 +30,14 @@ def kv_heads_on_rank(num_kv_heads: Count, tensor_parallel: Count) -> Real:
 
 
 def token_bytes(attention: Attention, tensor_parallel: Count, stored: CacheFormat) -> Real:
-    """Bytes that one token leaves in one attention layer on one tensor-parallel rank.
+    """Bytes of one token in the cache of one attention layer on one tensor-parallel rank.
 
         ceil(k / t) (b (d + e) + 2 g)        keys and values of every head
-        b (r + q) + g                        latent attention: the latent and the turned key, whole
-                                             on every rank
+        b (r + q) + g                        latent attention: the latent and the rotated key,
+                                             replicated on every rank
 
     Source: DeepSeek-V2 (arXiv:2405.04434), sec. 2.1.2: (d_c + d_h^R) l elements a token; vLLM,
-    MLAAttentionSpec. Older versions of transformers kept keys and values of every head instead.
+    MLAAttentionSpec. Older versions of transformers cached keys and values of every head instead.
 
     >>> llama_2_7b = Attention(32, 32, 128, 128)
     >>> float(32 * token_bytes(llama_2_7b, 1, CacheFormat("fp16", 2.0))) / 2**20
@@ -53,7 +53,7 @@ def token_bytes(attention: Attention, tensor_parallel: Count, stored: CacheForma
 
 
 def whole_blocks(tokens: Count | Real, block: float) -> Real:
-    """Tokens that whole blocks have place for: B ceil(tokens / B).
+    """Tokens rounded up to whole blocks: B ceil(tokens / B).
 
     Source: Kwon et al., PagedAttention (arXiv:2309.06180), sec. 4.2.
 
@@ -71,16 +71,17 @@ def cached_tokens(
     step_tokens: Count | Real = 0,
     block: float = 1.0,
 ) -> Real:
-    """Tokens that the cache of one layer has place for, of all sequences together.
+    """Token slots in the cache of one layer, for all sequences together.
 
         N B ceil(s / B)                                                without a window, or s <= w
         min(N B ceil(s / B), N B (ceil(w / B) + 1 [B > 1]) + step)     with one
 
-    A window keeps its last w tokens, which may begin inside a block, and what one step adds.
+    A window keeps its last w tokens, which may begin inside a block, and the tokens that one step
+    adds.
 
-    Source: vLLM, SlidingWindowSpec.max_memory_usage_bytes (v1/kv_cache_interface.py). There every
-    sequence could be the one that a whole step adds to; here a step is shared by all of them.
-    Leaves out: what is lost where layers of several kinds share one pool of blocks.
+    Source: vLLM, SlidingWindowSpec.max_memory_usage_bytes (v1/kv_cache_interface.py). vLLM reserves
+    a whole step for every sequence; here all sequences share it. Leaves out: losses if layers of
+    several kinds share one pool of blocks.
 
     >>> float(cached_tokens(2, 8192, window=4096)), float(cached_tokens(2, 100, block=16))
     (8192.0, 224.0)
@@ -105,7 +106,7 @@ def layer_cache_bytes(
 ) -> Real:
     """Bytes of the cache of one layer on one tensor-parallel rank.
 
-    tokens kept x bytes of a token; with cross attention also the keys and values of as many
+    Cached tokens x bytes of a token; with cross attention also the keys and values of as many
     encoder tokens; none for an encoder's layers, which see every token at once.
 
     >>> kind = LayerKind("layer", Attention(8, 2, 64, 64), None, "rms", 2, ())  # type: ignore
@@ -129,7 +130,7 @@ def layer_cache_bytes(
 
 
 def has_cache(model: ModelSpec) -> bool:
-    """Return whether some layer keeps keys and values: not so for encoders alone."""
+    """Whether some layer caches keys and values; false for encoders alone."""
     return any(kind.attention.causal or kind.cross_attention for kind in model.kinds)
 
 
@@ -140,9 +141,9 @@ def bytes_per_token(
     *,
     beyond_windows: bool = False,
 ) -> Real:
-    """Bytes that one more token of one sequence needs, of all layers, on one rank.
+    """Bytes that one more token of a sequence adds, over all layers, on one rank.
 
-    ``beyond_windows``: of a sequence so long that layers with a window keep no more.
+    ``beyond_windows``: for a sequence so long that layers with a window cache no more.
     """
     each = [layer_cache_bytes(kind, 1, 1, tensor_parallel, stored) for kind in model.kinds]
     kept = [

@@ -26,14 +26,14 @@ from hardware_profiles.software.serving_engine import ServingEngine
 
 @dataclass(frozen=True, slots=True)
 class ServingTimes:
-    """Seconds of a static batch; ``*_parts`` are of all stages that a token passes."""
+    """Seconds of a static batch; ``*_parts`` are sums over all stages that a token passes."""
 
     prefill: Real  # until every sequence of the batch has its first token
-    alone: Real  # until one prompt on an idle replica has
+    alone: Real  # until one prompt on an idle replica has its first token
     token: Real  # of an output token of every sequence, mean over the answer
     prefill_parts: PassTime
     token_parts: PassTime
-    stage_wait: Real  # of ``token``: that the stages wait for the slowest of them
+    stage_wait: Real  # part of ``token`` in which stages wait for the slowest
     answer_len: Real
 
     @property
@@ -43,10 +43,10 @@ class ServingTimes:
 
 
 def machine_of(cluster: Cluster, workload: ServingWorkload, engine: ServingEngine) -> Machine:
-    """Return rates and links; raises where no rate is known for the precision.
+    """Return rates and links; raises if no rate is known for the precision.
 
-    fp8 and int8 weights are multiplied in their own precision where the accelerator has it, other
-    formats are unpacked on the way.
+    fp8 and int8 weights are multiplied in their own precision if the accelerator supports it; other
+    formats are dequantised first.
     """
     accelerator = cluster.accelerator
     rest = rates(accelerator, workload.precision, engine)

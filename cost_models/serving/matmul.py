@@ -1,9 +1,9 @@
-"""Seconds of a serving engine's matrices: few rows or many, weights in any format.
+"""Seconds of a serving engine's matmuls: few rows or many, weights in any format.
 
 Symbols   m rows (tokens of a step)   k, n inputs and outputs of the matrix on one rank
           c bytes of the computation   w bytes of the stored matrix, scales included
-          R FLOP/s of matmuls   beta memory bandwidth [bytes/s]   s share of it that weights reach
-          E experts on a rank   e of them met by some token
+          R FLOP/s of matmuls   beta memory bandwidth [bytes/s]   s share of it for weights
+          E experts on a rank   e of them chosen by some token
 Units     seconds; every function broadcasts.
 """
 
@@ -24,7 +24,7 @@ from cost_models.serving.weights import rank_share, tensor_bytes
 
 FEW_ROWS: Final = 64.0  # the smallest tile of a large matmul (``matmul.TILES``)
 ROW_TILE: Final = 16.0  # rows of a tensor-core instruction (PTX, mma.m16n8k16)
-# matrices that read the same input stand side by side in one product
+# matrices that read the same input are fused in one product
 TOGETHER: Final = (
     frozenset({"q_proj", "k_proj", "v_proj", "q", "k", "v", "query", "key", "value"}),
     frozenset({"gate_proj", "up_proj"}),
@@ -43,14 +43,14 @@ def product_seconds(
     batch: Real = 1.0,
     stream_share: float = 1.0,
 ) -> Real:
-    """Time of (m, k) x (k, n), ``batch`` of them: a roofline.
+    """Seconds of (m, k) x (k, n), ``batch`` times: a roofline.
 
-        computing   m <= 64    2 · 16 ceil(m/16) k n / R       small tiles and a split k: the work
-                                                               spreads over every multiprocessor
+        computing   m <= 64    2 · 16 ceil(m/16) k n / R       small tiles and split k: the work
+                                                               uses every multiprocessor
                     otherwise  tiles in waves (``matmul``)
         moving      (w + c m (k + n)) / (s beta)
 
-    and the longer of the two. ``weight_bytes``: of all matrices of the batch that are read.
+    The longer of the two. ``weight_bytes``: of all matrices of the batch that are read.
 
     >>> rate = Rates(1e12, 1e9, 0.0, False)
     >>> float(product_seconds(1.0, 1000.0, 1000.0, 2e6, 2.0, rate))
@@ -69,9 +69,9 @@ def product_seconds(
 
 
 def experts_met(experts: Real, tokens: Real, per_token: float, of_all: float) -> Real:
-    """Experts of a rank that some token chose: E (1 - (1 - k/N)^T), of N experts in all.
+    """Experts of a rank chosen by some token: E (1 - (1 - k/N)^T), of N experts in total.
 
-    Each of T tokens chooses k of N at random, which is balanced routing.
+    Each of T tokens chooses k of N at random: balanced routing.
 
     >>> float(experts_met(8.0, 1.0, 2.0, 8.0)), float(experts_met(8.0, 1000.0, 2.0, 8.0))
     (2.0, 8.0)
@@ -81,19 +81,19 @@ def experts_met(experts: Real, tokens: Real, per_token: float, of_all: float) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class LayerMatmul:
     """One matmul of a layer on one rank, or one of every expert."""
 
     name: str
     inputs: Real
     outputs: Real
     weight_bytes: Real
-    in_format: bool = True  # stored in the format of the weights, not in that of the computation
+    in_format: bool = True  # stored in the weight format, not in the compute precision
     is_expert: bool = False
     reads_encoder: bool = False  # keys and values of cross attention
 
-    def beside(self, other: Product) -> Product:
-        """Return both as one product of the same input."""
+    def fused_with(self, other: LayerMatmul) -> LayerMatmul:
+        """Return both fused into one product of the same input."""
         return replace(
             self,
             outputs=self.outputs + other.outputs,
@@ -107,20 +107,20 @@ def layer_products(
     expert_parallel: Count,
     stored: WeightFormat,
     compute_bytes: float,
-) -> tuple[Product, ...]:
-    """Return the matmuls of a layer; matrices that read the same input are one."""
-    found: dict[tuple[str, int], Product] = {}
+) -> tuple[LayerMatmul, ...]:
+    """Return the matmuls of a layer; matrices that read the same input are fused."""
+    found: dict[tuple[str, int], LayerMatmul] = {}
     for weight in kind.weights:
         if weight.role not in ("linear", "expert"):
             continue
         product = _product(weight, kind, tensor_parallel, expert_parallel, stored, compute_bytes)
         key = _together(weight)
-        found[key] = found[key].beside(product) if key in found else product
+        found[key] = found[key].fused_with(product) if key in found else product
     return tuple(found.values())
 
 
 def _together(weight: Weight) -> tuple[str, int]:
-    """Return a key that matrices of one product share."""
+    """Return a key that the matrices of one fused product share."""
     words = weight.name.split(".")
     leaf = words[-2] if words[-1] in ("weight", "bias") and len(words) > 1 else words[-1]
     before = weight.name[: weight.name.rindex(leaf)]
@@ -143,7 +143,7 @@ def _product(
     expert_parallel: Count,
     stored: WeightFormat,
     compute_bytes: float,
-) -> Product:
+) -> LayerMatmul:
     share = rank_share(weight, kind.attention, tensor_parallel, expert_parallel)
     lengths = [np.multiply(1.0, length) for length in weight.shape[-2:]]
     dim = shard_dim(weight)
@@ -158,7 +158,7 @@ def _product(
     held = tensor_bytes(
         weight, kind.attention, tensor_parallel, expert_parallel, stored, compute_bytes
     )
-    return Product(
+    return LayerMatmul(
         weight.name,
         inputs,
         outputs,

@@ -1,14 +1,14 @@
-"""Memory of serving a model: weights, cache, one forward pass, logits, the engine itself.
+"""Memory of serving a model: weights, cache, one forward pass, logits, runtime.
 
-A replica holds the model once, cut over tensor-parallel ranks and pipeline stages; replicas
-(data_parallel) serve different sequences. The largest of these moments of a step counts:
+A replica has the model once, sharded over tensor-parallel ranks and pipeline stages; replicas
+(data_parallel) serve different sequences. The peak is the largest of these points of a step:
 
     attention     a step's tokens inside attention
     feed_forward  the same tokens between the matrices of an MLP or of the experts
     sampling      the logits of one token of every sequence
 
 Units: bytes on one accelerator. Every number of a ``ServingPoint`` may be a column; its rows share
-the pipeline stages, as in ``memory``.
+the pipeline stages.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ SERVING_MOMENTS: Final = ("attention", "feed_forward", "sampling")
 
 @dataclass(frozen=True, slots=True)
 class ServingWorkload:
-    """What is to be served."""
+    """Requests and number formats of a serving scenario."""
 
-    concurrency: int  # sequences at once, of all replicas together
+    concurrency: int  # concurrent sequences of all replicas
     context_len: int  # tokens of a sequence: prompt and answer
     prefill_chunk: int  # tokens of prompts that a replica computes in one step
     precision: ServingPrecision = "bf16"  # of the computation
     weight_precision: WeightPrecision = "bf16"
     kv_precision: KVPrecision = "bf16"
     attention_kernel: AttentionKernel = "flash"
-    prompt_len: int = 0  # tokens of a sequence that are its prompt; 0: half of them
-    cuda_graphs: bool = True  # steps of decoding are started as one graph
+    prompt_len: int = 0  # tokens of the prompt; 0: half of the sequence
+    cuda_graphs: bool = True  # decode steps are launched as one graph
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of a prompt: what was said, at most the whole sequence; half of it unsaid."""
+        """Tokens of a prompt: ``prompt_len``, at most the whole sequence; by default half of it."""
         return min(self.prompt_len or max(1, self.context_len // 2), self.context_len)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,15 +72,15 @@ class ServingWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ServingPoint:
-    """How a replica is cut and what it serves: each field one number or one column."""
+    """Layout and load of a replica: each field one number or one column."""
 
-    sequences: Count  # at once, of one replica
+    sequences: Count  # concurrent, of one replica
     context_len: Count
     prefill_chunk: Count
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
     data_parallel: Count = 1
-    expert_parallel: Count = 1  # 1: experts are cut as other matrices are
+    expert_parallel: Count = 1  # 1: experts are sharded like other matrices
 
     def step_tokens(self, *, whole_sequences: bool) -> Real:
         """Tokens of one step of a replica: a chunk of prompts, or one token of every sequence.
@@ -97,7 +97,7 @@ class ServingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """Bytes on one accelerator at its peak, by what they are."""
+    """Bytes on one accelerator at its peak, by category."""
 
     weights: Real
     kv_cache: Real
@@ -118,7 +118,7 @@ class ServingParts:
 
     @property
     def peak(self) -> Real:
-        """Bytes that the device shows as used."""
+        """Bytes in use as the device reports them."""
         return self.exact + self.rest
 
 
@@ -131,9 +131,9 @@ def rank_serving_memory(
     *,
     on_gpu: bool,
 ) -> tuple[ServingParts, Real]:
-    """Return the parts at the peak of one pipeline rank, and the index of the peak's moment.
+    """Return the parts at the peak of one pipeline rank, and the index of the peak's point.
 
-    ``workload`` says formats and kernel; its counts are read from ``point``.
+    ``workload`` gives formats and kernel; the counts come from ``point``.
     """
     compute = COMPUTE_BYTES[workload.precision]
     whole = any(not kind.attention.causal for kind in model.kinds)
@@ -219,7 +219,7 @@ def _attention(
     scores = score_bytes(
         kind, workload.attention_kernel, tokens, point.context_len, point.tensor_parallel, compute
     )
-    # of sequences whose prompt does not fit in one step, earlier chunks are read back
+    # if a prompt does not fit in one step, earlier chunks are read back
     earlier = np.where(
         np.greater(point.context_len, point.prefill_chunk),
         point.sequences * np.multiply(1.0, point.context_len),
@@ -240,7 +240,7 @@ def price_serving(
     *,
     on_gpu: bool,
 ) -> tuple[ServingParts, Real, Real]:
-    """Return the parts of the fullest pipeline rank, that rank's index, and its moment."""
+    """Return the parts of the rank with the highest peak, its index, and the peak's point."""
     priced = [
         rank_serving_memory(model, workload, engine, rank, point, on_gpu=on_gpu) for rank in ranks
     ]

@@ -1,4 +1,4 @@
-"""How serving engines store weights and caches: bytes of an element and of its scales.
+"""Storage formats of weights and caches in serving engines: bytes of an element and its scales.
 
 Units     bytes; ``group``: elements of a row that share a scale (0: the whole row).
 """
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from cost_models.model.spec import Weight
 
-# parts whose matrices are quantised; embeddings, output projection, router and norms stay as they
-# are (the published AWQ, GPTQ and FP8 checkpoints of Llama and Qwen, ``ignore: [lm_head]``)
+# parts whose matrices are quantised; embeddings, output projection, router and norms are not (the
+# published AWQ, GPTQ and FP8 checkpoints of Llama and Qwen, ``ignore: [lm_head]``)
 QUANTISED_PARTS: Final = ("attention", "mlp", "experts", "shared_experts")
 
 
@@ -28,11 +28,11 @@ class WeightFormat:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether some tensors stay in 16 bits beside it."""
+        """Whether the format applies to matrices only; other tensors stay in 16 bits."""
         return self.scale > 0.0
 
     def holds(self, weight: Weight) -> bool:
-        """Return whether a tensor is stored in this format."""
+        """Whether a tensor is stored in this format."""
         if not self.is_quantised:
             return True
         matrix = weight.role in ("linear", "expert") and weight.part in QUANTISED_PARTS
@@ -41,7 +41,7 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """Bytes of one cached element, and of what quantises one vector of a head."""
+    """Bytes of one cached element, and of the scale of one head's vector."""
 
     name: str
     element: float
@@ -78,9 +78,9 @@ _METHODS: Final = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
 
 
 def stored_format(config: Mapping[str, Any]) -> str | None:
-    """Return the format that a config.json says its weights are in; None: in 16 or 32 bits.
+    """Return the weight format that a config.json gives; None for 16 or 32 bits.
 
-    Reads ``quantization_config`` of fp8, mxfp4, gptq and awq; of others nothing.
+    Reads ``quantization_config`` of fp8, mxfp4, gptq and awq; ignores others.
 
     >>> stored_format({"quantization_config": {"quant_method": "awq", "bits": 4}})
     'int4'

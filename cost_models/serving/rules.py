@@ -1,6 +1,7 @@
-"""Which ways of cutting a replica can serve a model: rules over columns, each with its words.
+"""Legality of serving layouts: rules over columns, each with its error text.
 
-Unlike training, tensor parallelism may exceed the key heads: ranks then hold the same one.
+Unlike in training, tensor_parallel may exceed the number of key heads: several ranks then have the
+same head.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from cost_models.serving.memory import ServingPoint, ServingWorkload
 
 @dataclass(frozen=True, slots=True)
 class ServingQuestion:
-    """What the rules need beside a point."""
+    """Model, workload and cluster size that the rules check a point against."""
 
     model: ModelSpec
     workload: ServingWorkload
     num_gpus: int
-    num_stages: int | None = None  # that the user gave layers for
+    num_stages: int | None = None  # stages for which the user gave layers
 
 
 @dataclass(frozen=True, slots=True)
 class ServingRule:
-    """A rule: its code, where a row breaks it, and the words with the values of one point."""
+    """A rule: its code, the rows that violate it, and the error text for one point."""
 
     code: str
     broken: Callable[[ServingQuestion, ServingPoint], Any]
@@ -42,7 +43,7 @@ def _indivisible(sizes: list[int], ranks: Any) -> Any:
 
 
 def _ordinary_key_heads(model: ModelSpec) -> list[int]:
-    """Key heads of every attention but latent ones, whose cache every rank has whole."""
+    """Key heads of every attention except latent ones, whose cache is replicated."""
     return [a.num_kv_heads for a in attentions(model) if not a.kv_lora_rank]
 
 
@@ -57,7 +58,7 @@ def _ffn_sizes(model: ModelSpec) -> list[int]:
 
 
 def _experts(model: ModelSpec) -> list[tuple[int, int]]:
-    """Return the experts of a layer and the size of one, of every kind that has them."""
+    """Return the number of experts and the size of one, for every kind with experts."""
     return [
         (k.feed_forward.num_experts, k.feed_forward.ffn_hidden_size)
         for k in model.kinds
@@ -127,7 +128,7 @@ SERVING_RULES: Final[tuple[ServingRule, ...]] = (
         ),
         lambda q, p: (
             f"tensor_parallel = {p.tensor_parallel} does not divide the experts' ffn_hidden_size = "
-            f"{min(size for _, size in _experts(q.model))}; share out whole experts instead "
+            f"{min(size for _, size in _experts(q.model))}; distribute whole experts instead "
             f"(expert_parallel = {p.tensor_parallel * p.data_parallel})"
         ),
     ),
@@ -172,7 +173,7 @@ SERVING_RULES: Final[tuple[ServingRule, ...]] = (
             np.greater(p.pipeline_parallel, 1) & any(k.cross_attention for k in q.model.kinds)
         ),
         lambda q, p: (
-            "an encoder-decoder cannot be cut into pipeline stages: pipeline_parallel must be 1"
+            "an encoder-decoder cannot be split into pipeline stages: pipeline_parallel must be 1"
         ),
     ),
     ServingRule(
@@ -188,7 +189,7 @@ SERVING_CODES: Final = ("legal", *(rule.code for rule in SERVING_RULES))
 
 
 def serving_codes(question: ServingQuestion, point: ServingPoint) -> NDArray[np.int16]:
-    """Return 0 for a legal point, or the position in SERVING_CODES of the first broken rule."""
+    """Return 0 for a legal point, or the position in SERVING_CODES of the first violated rule."""
     shape = np.broadcast(
         point.context_len,
         point.tensor_parallel,
@@ -204,6 +205,6 @@ def serving_codes(question: ServingQuestion, point: ServingPoint) -> NDArray[np.
 
 
 def why_not_served(question: ServingQuestion, point: ServingPoint) -> str | None:
-    """Return why one point cannot be, in words; None where it can."""
+    """Return why a point is illegal, in words; None if it is legal."""
     code = int(serving_codes(question, point))
     return SERVING_RULES[code - 1].words(question, point) if code else None

@@ -1,4 +1,4 @@
-"""Bytes of the weights that one rank of a serving replica holds.
+"""Bytes of the weights on one rank of a serving replica.
 
 Symbols   N elements of a tensor   t tensor_parallel   k num_kv_heads   u share of keys and values
           ep expert_parallel   c compute_bytes   b, g bytes of an element and of a scale
@@ -17,13 +17,13 @@ from cost_models.partition.stages import PipelineRank
 from cost_models.serving.number_formats import WeightFormat
 from hardware_profiles.software.serving_engine import ServingEngine
 
-# words of a tensor's name: of keys and values alone, or of queries, keys and values in one
+# words in the names of tensors of keys and values alone, and of fused queries, keys and values
 KEYS_VALUES = frozenset({"k_proj", "v_proj", "k", "v", "key", "value", "k_norm"})
 ALL_THREE = frozenset({"qkv_proj", "query_key_value", "c_attn"})
 
 
 def key_value_part(weight: Weight, attention: Attention) -> float:
-    """Return u, the part of a tensor that belongs to key and value heads.
+    """Return u, the share of a tensor that belongs to key and value heads.
 
     >>> weight = Weight("self_attn.qkv_proj.weight", (6144, 4096), "linear", "column")
     >>> round(key_value_part(weight, Attention(32, 8, 128, 128)), 3)
@@ -47,12 +47,12 @@ def rank_share(
     *,
     vocab_multiple: float = 1.0,
 ) -> Real:
-    """Part of a tensor that one rank holds.
+    """Share of a tensor on one rank.
 
-        1                                 not cut
-        u / min(t, k) + (1 - u) / t       cut; several ranks hold the same key head where t > k
-        padded V / (V t)                  along the vocabulary, filled up to a multiple
-        1 / ep, or 1 / t with ep = 1      routed experts: whole ones shared out, or each one cut
+        1                                 replicated
+        u / min(t, k) + (1 - u) / t       sharded; several ranks have the same key head if t > k
+        padded V / (V t)                  along the vocabulary, padded to a multiple
+        1 / ep, or 1 / t with ep = 1      routed experts: whole experts, or a shard of each
 
     Source: Shoeybi et al. (arXiv:1909.08053), sec. 3; vLLM, QKVParallelLinear and
     VocabParallelEmbedding.
@@ -105,7 +105,7 @@ def tensor_bytes(
     scales = weight.numel / (stored.group or inputs)
     whole = weight.sharding == "row" and not stored.group
     cut_only = share
-    if whole:  # every rank scales all outputs of the experts it has
+    if whole:  # every rank scales all outputs of its experts
         ones = np.ones_like(share)
         shared_out = np.greater(expert_parallel, 1) & weight.is_routed_expert
         cut_only = np.where(shared_out, share, ones)
@@ -117,7 +117,7 @@ def unpacked_latent_bytes(
 ) -> Real:
     """Bytes of the 16-bit copy of a quantised kv_b_proj: c N / t.
 
-    Latent attention multiplies it into queries and outputs, for which there is no quantised kernel.
+    Latent attention multiplies it into queries and outputs, for which no quantised kernel exists.
 
     Source: vllm/v1/attention/backends/mla/common.py, process_weights_after_loading.
     """
@@ -127,12 +127,12 @@ def unpacked_latent_bytes(
 
 
 def position_table_bytes(model: ModelSpec, rank: PipelineRank, compute_bytes: float) -> float:
-    """Bytes of the cosines and sines of every position, once for all layers with the same ones.
+    """Bytes of the cosines and sines of every position, once for all layers with the same table.
 
-        c (longest sequence) (turned elements of a head)
+        c (longest sequence) (rotated elements of a head)
 
-    Source: vLLM, RotaryEmbedding (cos_sin_cache, max_position_embeddings x rotary_dim). It is why
-    Llama-3.1-8B takes 14.9888 GiB and Llama-3-8B 14.96 (vllm-project/vllm/issues/10517,
+    Source: vLLM, RotaryEmbedding (cos_sin_cache, max_position_embeddings x rotary_dim). It explains
+    14.9888 GiB for Llama-3.1-8B and 14.96 GiB for Llama-3-8B (vllm-project/vllm/issues/10517,
     pull/10511).
     """
     present = [k for n, k in zip(rank.kind_counts, model.kinds, strict=True) if n]
@@ -153,10 +153,11 @@ def rank_weight_bytes(
     stored: WeightFormat,
     compute_bytes: float,
 ) -> Real:
-    """Bytes of all weights of one rank: its layers, embedding, head and table of positions.
+    """Bytes of all weights of one rank: layers, embedding, head and position tables.
 
-    A tied projection is a second copy only where embedding and head are on different ranks. What is
-    between encoder and decoder lies on the first rank, as these are not cut into stages.
+    A tied projection is a second copy only if embedding and head are on different ranks. The
+    tensors between encoder and decoder are on the first rank, as these models are not split into
+    stages.
     """
 
     def sum_of(weights: tuple[Weight, ...], attention: Attention | None) -> Real:

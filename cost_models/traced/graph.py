@@ -1,12 +1,12 @@
-"""A module of unknown layers as a graph without cycles: its blocks, and what they hand on.
+"""A module of unknown layers as an acyclic graph: its blocks, and the tensors between them.
 
-Nodes are the stretches of the forward pass, in the order in which they run: a block, or what lies
-between two blocks. So the order is a topological one, and a cut between two nodes leaves a first
-and a second half. An edge is a tensor that one node makes and a later one reads; what several
-nodes read crosses a cut once.
+Nodes are the stretches of the forward pass in execution order: a block, or the operators between
+two blocks. This order is topological, and a split between two nodes gives a first and a second
+half. An edge is a tensor that one node makes and a later one reads; a tensor with several readers
+crosses a split once.
 
 A backward stretch of a block belongs to that block's node; one outside of blocks to the node before
-the block whose backward pass came last (at first, to the last node). Units: seconds, bytes.
+the block of the latest backward pass (at first, to the last node). Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """What each node takes with micro-batches of some rows; arrays over the nodes."""
+class ModuleNodes:
+    """Time and memory of each node for micro-batches of some rows; arrays over the nodes."""
 
     names: tuple[str, ...]
-    blocks: tuple[int, ...]  # position of the block, OUTSIDE where it is none
+    blocks: tuple[int, ...]  # position of the block, or OUTSIDE
     forward: Floats  # seconds
     backward: Floats  # seconds, recomputation included
-    starts_forward: Floats  # host seconds to start the operators
+    starts_forward: Floats  # host seconds to launch the operators
     starts_backward: Floats
-    kept: Floats  # bytes that it leaves for the backward pass
-    working: Floats  # bytes at its height, beyond what it and the nodes before it leave
-    crossing: Floats  # bytes that cross the cut before a node; one more, 0, behind the last
-    returning: Floats  # of these, bytes of which a gradient comes back
-    # parameters that it reads: number, elements, whether they are trained
+    kept: Floats  # bytes saved for the backward pass
+    working: Floats  # peak bytes beyond those saved by it and the nodes before it
+    crossing: Floats  # bytes that cross the split before a node; and 0 after the last
+    returning: Floats  # those of them with a gradient
+    # parameters read: number, elements, whether trained
     parameters: tuple[tuple[tuple[int, int, bool], ...], ...]
 
     def __len__(self) -> int:
         return len(self.names)
 
 
-def nodes_of(module: TracedModule, recompute: str, rows: int, rate: Rates) -> Nodes:
-    """Return the nodes of a module in the order in which they run."""
+def nodes_of(module: TracedModule, recompute: str, rows: int, rate: Rates) -> ModuleNodes:
+    """Return the nodes of a module in execution order."""
     one = module.passes[recompute]
     stretches = [segment for segment in one.segments if segment.phase != BACKWARD]
     backward = backward_of(one)
     count = len(stretches)
     ends = [0.0, *(_at(segment.end, rows) for segment in stretches)]
-    saved = np.minimum.accumulate(ends[::-1])[::-1]  # what is still there later on
+    saved = np.minimum.accumulate(ends[::-1])[::-1]  # bytes that stay live afterwards
     working = np.zeros(count)
     times, starts = np.zeros((2, count)), np.zeros((2, count))
     for number, segment in enumerate(stretches):
@@ -67,7 +67,7 @@ def nodes_of(module: TracedModule, recompute: str, rows: int, rate: Rates) -> No
                 if way:
                     above = _at(part.kept, rows) - saved[number + 1]
                     working[number] = max(working[number], above)
-    return Nodes(
+    return ModuleNodes(
         names=tuple(_names(module, stretches)),
         blocks=tuple(segment.block for segment in stretches),
         forward=times[0],
@@ -85,7 +85,7 @@ def nodes_of(module: TracedModule, recompute: str, rows: int, rate: Rates) -> No
 def block_graph(module: TracedModule, recompute: str, rows: int, rate: Rates) -> nx.DiGraph[int]:
     """Return the nodes and the tensors between them as a networkx graph.
 
-    Nodes hold ``name``, ``forward``, ``backward`` (seconds), ``kept`` (bytes) and ``parameters``
+    Nodes have ``name``, ``forward``, ``backward`` (seconds), ``kept`` (bytes) and ``parameters``
     (elements), edges ``bytes``.
     """
     import networkx
@@ -126,7 +126,7 @@ def backward_of(one: Pass) -> list[list[int]]:
 
 
 def _crossing(one: Pass, count: int, rows: int, *, gradients: bool) -> Floats:
-    """Return bytes that cross the cut before each node."""
+    """Return the bytes that cross the split before each node."""
     found = np.zeros(count + 1)
     for tensor in one.handed:
         if tensor.has_gradient or not gradients:
@@ -136,7 +136,7 @@ def _crossing(one: Pass, count: int, rows: int, *, gradients: bool) -> Floats:
 
 def _names(module: TracedModule, stretches: list[Segment]) -> list[str]:
     last = len(stretches) - 1
-    places = {0: "before the blocks", last: "behind the blocks"}
+    places = {0: "before the blocks", last: "after the blocks"}
     return [
         module.block_names[segment.block]
         if segment.block != OUTSIDE

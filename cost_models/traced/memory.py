@@ -1,21 +1,21 @@
 """Peak memory of one accelerator that trains a module of unknown layers over data ranks.
 
-The trace says what lives in every stretch of a pass; this adds what the plan decides, stretch by
-stretch, as FSDP2 does it a block at a time (``executor.trace.module_trainer``):
+The trace gives the live bytes of every stretch of a pass; this adds the plan's part, stretch by
+stretch, as FSDP2 does it block by block (``executor.trace.module_trainer``):
 
-    weights    the shard w P / d, and whole blocks w P_block where they are gathered. Below ZeRO-3
-               from a block's forward pass to the end of its backward pass (later micro-batches find
-               all of them gathered); under ZeRO-3 while it is at work. One data rank gathers none
+    weights    the shard w P / d, and whole blocks w P_block while gathered. Below ZeRO-3 from a
+               block's forward pass to the end of its backward pass (later micro-batches find all
+               of them gathered); under ZeRO-3 while it runs. One data rank gathers none
     gradients  of finished blocks w P / d (z >= 1), of others w P; those of earlier micro-batches
                w P (z <= 1) or w P / d
-    buffers    w P_block of what was gathered last, before it was copied to its place (forward), or
-               of what ZeRO-3 gathers ahead (backward); w P_block of gradients on their way from the
-               end of a block's backward pass to the end of the next one's
+    buffers    w P_block of the last gather, before it is copied out (forward), or of ZeRO-3's
+               prefetch (backward); w P_block of gradients in reduction from the end of a
+               block's backward pass to the end of the next one's
 
-Symbols  w bytes of a weight   P parameters   d ranks that share the shards   z zero_stage
-Units    bytes. Every argument may be a column of a plan table.
-Source   torch 2.13, distributed/fsdp/_fully_shard (FSDPParamGroup, foreach_reduce).
-Leaves out: what kernels use inside (convolution workspaces), allocator rounding.
+Symbols  w bytes of a weight   P parameters   d ranks that share the shards   z zero_stage Units
+bytes. Every argument may be a column of a plan table. Source   torch 2.13,
+distributed/fsdp/_fully_shard (FSDPParamGroup, foreach_reduce). Leaves out: memory inside kernels
+(convolution workspaces), allocator rounding.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ from cost_models.memory.optimizer_states import RULES
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import RECOMPUTE, PlanTable
 from cost_models.plan.workload import MASTER_BYTES, Workload
-from cost_models.traced.module import OUTSIDE, Tensors, TracedModule
-from cost_models.traced.stretches import Stretch, stretches
+from cost_models.traced.module import OUTSIDE, Stretch, Tensors, TracedModule, stretches
 from hardware_profiles.software.trainer import SoftwareProfile
 
-# copies of the largest tensor that a step of the optimizer makes, at most (torch 2.13 without
-# foreach): AdamW's denominator before and after its division, and that of the tensor before it;
-# SGD's gradient with weight decay
+# maximum temporary copies of the largest tensor in an optimizer step (torch 2.13 without foreach):
+# AdamW's denominator before and after its division, and the previous tensor's; SGD's gradient with
+# weight decay
 OPTIMIZER_COPIES: Final = {"adamw": 3.0, "sgd": 1.0}
-OPTIMIZER_MOMENT: Final = -1
-Moment = tuple[Real, Real, Real, Real]  # weights, gradients, activations, buffers
+OPTIMIZER_STEP: Final = -1
+LiveBytes = tuple[Real, Real, Real, Real]  # weights, gradients, activations, buffers
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BlockSizes:
     """Bytes of the parameters of each block (and, last, outside of blocks)."""
 
     weights: tuple[Real, ...]
@@ -55,8 +54,8 @@ class Sizes:
     ranks: NDArray[np.int64]  # that share the shards
 
     @classmethod
-    def of(cls, module: TracedModule, ranks: NDArray[np.int64]) -> Sizes:
-        """Return the sizes of a module's blocks over so many ranks."""
+    def of(cls, module: TracedModule, ranks: NDArray[np.int64]) -> BlockSizes:
+        """Return the sizes of a module's blocks sharded over ``ranks``."""
         master = MASTER_BYTES[module.precision]
         groups: tuple[Tensors, ...] = (*module.blocks, module.outside)
         one = np.ones_like(ranks)
@@ -75,7 +74,7 @@ class Sizes:
         return sum(chosen, start=np.zeros(len(self.ranks)))
 
     def sent(self, name: str, block: int) -> Real:
-        """A block as it is communicated: equal shards of all ranks, padding included."""
+        """Bytes of a block in a collective: equal shards of all ranks, padding included."""
         shards: Real = self.ranks * getattr(self, name)[block]
         return shards
 
@@ -88,9 +87,9 @@ def traced_memory(
     *,
     on_gpu: bool,
 ) -> tuple[MemoryParts, NDArray[np.int64]]:
-    """Return the parts at the peak, and in which segment it falls (OPTIMIZER_MOMENT: in none).
+    """Return the parts at the peak, and the peak's segment (OPTIMIZER_MOMENT: the optimizer step).
 
-    Shapes: columns of the table's length. Activations hold the gradients of the block at work.
+    Shapes: columns of the table's length. Activations include the gradients of the running block.
     """
     parts, moments, order = [], [], []
     for code in np.unique(table.recompute):
@@ -116,11 +115,13 @@ def _memory(
     table: PlanTable,
     on_gpu: bool,
 ) -> tuple[MemoryParts, NDArray[np.int64]]:
-    sizes = Sizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
+    sizes = BlockSizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
     trained, zeros = sizes.total("gradient_shards"), np.zeros(len(table))
     copies = OPTIMIZER_COPIES[workload.optimizer] * MASTER_BYTES[module.precision]
-    moments: list[Moment] = [(zeros, trained, zeros, copies * module.tensors.largest(sizes.ranks))]
-    places = [OPTIMIZER_MOMENT]
+    moments: list[LiveBytes] = [
+        (zeros, trained, zeros, copies * module.tensors.largest(sizes.ranks))
+    ]
+    places = [OPTIMIZER_STEP]
     for place, stretch in enumerate(walk):
         for moment in _moments(stretch, sizes, table):
             moments.append(moment)
@@ -142,16 +143,16 @@ def _memory(
     return parts, np.asarray(places)[where]
 
 
-def _moments(stretch: Stretch, sizes: Sizes, table: PlanTable) -> list[Moment]:
-    """What lives while a stretch is at its fullest, and while gradients are reduced at its end."""
+def _moments(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> list[LiveBytes]:
+    """Live bytes at the peak of a stretch, and during the reduction of gradients at its end."""
     if not stretch.backward:
         return [_forward(stretch, sizes, table), _gathering(stretch, sizes, table)]
     moments = [_backward(stretch, sizes, table), _between(stretch, sizes, table)]
     return [*moments, _reducing(stretch, sizes, table)] if stretch.reduces else moments
 
 
-def _forward(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
-    """The forward pass of the last micro-batch."""
+def _forward(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> LiveBytes:
+    """Live bytes in the forward pass of the last micro-batch."""
     shared, several = table.data_parallel > 1, table.num_microbatches > 1
     frees, every = table.zero_stage >= 3, table.zero_stage >= 2
     gathered = np.where(several, sizes.total("weights"), _with_outside(sizes, stretch.gathered))
@@ -168,10 +169,10 @@ def _forward(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
     )
 
 
-def _gathering(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
-    """The start of a block's forward pass: what was gathered for the one before it is still there.
+def _gathering(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> LiveBytes:
+    """Live bytes at the start of a block's forward pass, with the previous block's gather buffer.
 
-    Of a first micro-batch; later ones gather under ZeRO-3 only, beside gradients.
+    For the first micro-batch; later ones gather under ZeRO-3 only, with gradients present.
     """
     weights, gradients, _, buffers = _forward(stretch, sizes, table)
     if stretch.gathers is None:
@@ -187,13 +188,13 @@ def _gathering(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
     )
 
 
-def _backward(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
-    """The backward pass of the last micro-batch (ZeRO-2: of any before it, if there is one)."""
+def _backward(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> LiveBytes:
+    """Live bytes in the last micro-batch's backward pass (ZeRO-2: any before it, if present)."""
     segment, rows = stretch.segment, table.micro_batch_size
     live = np.where(_adds_up(table), segment.freed.at(rows), segment.kept.at(rows))
     shared = table.data_parallel > 1
     left: Real
-    if stretch.last_reduced is None:  # what an earlier micro-batch reduced last
+    if stretch.last_reduced is None:  # the last reduction of an earlier micro-batch
         again = (table.zero_stage >= 2) & (table.num_microbatches > 1)
         left = np.where(again, sizes.sent("gradient_shards", OUTSIDE), 0.0)
     else:
@@ -206,8 +207,8 @@ def _backward(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
     )
 
 
-def _between(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
-    """The backward pass of a micro-batch that is neither first nor last, below ZeRO-2.
+def _between(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> LiveBytes:
+    """Live bytes in the backward pass of a middle micro-batch below ZeRO-2.
 
     Weights stay gathered, gradients stay whole, nothing is reduced.
     """
@@ -222,13 +223,13 @@ def _between(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
     )
 
 
-def _reducing(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
-    """The end of a block's backward pass: its weights go, its gradients are copied to be sent."""
+def _reducing(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> LiveBytes:
+    """Live bytes at the end of a block's backward pass: weights freed, gradients copied."""
     block, shared = stretch.segment.block, table.data_parallel > 1
     end = stretch.segment.end.at(table.micro_batch_size)
     live = end - np.where(_adds_up(table), sizes.gradients[block], 0.0)
     stay = [other for other in stretch.gathered if other != block]
-    # over one shard what is sent is divided into one more copy (foreach_reduce, world size 1)
+    # over one shard the division makes one more copy (foreach_reduce, world size 1)
     copies = np.where(sizes.ranks > 1, 1.0, 2.0)
     buffers = _ahead(stretch, sizes, table) + copies * sizes.sent("gradient_shards", block)
     return (
@@ -241,13 +242,13 @@ def _reducing(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Moment:
 
 def _gathered(
     stretch: Stretch,
-    sizes: Sizes,
+    sizes: BlockSizes,
     table: PlanTable,
     blocks: Iterable[int],
     *,
     leaves: bool = False,
 ) -> Real:
-    """Whole weights in the backward pass; ``leaves``: those at work were freed."""
+    """Gathered weights in the backward pass; ``leaves``: those of the running block are freed."""
     over = leaves and stretch.segment.block == OUTSIDE  # all passes are over
     outside = np.zeros(len(table)) if over else sizes.weights[OUTSIDE]
     some = sizes.total("weights", blocks) + outside
@@ -258,8 +259,8 @@ def _gathered(
     return np.where(table.data_parallel > 1, whole, 0.0)
 
 
-def _gradients(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Real:
-    """Gradients that are there before those of the stretch itself."""
+def _gradients(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> Real:
+    """Gradients present before those of the stretch itself."""
     segment, several = stretch.segment, table.num_microbatches > 1
     so_far = segment.block_gradients + segment.outside_gradients
     alone = np.where(several, sizes.total("gradients"), so_far)
@@ -272,8 +273,8 @@ def _gradients(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Real:
     return np.where(table.data_parallel > 1, shared, alone)
 
 
-def _ahead(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Real:
-    """What ZeRO-3 gathers while the block before it is at work."""
+def _ahead(stretch: Stretch, sizes: BlockSizes, table: PlanTable) -> Real:
+    """Bytes of ZeRO-3's prefetch while the previous block runs."""
     if stretch.coming is None:
         return np.zeros(len(table))
     ahead = (table.zero_stage >= 3) & (sizes.ranks > 1)
@@ -281,17 +282,17 @@ def _ahead(stretch: Stretch, sizes: Sizes, table: PlanTable) -> Real:
 
 
 def _adds_up(table: PlanTable) -> NDArray[np.bool_]:
-    """Whether gradients are added to whole ones of earlier micro-batches."""
+    """Whether gradients are accumulated into whole ones of earlier micro-batches."""
     every = (table.data_parallel > 1) & (table.zero_stage >= 2)
     added: NDArray[np.bool_] = (table.num_microbatches > 1) & ~every
     return added
 
 
-def _with_outside(sizes: Sizes, blocks: Iterable[int]) -> Real:
+def _with_outside(sizes: BlockSizes, blocks: Iterable[int]) -> Real:
     return sizes.total("weights", blocks) + sizes.weights[OUTSIDE]
 
 
-def _at_work(stretch: Stretch, sizes: Sizes) -> Real:
+def _at_work(stretch: Stretch, sizes: BlockSizes) -> Real:
     block = stretch.segment.block
     inside: Real = np.zeros(len(sizes.ranks)) if block == OUTSIDE else sizes.weights[block]
     return inside + sizes.weights[OUTSIDE]

@@ -1,8 +1,8 @@
-"""A module of unknown layers, as a trace on fake tensors describes it (``executor.trace.trace``).
+"""A module of unknown layers, described by a trace on fake tensors (``executor.trace.trace``).
 
-Its parameters are known tensor by tensor and block by block. Of its passes it is known which block
-is at work when, the most that lives in each stretch (lines in the rows of a micro-batch), and what
-every operator computes and moves. What happens inside a block is not known: nothing is cut there.
+The trace lists parameters by tensor and block, and for each pass: which block runs when, the
+maximum live bytes of each stretch (linear in the rows of a micro-batch), and the FLOP and bytes of
+every operator. The inside of a block is unknown, so blocks are not split.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cost_models.partition.tensor_sharding import ceil_share
 from hardware_profiles.errors import InputError
 
 SCHEMA_VERSION: Final = 1
-OUTSIDE: Final = -1  # of all blocks: position of what lies around them
+OUTSIDE: Final = -1  # block position of parameters and segments outside of all blocks
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Bytes (or FLOP) by rows: the largest of some lines, constant + per_row x rows."""
+    """Bytes (or FLOP) by rows: the maximum of lines, constant + per_row x rows."""
 
     constant: tuple[float, ...]
     per_row: tuple[float, ...]
 
     def at(self, rows: Count) -> Real:
-        """Return the largest line at so many rows.
+        """Return the maximum of the lines at ``rows`` rows.
 
         >>> float(Lines((10.0, 0.0), (1.0, 3.0)).at(4))
         14.0
@@ -47,7 +47,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Operators of a pass, equal ones counted: arrays of one element a kind."""
+    """Operators of a pass, grouped with counts: arrays of one element a kind."""
 
     count: tuple[float, ...]
     flops: Lines  # one line a kind
@@ -56,17 +56,19 @@ class Operators:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a pass in which one block is at work; bytes."""
+    """A stretch of a pass in which one block runs; bytes."""
 
     phase: str
     block: int  # position in the blocks, or OUTSIDE
-    block_gradients: float  # of parameters of blocks, made before
-    outside_gradients: float  # of parameters outside of blocks, made before
-    kept: Lines  # live, with the gradients of parameters made in this stretch
-    freed: Lines  # live, where they are added to others' and freed at once
+    block_gradients: float  # of parameters of blocks, computed before
+    outside_gradients: float  # of parameters outside of blocks, computed before
+    kept: Lines  # live, including the parameter gradients of this stretch
+    freed: Lines  # live, if these are accumulated into others and freed at once
     end: Lines  # live at its end, as kept
     operators: Operators
-    parameters: tuple[tuple[int, int, bool], ...]  # that it reads: number, elements, trained
+    parameters: tuple[
+        tuple[int, int, bool], ...
+    ]  # parameters that it reads: number, elements, trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Handed:
     maker: int  # positions in the segments
     readers: tuple[int, ...]
     size: Lines  # bytes
-    has_gradient: bool  # one as large comes back
+    has_gradient: bool  # a gradient of equal size is sent back
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Parameters: rows (which data ranks share out), elements of a row, and how many alike."""
+    """Parameters: rows (sharded over data ranks), elements of a row, number of equal tensors."""
 
     rows: tuple[int, ...]
     width: tuple[int, ...]
@@ -99,7 +101,7 @@ class Tensors:
     trainable: tuple[bool, ...]
 
     def elements(self, shard_ranks: Count = 1, *, trainable: bool = False) -> Real:
-        """Elements that the fullest of so many ranks holds: ceil(rows / ranks) whole rows each.
+        """Elements on the rank with the largest shard: ceil(rows / ranks) whole rows each.
 
         Source: torch.distributed.fsdp.fully_shard (torch 2.13), Shard(0) with padding at the end.
         """
@@ -112,7 +114,7 @@ class Tensors:
         return total
 
     def largest(self, shard_ranks: Count = 1) -> Real:
-        """Elements of the largest trained tensor, or of its largest share."""
+        """Elements of the largest trained tensor, or of its largest shard."""
         sizes = [
             1.0 * width * ceil_share(rows, shard_ranks)
             for rows, width, trained in zip(self.rows, self.width, self.trainable, strict=True)
@@ -124,18 +126,18 @@ class Tensors:
 
 @dataclass(frozen=True)
 class TracedModule:
-    """What a trace says of a module."""
+    """A traced module: parameters, passes, inputs."""
 
     name: str  # module:package.path:factory
     kind: str  # name of its class
     precision: str
-    device: str  # whose operators were followed: cpu or cuda
+    device: str  # device of the traced operators: cpu or cuda
     block_names: tuple[str, ...]
     blocks: tuple[Tensors, ...]
     outside: Tensors
     buffer_bytes: float
     tied_parameters: int
-    passes: Mapping[str, Pass]  # by recompute: none, and full where there are blocks
+    passes: Mapping[str, Pass]  # by recompute: none, and full if the module has blocks
     inputs: Mapping[str, Any]
     output_bytes_per_row: float
     notes: tuple[str, ...] = ()
@@ -149,7 +151,7 @@ class TracedModule:
 
     @property
     def num_parameters(self) -> int:
-        """Every parameter once."""
+        """Number of parameters; shared tensors count once."""
         return round(float(self.tensors.elements()))
 
     @property
@@ -159,7 +161,7 @@ class TracedModule:
 
 
 def traced_module(document: Mapping[str, Any]) -> TracedModule:
-    """Read what ``python -m executor trace`` prints."""
+    """Read the output of ``python -m executor trace``."""
     if document.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
             f"trace: schema_version = {document.get('schema_version')!r} (must be {SCHEMA_VERSION})"
@@ -220,3 +222,62 @@ def _operators(values: list[list[float]]) -> Operators:
         _lines([row[1:3] for row in values]),
         _lines([row[3:5] for row in values]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One segment and the state before it; blocks by position, OUTSIDE for none."""
+
+    segment: Segment
+    gathered: tuple[
+        int, ...
+    ]  # blocks whose forward pass has run and whose backward passes have not
+    last_gathered: int
+    gathers: tuple[Segment, int] | None  # before its block: the previous segment and block
+    coming: int | None  # the block of the next backward pass, if any
+    done: tuple[int, ...]  # blocks whose backward passes have ended
+    last_reduced: int | None
+    reduces: bool  # the gradients of its block are complete at its end
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward pass."""
+        return self.segment.phase == BACKWARD
+
+
+def stretches(one: Pass) -> tuple[Stretch, ...]:
+    """Return the stretches of a pass in order."""
+    segments = one.segments
+    last: dict[int, int] = {}  # block -> its last backward segment
+    for position, segment in enumerate(segments):
+        if segment.phase == BACKWARD and segment.block != OUTSIDE:
+            last[segment.block] = position
+    if segments:
+        last[OUTSIDE] = len(segments) - 1
+    found: list[Stretch] = []
+    started: list[int] = []
+    done: list[int] = []
+    for position, segment in enumerate(segments):
+        block, backward = segment.block, segment.phase == BACKWARD
+        gathers = None
+        if not backward and block != OUTSIDE and block not in started:
+            if position:
+                gathers = (segments[position - 1], started[-1] if started else OUTSIDE)
+            started.append(block)
+        following = (s.block for s in segments[position + 1 :] if s.block not in (OUTSIDE, block))
+        ends = backward and last.get(block) == position
+        found.append(
+            Stretch(
+                segment=segment,
+                gathered=tuple(b for b in started if b not in done),
+                last_gathered=started[-1] if started else OUTSIDE,
+                gathers=gathers,
+                coming=next(following, None) if backward else None,
+                done=tuple(done),
+                last_reduced=done[-1] if done else None,
+                reduces=ends,
+            )
+        )
+        if ends and block != OUTSIDE:
+            done.append(block)
+    return tuple(found)

@@ -1,14 +1,14 @@
 """Seconds of a step of a module of unknown layers: a roofline over the operators of its trace.
 
-    pass       sum over operators of max(FLOP / R, bytes / beta), and what the host starts too late
-    data       ZeRO 0 adds up the gradients once a step; 1 gathers weights and scatters gradients
-               once; 2 scatters at every micro-batch; 3 also gathers every block twice, what lies
-               outside of blocks once a micro-batch
+    pass       sum over operators of max(FLOP / R, bytes / beta), and exposed launch time
+    data       ZeRO 0 all-reduces the gradients once a step; 1 gathers weights and
+               reduce-scatters gradients once; 2 reduce-scatters at every micro-batch; 3 also
+               gathers every block twice, parameters outside of blocks once a micro-batch
 
-Symbols  R FLOP/s of a typical large matmul   beta memory bandwidth   P parameters
-Units    seconds. Every argument may be a column of a plan table.
-Source   Williams, Waterman, Patterson, Roofline, CACM 52 (2009); torch's FSDP2 for the traffic.
-Leaves out: what kernels of other shapes lose (convolutions as matmuls of the same FLOP), fusion.
+Symbols  R FLOP/s of a typical large matmul   beta memory bandwidth   P parameters Units    seconds.
+Every argument may be a column of a plan table. Source   Williams, Waterman, Patterson, Roofline,
+CACM 52 (2009); torch's FSDP2 for the traffic. Leaves out: lower rates of kernels of other shapes
+(convolutions as matmuls of equal FLOP), fusion.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from cost_models.plan.plan import RECOMPUTE, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
-from cost_models.traced.memory import Sizes
+from cost_models.traced.memory import BlockSizes
 from cost_models.traced.module import OUTSIDE, Operators, TracedModule
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import SoftwareProfile
 
-GATHERS_A_BLOCK: Final = 2.0  # ZeRO-3: for its forward pass and for its backward pass
+GATHERS_A_BLOCK: Final = 2.0  # under ZeRO-3: before its forward and before its backward pass
 
 
 def traced_time(
@@ -46,7 +46,7 @@ def traced_time(
 ) -> TimeParts:
     """Return the seconds of a step in parts; shapes: columns of the table's length."""
     rate = rates(cluster.accelerator, module.precision, software).of_unknown_shapes
-    sizes = Sizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
+    sizes = BlockSizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
     zeros = np.zeros(len(table))
     forward, again, backward, waits_forward, waits_backward = (zeros.copy() for _ in range(5))
     for code in np.unique(table.recompute):
@@ -94,7 +94,7 @@ def traced_time(
 
 
 def pass_seconds(operators: Operators, rows: Count, rate: Rates) -> Real:
-    """Seconds of all operators of one pass: each takes as long as its FLOP or its bytes."""
+    """Seconds of all operators of one pass, each bound by its FLOP or its bytes."""
     total: Real = np.zeros(np.shape(rows))
     work, moved = operators.flops, operators.bytes
     for kind, count in enumerate(operators.count):
@@ -105,7 +105,7 @@ def pass_seconds(operators: Operators, rows: Count, rate: Rates) -> Real:
 
 
 def pass_flops(operators: Operators, rows: float) -> float:
-    """FLOP of one pass over so many rows."""
+    """FLOP of one pass over ``rows`` rows."""
     kinds = zip(operators.count, operators.flops.constant, operators.flops.per_row, strict=True)
     return sum(count * (constant + each * rows) for count, constant, each in kinds)
 
@@ -115,9 +115,9 @@ def _starting(operators: Operators, rate: Rates) -> float:
 
 
 def _traffic(
-    module: TracedModule, sizes: Sizes, table: PlanTable
+    module: TracedModule, sizes: BlockSizes, table: PlanTable
 ) -> dict[tuple[str, str], Traffic]:
-    """Whole tensors that a rank's collectives carry in one step, by axis and kind."""
+    """Bytes of whole tensors in a rank's collectives in one step, by axis and kind."""
     zero, times = table.zero_stage, 1.0 * table.num_microbatches
     shards = sizes.ranks > 1
     groups = len(module.blocks) + 1

@@ -18,7 +18,7 @@ from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, to_json
 from cost_models.step_time.parts import TimeParts
-from cost_models.traced.memory import OPTIMIZER_MOMENT, traced_memory
+from cost_models.traced.memory import OPTIMIZER_STEP, traced_memory
 from cost_models.traced.module import OUTSIDE, TracedModule
 from cost_models.traced.time import pass_flops, traced_time
 from cost_models.uncertainty import MEMORY, interval
@@ -239,7 +239,7 @@ def assess_traced(scenario: TracedScenario, plans: list[Plan]) -> list[TracedAss
 
 def _moment(module: TracedModule, plan: Plan, place: int) -> str:
     """Return the name of the part of the step in which the peak falls."""
-    if place == OPTIMIZER_MOMENT:
+    if place == OPTIMIZER_STEP:
         return "optimizer"
     segment = module.passes[plan.recompute].segments[place]
     where = "outside of blocks" if segment.block == OUTSIDE else module.block_names[segment.block]

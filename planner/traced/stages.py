@@ -41,7 +41,7 @@ from cost_models.plan.workload import MASTER_BYTES
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan
-from cost_models.traced.graph import Nodes, nodes_of
+from cost_models.traced.graph import ModuleNodes, nodes_of
 from cost_models.traced.memory import OPTIMIZER_COPIES
 from cost_models.traced.module import OUTSIDE
 from cost_models.uncertainty import MEMORY, interval
@@ -169,7 +169,7 @@ class TracedStageCosts:
 
     scenario: TracedScenario
     plan: Plan
-    nodes: Nodes
+    nodes: ModuleNodes
     rate: Rates
     bandwidth: float  # to the next stage
     latency: float

@@ -51,7 +51,7 @@ def traced() -> TracedModule:
 
 def test_nodes_by_hand() -> None:
     nodes = nodes_of(sample(), "none", 10, RATE)
-    assert nodes.names == ("before the blocks", "b.0", "b.1", "behind the blocks")
+    assert nodes.names == ("before the blocks", "b.0", "b.1", "after the blocks")
     assert nodes.blocks == (OUTSIDE, 0, 1, OUTSIDE)
     assert backward_of(sample().passes["none"]) == [[6], [5], [4], []]
     assert nodes.kept.tolist() == [100.0, 500.0, 500.0, 100.0]

@@ -12,9 +12,8 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.step_time.parts import TimeParts
-from cost_models.traced.memory import OPTIMIZER_MOMENT, traced_memory
-from cost_models.traced.module import OUTSIDE, TracedModule, traced_module
-from cost_models.traced.stretches import stretches
+from cost_models.traced.memory import OPTIMIZER_STEP, traced_memory
+from cost_models.traced.module import OUTSIDE, TracedModule, stretches, traced_module
 from cost_models.traced.time import traced_time
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
@@ -65,7 +64,7 @@ def test_one_process_by_hand():
     assert parts.activations == 32 + 10 * (90 + 100)
     # with few rows the update is the peak: all gradients and three copies of the largest tensor
     parts, moment = memory(sample(), Plan(micro_batch_size=1))
-    assert moment == OPTIMIZER_MOMENT
+    assert moment == OPTIMIZER_STEP
     assert float(parts.peak) == weights + states + 4 * 88 + 3 * 4 * 32
 
 

@@ -12,7 +12,7 @@ import pytest
 import planner
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
-from cost_models.traced.graph import Nodes
+from cost_models.traced.graph import ModuleNodes
 from cost_models.traced.memory import traced_memory
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import NoLegalPlanError
@@ -32,12 +32,12 @@ def scenario(batch: int, cluster: str = "8xA100-80GB") -> TracedScenario:
     return TracedScenario(sample(), parse_cluster(cluster), SOFTWARE, workload)
 
 
-def random_nodes(rng: np.random.Generator) -> Nodes:
+def random_nodes(rng: np.random.Generator) -> ModuleNodes:
     """Return nodes with a tensor that skips some, and a parameter that two of them read."""
     count = int(rng.integers(4, 9))
     crossing = np.concatenate([[0.0], rng.integers(0, 10**8, count - 1), [0.0]])
     shared = rng.integers(0, count, 2).tolist()
-    return Nodes(
+    return ModuleNodes(
         names=tuple(f"b.{n}" for n in range(count)),
         blocks=tuple(range(count)),
         forward=rng.random(count) * 1e-2,
