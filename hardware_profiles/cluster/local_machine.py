@@ -162,7 +162,7 @@ def cpu_cluster(measurement: MachineMeasurement) -> Cluster:
 
     processes = measurement.processes
     memory = min(measurement.total_memory_bytes, machine_memory_bytes()) / processes
-    rates = {precision: measured(rate) for precision, rate in measurement.gemm_flops.items()}
+    rates: dict[str, Figure] = {p: measured(rate) for p, rate in measurement.gemm_flops.items()}
     tier = _gloo_tier(measurement, source)
     accelerator = Accelerator(
         name=measurement.cpu_model,

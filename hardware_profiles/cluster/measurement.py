@@ -11,25 +11,37 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields, read_json, write_text_atomically
+from hardware_profiles.fields import convert, read_json, write_text_atomically
 
 SCHEMA_VERSION: Final = 2
-GEMM_PRECISIONS: Final = ("fp64", "fp32", "bf16", "fp16")
+GemmPrecision = Literal["fp64", "fp32", "bf16", "fp16"]
 MAX_PROCESSES: Final = 128  # on one machine without GPUs
 _MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),  # version 2
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1; huge where there is none
 )
-_SMALLEST: Final = 1e-12  # a rate or a time below this was not measured but failed
+# a rate or a time below 1e-12 was not measured but failed
+Rate = Annotated[float, Meta(ge=1e-12, le=1e18)]
+Duration = Annotated[float, Meta(ge=1e-12, le=1e3)]
+Cores = Annotated[int, Meta(ge=1, le=10**6)]
+TotalBytes = Annotated[int, Meta(ge=1, le=10**18)]
+Latency = Annotated[float, Meta(ge=0.0, le=1e3)]
+COMMUNICATION: Final = (
+    "collective_bandwidth",
+    "collective_latency",
+    "p2p_bandwidth",
+    "p2p_latency",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class MachineMeasurement:
+class MachineMeasurement(Struct, frozen=True, forbid_unknown_fields=True):
     """One measurement of one machine with ``processes`` CPU processes at work.
 
     A collective of ``n`` processes takes ``2 (n-1)/n bytes/bandwidth + 2 (n-1) latency`` seconds
@@ -40,64 +52,36 @@ class MachineMeasurement:
 
     host: str
     cpu_model: str
-    num_cores: int  # cores that this process may use, see ``available_cores``
-    total_memory_bytes: int  # of the machine, or the limit of the container
-    available_memory_bytes: int  # when the measurement began
-    processes: int
+    num_cores: Cores  # that this process may use, see ``available_cores``
+    total_memory_bytes: TotalBytes  # of the machine, or the limit of the container
+    available_memory_bytes: Annotated[int, Meta(ge=0, le=10**18)]  # when the measurement began
+    processes: Annotated[int, Meta(ge=1, le=MAX_PROCESSES)]
     torch_version: str
     date: str  # ISO 8601, e.g. "2026-05-04"
-    gemm_flops: Mapping[str, float]  # FLOP/s per process by precision (fp64 fp32 bf16 fp16)
-    memory_bandwidth: float  # bytes/s per process, read and written bytes both counted
-    operator_seconds: float  # host seconds of one small torch operator
-    score_seconds: float  # one attention score, forward: exponential, scale, ... beside the matmuls
-    collective_bandwidth: float | None = None  # bytes/s per process of a gloo ring
-    collective_latency: float | None = None  # seconds per step of a gloo ring
-    p2p_bandwidth: float | None = None  # bytes/s one way, process to process
-    p2p_latency: float | None = None  # seconds per message
-    schema_version: int = SCHEMA_VERSION
+    gemm_flops: Mapping[GemmPrecision, Rate]  # FLOP/s per process by precision
+    memory_bandwidth: Rate  # bytes/s per process, read and written bytes both counted
+    operator_seconds: Duration  # host seconds of one small torch operator
+    score_seconds: Duration  # one attention score, forward, without its matmuls
+    collective_bandwidth: Rate | None = None  # bytes/s per process of a gloo ring
+    collective_latency: Latency | None = None  # seconds per step of a gloo ring
+    p2p_bandwidth: Rate | None = None  # bytes/s one way, process to process
+    p2p_latency: Latency | None = None  # seconds per message
+    schema_version: Literal[2] = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
 
-    @classmethod
-    def from_fields(cls, source: Fields) -> MachineMeasurement:
-        """Read and check a measurement; unknown keys are refused."""
-        source.refuse_unknown(field.name for field in fields(cls))
-        source.integer("schema_version", low=SCHEMA_VERSION, high=SCHEMA_VERSION)
-        processes = source.integer("processes", low=1, high=MAX_PROCESSES)
-        rate = {"low": _SMALLEST, "high": 1e18}
-        link: dict[str, Any] = {"default": None} if processes == 1 else {}
-        return cls(
-            host=source.text("host"),
-            cpu_model=source.text("cpu_model"),
-            num_cores=source.integer("num_cores", low=1, high=10**6),
-            total_memory_bytes=source.integer("total_memory_bytes", low=1, high=10**18),
-            available_memory_bytes=source.integer("available_memory_bytes", low=0, high=10**18),
-            processes=processes,
-            torch_version=source.text("torch_version"),
-            date=source.text("date"),
-            gemm_flops=_gemm_flops(source.sub("gemm_flops")),
-            memory_bandwidth=source.number("memory_bandwidth", **rate),
-            operator_seconds=source.number("operator_seconds", low=_SMALLEST, high=1e3),
-            score_seconds=source.number("score_seconds", low=_SMALLEST, high=1e3),
-            collective_bandwidth=source.number("collective_bandwidth", **link, **rate),
-            collective_latency=source.number("collective_latency", **link, low=0.0, high=1e3),
-            p2p_bandwidth=source.number("p2p_bandwidth", **link, **rate),
-            p2p_latency=source.number("p2p_latency", **link, low=0.0, high=1e3),
-        )
 
-
-def _gemm_flops(source: Fields) -> dict[str, float]:
-    source.refuse_unknown(GEMM_PRECISIONS)
-    measured = {
-        precision: source.number(precision, low=_SMALLEST, high=1e18)
-        for precision in GEMM_PRECISIONS
-        if precision in source
-    }
-    if "fp32" not in measured:
-        raise InputError(f"{source.where}: fp32 is missing")
-    return measured
+def measurement_of(document: Mapping[str, Any], where: str) -> MachineMeasurement:
+    """Read and check a measurement; several processes need the four communication fields."""
+    found = convert(document, MachineMeasurement, where)
+    if "fp32" not in found.gemm_flops:
+        raise InputError(f"{where}: gemm_flops: fp32 is missing")
+    for name in COMMUNICATION if found.processes > 1 else ():
+        if getattr(found, name) is None:
+            raise InputError(f"{where}: {name} is missing ({found.processes} processes)")
+    return found
 
 
 def cache_folder() -> Path:
@@ -143,7 +127,7 @@ def load_cached(processes: int) -> MachineMeasurement | None:
     if not path.is_file():
         return None
     try:
-        found = MachineMeasurement.from_fields(Fields(read_json(path, "a measurement"), str(path)))
+        found = measurement_of(read_json(path, "a measurement"), str(path))
     except InputError:
         return None
     same = (found.host, found.num_cores, found.processes)

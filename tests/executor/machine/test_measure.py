@@ -5,8 +5,7 @@ import pytest
 
 from executor.machine import measure as machine
 from executor.machine import probes
-from hardware_profiles.cluster.measurement import MachineMeasurement
-from hardware_profiles.fields import Fields
+from hardware_profiles.cluster.measurement import measurement_of
 
 
 def test_fit_recovers_bandwidth_and_latency_under_noise():
@@ -48,7 +47,7 @@ def test_a_measurement_is_complete_and_can_be_read_back(processes, monkeypatch):
     monkeypatch.setattr(probes, "WINDOW", 0.05)
     monkeypatch.setattr(probes, "COLLECTIVE_SECONDS", 0.02)
     measured = machine.measure_machine(processes)
-    assert measured == MachineMeasurement.from_fields(Fields(measured.to_dict(), "measurement"))
+    assert measured == measurement_of(measured.to_dict(), "measurement")
     assert measured.processes == processes
     assert measured.gemm_flops["fp32"] > 1e8
     assert 1e-7 < measured.operator_seconds < 1e-2

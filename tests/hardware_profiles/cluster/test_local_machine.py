@@ -3,10 +3,10 @@
 import json
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hardware_profiles.cluster import local_machine as here
 from hardware_profiles.cluster import measurement
@@ -20,6 +20,7 @@ from hardware_profiles.cluster.measurement import (
     cgroup_memory_limit,
     load_cached,
     machine_memory_bytes,
+    measurement_of,
     save,
     this_host,
 )
@@ -214,7 +215,7 @@ def test_a_broken_measurement_does_not_count(text):
 def test_measurements_are_checked(key, value):
     plain = measured().to_dict() | {key: value}
     with pytest.raises(InputError):
-        MachineMeasurement.from_fields(Fields(plain, "measurement"))
+        measurement_of(plain, "measurement")
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
