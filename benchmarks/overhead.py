@@ -84,7 +84,7 @@ def ours(file: PlanFile, folder: Path) -> Iterator[float]:
     from executor.data.corpus import MarkovCorpus
     from executor.data.prefetch import prefetched
     from executor.records.recorder import Recorder
-    from executor.training.loop import PLAIN, SAMPLED, Loop
+    from executor.training.loop import PLAIN, SAMPLED, TrainingLoop
     from executor.training.step_measurement import environment
     from executor.training.trainer import Trainer
 
@@ -92,7 +92,7 @@ def ours(file: PlanFile, folder: Path) -> Iterator[float]:
     corpus = MarkovCorpus(file.model.vocab_size, SEQ_LEN, 0)
     prepared: Any = SimpleNamespace(file=file, corpus=corpus, evaluation=None, identity=dict)
     recorder = Recorder(prepared, {}, [], folder, lambda record: None)
-    loop = Loop(trainer, corpus, steps=10**6, emit=recorder, sample_every=10)
+    loop = TrainingLoop(trainer, corpus, steps=10**6, emit=recorder, sample_every=10)
     if dist.get_rank() == 0:
         here = environment(trainer.device)
         recorder({"kind": "start", "first_step": 0, "environment": here})
@@ -117,7 +117,7 @@ def bare(file: PlanFile, folder: Path) -> Iterator[float]:
     while True:
         began = time.perf_counter()
         loss = trainer.accumulate(next(batches))
-        totals = torch.stack([loss, local_square_sum(trainer.held, trainer.device)])
+        totals = torch.stack([loss, local_square_sum(trainer.shards, trainer.device)])
         dist.all_reduce(totals)
         factor = clipping_factor(totals[1].sqrt(), MAX_NORM)
         trainer.optimizer.step(RATE, factor=factor)

@@ -23,7 +23,7 @@ COMPUTE_DTYPE: Final[dict[Precision, torch.dtype]] = {
     "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
-    "fp8": torch.bfloat16,  # beside matmuls
+    "fp8": torch.bfloat16,  # outside matmuls
 }
 
 
@@ -33,8 +33,8 @@ def master_dtype(workload: Workload) -> torch.dtype:
     return table[workload.precision]
 
 
-class Kept(NamedTuple):
-    """What a data rank keeps of its slice of a parameter: [start, stop) of one dimension."""
+class ParameterSlice(NamedTuple):
+    """A data rank's part of its slice of a parameter: [start, stop) of one dimension."""
 
     dim: int
     start: int
@@ -42,6 +42,6 @@ class Kept(NamedTuple):
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that data-parallel ranks may share."""
+    """Return this rank's shard of a tensor that data-parallel ranks may share."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor

@@ -11,35 +11,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoint.folder import is_complete_name, step_of
-from executor.checkpoint.settings import find, resume_again
-from executor.checkpoint.weights_folder import require_weights
+from executor.checkpoint.format.folder import is_complete_name, step_of
+from executor.checkpoint.format.hugging_face_names import require_weights
+from executor.checkpoint.options import resume_after_restart, resume_source
 from executor.cli.failure_options import nodes, supervision
 from executor.cli.parser import STOPPED_CODE, data, evaluation_data, steps, training
 from executor.cli.saving_options import saving
-from executor.launch.launch import (
-    REPORT_TO,
-    Emit,
-    Task,
-    all_here,
-    as_own_rank,
-    as_reporting_rank,
-    by_fork,
-    by_torchrun,
-    is_begun_again,
-)
 from executor.launch.preflight import (
-    Prepared,
-    Torchrun,
+    PreparedRun,
+    TorchrunRank,
     check_machine,
     check_world,
     gpu_names,
     notes,
     prepare,
 )
-from executor.multinode.announcement import About
-from executor.multinode.coordinator import Job, by_nodes
-from executor.multinode.nodes import Nodes
+from executor.launch.start_ranks import (
+    REPORT_TO,
+    Emit,
+    Task,
+    is_restarted,
+    run_as_launched_rank,
+    run_as_torchrun_rank,
+    run_by_fork,
+    run_by_torchrun,
+    single_node,
+)
+from executor.multinode.announcement import NodeDescription
+from executor.multinode.coordinator import MultiNodeRun, run_on_nodes
+from executor.multinode.nodes import NodeSettings
 from executor.processes.reporter import Reporter
 from executor.records.progress import Progress
 from executor.records.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
@@ -54,12 +54,12 @@ Start = Callable[[Emit, Path | None], Any]
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    place = Torchrun.here()
-    if is_begun_again():  # torchrun, or all nodes together, have started the ranks again
-        options.resume = resume_again(options.resume, options.output)
+    place = TorchrunRank.from_environment()
+    if is_restarted():  # torchrun, or all nodes together, have started the ranks again
+        options.resume = resume_after_restart(options.resume, options.output)
     if place is not None and REPORT_TO in os.environ:
         task: Task = lambda tell: _task(options, _prepare(options), options.output)(tell)  # noqa: E731
-        return as_reporting_rank(place, task, supervision(options))
+        return run_as_launched_rank(place, task, supervision(options))
     prepared = _prepare(options)
     if _is_done(options):
         return 0
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
     def start(emit: Emit, folder: Path | None) -> Any:
         if options.launcher == "fork":
-            return by_fork(
+            return run_by_fork(
                 prepared.file, _task(options, prepared, folder), emit, supervision(options)
             )
         # every rank imports torch and transformers first
@@ -82,14 +82,14 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
         output = [] if folder is None else ["--output", str(folder)]
         given = [*arguments, *output]
-        local = all_here(prepared.file, supervision(options))
-        return by_torchrun(given, emit, supervision(options), local, gpus=gpus > 0)
+        local = single_node(prepared.file, supervision(options))
+        return run_by_torchrun(given, emit, supervision(options), local, gpus=gpus > 0)
 
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
 
 def _run_on_nodes(
-    options: argparse.Namespace, prepared: Prepared, arguments: list[str], many: Nodes
+    options: argparse.Namespace, prepared: PreparedRun, arguments: list[str], many: NodeSettings
 ) -> int:
     """Be one of several machines; the first one shows and keeps the run."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every lost connection
@@ -98,11 +98,11 @@ def _run_on_nodes(
         gpus = check_machine(prepared.file, many.count)
     except InputError as error:
         problem = str(error)
-    about = About(prepared.sha256, arguments, gpu_names() if gpus else (), problem)
-    job = Job(many, supervision(options), options.plan, prepared.file, about)
+    about = NodeDescription(prepared.sha256, arguments, gpu_names() if gpus else (), problem)
+    job = MultiNodeRun(many, supervision(options), options.plan, prepared.file, about)
     if many.rank != 0:
         print(f"node {many.rank} of {many.count}: meets at {many.place}", file=sys.stderr)
-        status = by_nodes(job, _nothing)
+        status = run_on_nodes(job, _nothing)
         return STOPPED_CODE if status == STOPPED else 0
 
     def start(recorder: Any, folder: Path | None) -> Any:
@@ -111,12 +111,12 @@ def _run_on_nodes(
             recorder.prepared = prepared if plan == options.plan else _prepare(other)
 
         job.folder, job.renew = folder, renew
-        return by_nodes(job, recorder)
+        return run_on_nodes(job, recorder)
 
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
 
-def _prepare(options: argparse.Namespace) -> Prepared:
+def _prepare(options: argparse.Namespace) -> PreparedRun:
     training(options)  # a setting that is wrong is said before any file is read
     if options.init_from is not None and options.resume is None:
         require_weights(options.init_from)
@@ -126,11 +126,13 @@ def _prepare(options: argparse.Namespace) -> Prepared:
     return prepare(options.plan, data(options), seed=options.seed, evaluation=evaluation)
 
 
-def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> int:
+def _join(options: argparse.Namespace, prepared: PreparedRun, place: TorchrunRank) -> int:
     """Be one rank of a torchrun that the user started; rank 0 reports."""
 
     def start(emit: Emit, folder: Path | None) -> Any:
-        return as_own_rank(place, _task(options, prepared, folder), emit, supervision(options))
+        return run_as_torchrun_rank(
+            place, _task(options, prepared, folder), emit, supervision(options)
+        )
 
     if place.rank != 0:
         start(_nothing, None)
@@ -139,16 +141,16 @@ def _join(options: argparse.Namespace, prepared: Prepared, place: Torchrun) -> i
     return 0 if code == STOPPED_CODE else code  # torchrun would take anything else for a failure
 
 
-def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) -> Task:
+def _task(options: argparse.Namespace, prepared: PreparedRun, folder: Path | None) -> Task:
     """Return what every rank does; ``folder``: of the run, where this rank knows it."""
 
     def task(tell: Reporter) -> Any:
-        from executor.launch.session import proof, train
+        from executor.launch.rank_tasks import train, verification
         from executor.launch.watchdog import supervised
 
         with supervised(tell, options.hang_timeout, prepared.file.rank_order) as ready:
             if options.verify:
-                return proof(prepared.file, options.seed)
+                return verification(prepared.file, options.seed)
             return train(
                 prepared.file,
                 prepared.corpus,
@@ -164,7 +166,9 @@ def _task(options: argparse.Namespace, prepared: Prepared, folder: Path | None) 
     return task
 
 
-def _report(options: argparse.Namespace, prepared: Prepared, start: Start, said: list[str]) -> int:
+def _report(
+    options: argparse.Namespace, prepared: PreparedRun, start: Start, said: list[str]
+) -> int:
     """Run, show and keep what rank 0 tells; return the exit code."""
     if options.verify:
         return _finish_verify(options, prepared, start(_nothing, None))
@@ -209,7 +213,7 @@ def _folder(options: argparse.Namespace) -> Iterator[Path | None]:
         return
     output, resume = options.output, saving(options).resume
     if resume is not None:
-        output = find(resume, output).run or output
+        output = resume_source(resume, output).run or output
     with claimed_folder(output, resume=resume is not None) as folder:
         yield folder
 
@@ -219,7 +223,7 @@ def _is_done(options: argparse.Namespace) -> bool:
     resume = saving(options).resume
     if resume is None or options.verify:
         return False
-    newest = find(resume, options.output).candidates[:1]
+    newest = resume_source(resume, options.output).candidates[:1]
     if not newest or not is_complete_name(newest[0].name):
         return False
     step = step_of(newest[0])
@@ -270,7 +274,9 @@ def _nothing(event: dict[str, Any]) -> None:
     pass
 
 
-def _finish_verify(options: argparse.Namespace, prepared: Prepared, answer: dict[str, Any]) -> int:
+def _finish_verify(
+    options: argparse.Namespace, prepared: PreparedRun, answer: dict[str, Any]
+) -> int:
     """Print how far the run is from the single process; raise a RunError where it is too far."""
     size = answer["collective_bytes"]
     if options.json:

@@ -23,7 +23,9 @@ from cost_models.plan.plan import FULL, SELECTIVE, SELECTIVE_OPS
 from hardware_profiles.software.trainer import SoftwareProfile
 
 SINK_FEATURES = 8  # that queries and keys get for their product with a sink, in our executor
-CAPPED_BLOCK = 128.0  # queries whose capped scores are alive at once: executor.ops.soft_cap.BLOCK
+CAPPED_BLOCK = (
+    128.0  # queries whose capped scores are alive at once: executor.ops.soft_cap.QUERY_BLOCK
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Units     bytes a token; columns of a plan table where they differ by plan.
 Norms, activations, rotary embeddings, residual sums and the scores of eager attention are computed
 again. Source: what torch's selective checkpointing calls a save list (torch.utils.checkpoint,
 create_selective_checkpoint_contexts); which collectives are in it is the executor's own choice
-(executor/ops/selective_recompute.py): all of them, so that none is repeated.
+(executor/ops/recompute.py): all of them, so that none is repeated.
 """
 
 from __future__ import annotations

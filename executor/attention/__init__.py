@@ -1,1 +1,1 @@
-"""The attention core: blockwise, ring, Ulysses."""
+"""Attention cores: plain, blockwise, ring, Ulysses."""

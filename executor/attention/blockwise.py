@@ -1,8 +1,8 @@
-"""Attention of some queries to some keys at a time, and the parts put together.
+"""Blockwise attention: partial softmax over a block of keys, and the merge of partial results.
 
-A block gives its output and the log-sum-exp of its scores; outputs of several blocks are averaged
-with weights exp(lse_block - lse). The gradient of a block needs only the final output and lse (Dao,
-arXiv:2307.08691, sec. 3.1; Liu et al., Ring Attention, arXiv:2310.01889, sec. 3).
+A block gives its output and the log-sum-exp of its scores; the outputs of several blocks are
+averaged with weights exp(lse_block - lse). The gradient of a block needs only the final output and
+lse (Dao, arXiv:2307.08691, sec. 3.1; Liu et al., Ring Attention, arXiv:2310.01889, sec. 3).
 
 Shapes   B sequences, h query heads, k key heads, q queries, n keys, d, e sizes of a head
 """
@@ -25,25 +25,25 @@ from executor.compat import (
     cuda_masked_backward,
 )
 
-QUERIES: Final = 128  # whose scores the plain kernel holds at a time
+QUERY_BLOCK: Final = 128  # scored at a time by the plain kernel
 Gradients = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """How blocks are computed."""
+    """Attention kernel for one block of queries and keys."""
 
-    fused: bool  # by torch's fused kernels where they can, which never hold whole scores
+    fused: bool  # torch's fused kernels where supported: no full score matrix
     scaling: float
-    cap: float | None = None  # scores stay within it (Gemma 2)
+    cap: float | None = None  # soft cap of the scores (Gemma 2)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the output (B, h, q, e) and the log-sum-exp of the scores (B, h, q).
 
-        ``causal``: as many queries as keys, each sees those up to its own place. ``mask``: what is
-        added to the scores, finite (a query may see none of the keys).
+        ``causal``: as many queries as keys, each attends to keys up to its own position. ``mask``:
+        added to the scores, finite (a query may attend to none of the keys).
         """
         kind = self._kind(query, key, mask)
         if kind == "plain":
@@ -104,7 +104,7 @@ class Kernel:
             return found
         if kind == "flash":
             sizes = (query.size(2), key.size(2))
-            seed = torch.empty(2, dtype=torch.uint64, device=query.device)  # there is no dropout
+            seed = torch.empty(2, dtype=torch.uint64, device=query.device)  # no dropout
             found = cuda_flash_backward(
                 *tensors, None, None, *sizes, 0.0, causal, seed, seed[0], scale=self.scaling
             )
@@ -129,7 +129,7 @@ class Kernel:
         return by_head[0], _summed(by_head[1], key), _summed(by_head[2], value)
 
     def _kind(self, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-        """Return which kernel computes a block."""
+        """Return the kernel that computes a block."""
         if not self.fused or self.cap is not None:
             return "plain"
         if not query.is_cuda:
@@ -137,7 +137,7 @@ class Kernel:
         aligned = query.size(-1) % 8 == 0 and query.size(-1) <= 256
         if aligned and mask is None and query.dtype in (torch.bfloat16, torch.float16):
             return "flash"
-        # it keeps lse for 32 queries at a time, and reads masks in vectors
+        # the kernel stores lse for 32 queries at a time and reads masks in vectors
         whole = query.size(2) % 32 == 0 and key.size(2) % 32 == 0
         return "masked" if aligned and whole and query.dtype != torch.float64 else "plain"
 
@@ -174,7 +174,7 @@ class Kernel:
             of_weights = (wanted @ whole_value.transpose(2, 3)).to(weights.dtype)
             mean = (wanted * output[:, :, rows]).sum(-1, keepdim=True, dtype=weights.dtype)
             of_scores = weights * (of_weights - mean) * self.scaling
-            if self.cap is not None:  # hidden ones have no weight, whatever their slope
+            if self.cap is not None:  # masked scores have weight zero
                 of_scores *= (1.0 - (scores / self.cap).square()).clamp_(min=0.0)
             of_scores = of_scores.to(query.dtype)
             of_query[:, :, rows] = of_scores @ whole_key
@@ -200,8 +200,8 @@ class Kernel:
         return scores
 
 
-class Sum:
-    """The output of some queries over the blocks of keys that were added so far."""
+class RunningSoftmax:
+    """Running output and log-sum-exp of queries over the key blocks added so far."""
 
     def __init__(self, query: Tensor, value: Tensor) -> None:
         exact = torch.promote_types(query.dtype, torch.float32)
@@ -222,21 +222,21 @@ class Sum:
         old.copy_(new)
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """Let a score of each head (h,) take its share of every softmax."""
+        """Include one sink score per head (h,) in every softmax."""
         new = torch.logaddexp(self.lse, sinks.to(self.lse.dtype)[:, None])
         self.output.mul_((self.lse - new).exp_()[..., None])
         self.lse = new
 
 
-def sinks_gradient(sinks: Tensor, lse: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of the sinks (h,): their weight, times what it takes from the output."""
+def sink_gradients(sinks: Tensor, lse: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient of the sinks (h,): minus their weight times the output's projection."""
     weights = (sinks.to(lse.dtype)[:, None] - lse).exp_()
     taken = (gradient * output).sum(-1, dtype=lse.dtype)
     return -(weights * taken).sum((0, 2)).to(sinks.dtype)
 
 
 def _rows(query: Tensor) -> list[slice]:
-    return [slice(start, start + QUERIES) for start in range(0, query.size(2), QUERIES)]
+    return [slice(start, start + QUERY_BLOCK) for start in range(0, query.size(2), QUERY_BLOCK)]
 
 
 def _repeated(query: Tensor, x: Tensor) -> Tensor:
@@ -246,13 +246,16 @@ def _repeated(query: Tensor, x: Tensor) -> Tensor:
 
 
 def _widened(x: Tensor, key: Tensor) -> Tensor:
-    """Fill heads up with zeros: the kernels want values as wide as keys, as latent ones are not."""
+    """Zero-pad heads to the width of the keys, as the kernels require.
+
+    Latent values are narrower.
+    """
     missing = key.size(-1) - x.size(-1)
     return F.pad(x, (0, missing)) if missing else x
 
 
 def _summed(gradient: Tensor, x: Tensor) -> Tensor:
-    """Add up the gradients of the copies of every key or value head."""
+    """Sum the gradients of the copies of every key or value head."""
     if gradient.size(1) == x.size(1):
         return gradient
     return gradient.unflatten(1, (x.size(1), -1)).sum(2)

@@ -1,4 +1,4 @@
-"""The attention core: scores, mask, softmax, values. Everything around it is in ``families``."""
+"""The attention core: scores, mask, softmax, values. Projections around it are in ``families``."""
 
 from __future__ import annotations
 
@@ -13,58 +13,60 @@ from torch import Tensor
 
 from executor.attention.blockwise import Kernel
 from executor.attention.ring import blockwise_attention
-from executor.attention.ulysses import ulysses
+from executor.attention.ulysses import ulysses_attention
 from executor.ops.offload_activations import SHARED_MASKS
-from executor.ops.recompute import recomputed
-from executor.ops.soft_cap import capped_attention
-from executor.parallel.context_parallel import ONE_RANK, ContextAxis, Sight
-from executor.parallel.tensor_parallel import TensorAxis, rank_randomness
+from executor.ops.recompute import checkpointed
+from executor.ops.soft_cap import soft_capped_attention
+from executor.parallel.context_parallel import SINGLE_RANK, AttentionPattern, ContextAxis
+from executor.parallel.tensor_parallel import TensorAxis, rank_random_state
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
-    """How one layer attends."""
+class AttentionCore:
+    """Attention core of one layer."""
 
     axis: TensorAxis
     kernel: str  # flash (torch's fused kernels) or eager
     scaling: float
-    window: int | None  # tokens that a query sees, itself included
+    window: int | None  # number of tokens that a query attends to, itself included
     dropout: float
-    softmax_in_fp32: bool  # eager only: llama's kin do, GPT-2 does not
+    softmax_in_fp32: bool  # eager only: true for llama-like models, false for GPT-2
     recompute: bool  # Megatron's selective recomputation
-    causal: bool = True  # else every token sees every other (BERT)
-    cap: float | None = None  # scores stay within it (Gemma 2)
-    context: ContextAxis = ONE_RANK
-    documents: Documents | None = None  # of the micro-batch at hand; None: one a sequence
-    # a recomputed layer does not run it again: what it draws must not be missed later on
-    draws_apart: bool = False
+    causal: bool = True  # False: every token attends to every other (BERT)
+    cap: float | None = None  # soft cap of the scores (Gemma 2)
+    context: ContextAxis = SINGLE_RANK
+    documents: Documents | None = None  # of the current micro-batch; None: one per sequence
+    # a recomputed layer does not run dropout again: its draws must not shift later ones
+    isolated_dropout: bool = False
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         """Attend causally; (B, S, heads, head_dim) in, (B, S, heads x value_head_dim) out.
 
-        ``sinks`` (heads,): scores that take a share of each softmax and give no value. With context
-        parallelism S are this rank's tokens.
+        ``sinks`` (heads,): scores included in each softmax without a value. With context
+        parallelism S is the number of this rank's tokens.
         """
         # the layout of the kernels: (B, heads, S, head_dim)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         if self.recompute:
-            output = recomputed(self._attend, query, key, value, sinks, random=self.dropout > 0)
+            output = checkpointed(self._attend, query, key, value, sinks, random=self.dropout > 0)
         else:
             output = self._attend(query, key, value, sinks)
         return output.transpose(1, 2).flatten(2)
 
-    def with_added(self, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
-        """Attend where ``added`` to the scores, (B or 1, heads or 1, S or 1, S), hides and weighs.
+    def attend_with_bias(self, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
+        """Attend with ``added`` to the scores, (B or 1, heads or 1, S or 1, S).
 
-        Of key and value every query head has its own. Shapes as in calling it.
+        Mask and position bias.
+
+        Every query head has its own key and value head. Shapes as in ``__call__``.
         """
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         attend = _eager_added if self.kernel == "eager" else _fused_added
         if self.recompute:
             random = self.dropout > 0
-            output = recomputed(attend, self, query, key, value, added, random=random)
+            output = checkpointed(attend, self, query, key, value, added, random=random)
         else:
             output = attend(self, query, key, value, added)
         return output.transpose(1, 2).flatten(2)
@@ -73,15 +75,15 @@ class Core:
         if self.context.size == 1:
             return self._attend_to_all(query, key, value, sinks)
         if self.context.method == "ulysses":
-            return ulysses(self.context, self._attend_to_all, query, key, value, sinks)
-        assert not self.dropout  # legality: a rank would have to draw what another one draws
+            return ulysses_attention(self.context, self._attend_to_all, query, key, value, sinks)
+        assert not self.dropout  # refused by legality: ranks would have to share random numbers
         window = self.window
         if window is not None and window >= query.size(-2) * self.context.size:
             window = None
         starts = None if self.documents is None else self.documents.starts
         kernel = Kernel(self.kernel != "eager", self.scaling, self.cap)
-        sight = Sight(self.context, window, starts)
-        return blockwise_attention(sight, kernel, query, key, value, sinks)
+        pattern = AttentionPattern(self.context, window, starts)
+        return blockwise_attention(pattern, kernel, query, key, value, sinks)
 
     def _attend_to_all(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
@@ -89,26 +91,26 @@ class Core:
         attend = _eager if self.kernel == "eager" else _fused if self.cap is None else _capped
         if not self.dropout:
             return attend(self, query, key, value, sinks)
-        with rank_randomness(self.axis, apart=self.draws_apart):
+        with rank_random_state(self.axis, isolated=self.isolated_dropout):
             return attend(self, query, key, value, sinks)
 
-    def narrower(self, length: int) -> int | None:
-        """Return the window, or None where it hides nothing."""
+    def effective_window(self, length: int) -> int | None:
+        """Return the window, or None where it masks nothing."""
         return None if self.window is None or self.window >= length else self.window
 
     def mask(self, length: int, device: torch.device, rows: slice = slice(None)) -> Tensor:
-        """Return whom some queries may see, (B or 1, 1, queries, S)."""
+        """Return the boolean mask of some queries, (B or 1, 1, queries, S); True: attends."""
         places = torch.arange(length, device=device)
         starts = None if self.documents is None else self.documents.starts
-        seen = visible(places, self.narrower(length), starts, rows, self.causal)
+        seen = visible(places, self.effective_window(length), starts, rows, self.causal)
         return seen[None, None] if starts is None else seen[:, None]
 
 
 class Documents:
-    """Where the documents of a micro-batch begin; all layers with the same window share a mask.
+    """Document boundaries of a micro-batch; all layers with the same window share a mask.
 
-    ``starts``: (B, S), see ``data.batch.Batch``. No dataclass: FSDP2 hands each layer a copy of
-    those, and with it a mask of its own.
+    ``starts``: (B, S), see ``data.batch.Batch``. Not a dataclass: FSDP2 copies those for each
+    layer, and the mask with it.
     """
 
     def __init__(self, starts: Tensor, causal: bool = True) -> None:
@@ -121,12 +123,12 @@ class Documents:
         return torch.arange(self.starts.size(1), device=self.starts.device) - self.starts
 
     def visible(self, window: int | None) -> Tensor:
-        """Return who may see whom, (B, 1, S, S)."""
+        """Return the boolean mask (B, 1, S, S); True: attends."""
         index = torch.arange(self.starts.size(1), device=self.starts.device)
         return visible(index, window, self.starts, causal=self.causal)[:, None]
 
     def added(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores, (B, 1, S, S): torch would make it for every layer."""
+        """Return the additive mask (B, 1, S, S), cached: torch would create it for every layer."""
         if (window, dtype) not in self.masks:
             hidden = ~self.visible(window)
             added = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
@@ -141,10 +143,10 @@ def visible(
     rows: slice = slice(None),
     causal: bool = True,
 ) -> Tensor:
-    """Return whether a query (rows) may see a key (columns), (S, S).
+    """Return whether a query (rows) attends to a key (columns), (S, S).
 
-    ``index``: places of the tokens in their sequence, (S,); ``starts``: where their documents
-    begin, (B, S), which puts B in front of the result; ``rows``: of some queries only.
+    ``index``: positions of the tokens in their sequence, (S,); ``starts``: first positions of their
+    documents, (B, S), which prepends B to the result; ``rows``: for some queries only.
     """
     seen = index[rows, None] >= index[None, :]
     if not causal:
@@ -158,9 +160,9 @@ def visible(
 def _window(
     seq_len: int, window: int | None, dtype: torch.dtype, device: torch.device, sinks: bool
 ) -> Tensor:
-    """Return what is added to the scores, (S, S): one for all layers, micro-batches and steps.
+    """Return the additive mask (S, S), shared by all layers, micro-batches and steps.
 
-    ``sinks``: of one key more, which all see.
+    ``sinks``: with one more key, visible to all queries.
     """
     seen = visible(torch.arange(seq_len, device=device), window)
     added = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
@@ -169,7 +171,7 @@ def _window(
 
 @lru_cache(maxsize=4)
 def _hidden(seq_len: int, window: int | None, device: torch.device) -> Tensor:
-    """Return whether a key is hidden, (S, S): one for all layers, micro-batches and steps."""
+    """Return the inverted mask (S, S), shared by all layers, micro-batches and steps."""
     return _shared(~visible(torch.arange(seq_len, device=device), window))
 
 
@@ -179,9 +181,9 @@ def _shared(mask: Tensor) -> Tensor:
 
 
 def _fused(
-    core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    core: AttentionCore, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
-    window, mask = core.narrower(query.size(-2)), None
+    window, mask = core.effective_window(query.size(-2)), None
     if core.documents is not None:
         mask = core.documents.added(window, query.dtype)
         mask = mask if sinks is None else F.pad(mask, (0, 1))
@@ -191,12 +193,12 @@ def _fused(
     if sinks is not None:
         key, value = _repeated(query, key), _repeated(query, value)
         query, key, value = _with_sinks(query, key, value, sinks / core.scaling)
-    # the kernels want values as wide as keys: latent attention's are narrower
+    # the kernels require values as wide as keys; latent attention's are narrower
     if width < key.size(-1):  # a copy
         value = F.pad(value, (0, key.size(-1) - width))
     grouped = key.size(1) != query.size(1)
-    # kernels that take a mask do not know grouped queries, nor does a GPU's kernel for fp32: torch
-    # would fall back to whole scores
+    # kernels with a mask do not support grouped queries, nor does a GPU's fp32 kernel: torch would
+    # fall back to the full score matrix
     if grouped and (mask is not None or (query.is_cuda and query.dtype == torch.float32)):
         key, value = _repeated(query, key), _repeated(query, value)
         grouped = False
@@ -213,46 +215,50 @@ def _fused(
     return output[..., :width]
 
 
-def _fused_added(core: Core, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
-    with rank_randomness(core.axis) if core.dropout else nullcontext():
+def _fused_added(
+    core: AttentionCore, query: Tensor, key: Tensor, value: Tensor, added: Tensor
+) -> Tensor:
+    with rank_random_state(core.axis) if core.dropout else nullcontext():
         output: Tensor = F.scaled_dot_product_attention(
             query, key, value, attn_mask=added, dropout_p=core.dropout, scale=core.scaling
         )
     return output
 
 
-def _eager_added(core: Core, query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
+def _eager_added(
+    core: AttentionCore, query: Tensor, key: Tensor, value: Tensor, added: Tensor
+) -> Tensor:
     scores = query @ key.transpose(2, 3)
     if core.scaling != 1.0:
         scores = scores * core.scaling
     weights = (scores + added).softmax(-1)
     if core.dropout:
-        with rank_randomness(core.axis):
+        with rank_random_state(core.axis):
             weights = F.dropout(weights, core.dropout)
     return weights @ value
 
 
 def _capped(
-    core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    core: AttentionCore, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
     assert core.cap is not None
     assert sinks is None
 
-    length, device = query.size(-2), query.device  # to keep the query itself is not its part
+    length, device = query.size(-2), query.device  # the closure must not keep the query alive
 
     def seen(rows: slice) -> Tensor:
         return core.mask(length, device, rows)
 
-    return capped_attention(query, key, value, seen, core.scaling, core.cap)
+    return soft_capped_attention(query, key, value, seen, core.scaling, core.cap)
 
 
 def _with_sinks(
     query: Tensor, key: Tensor, value: Tensor, sinks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add a key that all see, whose product with every query is its head's sink, and a zero value.
+    """Append a key whose product with every query is its head's sink, and a zero value.
 
-    Features are added eight at a time, as the kernels want it: one holds 1 in the queries and the
-    sink in that key, all else is zero.
+    Features are added eight at a time, as the kernels require: one is 1 in the queries and the sink
+    in that key, the others are zero.
     """
     batch, heads, tokens, width = query.shape
     ones = query.new_ones(batch, heads, tokens, 1)
@@ -263,11 +269,11 @@ def _with_sinks(
 
 
 def _eager(
-    core: Core, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    core: AttentionCore, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
     key, value = _repeated(query, key), _repeated(query, value)
     documents, hidden = core.documents, None
-    window = core.narrower(query.size(-2))
+    window = core.effective_window(query.size(-2))
     if documents is not None:
         hidden = ~documents.visible(window)
     elif core.causal:

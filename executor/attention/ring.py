@@ -1,8 +1,8 @@
-"""Attention put together from the keys of one rank after the other (ring, allgather).
+"""Attention over the keys of all ranks, by ring exchange or all-gather.
 
-Only this rank's keys and values are kept for the backward pass, which moves the others again.
+Only this rank's keys and values are saved for the backward pass, which transfers the others again.
 
-Shapes   B sequences, S tokens, s = S / size of this rank, h heads, k key heads, d, e sizes of them
+Shapes   B sequences, S tokens, s = S / size of this rank, h heads, k key heads, d, e their sizes
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from executor.attention.blockwise import Kernel, Sum, sinks_gradient
+from executor.attention.blockwise import Kernel, RunningSoftmax, sink_gradients
 from executor.compat import all_gather, reduce_scatter
-from executor.ops.selective_recompute import once
-from executor.parallel.context_parallel import ContextAxis, Sight
+from executor.ops.recompute import compute_once
+from executor.parallel.context_parallel import AttentionPattern, ContextAxis
 
 
 def blockwise_attention(
-    sight: Sight,
+    pattern: AttentionPattern,
     kernel: Kernel,
     query: Tensor,
     key: Tensor,
@@ -31,17 +31,17 @@ def blockwise_attention(
 ) -> Tensor:
     """Attend causally to the keys of all ranks (ring, allgather), (B, h, s, d) to (B, h, s, e).
 
-    ``sinks`` (h,): scores that take a share of each softmax and give no value.
+    ``sinks`` (h,): scores included in each softmax without a value.
 
-    With n ranks, c and x bytes of an element in the precision of the keys and of their gradients
-    (fp32 at least):
+    Traffic with n ranks, c and x bytes per element of the keys and of their gradients (fp32 at
+    least):
 
     ring       forward   n - 1 sends of keys and values, c B k s (d + e) each
                backward  the same, and n sends of their gradients, x B k s (d + e) each
     allgather  forward   one all_gather, c B k S (d + e)
                backward  the same, and one reduce_scatter, x B k S (d + e)
     """
-    output: Tensor = _Blockwise.apply(sight, kernel, query, key, value, sinks)
+    output: Tensor = _Blockwise.apply(pattern, kernel, query, key, value, sinks)
     return output
 
 
@@ -49,27 +49,27 @@ class _Blockwise(Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        sight: Sight,
+        pattern: AttentionPattern,
         kernel: Kernel,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
     ) -> Tensor:
-        output, lse = once(lambda: _attended(sight, kernel, query, key, value, sinks))
-        ctx.sight, ctx.kernel = sight, kernel
+        output, lse = compute_once(lambda: _attended(pattern, kernel, query, key, value, sinks))
+        ctx.pattern, ctx.kernel = pattern, kernel
         ctx.save_for_backward(query, key, value, output, lse, sinks)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         query, key, value, output, lse, sinks = ctx.saved_tensors
-        sight, kernel = ctx.sight, ctx.kernel
+        pattern, kernel = ctx.pattern, ctx.kernel
         of_query = torch.zeros_like(query, dtype=lse.dtype)
-        exchange = _exchange(sight.axis, key, value)
+        exchange = _exchange(pattern.axis, key, value)
         for rank, keys, values in exchange():
             of_keys, of_values = exchange.gradients(rank)
-            for block in sight.blocks(rank, query.size(2)):
+            for block in pattern.blocks(rank, query.size(2)):
                 rows = block.queries
                 found = kernel.backward(
                     gradient[:, :, rows],
@@ -79,25 +79,30 @@ class _Blockwise(Function):  # type: ignore[misc]
                     output[:, :, rows],
                     lse[:, :, rows],
                     block.causal,
-                    sight.mask(block, rank, query),
+                    pattern.mask(block, rank, query),
                 )
                 of_query[:, :, rows] += found[0]
                 of_keys[:, :, block.keys] += found[1]
                 of_values[:, :, block.keys] += found[2]
             exchange.done(rank)
         of_key, of_value = exchange.own_gradients()
-        of_sinks = None if sinks is None else sinks_gradient(sinks, lse, output, gradient)
+        of_sinks = None if sinks is None else sink_gradients(sinks, lse, output, gradient)
         return None, None, of_query.to(query.dtype), of_key, of_value, of_sinks
 
 
 def _attended(
-    sight: Sight, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    pattern: AttentionPattern,
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of every query's scores."""
-    total = Sum(query, value)
-    for rank, keys, values in _exchange(sight.axis, key, value)():
-        for block in sight.blocks(rank, query.size(2)):
-            mask = sight.mask(block, rank, query)
+    total = RunningSoftmax(query, value)
+    for rank, keys, values in _exchange(pattern.axis, key, value)():
+        for block in pattern.blocks(rank, query.size(2)):
+            mask = pattern.mask(block, rank, query)
             part = kernel.forward(
                 query[:, :, block.queries],
                 keys[:, :, block.keys],
@@ -112,7 +117,7 @@ def _attended(
 
 
 class _Pairs:
-    """Flat buffers that hold keys and values (or their gradients) one after the other."""
+    """Flat buffers of keys and values (or their gradients), one after the other."""
 
     def __init__(self, key: Tensor, value: Tensor) -> None:
         self.key, self.value = key, value
@@ -144,46 +149,49 @@ def _as_heads(flat: Tensor, like: Tensor) -> Tensor:
 
 
 class _RingExchange:
-    """Keys and values that travel around, each rank's block to the next rank at every step."""
+    """Ring exchange.
+
+    Every rank passes its current keys and values to the next rank at each step.
+    """
 
     def __init__(self, axis: ContextAxis, key: Tensor, value: Tensor) -> None:
         assert axis.group is not None
         self.axis, self.pairs = axis, _Pairs(key, value)
         self.next = dist.get_global_rank(axis.group, (axis.rank + 1) % axis.size)
         self.previous = dist.get_global_rank(axis.group, (axis.rank - 1) % axis.size)
-        self.summed: Callable[[], Tensor] | None = None  # what came of the gradients
+        self.summed: Callable[[], Tensor] | None = None  # gradients received from the previous rank
 
     def __call__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield a rank and its keys and values, this rank's first; the next ones are under way."""
+        """Yield a rank and its keys and values, this rank's first; the next block is in flight."""
         flat = self.pairs.packed()
         for step in range(self.axis.size):
-            coming = self._shift(flat) if step < self.axis.size - 1 else None
+            upcoming = self._shift(flat) if step < self.axis.size - 1 else None
             yield (self.axis.rank - step) % self.axis.size, *self.pairs.views(flat)
-            if coming is not None:
-                flat = coming()
+            if upcoming is not None:
+                flat = upcoming()
 
     def gradients(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return buffers for the gradients of the block at hand."""
+        """Return buffers for the gradients of the current block."""
         self.flat = torch.zeros(
             self.pairs.numel, dtype=self.pairs.exact, device=self.pairs.key.device
         )
         return self.pairs.views(self.flat)
 
     def done(self, rank: int) -> None:
-        """Pass the gradients of the block on, with what the ranks before have found."""
+        """Pass on the gradients of the block, summed with those of the previous ranks."""
         if self.summed is not None:
             self.flat += self.summed()
         self.summed = self._shift(self.flat)
 
     def own_gradients(self) -> tuple[Tensor, Tensor]:
-        """Return the gradients of this rank's keys and values, which have come around."""
+        """Return the gradients of this rank's keys and values, after a full round."""
         assert self.summed is not None
         return self.pairs.unpacked(self.summed())
 
     def _shift(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Start to pass a buffer on; the result waits for the one that comes instead."""
+        """Start to pass a buffer on; calling the result waits for the buffer received instead."""
         received = torch.empty_like(flat)
-        # together: nccl would run them one after the other, and every rank would wait to send
+        # batched: nccl would serialise the two, and every rank would wait to send
         works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, flat, self.next, self.axis.group),
@@ -200,14 +208,14 @@ class _RingExchange:
 
 
 class _GatherExchange:
-    """Keys and values of all ranks at once."""
+    """All-gather exchange: keys and values of all ranks at once."""
 
     def __init__(self, axis: ContextAxis, key: Tensor, value: Tensor) -> None:
         self.axis, self.pairs = axis, _Pairs(key, value)
         self.gathered_gradients: Tensor | None = None
 
     def __call__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield a rank and its keys and values, this rank's first: they are there already."""
+        """Yield a rank and its keys and values, this rank's first, which need no transfer."""
         whole = self.pairs.key.new_empty(self.axis.size * self.pairs.numel)
         work = all_gather(whole, self.pairs.packed(), group=self.axis.group, async_op=True)
         yield self.axis.rank, self.pairs.key, self.pairs.value
@@ -227,10 +235,10 @@ class _GatherExchange:
         return self.pairs.views(self.gathered_gradients[rank])
 
     def done(self, rank: int) -> None:
-        """Nothing to pass on: the gradients of all blocks are added up at the end."""
+        """Do nothing: the gradients of all blocks are reduced at the end."""
 
     def own_gradients(self) -> tuple[Tensor, Tensor]:
-        """Return the gradients of this rank's keys and values, added up over the ranks."""
+        """Return the gradients of this rank's keys and values, summed over the ranks."""
         assert self.gathered_gradients is not None
         flat = self.gathered_gradients.new_empty(self.pairs.numel)
         reduce_scatter(flat, self.gathered_gradients.flatten(), group=self.axis.group)

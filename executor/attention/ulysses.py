@@ -1,6 +1,6 @@
-"""All tokens of some heads instead of some tokens of all heads, by two all_to_all (Ulysses).
+"""Ulysses: two all_to_all exchange some tokens of all heads for all tokens of some heads.
 
-Shapes   B sequences, S tokens, s = S / size of this rank, h heads, k key heads, d, e sizes of them
+Shapes   B sequences, S tokens, s = S / size of this rank, h heads, k key heads, d, e their sizes
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.compat import all_to_all
-from executor.ops.selective_recompute import once
+from executor.ops.recompute import compute_once
 from executor.parallel.context_parallel import ContextAxis
 
 
-def ulysses(
+def ulysses_attention(
     axis: ContextAxis,
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor],
     query: Tensor,
@@ -25,11 +25,11 @@ def ulysses(
     value: Tensor,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend with a slice of the heads to all tokens, (B, h, s, d) to (B, h, s, e).
+    """Attend to all tokens with a slice of the heads, (B, h, s, d) to (B, h, s, e).
 
     forward   all_to_all of queries, keys and values, c B s (h d + k (d + e)), and of the output,
               c B s h e
-    backward  the same two the other way
+    backward  the same two in reverse
 
     Fewer key heads than ranks are repeated until every rank has one (then k = size).
     """
@@ -50,7 +50,7 @@ class _ToHeads(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: ContextAxis, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.axis = axis
-        return once(lambda: _to_heads(axis, tensors))
+        return compute_once(lambda: _to_heads(axis, tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class _ToTokens(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: ContextAxis, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.axis = axis
-        return once(lambda: _to_tokens(axis, tensors))
+        return compute_once(lambda: _to_tokens(axis, tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -72,7 +72,7 @@ class _ToTokens(Function):  # type: ignore[misc]
 
 def _to_heads(axis: ContextAxis, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Send each rank its heads of this rank's tokens, all tensors in one all_to_all."""
-    # (size, B, s, h / size, d): a part a rank, in memory as the hidden state
+    # (size, B, s, h / size, d): one part per rank, in memory as the hidden state
     parts = [x.unflatten(1, (axis.size, -1)).permute(1, 0, 3, 2, 4) for x in tensors]
     whole = []
     for x in _exchanged(axis, parts):  # by rank that sent its tokens
@@ -93,7 +93,7 @@ def _to_tokens(axis: ContextAxis, tensors: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def _exchanged(axis: ContextAxis, parts: list[Tensor]) -> list[Tensor]:
-    """Send part i of every tensor to rank i; return what came, in the same shapes."""
+    """Send part i of every tensor to rank i; return the received parts, in the same shapes."""
     sizes = [part.numel() // axis.size for part in parts]
     sent = torch.cat([part.reshape(axis.size, -1) for part in parts], dim=1)
     received = torch.empty_like(sent)

@@ -14,15 +14,19 @@ from typing import Any, Final
 
 import torch
 
-from executor.checkpoint.adapters import is_adapter, merged
-from executor.checkpoint.errors import cannot_be_written
-from executor.checkpoint.folder import cleaned_up, sync_folder, write_and_sync
-from executor.checkpoint.index import check_file
-from executor.checkpoint.reader import Checkpoint
-from executor.checkpoint.settings import named_place
-from executor.checkpoint.stored import Stored, stored
-from executor.checkpoint.tensor_file import DTYPES, TensorFile
-from executor.checkpoint.weights_folder import INDEX, SINGLE
+from executor.checkpoint.format.checkpoint_errors import cannot_be_written
+from executor.checkpoint.format.folder import removed_on_error, sync_folder, write_and_sync
+from executor.checkpoint.format.hugging_face_names import (
+    INDEX,
+    SINGLE,
+    StoredTensor,
+    stored_tensors,
+)
+from executor.checkpoint.format.index import check_file
+from executor.checkpoint.format.tensor_file import DTYPES, TensorFile
+from executor.checkpoint.loading.checkpoint_reader import Checkpoint
+from executor.checkpoint.loading.merged_adapters import is_adapter, merged_matrix
+from executor.checkpoint.options import named_source
 from executor.compat import causal_lm
 from executor.data.vocabulary import open_vocabulary
 from executor.dtypes import COMPUTE_DTYPE
@@ -34,8 +38,8 @@ DTYPE_OF: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-MAX_SHARD_BYTES: Final = 5_000_000_000  # of a file, as save_pretrained takes it
-# what belongs to a tokenizer in a Hugging Face folder
+MAX_SHARD_BYTES: Final = 5_000_000_000  # per file, the default of save_pretrained
+# files of a tokenizer in a Hugging Face folder
 _TOKENIZER: Final = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -45,12 +49,12 @@ _TOKENIZER: Final = (
     "*.model",
     "chat_template*",
 )
-Planned = tuple[str, Stored]  # the parameter, and a tensor that holds all or a piece of it
+Planned = tuple[str, StoredTensor]  # a parameter, and a stored tensor with all or a piece of it
 
 
 def export(options: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    checkpoint, notes = newest_whole(options.source)
+    checkpoint, notes = newest_intact(options.source)
     dtype = None if options.dtype is None else DTYPE_OF[options.dtype]
     notes += write_hugging_face(
         checkpoint, options.output, dtype=dtype, max_shard_bytes=options.max_shard_bytes
@@ -71,19 +75,19 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def newest_whole(source: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest whole checkpoint of a run or folder, and why newer ones were not taken."""
+def newest_intact(source: Path) -> tuple[Checkpoint, list[str]]:
+    """Return the newest intact checkpoint of a run or folder, and notes about skipped ones."""
     notes: list[str] = []
-    for folder in named_place(source).candidates:
+    for folder in named_source(source).candidates:
         try:
             checkpoint = Checkpoint(folder)
             for name, file in checkpoint.index.files.items():
                 check_file(folder / name, file)
         except InputError as error:
-            notes.append(f"passed over {folder.name}: {error}")
+            notes.append(f"skipped {folder.name}: {error}")
             continue
         return checkpoint, notes
-    raise InputError(f"no checkpoint can be used: {'; '.join(notes)}")
+    raise InputError(f"no usable checkpoint: {'; '.join(notes)}")
 
 
 def write_hugging_face(
@@ -95,20 +99,21 @@ def write_hugging_face(
 ) -> list[str]:
     """Write weights, config, generation config and tokenizer; return notes.
 
-    ``dtype``: of the weights; None: in which the run computed. The folder appears all at once.
+    ``dtype``: of the weights; None: the run's compute precision. The folder is published
+    atomically.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: is not empty; choose another -o")
+        raise InputError(f"{output}: not empty; choose another -o")
     about = checkpoint.index.about
     if dtype is None:
         dtype = COMPUTE_DTYPE[about["workload"]["precision"]]
     temporary = output.with_name(f".{output.name}.tmp-{os.urandom(4).hex()}")
     try:
         temporary.mkdir(parents=True)
-    except OSError as error:  # a place that was asked for, before anything is written
+    except OSError as error:  # a bad argument: nothing is written yet
         raise InputError(str(cannot_be_written(output, error))) from None
     try:
-        with cleaned_up(temporary, owner=True):
+        with removed_on_error(temporary, owner=True):
             _write_weights(checkpoint, temporary, dtype, max_shard_bytes)
             tokenizer = about.get("options", {}).get("tokenizer")
             notes = _copy_tokenizer(tokenizer, temporary)
@@ -131,7 +136,7 @@ def _write_weights(
         (name, part)
         for name, entry in checkpoint.index.tensors.items()
         if not is_adapter(name)
-        for part in stored(family, name, entry.shape)
+        for part in stored_tensors(family, name, entry.shape)
     ]
     dtype_of = _dtypes(checkpoint, dtype)
 
@@ -145,7 +150,7 @@ def _write_weights(
         declared = {part.key: (dtype_of(name), part.shape) for name, part in shard}
         with TensorFile(folder / file, declared, {"format": "pt"}) as opened:
             for name, part in shard:
-                values = merged(checkpoint, family, name)
+                values = merged_matrix(checkpoint, family, name)
                 if values is None:
                     values = checkpoint.weights(name, part.pieces)
                 opened.add(part.key, values.to(dtype_of(name)).view(part.shape))
@@ -158,7 +163,7 @@ def _write_weights(
 
 
 def _dtypes(checkpoint: Checkpoint, dtype: torch.dtype) -> Callable[[str], torch.dtype]:
-    """Return the dtype of each parameter in the export: integers stay what they are."""
+    """Return the dtype of each parameter in the export; integers keep theirs."""
 
     def of(name: str) -> torch.dtype:
         saved = DTYPES[checkpoint.index.tensors[name].dtype]
@@ -170,7 +175,7 @@ def _dtypes(checkpoint: Checkpoint, dtype: torch.dtype) -> Callable[[str], torch
 def _shards(
     planned: list[Planned], size: Callable[[Planned], int], most: int
 ) -> Iterator[list[Planned]]:
-    """Fill files in order; a tensor that is larger than a file should be gets its own."""
+    """Fill files in order; a tensor above the limit gets a file of its own."""
     shard: list[Planned] = []
     total = 0
     for item in planned:
@@ -185,9 +190,9 @@ def _shards(
 def _write_configs(
     config: dict[str, Any], folder: Path, dtype: torch.dtype, end: int | None
 ) -> None:
-    """Write config.json and, for a model that generates, generation_config.json.
+    """Write config.json and, for a generative model, generation_config.json.
 
-    ``end``: the token behind every document that the run read; generation ends there.
+    ``end``: the token after every document of the training data, which ends generation.
     """
     model: Any = causal_lm(config, device="meta", dtype=dtype, attention_kernel="flash")
     model.config.use_cache = config.get("use_cache", True)
@@ -203,7 +208,7 @@ def _write_configs(
 
 
 def _copy_tokenizer(source: str | None, folder: Path) -> list[str]:
-    """Copy the files of the tokenizer that the run used."""
+    """Copy the files of the run's tokenizer."""
     if source is None:
         return ["no tokenizer: the run was trained on bytes or on tokens"]
     files = {file for pattern in _TOKENIZER for file in Path(source).glob(pattern)}

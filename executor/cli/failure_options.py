@@ -6,9 +6,9 @@ import argparse
 import os
 
 from executor.cli.values import count, natural, number
-from executor.multinode.nodes import Nodes
+from executor.multinode.nodes import NodeSettings
+from executor.processes.reporter import Supervision
 from executor.processes.signals import signal_number
-from executor.processes.supervision import Supervision
 from hardware_profiles.errors import InputError
 
 
@@ -68,7 +68,7 @@ def add_nodes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def nodes(options: argparse.Namespace) -> Nodes | None:
+def nodes(options: argparse.Namespace) -> NodeSettings | None:
     """Return which of several nodes this is; None where there is one only."""
     if options.nodes is None or options.nodes == 1:
         for name in ("node_rank", "rendezvous", "elastic"):
@@ -90,7 +90,7 @@ def nodes(options: argparse.Namespace) -> Nodes | None:
     if rank >= options.nodes:
         raise InputError(f"--node-rank = {rank} (must be 0 to {options.nodes - 1})")
     host, port = options.rendezvous
-    return Nodes(options.nodes, rank, host, port, options.elastic, options.node_timeout)
+    return NodeSettings(options.nodes, rank, host, port, options.elastic, options.node_timeout)
 
 
 def supervision(options: argparse.Namespace) -> Supervision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from executor.checkpoint.settings import AUTO, Saving
+from executor.checkpoint.options import AUTO, CheckpointOptions
 from executor.cli.values import count
 
 
@@ -47,11 +47,11 @@ def add_saving(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def saving(options: argparse.Namespace) -> Saving:
+def saving(options: argparse.Namespace) -> CheckpointOptions:
     """Return what is asked for about checkpoints; a dry run keeps nothing and begins anew."""
     if options.dry_run:
-        return Saving(init_from=options.init_from)
-    return Saving(
+        return CheckpointOptions(init_from=options.init_from)
+    return CheckpointOptions(
         every=options.checkpoint_every,
         keep=options.keep,
         keep_every=options.keep_every,

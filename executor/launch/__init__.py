@@ -1,1 +1,1 @@
-"""Start and supervision of the ranks of one machine."""
+"""Start and supervision of the ranks on one machine."""

@@ -1,8 +1,8 @@
-"""Which rank is missing when nothing moves any more, from what every rank noted last.
+"""Hang report: names the missing rank, from the last recorded activity of every rank.
 
-A rank that waits needs the ranks that have not entered the same collective, or not sent the
-message, yet. Following who waits for whom ends at a rank that does not wait: it is the one that
-failed. If it ends in a circle, the ranks do not take part in the same collectives.
+A waiting rank needs the ranks that have not yet entered the same collective or not sent the
+message. Following these dependencies ends at a rank that does not wait: the one that failed. If
+they form a circle, the ranks do not take part in the same collectives.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-HANG: Final = "hang: "  # how every line about one begins
-Order = tuple[int, int]  # step, and how many crumbs of one kind in it
+HANG: Final = "hang: "  # prefix of every message about a hang
+Order = tuple[int, int]  # step, and number of calls of one kind in it
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What one rank noted last; travels as JSON."""
+class HangReport:
+    """Last recorded activity of one rank; travels as JSON."""
 
     rank: int
     step: int  # 0: before the first
     doing: str | None  # the pass of a micro-batch
-    where: str  # in which line of the program the rank is
+    where: str  # current source line of the rank
     waits: bool  # for a collective to end
     last: str | None  # axis of the last collective that was entered
     last_kind: str | None
     entered: Mapping[str, int]  # collectives of this step by axis
     members: Mapping[str, Sequence[int]]  # ranks of this rank's group of every axis
-    sent: Mapping[str, int]  # messages of this step by the rank they are for
-    awaited: Mapping[str, int]  # and by the rank they come from
-    left_out: Mapping[str, int]  # by axis: what an earlier step had and a later one did not
+    sent: Mapping[str, int]  # messages of this step by receiving rank
+    awaited: Mapping[str, int]  # messages of this step by sending rank
+    left_out: Mapping[str, int]  # by axis: calls of an earlier step missing in a later one
     left_out_of: int  # that later step
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def collective(self) -> str:
-        """Name the last collective."""
+        """Description of the last collective."""
         if self.last is None:
             return "the setup" if self.step == 0 else f"step {self.step}"
         return f"{self.last_kind} ({self.last}) of {self._when}"
@@ -50,10 +50,10 @@ class Report:
         return f"{step}, {self.doing}" if self.doing else step
 
 
-def explain(reports: Iterable[Report], processes: Sequence[str], seconds: float) -> str:
-    """Return one line: which rank is missing where.
+def explain_hang(reports: Iterable[HangReport], processes: Sequence[str], seconds: float) -> str:
+    """Return one line that names the missing rank and the collective.
 
-    ``processes``: for every rank, how to find its process.
+    ``processes``: for every rank, a description of its process.
     """
     known = {report.rank: report for report in reports}
     silent = [rank for rank in range(len(processes)) if rank not in known]
@@ -63,7 +63,7 @@ def explain(reports: Iterable[Report], processes: Sequence[str], seconds: float)
         waiting = _most(known.values())
         where = f" in {waiting.collective}" if waiting else ""
         return (
-            f"{HANG}no answer from rank {names}: stopped, or its machine is gone; the others "
+            f"{HANG}no answer from rank {names}: stopped, or its machine is down; the others "
             f"waited{where} {waited}"
         )
     needs = {rank: _needs(report, known) for rank, report in known.items()}
@@ -82,12 +82,12 @@ def explain(reports: Iterable[Report], processes: Sequence[str], seconds: float)
     if any(needs.values()):
         return _disagreement(known, waited)
     return (
-        f"{HANG}every rank entered {known[0].collective} and none came out of it {waited}: the "
+        f"{HANG}every rank entered {known[0].collective} and none completed it {waited}: the "
         "network, or a device, does not answer"
     )
 
 
-def _needs(report: Report, known: Mapping[int, Report]) -> set[int]:
+def _needs(report: HangReport, known: Mapping[int, HangReport]) -> set[int]:
     """Return the ranks that a waiting rank waits for."""
     if not report.waits:
         return set()
@@ -104,30 +104,30 @@ def _needs(report: Report, known: Mapping[int, Report]) -> set[int]:
     return found
 
 
-def _count(report: Report, axis: str) -> Order:
+def _count(report: HangReport, axis: str) -> Order:
     return report.step, report.entered.get(axis, 0)
 
 
-def _order(report: Report) -> tuple[int, int]:
-    """Return how far a rank came."""
+def _order(report: HangReport) -> tuple[int, int]:
+    """Return the progress of a rank: step and number of collectives."""
     return report.step, sum(report.entered.values())
 
 
-def _most(reports: Iterable[Report]) -> Report | None:
-    """Return a rank that waits, the one that came furthest."""
+def _most(reports: Iterable[HangReport]) -> HangReport | None:
+    """Return the waiting rank that progressed furthest."""
     return max((r for r in reports if r.waits), key=_order, default=None)
 
 
-def _state(report: Report) -> str:
+def _state(report: HangReport) -> str:
     after = f", after {report.collective}" if report.last else ""
     return f"in {report.where}{after}"
 
 
-def _disagreement(known: Mapping[int, Report], waited: str) -> str:
-    """Name who left a collective out, where every rank waits, but not in the same one."""
+def _disagreement(known: Mapping[int, HangReport], waited: str) -> str:
+    """Name the rank that left out a collective, where every rank waits in a different one."""
     stuck = min(report.step for report in known.values())
     suspects = [r for r in known.values() if r.left_out and r.left_out_of >= stuck]
-    if not suspects or len(suspects) == len(known):  # then the steps just differ
+    if not suspects or len(suspects) == len(known):  # the ranks are only in different steps
         each = "; ".join(f"rank {r} is in {known[r].collective}" for r in known)
         return f"{HANG}the ranks do not enter the same collectives ({waited}): {each}"
     guilty = suspects[0]

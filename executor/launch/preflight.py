@@ -1,4 +1,4 @@
-"""Everything that can be checked before a process is started; only the last check needs torch."""
+"""Checks of plan, data and machine before a process starts; only the last one needs torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hardware_profiles.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """A plan and its data, read and checked."""
 
     path: Path
@@ -28,10 +28,10 @@ class Prepared:
     file: PlanFile
     corpus: Corpus
     evaluation: Corpus | None = None
-    notes: tuple[str, ...] = ()  # what the reader of the results must know
+    notes: tuple[str, ...] = ()  # for the reader of the results
 
     def identity(self) -> dict[str, Any]:
-        """Return which plan this is, for run.json."""
+        """Return the identity of the plan for run.json."""
         return {
             "path": str(self.path),
             "sha256": self.sha256,
@@ -45,7 +45,7 @@ class Prepared:
 
 def prepare(
     path: Path, data: DataOptions, *, seed: int, evaluation: DataOptions | None = None
-) -> Prepared:
+) -> PreparedRun:
     """Read and check a plan and its data."""
     file = read_plan_file(path)
     try:
@@ -54,7 +54,7 @@ def prepare(
         raise InputError(f"{path}: {error}") from None
     if (unknown := unproven(file.model, file.workload, file.plan)) is not None:
         raise InputError(f"{path}: the executor is not proven to run this plan: {unknown}")
-    file, notes = predicted_anew(file, documents=data.packing == "documents")
+    file, notes = with_current_prediction(file, documents=data.packing == "documents")
     sizes: dict[str, Any] = {
         "vocab_size": file.model.vocab_size,
         "seq_len": file.workload.seq_len,
@@ -70,11 +70,11 @@ def prepare(
         *corpus.notes,
         *(held_out.notes if held_out is not None else ()),
     )
-    return Prepared(path, sha256, file, corpus, held_out, notes)
+    return PreparedRun(path, sha256, file, corpus, held_out, notes)
 
 
 def _untrained_loss(file: PlanFile) -> tuple[str, ...]:
-    """Say that nothing balances the experts, where the config has a weight for it."""
+    """Return a note if the config has a router loss weight, which is not trained."""
     weight = file.model.config.get("router_aux_loss_coef")
     if not weight or all(kind.feed_forward.num_experts == 0 for kind in file.model.kinds):
         return ()
@@ -84,10 +84,12 @@ def _untrained_loss(file: PlanFile) -> tuple[str, ...]:
     )
 
 
-def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile, tuple[str, ...]]:
+def with_current_prediction(
+    file: PlanFile, *, documents: bool = False
+) -> tuple[PlanFile, tuple[str, ...]]:
     """Return the plan with the prediction for this trainer, and a note where the file's differs.
 
-    A plan.json that was edited still carries what was predicted before.
+    An edited plan.json still carries its old prediction.
     """
     workload = replace(file.workload, document_mask=documents)
     own = replace(file, software=OWN_PROFILE, workload=workload)
@@ -113,8 +115,8 @@ def predicted_anew(file: PlanFile, *, documents: bool = False) -> tuple[PlanFile
 
 
 @dataclass(frozen=True, slots=True)
-class Torchrun:
-    """The place that torchrun gave this process."""
+class TorchrunRank:
+    """The position that torchrun assigned to this process."""
 
     rank: int
     world_size: int
@@ -122,8 +124,8 @@ class Torchrun:
     local_rank: int
 
     @classmethod
-    def here(cls) -> Torchrun | None:
-        """Return the place from the environment; None outside torchrun."""
+    def from_environment(cls) -> TorchrunRank | None:
+        """Return the position from the environment; None outside torchrun."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return None
         values = []
@@ -136,11 +138,11 @@ class Torchrun:
         return cls(*values)
 
 
-def check_world(file: PlanFile, place: Torchrun) -> None:
-    """Check that torchrun started what the plan needs, here and on the other nodes."""
+def check_world(file: PlanFile, place: TorchrunRank) -> None:
+    """Check that torchrun started the ranks that the plan needs, here and on the other nodes."""
     needed, started = file.plan.world_size, place.world_size
     if needed != started:
-        raise InputError(f"the plan needs {needed} ranks, {started} were started")
+        raise InputError(f"the plan needs {needed} ranks, but {started} were started")
     gpus = count_gpus()
     if 0 < gpus < place.local_world_size:
         raise InputError(
@@ -151,7 +153,7 @@ def check_world(file: PlanFile, place: Torchrun) -> None:
 def check_machine(file: PlanFile, nodes: int = 1) -> int:
     """Check that this machine, one of several, can run its part of a plan; return its GPUs.
 
-    0: it runs on the CPU.
+    0 GPUs: it runs on the CPU.
     """
     needed, gpus = file.plan.world_size, count_gpus()
     if needed % nodes:
@@ -181,14 +183,14 @@ def check_machine(file: PlanFile, nodes: int = 1) -> int:
 
 
 def count_gpus() -> int:
-    """Return the GPUs that torch sees."""
+    """Return the number of GPUs that torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs that torch sees, with their memory."""
+    """Return the names and memory of the GPUs that torch sees."""
     import torch
 
     found = [torch.cuda.get_device_properties(index) for index in range(count_gpus())]
@@ -203,10 +205,10 @@ def total_bytes(file: PlanFile) -> float:
 
 
 def notes(file: PlanFile, gpus: int) -> list[str]:
-    """Return what the reader of the results must know."""
+    """Return notes for the reader of the results."""
     if gpus == 0 and file.cluster.accelerator.device != "cpu":
         return [
-            f"no GPU here: the plan for {file.cluster.name} runs on {file.plan.world_size} CPU "
-            "processes, whose times say nothing about that cluster"
+            f"no GPU on this machine: the plan for {file.cluster.name} runs on "
+            f"{file.plan.world_size} CPU processes, whose times do not apply to that cluster"
         ]
     return []

@@ -1,12 +1,12 @@
-"""A stage of an encoder and a decoder: some layers of the one, of the other, or of both.
+"""A stage of an encoder-decoder: layers of the encoder, of the decoder, or of both.
 
-The source (``inputs``) and the target (``labels``) of a row have seq_len places each. What fills
-the source up is hidden from both stacks; the decoder reads the target one place later.
+The source (``inputs``) and the target (``labels``) of a row have seq_len positions each. Padding of
+the source is masked in both stacks; the decoder reads the target shifted by one position.
 
-Up to the end of the encoder a stage hands its hidden state to the next; from then on two of them,
-the decoder's and the encoder's output, whose gradients the stages add up on the way back. The stage
-where the decoder begins (the bridge) holds the encoder's last norm, and its own copy of the
-embedding. What the layers of a stack share, the table of relative positions, is in the first of
+Up to the end of the encoder a stage passes on its hidden state; from then on two of them, the
+decoder's and the encoder's output, whose gradients the stages accumulate on the way back. The stage
+where the decoder begins (the bridge) holds the encoder's final norm and its own copy of the
+embedding. The table of relative positions, which the layers of a stack share, is in the first of
 them on every stage: a copy, unless that is the stack's first layer.
 """
 
@@ -28,13 +28,13 @@ from executor.data.objectives import PAD
 from executor.model.families.description import Layer
 from executor.model.families.t5 import run_t5_layer
 from executor.model.stage import Stage
-from executor.parallel.tensor_parallel import TensorAxis, vocabulary_embedding, whole_tokens
+from executor.parallel.tensor_parallel import TensorAxis, gather_tokens, vocabulary_embedding
 from hardware_profiles.errors import InputError
 
 ENCODER: Final = "encoder"
 DECODER: Final = "decoder"
 ENCODER_NORM: Final = "encoder.final_layer_norm"
-SCALING: Final = 1.0  # of the scores: T5 starts its matrices smaller instead
+SCALING: Final = 1.0  # of the scores: T5 initialises its matrices smaller instead
 
 
 class EncoderDecoderStage(Stage):
@@ -59,7 +59,7 @@ class EncoderDecoderStage(Stage):
             head.forward = self._loss
         for name in names:
             self._graft(name, whole.get_submodule(name))
-        for name in self.copies:  # of what the layers of a stack share
+        for name in self.copies:  # of tensors that the layers of a stack share
             path, _, table_name = name.removesuffix(".weight").rpartition(".")
             if path.startswith(tuple(self.layer_names)):
                 attention: Any = self.get_submodule(path)
@@ -75,7 +75,7 @@ class EncoderDecoderStage(Stage):
     def groups(self) -> Iterator[list[nn.Module]]:
         """Yield the modules that are gathered and reduced together, in forward order.
 
-        A group counts as done when each of its modules ran: the tokens first, the head last.
+        A group is complete when each of its modules ran: the tokens first, the head last.
         """
         names = [self.tokens] if self.tokens else []
         names += [ENCODER_NORM] if self.is_bridge else []
@@ -87,7 +87,7 @@ class EncoderDecoderStage(Stage):
     def forward(self, batch: Batch, received: Tensor | None = None) -> Tensor:
         """Run a micro-batch; the last stage returns the loss summed over its tokens."""
         if batch.starts is not None:
-            raise InputError("an encoder-decoder takes rows of one document (packing documents)")
+            raise InputError("an encoder-decoder needs one document per row (packing documents)")
         target: Tensor | None = None
         if received is None:
             source = self.get_submodule(self.tokens)(batch.inputs)
@@ -95,17 +95,17 @@ class EncoderDecoderStage(Stage):
             target, source = received.unbind()
         else:
             source = received
-        hidden = _hidden_places(is_source(batch.inputs), source.dtype)
+        hidden = _hidden_places(source_mask(batch.inputs), source.dtype)
         source = self._run_stack(ENCODER, source, hidden)
         if self.is_bridge:
-            target = self.get_submodule(self.tokens)(one_later(batch.labels))
+            target = self.get_submodule(self.tokens)(shift_right(batch.labels))
             source = self._dropped(self.get_submodule(ENCODER_NORM)(source))
         if target is None:
             return source
         length = batch.labels.size(1)
         later = ~torch.ones(length, length, dtype=torch.bool, device=source.device).tril()
         causal = _lowest(later[None, None], source.dtype)
-        read = whole_tokens(self.axis, source)
+        read = gather_tokens(self.axis, source)
         target = self._run_stack(DECODER, target, causal, read, hidden)
         if not self.last:
             return torch.stack([target, source])
@@ -114,7 +114,7 @@ class EncoderDecoderStage(Stage):
         return loss
 
     def _run_stack(self, stack: str, hidden: Tensor, added: Tensor, *source: Tensor) -> Tensor:
-        """Run this stage's layers of one stack; the first makes the positions for the others."""
+        """Run this stage's layers of one stack; the first adds the position bias for the others."""
         names = [name for name in self.layer_names if name.startswith(f"{stack}.")]
         for number, name in enumerate(names):
             output = self.get_submodule(name)(hidden, added, *source)
@@ -133,18 +133,18 @@ class EncoderDecoderStage(Stage):
 
 
 def _hidden_places(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores of every query, (B, 1, 1, S)."""
+    """Return the additive mask of padding for every query, (B, 1, 1, S)."""
     return _lowest(seen[:, None, None] == 0, dtype)
 
 
 def _lowest(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the lowest number where ``hidden``, else 0."""
+    """Return the lowest finite number where ``hidden``, else 0."""
     lowest = torch.finfo(dtype).min
     return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, lowest)
 
 
-def is_source(inputs: Tensor) -> Tensor:
-    """Return 1 for every place of a source (rows, S) up to its last token, 0 for what follows.
+def source_mask(inputs: Tensor) -> Tensor:
+    """Return 1 for every position of a source (rows, S) up to its last token, 0 for padding.
 
     >>> is_source(torch.tensor([[5, 0, 7, 0, 0], [1, 2, 3, 4, 5]]))
     tensor([[1, 1, 1, 0, 0],
@@ -153,10 +153,10 @@ def is_source(inputs: Tensor) -> Tensor:
     return (inputs != PAD).long().flip(1).cummax(1).values.flip(1)
 
 
-def one_later(labels: Tensor) -> Tensor:
-    """Return what the decoder reads where it is to predict ``labels`` (rows, S).
+def shift_right(labels: Tensor) -> Tensor:
+    """Return the decoder's input tokens for the targets ``labels`` (rows, S): shifted by one.
 
-    >>> one_later(torch.tensor([[5, 6, -100]]))
+    >>> shift_right(torch.tensor([[5, 6, -100]]))
     tensor([[0, 5, 6]])
     """
     read = torch.full_like(labels, PAD)

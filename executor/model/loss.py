@@ -1,8 +1,9 @@
-"""Cross-entropy over a vocabulary that may be cut over the tensor-parallel ranks.
+"""Cross-entropy over a vocabulary that may be sharded over the tensor-parallel ranks.
 
-No rank ever sees whole logits: the ranks exchange three numbers a token (Megatron's vocab-parallel
-loss: Shoeybi et al., arXiv:1909.08053, sec. 3). Only the logits in their own precision and one
-number a token are kept for the backward pass, and copies in fp32 exist of a few tokens at a time.
+No rank ever holds whole logits: the ranks exchange three numbers per token (Megatron's
+vocab-parallel loss: Shoeybi et al., arXiv:1909.08053, sec. 3). Only the logits in their own
+precision and one number per token are saved for the backward pass; fp32 copies exist for a few
+tokens at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch.autograd import Function
 from executor.data.batch import IGNORED
 from executor.parallel.tensor_parallel import TensorAxis
 
-PIECE_BYTES = 2**24  # of logits in fp32: a processor's cache holds them, a GPU is busy with them
+PIECE_BYTES = 2**24  # of fp32 logits: fits a CPU's cache and occupies a GPU
 
 
 def summed_cross_entropy(axis: TensorAxis, logits: Tensor, labels: Tensor, start: int) -> Tensor:
     """Return the summed loss of tokens; logits (tokens, V) are the columns from ``start`` on.
 
-    forward   all_reduce (max) of one number a token, all_reduce of two   (fp32; fp64 for fp64)
+    forward   all_reduce (max) of one number per token, all_reduce of two   (fp32; fp64 for fp64)
     backward  none
     """
     loss: Tensor = _CrossEntropy.apply(axis, logits, labels, start)
@@ -36,27 +37,27 @@ class _CrossEntropy(Function):  # type: ignore[misc]
         exact = torch.promote_types(logits.dtype, torch.float32)
         counts = labels != IGNORED
         column = (labels - start).unsqueeze(-1)
-        here = (column >= 0) & (column < logits.size(-1)) & counts.unsqueeze(-1)
-        column = column.masked_fill(~here, 0)
+        is_local = (column >= 0) & (column < logits.size(-1)) & counts.unsqueeze(-1)
+        column = column.masked_fill(~is_local, 0)
         pieces = logits.split(_tokens_of_a_piece(logits.size(-1), exact))
         log_sum = own = torch.cat([_log_sum(piece.to(exact)) for piece in pieces])
-        target = logits.gather(-1, column).to(exact).masked_fill(~here, 0.0)
+        target = logits.gather(-1, column).to(exact).masked_fill(~is_local, 0.0)
         if axis.size > 1:
             peak = own.clone()
             dist.all_reduce(peak, dist.ReduceOp.MAX, group=axis.group)
             both = torch.cat([(own - peak).exp_(), target], -1)
             dist.all_reduce(both, group=axis.group)
             log_sum, target = peak + both[:, :1].log(), both[:, 1:]
-        share = (own - log_sum).exp_()  # of the probability, in this rank's columns
-        ctx.save_for_backward(logits, share, column, here, counts)
+        share = (own - log_sum).exp_()  # share of the probability in this rank's columns
+        ctx.save_for_backward(logits, share, column, is_local, counts)
         return (log_sum - target).squeeze(-1).masked_fill(~counts, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        logits, share, column, here, counts = ctx.saved_tensors
+        logits, share, column, is_local, counts = ctx.saved_tensors
         scale = gradient * counts.unsqueeze(-1)
         found = torch.empty_like(logits)
-        whole = (found, logits, share * scale, column, -scale * here)
+        whole = (found, logits, share * scale, column, -scale * is_local)
         tokens = _tokens_of_a_piece(logits.size(-1), share.dtype)
         for piece in zip(*(tensor.split(tokens) for tensor in whole), strict=True):
             _write_gradient(*piece)
@@ -64,7 +65,7 @@ class _CrossEntropy(Function):  # type: ignore[misc]
 
 
 def _log_sum(logits: Tensor) -> Tensor:
-    """Return log sum exp of each row, in operators that a trace of memory sees one by one."""
+    """Return log sum exp of each row, in separate operators that a memory trace sees one by one."""
     peak = logits.amax(-1, keepdim=True)
     return (logits - peak).exp_().sum(-1, keepdim=True).log_().add_(peak)
 
@@ -72,7 +73,7 @@ def _log_sum(logits: Tensor) -> Tensor:
 def _write_gradient(
     found: Tensor, logits: Tensor, factor: Tensor, column: Tensor, at_target: Tensor
 ) -> None:
-    """Write factor * softmax(logits), and what is added to it at one column of each token."""
+    """Write factor * softmax(logits) plus ``at_target`` at one column of each token."""
     if found.dtype == factor.dtype:
         exact = torch.softmax(logits, -1, out=found)
     else:
@@ -83,6 +84,6 @@ def _write_gradient(
 
 
 def _tokens_of_a_piece(columns: int, exact: torch.dtype) -> int:
-    """Return of how many tokens a tensor of this many columns fills ``PIECE_BYTES``."""
+    """Return the number of tokens whose tensor of this many columns fills ``PIECE_BYTES``."""
     number_bytes: int = exact.itemsize
     return max(1, PIECE_BYTES // (columns * number_bytes))

@@ -1,7 +1,7 @@
-"""A pipeline stage: the Hugging Face modules that it owns, with our forward pass.
+"""A pipeline stage: its Hugging Face modules, with the executor's forward pass.
 
-The whole model is built on the meta device, the stage takes its parts, and every parameter becomes
-this rank's slice of it, still without memory. Names stay those of the whole model.
+The whole model is built on the meta device, the stage takes its parts, and every parameter is
+replaced by this rank's slice of it, still without memory. Names stay those of the whole model.
 """
 
 from __future__ import annotations
@@ -19,26 +19,32 @@ from cost_models.model.lora import BLOCK
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
+from executor.activity import ACTIVITY
 from executor.attention.core import Documents
-from executor.breadcrumbs import TRAIL
 from executor.compat import causal_lm
 from executor.data.batch import Batch
-from executor.dtypes import COMPUTE_DTYPE, Kept, local_tensor, master_dtype
+from executor.dtypes import COMPUTE_DTYPE, ParameterSlice, local_tensor, master_dtype
 from executor.model.families import FAMILIES
-from executor.model.families.description import Layer, Rotary
+from executor.model.families.decoder_layer import run_layer
+from executor.model.families.description import Layer, RotaryTables
 from executor.model.families.experts import prepare_experts
-from executor.model.families.layer import run_layer
-from executor.model.families.planned import layer_of
-from executor.model.layout import Layout, Pieces, Start, buffer_layouts, layouts, within
-from executor.model.lora import add_adapter
+from executor.model.families.planned import planned_layer
 from executor.model.loss import summed_cross_entropy
-from executor.model.shared_tensors import names_by_stage
-from executor.ops.nf4 import Packed, num_blocks, packed
-from executor.ops.soft_cap import capped
-from executor.parallel.context_parallel import ONE_RANK, ContextAxis
-from executor.parallel.expert_parallel import EVERY_EXPERT, ExpertAxis
+from executor.model.parameter_layout import (
+    Initializer,
+    ParameterLayout,
+    Pieces,
+    buffer_layouts,
+    parameter_layouts,
+    subrange,
+)
+from executor.model.shared_tensor_names import names_by_stage
+from executor.ops.nf4 import PackedMatrix, num_blocks, pack
+from executor.ops.soft_cap import soft_capped
+from executor.parallel.context_parallel import SINGLE_RANK, ContextAxis
+from executor.parallel.expert_parallel import ALL_EXPERTS, ExpertAxis
 from executor.parallel.tensor_parallel import (
-    WHOLE,
+    UNSHARDED,
     TensorAxis,
     column_linear,
     vocabulary_embedding,
@@ -55,8 +61,8 @@ class Stage(nn.Module):  # type: ignore[misc]
         file: PlanFile,
         index: int,
         axis: TensorAxis,
-        experts: ExpertAxis = EVERY_EXPERT,
-        context: ContextAxis = ONE_RANK,
+        experts: ExpertAxis = ALL_EXPERTS,
+        context: ContextAxis = SINGLE_RANK,
     ) -> None:
         super().__init__()
         spec, workload = file.model, file.workload
@@ -72,8 +78,10 @@ class Stage(nn.Module):  # type: ignore[misc]
         )
         first_layer, end_layer = file.layer_ranges[index]
         self.layer_names = list(spec.layer_prefixes[first_layer:end_layer])
-        self.tokens = self.family.tokens if self.first else ""  # the look-up's name on this stage
-        # second copies of tensors that earlier stages hold too, and their names in the whole model
+        self.tokens = (
+            self.family.tokens if self.first else ""
+        )  # name of the embedding on this stage
+        # copies of tensors that earlier stages hold too, and their names in the whole model
         self.copies = {
             names[index]: name
             for name, names in names_by_stage(file).items()
@@ -91,11 +99,11 @@ class Stage(nn.Module):  # type: ignore[misc]
         for number, name in enumerate(self.layer_names, start=first_layer):
             module = self.get_submodule(name)
             kind = spec.kinds[spec.pattern[number]]
-            layer = layer_of(file, self.family, kind, module, axis, experts, context)
+            layer = planned_layer(file, self.family, kind, module, axis, experts, context)
             if number not in recomputed:
-                layer = kept(layer)
+                layer = without_recompute(layer)
             self._prepare_layer(name, layer)
-        placed = layouts(spec, axis, experts)
+        placed = parameter_layouts(spec, axis, experts)
         self._add_adapters(placed, workload)
         self._cut_parameters(placed, spec, COMPUTE_DTYPE[workload.precision])
 
@@ -137,27 +145,26 @@ class Stage(nn.Module):  # type: ignore[misc]
             parent = getattr(parent, step)
         parent.add_module(last, module)
 
-    def _add_adapters(self, table: dict[str, Layout], workload: Workload) -> None:
-        """Put the small matrices beside those of this stage's layers that are adapted."""
+    def _add_adapters(self, table: dict[str, ParameterLayout], workload: Workload) -> None:
+        """Add the LoRA matrices of this stage's layers."""
         prefixes = tuple(f"{name}." for name in self.layer_names)
         dtype = master_dtype(workload)
         for name, layout in table.items():
             if layout.is_adapter and name.startswith(prefixes):
                 path, small, _ = name.rsplit(".", 2)
-                add_adapter(
-                    self.get_submodule(path), small, layout, workload, device="meta", dtype=dtype
-                )
+                linear = self.get_submodule(path)
+                add_adapter(linear, small, layout, workload, device="meta", dtype=dtype)
 
     def _cut_parameters(
-        self, table: dict[str, Layout], spec: ModelSpec, compute: torch.dtype
+        self, table: dict[str, ParameterLayout], spec: ModelSpec, compute: torch.dtype
     ) -> None:
-        """Replace every parameter by this rank's slice of it, and remember the layouts."""
-        self.layouts: dict[str, Layout] = {}
+        """Replace every parameter by this rank's slice of it, and record the layouts."""
+        self.layouts: dict[str, ParameterLayout] = {}
         present = dict(self.named_buffers())  # every rank of the stage holds them
         self.buffer_layouts = {
             name: layout for name, layout in buffer_layouts(spec).items() if name in present
         }
-        self.pieces: dict[str, Pieces] = {}  # of every parameter that this rank holds
+        self.pieces: dict[str, Pieces] = {}  # of every parameter on this rank
         self.start, self.stop = self.axis.slice_of(spec.vocab_size)
         head, tokens = f"{self.family.projection}.weight", f"{self.tokens}.weight"
         for name, old in list(self.named_parameters(remove_duplicate=False)):
@@ -176,8 +183,8 @@ class Stage(nn.Module):  # type: ignore[misc]
         if spec.tie_embeddings and self.tokens and self.last:
             self._set(head, self.get_parameter(tokens))
 
-    def _pack(self, name: str, layout: Layout, shape: tuple[int, ...]) -> None:
-        """Replace a matrix by its codes and scales, which are never whole in more than 4 bits."""
+    def _pack(self, name: str, layout: ParameterLayout, shape: tuple[int, ...]) -> None:
+        """Replace a matrix by its 4-bit codes and scales, without an unpacked copy."""
         linear: Any = self.get_submodule(name.rpartition(".")[0])
         linear.packed_shape = shape[::-1] if layout.transposed else shape
         count = num_blocks(shape)
@@ -186,18 +193,18 @@ class Stage(nn.Module):  # type: ignore[misc]
         scales = torch.empty(count, dtype=torch.float32, device="meta")
         linear.weight_scales = nn.Parameter(scales, requires_grad=False)
 
-    def packed(self, name: str) -> Packed:
-        """Return a matrix that is kept in 4 bits; (out, in)."""
+    def packed_matrix(self, name: str) -> PackedMatrix:
+        """Return a matrix stored in 4 bits; (out, in)."""
         linear: Any = self.get_submodule(name.rpartition(".")[0])
-        return Packed(linear.weight, linear.weight_scales, linear.packed_shape)
+        return PackedMatrix(linear.weight, linear.weight_scales, linear.packed_shape)
 
     def _set(self, name: str, parameter: nn.Parameter) -> None:
         path, _, last = name.rpartition(".")
         setattr(self.get_submodule(path), last, parameter)
 
-    def experts_modules(self, within: nn.Module | None = None) -> list[nn.Module]:
+    def expert_modules(self, subrange: nn.Module | None = None) -> list[nn.Module]:
         """Return the modules of routed experts, in forward order."""
-        owner = within or self
+        owner = subrange or self
         return [m for name, m in owner.named_modules() if name.split(".")[-1] == EXPERTS]
 
     def groups(self) -> Iterator[list[nn.Module]]:
@@ -220,11 +227,13 @@ class Stage(nn.Module):  # type: ignore[misc]
         """Return the decoder layers."""
         return [self.get_submodule(name) for name in self.layer_names]
 
-    def materialise(self, device: torch.device, start: Start, data_slices: dict[str, Kept]) -> None:
-        """Give every parameter memory and its start values.
+    def materialise(
+        self, device: torch.device, start: Initializer, data_slices: dict[str, ParameterSlice]
+    ) -> None:
+        """Allocate every parameter and write its initial values.
 
-        ``data_slices``: what this rank keeps of its slice, where data ranks share it.
-        What it holds in the end stands in ``pieces``.
+        ``data_slices``: this rank's part of its slice, where data ranks share it. The resulting
+        pieces are recorded in ``pieces``.
         """
         tied = {id(p): name for name, p in self.named_parameters()}
         twins = [
@@ -240,26 +249,26 @@ class Stage(nn.Module):  # type: ignore[misc]
             self.rotary = type(self.rotary)(self.rotary.config).to(device)
         with torch.no_grad():
             for name, layout in self.buffer_layouts.items():
-                self.get_buffer(name).copy_(start(layout, layout.ranges(WHOLE)))
+                self.get_buffer(name).copy_(start(layout, layout.ranges(UNSHARDED)))
             for name, layout in self.layouts.items():
-                TRAIL.beat()  # a large model takes long to read
+                ACTIVITY.beat()  # heartbeat: a large model takes long to read
                 local = local_tensor(self.get_parameter(name))
                 pieces = layout.ranges(self.axis, self.experts)
                 if name in data_slices:
                     dim, first, last = data_slices[name]
-                    kept_rows = within(pieces[dim], first, last)
+                    kept_rows = subrange(pieces[dim], first, last)
                     pieces = (*pieces[:dim], kept_rows, *pieces[dim + 1 :])
                 self.pieces[name] = pieces
                 if layout.quantised:
                     values = start(layout, pieces).to(device)
-                    fresh = packed(values.t() if layout.transposed else values)
-                    self.packed(name).codes.copy_(fresh.codes)
-                    self.packed(name).scales.copy_(fresh.scales)
+                    fresh = pack(values.t() if layout.transposed else values)
+                    self.packed_matrix(name).codes.copy_(fresh.codes)
+                    self.packed_matrix(name).scales.copy_(fresh.scales)
                 else:
                     local.copy_(start(layout, pieces))
 
     def forward(self, batch: Batch, received: Tensor | None = None) -> Tensor:
-        """Run the stage on a micro-batch; ``received``: the hidden state of the stage before.
+        """Run the stage on a micro-batch; ``received``: the hidden state of the previous stage.
 
         The last stage returns the loss summed over its tokens.
         """
@@ -289,9 +298,9 @@ class Stage(nn.Module):  # type: ignore[misc]
         loss: Tensor = self.get_submodule(self.family.head)(hidden, batch.labels)
         return loss
 
-    def _rotary(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Rotary | None]:
-        """Return cosine and sine of all positions, by table: attention sees whole sequences."""
-        tables: dict[str | None, Rotary | None] = {None: None}
+    def _rotary(self, hidden: Tensor, positions: Tensor) -> dict[str | None, RotaryTables | None]:
+        """Return cosine and sine of all positions by table: attention covers whole sequences."""
+        tables: dict[str | None, RotaryTables | None] = {None: None}
         for name in dict.fromkeys(self.rotary_tables.values()):
             if name is not None:
                 tables[name] = self.rotary(hidden, positions, *([name] if name else []))
@@ -320,21 +329,30 @@ class Stage(nn.Module):  # type: ignore[misc]
         bias = self.get_parameter(family.head_bias) if family.head_bias else projection.bias
         if family.head_transform:
             hidden = self.get_submodule(family.head_transform)(hidden)
-        if self.logits_multiplier != 1.0:  # in front of the matrix, where it is cheap
+        if self.logits_multiplier != 1.0:  # before the matmul, where it is cheap
             hidden = hidden * self.logits_multiplier
-        # never later: input and gradient of the projection are the largest tensors of all
-        axis = replace(self.axis, weights_later=False)
+        # never deferred: input and gradient of the projection are the largest tensors of all
+        axis = replace(self.axis, defers_weights=False)
         (logits,) = column_linear(axis, hidden, [projection.weight], [bias])
         if self.logits_cap is not None:
-            logits = capped(logits, self.logits_cap)
+            logits = soft_capped(logits, self.logits_cap)
         return summed_cross_entropy(self.axis, logits.flatten(0, 1), labels.flatten(), self.start)
 
 
-def kept(layer: Layer) -> Layer:
-    """Return the layer as one that keeps all its activations."""
+def without_recompute(layer: Layer) -> Layer:
+    """Return the layer without recomputation."""
     core = replace(layer.core, recompute=False)
-    return replace(layer, core=core, recompute=False, keeps_results=False)
+    return replace(layer, core=core, recompute=False, recompute_selectively=False)
 
 
 def _look_up(table: Any, offset: int, positions: Tensor) -> Tensor:
     return F.embedding(positions + offset, table.weight)
+
+
+def add_adapter(
+    linear: Any, small: str, layout: ParameterLayout, workload: Workload, **place: Any
+) -> None:
+    """Add one LoRA matrix, lora_A or lora_B, to a linear module."""
+    outputs, inputs = layout.shape
+    linear.add_module(small, nn.Linear(inputs, outputs, bias=False, **place))
+    linear.lora_scale = workload.adapter_alpha / workload.adapter_rank

@@ -1,4 +1,4 @@
-"""A node tells the others what it is, and tries to reach them, before an attempt begins."""
+"""Announcement of a node before an attempt: its properties, and a connection test."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.multinode.nodes import OpenPort, facts, own_address, unreachable
-from executor.multinode.rendezvous import Meeting
+from executor.multinode.nodes import OpenPort, node_properties, own_address, unreachable
+from executor.multinode.rendezvous import NodeRendezvous
 
-# options that may differ between nodes, each with a value
+# options with a value that may differ between nodes
 _OWN = ("--node-rank", "--output", "--rendezvous", "--data", "--tokenizer")
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a node says about itself."""
+class NodeDescription:
+    """Description of a node."""
 
     plan: str  # SHA-256
     arguments: Sequence[str]  # of the command line
@@ -26,22 +26,22 @@ class About:
     problem: str | None  # why this machine cannot take part
 
 
-def wait_for(meeting: Meeting, key: str) -> Any:
-    """Wait for a word of node 0, or for the end of the run."""
-    while (value := meeting.wait(key, 0.3)) is None:
-        if meeting.hear("end") is not None:
+def wait_for(rendezvous: NodeRendezvous, key: str) -> Any:
+    """Wait for a message of node 0, or for the end of the run."""
+    while (value := rendezvous.wait(key, 0.3)) is None:
+        if rendezvous.read("end") is not None:
             return {"end": True}
     return value
 
 
-class Announced:
-    """Tells the others about this node, tries to reach them and reports to node 0."""
+class NodeAnnouncement:
+    """Announces this node, tests connections to the others and reports to node 0."""
 
-    def __init__(self, meeting: Meeting, attempt: int, about: About) -> None:
-        nodes = meeting.nodes
-        self.meeting, self.attempt = meeting, attempt
+    def __init__(self, rendezvous: NodeRendezvous, attempt: int, about: NodeDescription) -> None:
+        nodes = rendezvous.nodes
+        self.rendezvous, self.attempt = rendezvous, attempt
         self.address = own_address(nodes.host, nodes.port)
-        self.said = facts(
+        self.properties = node_properties(
             plan=about.plan,
             options=_hash(about.arguments, nodes.count),
             gpus=about.gpus,
@@ -50,26 +50,26 @@ class Announced:
         )
 
     def __enter__(self) -> None:
-        meeting, rank = self.meeting, self.meeting.nodes.rank
+        rendezvous, rank = self.rendezvous, self.rendezvous.nodes.rank
         self.port = OpenPort(self.address).__enter__()
-        said = {**self.said, "port": self.port.number}
-        meeting.say(f"{self.attempt}/node/{rank}", said)
-        if not meeting.leads:
-            asked = wait_for(meeting, f"{self.attempt}/reach")
-            if "end" not in asked:
-                meeting.say(f"{self.attempt}/reached/{rank}", self._missing(asked))
+        properties = {**self.properties, "port": self.port.number}
+        rendezvous.publish(f"{self.attempt}/node/{rank}", properties)
+        if not rendezvous.is_leader:
+            request = wait_for(rendezvous, f"{self.attempt}/reach")
+            if "end" not in request:
+                rendezvous.publish(f"{self.attempt}/reached/{rank}", self._missing(request))
 
     def __exit__(self, *_: object) -> None:
         self.port.__exit__()
 
-    def _missing(self, asked: Mapping[str, Any]) -> list[str]:
-        """Return what this node cannot reach or see."""
-        own = str(self.meeting.nodes.rank)
-        others = {int(rank): node for rank, node in asked["nodes"].items() if rank != own}
+    def _missing(self, request: Mapping[str, Any]) -> list[str]:
+        """Return descriptions of what this node cannot reach or see."""
+        own = str(self.rendezvous.nodes.rank)
+        others = {int(rank): node for rank, node in request["nodes"].items() if rank != own}
         missing = [f"cannot reach {words}" for words in unreachable(others)]
-        if asked["witness"] is not None and not Path(asked["witness"]).exists():
+        if request["witness"] is not None and not Path(request["witness"]).exists():
             missing.append(
-                f"does not see {asked['witness']}: the folder of a run has to be on a file system "
+                f"does not see {request['witness']}: the run's folder has to be on a file system "
                 "that all nodes share"
             )
         return missing

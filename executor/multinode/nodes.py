@@ -1,4 +1,4 @@
-"""The machines of a run: what each says about itself, and in which it differs from the others."""
+"""Nodes of a run: their properties, and the differences between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from cost_models.units import format_bytes
 
-# what has to be the same on every node, and how it is called
+# properties that must be equal on every node, and their names
 SAME: Final = {
     "shardplan": "shardplan",
     "torch": "torch",
@@ -33,8 +33,8 @@ _ADDRESS_OF_INTERFACE: Final = 0x8915  # SIOCGIFADDR of Linux
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """Which of several nodes this is, and where they meet."""
+class NodeSettings:
+    """Rank of this node, and the rendezvous of all nodes."""
 
     count: int
     rank: int
@@ -45,14 +45,14 @@ class Nodes:
 
     @property
     def place(self) -> str:
-        """Where the nodes meet."""
+        """Address of the rendezvous."""
         return f"{self.host}:{self.port}"
 
 
-def facts(
+def node_properties(
     *, plan: str, options: str, gpus: Sequence[str], address: str, problem: str | None
 ) -> dict[str, Any]:
-    """Return what this node says about itself."""
+    """Return the properties of this node."""
     names = Counter(gpus)
     return {
         "host": platform.node(),
@@ -69,7 +69,7 @@ def facts(
 
 
 def differences(nodes: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return which node differs from the others and how, one line for each difference.
+    """Return the differences between nodes, one line each.
 
     >>> one = dict.fromkeys(SAME, "1") | {"host": "a", "problem": None}
     >>> other = one | {"host": "b", "torch": "2"}
@@ -92,7 +92,7 @@ def differences(nodes: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 
 def disk_problem(folder: Path, needed: float) -> str | None:
-    """Return what is wrong where a folder's disk has less free than one checkpoint needs."""
+    """Return the problem if a folder's disk has less free space than one checkpoint needs."""
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
@@ -111,7 +111,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface with an address (IPv4, Linux); None where it is not found."""
+    """Return the network interface with an address (IPv4, Linux); None if not found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def interface_of(address: str) -> str | None:
 
 
 class OpenPort:
-    """A port that the other nodes try to reach; closed with the context."""
+    """A port for the connection tests of other nodes; closed with the context."""
 
     def __init__(self, address: str) -> None:
         family = socket.getaddrinfo(address, 0)[0][0]
@@ -149,7 +149,7 @@ class OpenPort:
 
 
 def unreachable(others: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return which open ports of other nodes cannot be reached from here."""
+    """Return the nodes whose open ports cannot be reached from here."""
     found = []
     for rank, node in others.items():
         place = (node["address"], node["port"])

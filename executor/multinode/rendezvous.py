@@ -1,8 +1,8 @@
-"""Where the nodes of a run agree: who takes part, when to begin again, and how it ended.
+"""Rendezvous of the nodes of a run: members, restarts, and the end.
 
-Node 0 keeps the words (a TCPStore in the process that the user started); if it goes, the run ends.
-An attempt begins when every node has announced itself and node 0 has said what to start. It is over
-when a node says so, or has not been heard of for a while.
+Node 0 hosts the store (a TCPStore in the process that the user started); if it fails, the run ends.
+An attempt begins when every node has announced itself and node 0 has published the start message.
+It ends when a node reports so, or has been silent for too long.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from executor.multinode.nodes import Nodes
+from executor.multinode.nodes import NodeSettings
 from hardware_profiles.errors import InputError, RunError
 
 BEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 20.0  # after which a node counts as lost
-CAUSE_SECONDS: Final = 2.0  # for the node with the cause to speak after those that saw its effect
-GONE: Final = "node 0 is gone: go on with --resume on the nodes that are left"
+CAUSE_SECONDS: Final = 2.0  # for the failed node's report to follow those of its effects
+NODE_0_LOST: Final = "node 0 is lost: continue with --resume on the remaining nodes"
 
 
-class Meeting:
-    """One node's side."""
+class NodeRendezvous:
+    """One node's connection to the rendezvous store."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: NodeSettings) -> None:
         import torch.distributed as dist
 
         self.nodes = nodes
@@ -44,36 +44,36 @@ class Meeting:
             raise InputError(f"--rendezvous {nodes.place}: {what}: {reason}") from None
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is node 0."""
         return self.nodes.rank == 0
 
-    def say(self, key: str, value: Any) -> None:
-        """Leave a word for the others."""
+    def publish(self, key: str, value: Any) -> None:
+        """Publish a message."""
         self._call(lambda: self.store.set(key, json.dumps(value)))
 
-    def hear(self, key: str) -> Any:
-        """Return a word, None if nobody has left it yet."""
+    def read(self, key: str) -> Any:
+        """Return a message, None if it is not published yet."""
         return self._call(
             lambda: json.loads(self.store.get(key)) if self.store.check([key]) else None
         )
 
     def wait(self, key: str, seconds: float | None = None) -> Any:
-        """Return a word as soon as it is there; None if it did not come in time."""
+        """Return a message as soon as it is published; None after the timeout."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while (value := self.hear(key)) is None:
+        while (value := self.read(key)) is None:
             if deadline is not None and time.monotonic() > deadline:
                 return None
             time.sleep(0.1)
         return value
 
     def gather(self, key: str, ranks: Collection[int], seconds: float) -> dict[int, Any]:
-        """Return the words of all nodes that left one in time."""
+        """Return the messages of all nodes that published one in time."""
         found: dict[int, Any] = {}
         deadline = time.monotonic() + seconds
         while len(found) < len(ranks) and time.monotonic() < deadline:
             for rank in ranks:
-                if rank not in found and (value := self.hear(f"{key}/{rank}")) is not None:
+                if rank not in found and (value := self.read(f"{key}/{rank}")) is not None:
                     found[rank] = value
             time.sleep(0.1)
         return found
@@ -82,22 +82,26 @@ class Meeting:
         try:
             return function()
         except (RuntimeError, ValueError):
-            raise RunError(GONE) from None
+            raise RunError(NODE_0_LOST) from None
 
 
-class Pulse:
-    """Tells the others that this node lives, and ends an attempt that is over elsewhere."""
+class Heartbeat:
+    """Publishes heartbeats of this node, and ends an attempt that ended elsewhere."""
 
     def __init__(
-        self, meeting: Meeting, attempt: int, members: Collection[int], end: Callable[[], None]
+        self,
+        rendezvous: NodeRendezvous,
+        attempt: int,
+        members: Collection[int],
+        end: Callable[[], None],
     ) -> None:
-        self.meeting, self.attempt, self.end = meeting, attempt, end
-        self.others = [rank for rank in members if rank != meeting.nodes.rank]
+        self.rendezvous, self.attempt, self.end = rendezvous, attempt, end
+        self.others = [rank for rank in members if rank != rendezvous.nodes.rank]
         self.over: str | None = None  # why the attempt ended elsewhere
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._beat, daemon=True, name="pulse")
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         self.thread.start()
         return self
 
@@ -106,15 +110,15 @@ class Pulse:
         self.thread.join()
 
     def _beat(self) -> None:
-        meeting, rank = self.meeting, self.meeting.nodes.rank
+        rendezvous, rank = self.rendezvous, self.rendezvous.nodes.rank
         heard: dict[int, tuple[Any, float]] = {}
         beats = 0
         while not self.stopped.wait(BEAT_SECONDS):
             try:
                 beats += 1
-                meeting.say(f"{self.attempt}/beat/{rank}", beats)
-                reason = meeting.hear(f"{self.attempt}/over")
-                if reason is None and meeting.leads:
+                rendezvous.publish(f"{self.attempt}/beat/{rank}", beats)
+                reason = rendezvous.read(f"{self.attempt}/over")
+                if reason is None and rendezvous.is_leader:
                     reason = self._lost(heard) or self._back()
             except RunError as error:
                 reason = str(error)
@@ -124,10 +128,10 @@ class Pulse:
                 return
 
     def _lost(self, heard: dict[int, tuple[Any, float]]) -> str | None:
-        """Return which node has not been heard of for too long."""
+        """Return a description of a node that has been silent for too long."""
         now = time.monotonic()
         for rank in self.others:
-            beat = self.meeting.hear(f"{self.attempt}/beat/{rank}")
+            beat = self.rendezvous.read(f"{self.attempt}/beat/{rank}")
             if rank not in heard or heard[rank][0] != beat:
                 heard[rank] = beat, now
             elif now - heard[rank][1] > SILENCE_SECONDS:
@@ -135,9 +139,9 @@ class Pulse:
         return None
 
     def _back(self) -> str | None:
-        """Return which node wants to take part again."""
-        for rank in range(self.meeting.nodes.count):
-            waiting = self.meeting.hear(f"back/{rank}")
+        """Return a description of a node that returned."""
+        for rank in range(self.rendezvous.nodes.count):
+            waiting = self.rendezvous.read(f"back/{rank}")
             if rank not in self.others and rank != 0 and waiting == self.attempt:
                 return f"node {rank} is back"
         return None

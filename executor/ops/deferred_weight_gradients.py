@@ -1,10 +1,10 @@
 """Weight gradients computed later than input gradients (Qi et al., arXiv:2401.10241, sec. 2).
 
-The matmul functions of ``tensor_parallel`` ask for ``store`` while they run backward. Where one is
-open they leave the matmul that gives a weight's gradient there, with its two operands, and give
-only the gradient of their input, which the stage before waits for. Everything else (norms, biases,
-the output projection, whose operands are the largest tensors of all) is differentiated at once.
-No operation is done twice: recomputed inputs stay until their matmul.
+The matmul functions of ``tensor_parallel`` call ``deferral_queue`` in their backward pass. Inside
+``deferred`` they queue the matmul of a weight's gradient with its two operands and return only the
+gradient of their input, which the previous stage waits for. Everything else (norms, biases, the
+output projection, whose operands are the largest tensors of all) is differentiated at once. No
+operation is done twice: recomputed inputs stay until their matmul.
 """
 
 from __future__ import annotations
@@ -18,53 +18,55 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 
-class Due(NamedTuple):
+class DeferredGradient(NamedTuple):
     """Gradients of some weights, still to be computed."""
 
     weights: tuple[Tensor, ...]  # parameters, or views of them
     compute: Callable[[], list[Tensor]]
 
 
-Store = list[Due]
-_open: list[Store] = []  # autograd may run backward in a thread of its own: no context variable
+DeferredGradients = list[DeferredGradient]
+_open: list[
+    DeferredGradients
+] = []  # no context variable: autograd may run backward in another thread
 
 
 @contextmanager
-def deferred() -> Iterator[Store]:
+def deferred() -> Iterator[DeferredGradients]:
     """Collect the weight gradients of the backward pass that runs inside."""
-    store: Store = []
-    _open.append(store)
+    queue: DeferredGradients = []
+    _open.append(queue)
     try:
-        yield store
+        yield queue
     finally:
         _open.pop()
 
 
-def store() -> Store | None:
-    """Return where weight gradients are to be left, or None where they are due at once."""
+def deferral_queue() -> DeferredGradients | None:
+    """Return the queue for deferred weight gradients, or None where they are computed at once."""
     return _open[-1] if _open else None
 
 
-def leaf_of(weight: Tensor) -> Tensor:
-    """Return the parameter that a weight is, or is a view of."""
+def parameter_of(weight: Tensor) -> Tensor:
+    """Return the parameter behind a weight, which may be a view of it."""
     node = weight.grad_fn
     while node is not None and not hasattr(node, "variable"):
         node = node.next_functions[0][0]
-    if node is None:  # saved through hooks it is another tensor, with the parameter's accumulator
+    if node is None:  # saved-tensor hooks return another tensor with the parameter's accumulator
         node = get_gradient_edge(weight).node
     return node.variable
 
 
-def by_parameter(due: Store) -> dict[int, Store]:
-    """Sort what is due by the parameter whose gradient it is (its ``id``), in the same order."""
-    found: dict[int, Store] = {}
+def group_by_parameter(due: DeferredGradients) -> dict[int, DeferredGradients]:
+    """Group deferred gradients by their parameter (its ``id``), in the same order."""
+    found: dict[int, DeferredGradients] = {}
     for entry in due:
-        found.setdefault(id(leaf_of(entry.weights[0])), []).append(entry)
+        found.setdefault(id(parameter_of(entry.weights[0])), []).append(entry)
     return found
 
 
-def compute(due: Store) -> None:
-    """Compute gradients and add them to those of the parameters; operands are freed on the way."""
+def compute_deferred(due: DeferredGradients) -> None:
+    """Compute deferred gradients, accumulate them in the parameters, and free operands in turn."""
     while due:
         weights, compute_gradients = due.pop(0)
         with torch.no_grad():

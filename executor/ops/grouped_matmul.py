@@ -1,4 +1,4 @@
-"""One matmul an expert: rows that are sorted by expert, each block with its expert's matrix."""
+"""Grouped matmul: rows sorted by expert, each block multiplied with its expert's matrix."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.compat import grouped_mm
-from executor.ops.deferred_weight_gradients import Due, store
-from executor.ops.selective_recompute import once
+from executor.ops.deferred_weight_gradients import DeferredGradient, deferral_queue
+from executor.ops.recompute import compute_once
 
 
 def grouped_linear(
@@ -26,9 +26,10 @@ def grouped_linear(
     """Multiply block e of the rows, ``counts[e]`` long, with ``weight[e]``; (R, in) -> (R, out).
 
     weight   (experts, out, in), or ``transposed`` (experts, in, out)       bias   (experts, out)
-    ``adds_bias``: false on all but one of the ranks whose results are added up. Every expert's
-    gradient is written, that of an expert without rows as zeros; frozen ones have none, nor have
-    their biases.
+
+    ``adds_bias``: false on all but one of the ranks whose results are summed. Every expert's
+    gradient is written, zeros for an expert without rows; frozen weights and their biases have
+    none.
     """
     result: Tensor = _GroupedLinear.apply(rows, list(counts), weight, bias, transposed, adds_bias)
     return result
@@ -57,7 +58,7 @@ class _GroupedLinear(Function):  # type: ignore[misc]
                     product[block].add_(bias[index])
             return product
 
-        return once(result)
+        return compute_once(result)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -69,13 +70,13 @@ class _GroupedLinear(Function):  # type: ignore[misc]
         def weight_gradients() -> list[Tensor]:
             return [_outer(first, second, counts)]
 
-        later, of_weight, of_bias = store(), None, None
+        later, of_weight, of_bias = deferral_queue(), None, None
         if not ctx.needs_input_grad[2]:  # frozen
             return of_rows, None, None, None, None, None
         if later is None:
             (of_weight,) = weight_gradients()
         else:
-            later.append(Due(ctx.sources, weight_gradients))
+            later.append(DeferredGradient(ctx.sources, weight_gradients))
         if ctx.bias:
             of_bias = gradient.new_zeros(len(counts), gradient.size(1))
             if ctx.adds_bias:
@@ -107,7 +108,7 @@ def _outer(first: Tensor, second: Tensor, counts: list[int]) -> Tensor:
 
 
 def _has_kernel(rows: Tensor, *widths: int) -> bool:
-    """Return whether torch's grouped kernel takes these matrices: 16 bits, rows of 16 bytes."""
+    """Return whether torch's grouped kernel supports these matrices: 16 bits, rows of 16 bytes."""
     aligned = all(width % 8 == 0 for width in widths)
     return rows.is_cuda and rows.dtype == torch.bfloat16 and aligned and rows.size(0) > 0
 

@@ -1,7 +1,7 @@
-"""Numbers that the host reads while a step runs: there it waits for the device.
+"""Device values that the host reads during a step; each read synchronises with the device.
 
-Fake tensors (``benchmarks.memory_truth``) hold no numbers: a rehearsal on them puts functions of
-its own in place of these, among them one that spreads rows evenly over the experts.
+Fake tensors (``benchmarks.memory_truth``) have no values: a run on them replaces these functions,
+among them by one that spreads rows evenly over the experts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 
-def numbers(values: Tensor) -> list[Any]:
+def read_values(values: Tensor) -> list[Any]:
     """Return the values of a tensor."""
     found: list[Any] = values.tolist()
     return found
 
 
-def counts(values: Tensor, total: int) -> list[Any]:
-    """Return how many of ``total`` rows go where (last dimension)."""
+def read_counts(values: Tensor, total: int) -> list[Any]:
+    """Return the row counts per destination (last dimension), which sum to ``total``."""
     found: list[Any] = values.tolist()
     return found

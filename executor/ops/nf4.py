@@ -1,14 +1,14 @@
 """Frozen matrices in 4 bits: NF4 (Dettmers et al., arXiv:2305.14314, sec. 3 and appendix E).
 
-A matrix is taken as (out, in), row after row, and cut into blocks of 64 elements; where their
-number is no multiple of 64, the last block ends with zeros. A block has one fp32 scale, the largest
-absolute value in it, and every element is the nearest of 16 levels times that scale; two share a
-byte. A tensor-parallel rank packs its own slice: blocks begin where the slice does, so packed bytes
-are those of the whole matrix only where rows of the slice are a multiple of 64.
+A matrix (out, in) is flattened row by row and cut into blocks of 64 elements; the last block is
+padded with zeros. A block has one fp32 scale, its largest absolute value, and every element is the
+nearest of 16 levels times that scale; two elements share a byte. A tensor-parallel rank packs its
+own slice: blocks begin where the slice does, so packed bytes equal those of the whole matrix only
+where rows of the slice are a multiple of 64.
 
-A matrix is unpacked where it is multiplied, in the forward pass and again in the backward pass;
-only the packed bytes stay between them. The values that come out pack to the same bytes again, in
-fp32 or more: the largest one of a block is its scale.
+A matrix is unpacked for its multiplication, in the forward pass and again in the backward pass;
+only the packed bytes stay between them. Unpacked values pack to the same bytes again in fp32 or
+more: the largest one of a block is its scale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cost_models.model.lora import BLOCK, DEQUANTISED_AT_ONCE
-from executor.ops.selective_recompute import once
+from executor.ops.recompute import compute_once
 
 # Dettmers et al., appendix E: quantiles of the normal distribution, with an exact zero
 LEVELS: Final = (
@@ -47,7 +47,7 @@ LEVELS: Final = (
 )
 
 
-class Packed(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A matrix in 4 bits."""
 
     codes: Tensor  # (32 blocks,) uint8, the first of two elements in the high bits
@@ -55,7 +55,7 @@ class Packed(NamedTuple):
     shape: tuple[int, int]  # (out, in)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return it in a precision, in which 16 levels times a scale are rounded once."""
+        """Unpack the matrix; 16 levels times a scale are rounded to ``dtype`` once."""
         work = torch.promote_types(dtype, torch.float32)
         table = _pairs(work, self.codes.device)
         flat = torch.empty(2 * self.codes.numel(), dtype=dtype, device=self.codes.device)
@@ -73,12 +73,12 @@ class Packed(NamedTuple):
 
 
 def num_blocks(shape: tuple[int, ...]) -> int:
-    """Return how many blocks a matrix has."""
+    """Return the number of blocks of a matrix."""
     return -(-math.prod(shape) // BLOCK)
 
 
-def packed(matrix: Tensor) -> Packed:
-    """Return a matrix (out, in) in 4 bits."""
+def pack(matrix: Tensor) -> PackedMatrix:
+    """Pack a matrix (out, in) in 4 bits."""
     flat = matrix.detach().reshape(-1)
     count = num_blocks(tuple(matrix.shape))
     codes = torch.empty(count * BLOCK // 2, dtype=torch.uint8, device=flat.device)
@@ -94,29 +94,29 @@ def packed(matrix: Tensor) -> Packed:
         nearest = torch.bucketize(values, between, out_int32=True).to(torch.uint8).view(-1, 2)
         codes[start // 2 : stop // 2] = nearest[:, 0] * 16 + nearest[:, 1]
     outputs, inputs = matrix.shape
-    return Packed(codes, scales, (outputs, inputs))
+    return PackedMatrix(codes, scales, (outputs, inputs))
 
 
-def matrix_of(weight: Tensor | Packed, dtype: torch.dtype) -> Tensor:
-    """Return a weight as it is, or unpacked in a precision."""
-    return weight.matrix(dtype) if isinstance(weight, Packed) else weight
+def unpacked(weight: Tensor | PackedMatrix, dtype: torch.dtype) -> Tensor:
+    """Return a weight unchanged, or unpacked in a precision."""
+    return weight.matrix(dtype) if isinstance(weight, PackedMatrix) else weight
 
 
-def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """Multiply with a matrix (out, in), packed or not; a packed one and its bias are frozen."""
-    if not isinstance(weight, Packed):
+    if not isinstance(weight, PackedMatrix):
         return F.linear(x, weight, bias)
     y: Tensor = _Linear.apply(x, weight, bias)
     return y
 
 
 class _Linear(Function):  # type: ignore[misc]
-    """Keeps nothing that its owner does not hold anyway: not even the input is needed again."""
+    """Matmul with a frozen packed matrix: saves nothing for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: PackedMatrix, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
-        return once(lambda: F.linear(x, weight.matrix(x.dtype), bias))
+        return compute_once(lambda: F.linear(x, weight.matrix(x.dtype), bias))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -124,13 +124,13 @@ class _Linear(Function):  # type: ignore[misc]
 
 
 def _chunks(numel: int) -> Iterator[tuple[int, int]]:
-    """Yield [start, stop) of what is unpacked at once: indices take more than the codes."""
+    """Yield ranges [start, stop) unpacked at a time: indices take more memory than the codes."""
     for start in range(0, numel, DEQUANTISED_AT_ONCE):
         yield start, min(numel, start + DEQUANTISED_AT_ONCE)
 
 
 @functools.cache
 def _pairs(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the two levels that each byte stands for; (256, 2)."""
+    """Return the two levels that each byte encodes, (256, 2)."""
     levels = torch.tensor(LEVELS, dtype=torch.float32).to(dtype)
     return torch.cartesian_prod(levels, levels).to(device)

@@ -1,12 +1,13 @@
-"""Saved activations in host memory, out of a GPU's way.
+"""Activation offload: saved activations of a layer in host memory.
 
-What a decoder layer saves for its backward pass leaves in a stream of its own, storage by storage,
-and comes back when the backward pass first asks for it. Parameters, what layers share (rotary
-tables, masks) and small tensors stay. Two layers' worth at most is on the device: the layer that
-runs, and the one before whose copies may still be under way.
+The tensors that a decoder layer saves for its backward pass are copied to the host in a separate
+stream, storage by storage, and copied back when the backward pass first reads them. Parameters,
+tensors that layers share (rotary tables, masks) and small tensors stay. At most two layers'
+activations are on the device: the running layer's, and the previous layer's while its copies are in
+flight.
 
-On a CPU host memory is the device's. What is saved is copied all the same, which frees the original
-and proves the way there and back.
+On a CPU, host memory is the device's. Saved tensors are copied all the same, which frees the
+original and tests both directions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 # masks that layers share, by their storage (fake tensors have no address)
 SHARED_MASKS: Final[WeakValueDictionary[int, Tensor]] = WeakValueDictionary()
 
-SMALLEST: Final = 1024  # bytes of a storage that is worth a copy
+SMALLEST_STORAGE: Final = 1024  # bytes of the smallest storage worth a copy
 
 
 def host_is_device(device: torch.device) -> bool:
@@ -30,110 +31,110 @@ def host_is_device(device: torch.device) -> bool:
     return str(device.type) == "cpu"
 
 
-class _Kept:
-    """One storage that a layer saved: on the device, on its way, or on the host."""
+class _OffloadedStorage:
+    """One storage that a layer saved: on the device, in flight, or on the host."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.device = storage.device
         self.on_device: Tensor | None = _bytes_of(storage)
         self.on_host: Tensor | None = None
-        self.left: torch.cuda.Event | None = None  # when the copy down is done
+        self.copied: torch.cuda.Event | None = None  # completion of the copy to the host
 
-    def leave(self) -> Tensor:
-        """Start the copy down; return the bytes on the device, which must live until it is done."""
+    def copy_to_host(self) -> Tensor:
+        """Start the copy to the host; return the device bytes, which must live until it is done."""
         assert self.on_device is not None
-        going = self.on_device
-        self.on_host = torch.empty_like(going, device="cpu", pin_memory=going.is_cuda)
-        self.on_host.copy_(going, non_blocking=True)
+        source = self.on_device
+        self.on_host = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+        self.on_host.copy_(source, non_blocking=True)
         self.on_device = None
-        return going
+        return source
 
     def storage(self) -> torch.UntypedStorage:
-        """Return the bytes where the device computes."""
+        """Return the bytes on the device."""
         if self.on_device is None:
             assert self.on_host is not None
             if host_is_device(self.device):
                 return self.on_host.untyped_storage()
-            if self.left is not None:
-                torch.cuda.current_stream().wait_event(self.left)
+            if self.copied is not None:
+                torch.cuda.current_stream().wait_event(self.copied)
             self.on_device = self.on_host.to(self.device, non_blocking=True)
         return self.on_device.untyped_storage()
 
 
-class _Saved(NamedTuple):
-    """A tensor that autograd saved: its place in a storage."""
+class _SavedTensor(NamedTuple):
+    """A tensor that autograd saved: a view of a storage."""
 
-    kept: _Kept
+    source: _OffloadedStorage
     dtype: torch.dtype
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
 
     def tensor(self) -> Tensor:
-        found = torch.empty(0, dtype=self.dtype, device=self.kept.device)
+        found = torch.empty(0, dtype=self.dtype, device=self.source.device)
         with torch.no_grad():
-            return found.set_(self.kept.storage(), self.offset, self.size, self.stride)
+            return found.set_(self.source.storage(), self.offset, self.size, self.stride)
 
 
-class _Leaving:
-    """Storages whose copies down are under way: they wait for the end of the next layer."""
+class _CopiesInFlight:
+    """Storages whose copies to the host are in flight; they are freed after the next layer."""
 
     def __init__(self) -> None:
         self.stream: torch.cuda.Stream | None = None
         self.done: torch.cuda.Event | None = None
         self.storages: list[Tensor] = []
 
-    def let_go(self) -> None:
-        """Free what has left: whatever takes its memory comes behind the copies."""
+    def release(self) -> None:
+        """Free the copied storages; the memory is reused only after the copies."""
         if self.done is not None:
             torch.cuda.current_stream().wait_event(self.done)
         self.done, self.storages = None, []
 
-    def start(self, kept: Iterable[_Kept], device: torch.device) -> None:
-        """Copy the storages of one layer down."""
+    def start(self, storages: Iterable[_OffloadedStorage], device: torch.device) -> None:
+        """Copy the storages of one layer to the host."""
         if device.type != "cuda":
-            for one in kept:
-                one.leave()
+            for one in storages:
+                one.copy_to_host()
             return
         self.stream = self.stream or torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream())
         done = torch.cuda.Event()
         with torch.cuda.stream(self.stream):
-            self.storages = [one.leave() for one in kept]
+            self.storages = [one.copy_to_host() for one in storages]
             done.record()
-        for one in kept:
-            one.left = done
+        for one in storages:
+            one.copied = done
         self.done = done
 
 
-_leaving = _Leaving()
+_copies = _CopiesInFlight()
 
 
-def offloaded(
+def run_offloaded(
     run: Callable[[], Tensor], device: torch.device, staying: Iterable[Tensor | None]
 ) -> Tensor:
-    """Run a layer; what it saves goes to the host, but for the storages of ``staying``."""
+    """Run a layer; its saved tensors go to the host, except the storages of ``staying``."""
     stay = {t.untyped_storage()._cdata for t in staying if t is not None}
-    found: dict[int, _Kept] = {}  # keeps all of them alive, so an address is one storage
+    found: dict[int, _OffloadedStorage] = {}  # keeps them alive, so that addresses are unique
 
-    def pack(tensor: Tensor) -> Tensor | _Saved:
+    def pack(tensor: Tensor) -> Tensor | _SavedTensor:
         if tensor.device != device or type(tensor) not in (Tensor, torch.nn.Parameter):
             return tensor
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address in stay or address in SHARED_MASKS or storage.nbytes() < SMALLEST:
+        if address in stay or address in SHARED_MASKS or storage.nbytes() < SMALLEST_STORAGE:
             return tensor
-        kept = found.get(address) or found.setdefault(address, _Kept(storage))
+        source = found.get(address) or found.setdefault(address, _OffloadedStorage(storage))
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
-        return _Saved(kept, tensor.dtype, *place)
+        return _SavedTensor(source, tensor.dtype, *place)
 
-    def unpack(saved: Tensor | _Saved) -> Tensor:
-        return saved.tensor() if isinstance(saved, _Saved) else saved
+    def unpack(saved: Tensor | _SavedTensor) -> Tensor:
+        return saved.tensor() if isinstance(saved, _SavedTensor) else saved
 
     with saved_tensors_hooks(pack, unpack):
         output = run()
-    _leaving.let_go()
-    _leaving.start(found.values(), device)
+    _copies.release()
+    _copies.start(found.values(), device)
     found.clear()
     return output
 

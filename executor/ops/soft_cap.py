@@ -1,8 +1,8 @@
-"""Soft caps (Gemma 2, arXiv:2408.00118, sec. 2): c tanh(x / c) of logits, and of attention scores.
+"""Soft caps (Gemma 2, arXiv:2408.00118, sec. 2): c tanh(x / c) of logits and attention scores.
 
-Torch's fused kernels know no cap. Scores are therefore made, capped and forgotten a block of
-queries at a time, and made again in the backward pass (the idea of Dao et al., arXiv:2205.14135):
-what is kept is what a fused kernel keeps.
+Torch's fused kernels support no cap. Scores are therefore computed, capped and dropped one block of
+queries at a time, and recomputed in the backward pass (the idea of Dao et al., arXiv:2205.14135):
+the same tensors are saved as by a fused kernel.
 
 Shapes   B sequences, S tokens, h query heads, k key-value heads, d head_dim, Q queries of a block
 """
@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from executor.ops.selective_recompute import once
+from executor.ops.recompute import compute_once
 
-BLOCK: Final = 128  # queries, as priced in cost_models.activations.saved
-Seen = Callable[[slice], Tensor]  # whether these queries see each key: (B or 1, 1, Q, S)
+QUERY_BLOCK: Final = 128  # queries, as priced in cost_models.activations.saved
+KeyMask = Callable[[slice], Tensor]  # mask of the keys of some queries: (B or 1, 1, Q, S)
 
 
-def capped(x: Tensor, cap: float) -> Tensor:
-    """Return c tanh(x / c) of logits, in the memory of x; the result is all that is kept.
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Return c tanh(x / c) of logits, in the memory of x; only the result is saved.
 
-    The backward pass writes into the gradient that it is given, and into the result.
+    The backward pass overwrites its incoming gradient and the result.
     """
     y: Tensor = _Cap.apply(x, cap)
     return y
 
 
-def capped_attention(
-    query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
+def soft_capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, seen: KeyMask, scaling: float, cap: float
 ) -> Tensor:
     """Attend with capped scores; queries (B, h, S, d), keys and values (B, k, S, d)."""
     output: Tensor = _CappedAttention.apply(query, key, value, seen, scaling, cap)
@@ -51,8 +51,8 @@ class _Cap(Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         (y,) = ctx.saved_tensors
-        # logits are the largest tensors of a step: 1 - tanh^2 takes the place of what was kept, and
-        # the product that of the gradient, which nobody else reads (the loss made it)
+        # logits are the largest tensors of a step: 1 - tanh^2 overwrites the saved result, and the
+        # product overwrites the gradient, which nothing else reads (the loss made it)
         gradient.mul_(y.square_().mul_(-(ctx.cap**-2)).add_(1.0))
         return gradient, None
 
@@ -60,10 +60,16 @@ class _Cap(Function):  # type: ignore[misc]
 class _CappedAttention(Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        seen: KeyMask,
+        scaling: float,
+        cap: float,
     ) -> Tensor:
         ctx.seen, ctx.scaling, ctx.cap = seen, scaling, cap
-        output, log_sums = once(lambda: _forward(query, key, value, seen, scaling, cap))
+        output, log_sums = compute_once(lambda: _forward(query, key, value, seen, scaling, cap))
         ctx.save_for_backward(query, key, value, output, log_sums)
         return output
 
@@ -81,7 +87,7 @@ class _CappedAttention(Function):  # type: ignore[misc]
             by_key = _grouped(weights.to(value.dtype), value)
             value_gradient += by_key.transpose(2, 3) @ wanted_by_key
             del by_key
-            # of the scores: softmax, then the slope of the cap, 1 - tanh^2
+            # gradient of the scores: softmax, then the slope of the cap, 1 - tanh^2
             change = (wanted_by_key @ value.transpose(2, 3)).to(weights.dtype).view_as(weights)
             change.sub_((wanted * output[:, :, rows]).sum(-1, keepdim=True)).mul_(weights)
             del weights
@@ -95,7 +101,7 @@ class _CappedAttention(Function):  # type: ignore[misc]
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, seen: Seen, scaling: float, cap: float
+    query: Tensor, key: Tensor, value: Tensor, seen: KeyMask, scaling: float, cap: float
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of every query's scores."""
     output = torch.empty_like(query)
@@ -112,7 +118,7 @@ def _forward(
 
 
 def _blocks(length: int) -> Iterator[slice]:
-    return (slice(start, start + BLOCK) for start in range(0, length, BLOCK))
+    return (slice(start, start + QUERY_BLOCK) for start in range(0, length, QUERY_BLOCK))
 
 
 def _tangents(query: Tensor, key: Tensor, scaling: float) -> Tensor:

@@ -1,1 +1,1 @@
-"""The device mesh, and one file for each kind of parallelism."""
+"""Parallelism: the device mesh, and one module for each kind of parallelism."""

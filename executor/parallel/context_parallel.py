@@ -1,17 +1,20 @@
 """Context parallelism: the ranks of an axis hold different tokens of the same sequences.
 
-ring       keys and values travel around the ranks, the next block while the current one computes;
-           in the backward pass their gradients follow them (Liu et al., arXiv:2310.01889)
+ring       keys and values circulate among the ranks; the next block travels while the current
+           one computes. The backward pass circulates their gradients as well (Liu et al.,
+           arXiv:2310.01889)
 allgather  all keys and values are gathered, in the backward pass once more (Llama 3,
            arXiv:2407.21783, sec. 3.3.2)
-ulysses    an all_to_all turns a slice of the tokens of all heads into all tokens of a slice of the
-           heads, and back (Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509)
+ulysses    an all_to_all exchanges a slice of the tokens of all heads for all tokens of a slice of
+           the heads, and a second one reverses it (Jacobs et al., DeepSpeed-Ulysses,
+           arXiv:2309.14509)
 
 Causal attention gives later tokens more work. For ring and allgather a sequence is therefore cut
-into 2 size chunks, of which rank r holds the r-th and the r-th from the end (zigzag): every rank
-has the same work with the keys of every other one. Ulysses needs slices in order.
+into 2 size chunks, and rank r holds the r-th chunk and the r-th from the end (zigzag): every rank
+has the same work with the keys of every other rank. Ulysses needs contiguous slices.
 
-Here is who holds which tokens and who sees whom; ``ring`` and ``ulysses`` attend.
+This module defines the token positions of each rank and the causal, window and document masks;
+``executor.attention`` implements the three methods.
 
 Shapes   B sequences, S tokens of a sequence, s = S / size of this rank
 """
@@ -26,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-EVERYTHING = slice(None)
+ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,68 +42,70 @@ class ContextAxis:
     method: str = "ring"
 
     def places(self, seq_len: int, device: torch.device | None = None) -> Tensor:
-        """Return where in the sequence the tokens of this rank are, (s,)."""
+        """Return the positions of this rank's tokens in the sequence, (s,)."""
         return self.places_of(self.rank, seq_len, device)
 
     def places_of(self, rank: int, seq_len: int, device: torch.device | None = None) -> Tensor:
-        """Return where in the sequence the tokens of a rank are."""
+        """Return the positions of a rank's tokens in the sequence, (s,)."""
         chunks = (rank,) if self.method == "ulysses" else self.chunks(rank)
         length = seq_len // (self.size * len(chunks))
         starts = [chunk * length for chunk in chunks]
         return torch.cat([torch.arange(a, a + length, device=device) for a in starts])
 
     def chunks(self, rank: int) -> tuple[int, int]:
-        """Return the two of the 2 size chunks of a sequence that a rank holds."""
+        """Return the two zigzag chunks (of 2 size) that a rank holds."""
         return rank, 2 * self.size - 1 - rank
 
 
-ONE_RANK = ContextAxis()
+SINGLE_RANK = ContextAxis()
 
 
-class Block(NamedTuple):
-    """Some queries of this rank and the keys of another rank that they see."""
+class AttentionBlock(NamedTuple):
+    """A block of this rank's queries and the block of another rank's keys that they attend to."""
 
     queries: slice
     keys: slice
-    causal: bool = False  # the same tokens
-    masked: bool = False  # a part of the keys is hidden
+    causal: bool = False  # queries and keys are the same tokens
+    masked: bool = False  # some of the keys are masked out
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """Who may see whom."""
+class AttentionPattern:
+    """Which keys each query attends to: causal, optionally within a window and a document."""
 
     axis: ContextAxis
-    window: int | None  # tokens that a query sees, itself included
-    starts: Tensor | None  # (B, S): where the document of a token begins
+    window: int | None  # number of tokens that a query attends to, itself included
+    starts: Tensor | None  # (B, S): position where the document of each token begins
 
-    def blocks(self, rank: int, tokens: int) -> Iterator[Block]:
-        """Yield what the queries of this rank see of the keys of ``rank`` (s tokens each)."""
+    def blocks(self, rank: int, tokens: int) -> Iterator[AttentionBlock]:
+        """Yield the blocks of queries and keys to compute for the keys of ``rank`` (s tokens)."""
         own, half = self.axis.rank, tokens // 2
         window = self.window
         if window is None and self.starts is None:
             if rank == own:
-                yield Block(EVERYTHING, EVERYTHING, causal=True)
+                yield AttentionBlock(ALL, ALL, causal=True)
             elif rank < own:
-                yield Block(EVERYTHING, slice(0, half))
+                yield AttentionBlock(ALL, slice(0, half))
             else:
-                yield Block(slice(half, tokens), EVERYTHING)
+                yield AttentionBlock(slice(half, tokens), ALL)
             return
         halves = (slice(0, half), slice(half, tokens))
         for queries, mine in zip(halves, self.axis.chunks(own), strict=True):
             for keys, other in zip(halves, self.axis.chunks(rank), strict=True):
-                apart = (mine - other) * half  # of the same places in the two chunks
-                if other > mine or (window is not None and apart - half + 1 >= window):
+                offset = (mine - other) * half  # between equal positions of the two chunks
+                if other > mine or (window is not None and offset - half + 1 >= window):
                     continue
-                cut = window is not None and apart + half - 1 >= window
+                cut = window is not None and offset + half - 1 >= window
                 masked = cut or self.starts is not None
-                yield Block(queries, keys, causal=mine == other and not masked, masked=masked)
+                yield AttentionBlock(
+                    queries, keys, causal=mine == other and not masked, masked=masked
+                )
 
-    def mask(self, block: Block, rank: int, query: Tensor) -> Tensor | None:
-        """Return what is added to the scores of a block, (1 or B, 1, q, n).
+    def mask(self, block: AttentionBlock, rank: int, query: Tensor) -> Tensor | None:
+        """Return the additive mask of a block's scores, (1 or B, 1, q, n), or None.
 
-        Finite: a query that sees none of these keys gets a weight of zero when blocks are put
-        together, where -inf would leave nothing to divide by.
+        Masked scores are finite: a query without any key in this block gets weight zero when blocks
+        are merged, where -inf would divide by zero.
         """
         if not block.masked:
             return None

@@ -1,10 +1,10 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts, and back.
 
 Each rank of an expert group holds num_experts / size experts whole (or its tensor-parallel slice of
-each) and its own tokens. A router has named k experts for every token; no token is dropped. The
-rows, one for each token and expert, are sorted by expert, so that one all_to_all carries them:
-first the numbers of rows, then the rows; the results come back the same way (Lepikhin et al.,
-GShard, arXiv:2006.16668, sec. 3.2). The backward pass sends gradients along the same routes.
+each) and its own tokens. The router selects k experts for every token; no token is dropped. The
+rows, one per token and expert, are sorted by expert, so that one all_to_all carries them: first the
+row counts, then the rows; the results return the same way (Lepikhin et al., GShard,
+arXiv:2006.16668, sec. 3.2). The backward pass sends gradients along the same routes.
 
 Shapes   N tokens of this rank, H hidden_size, k experts_per_token, E num_experts
          R rows that this rank's experts receive
@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from executor.compat import all_to_all
 from executor.ops import host_reads
-from executor.ops.selective_recompute import once
+from executor.ops.recompute import compute_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ExpertAxis:
     group: dist.ProcessGroup | None = None
     size: int = 1
     rank: int = 0
-    cut_over_tensor: bool = True  # each expert's matrices are cut over the tensor-parallel ranks
+    tensor_sharded: bool = True  # each expert's matrices are cut over the tensor-parallel ranks
 
     def slice_of(self, num_experts: int) -> tuple[int, int]:
         """Return the experts [start, stop) of this rank."""
@@ -41,12 +41,12 @@ class ExpertAxis:
         return self.rank * each, (self.rank + 1) * each
 
 
-EVERY_EXPERT = ExpertAxis()
+ALL_EXPERTS = ExpertAxis()
 # rows sorted by expert (R, H), rows of each local expert -> (R, H)
 RunExperts = Callable[[Tensor, list[int]], Tensor]
 
 
-def mixture(
+def run_on_experts(
     axis: ExpertAxis,
     x: Tensor,
     indices: Tensor,
@@ -54,10 +54,10 @@ def mixture(
     num_experts: int,
     experts: RunExperts,
 ) -> Tensor:
-    """Return the weighted sum of what its experts make of each token.
+    """Return the weighted sum of the expert outputs of each token, (..., H).
 
-    x (..., H), indices and weights (N, k)
-    forward   all_to_all of counts, of rows, of results      backward   of gradients, twice
+    x (..., H), indices and weights (N, k) forward: all_to_all of counts, of rows, of results;
+    backward: all_to_all of gradients, twice
     """
     per_token = indices.size(1)
     order = indices.flatten().argsort(stable=True)
@@ -65,28 +65,30 @@ def mixture(
     counts = indices.new_zeros(num_experts)
     counts.scatter_add_(0, indices.flatten(), torch.ones_like(indices).flatten())
     if axis.size == 1:
-        rows = experts(rows, host_reads.counts(counts, rows.size(0)))
+        rows = experts(rows, host_reads.read_counts(counts, rows.size(0)))
     else:
-        rows = _elsewhere(axis, rows, counts, experts)
+        rows = _run_on_expert_ranks(axis, rows, counts, experts)
     result: Tensor = _Collect.apply(rows, order, weights, x.shape)
     return result
 
 
-def _elsewhere(axis: ExpertAxis, rows: Tensor, counts: Tensor, experts: RunExperts) -> Tensor:
-    """Have every row computed by the rank that holds its expert."""
-    received = once(lambda: _counts_of_others(axis, counts))
+def _run_on_expert_ranks(
+    axis: ExpertAxis, rows: Tensor, counts: Tensor, experts: RunExperts
+) -> Tensor:
+    """Compute every row on the rank that holds its expert."""
+    received = compute_once(lambda: _counts_of_others(axis, counts))
     by_source = received.view(axis.size, -1)
     sent = counts.view(axis.size, -1).sum(1)
     sizes = torch.stack([sent, by_source.sum(1)])
-    there, back = host_reads.counts(sizes, rows.size(0))  # the host needs them
-    rows = _Exchange.apply(axis.group, there, back, rows)
+    send_counts, receive_counts = host_reads.read_counts(sizes, rows.size(0))  # needed on the host
+    rows = _Exchange.apply(axis.group, send_counts, receive_counts, rows)
     local = torch.arange(by_source.size(1), device=rows.device).repeat(axis.size)
-    # rows came sorted by rank, then by expert
+    # rows arrive sorted by rank, then by expert
     order = local.repeat_interleave(received, output_size=rows.size(0)).argsort(stable=True)
     rows = _Spread.apply(rows, order, 1)
-    rows = experts(rows, host_reads.counts(by_source.sum(0), rows.size(0)))
+    rows = experts(rows, host_reads.read_counts(by_source.sum(0), rows.size(0)))
     rows = _Unsort.apply(rows, order)
-    result: Tensor = _Exchange.apply(axis.group, back, there, rows)
+    result: Tensor = _Exchange.apply(axis.group, receive_counts, send_counts, rows)
     return result
 
 
@@ -97,26 +99,35 @@ def _counts_of_others(axis: ExpertAxis, counts: Tensor) -> Tensor:
 
 
 class _Exchange(Function):  # type: ignore[misc]
-    """Send ``there[i]`` rows to rank i and receive ``back[i]`` rows from it."""
+    """Send ``send_counts[i]`` rows to rank i and receive ``receive_counts[i]`` rows from it."""
 
     @staticmethod
-    def forward(ctx: Any, group: Any, there: list[int], back: list[int], rows: Tensor) -> Tensor:
-        ctx.group, ctx.there, ctx.back = group, there, back
-        return once(lambda: _exchanged(group, there, back, rows))
+    def forward(
+        ctx: Any, group: Any, send_counts: list[int], receive_counts: list[int], rows: Tensor
+    ) -> Tensor:
+        ctx.group, ctx.send_counts, ctx.receive_counts = group, send_counts, receive_counts
+        return compute_once(lambda: _exchanged(group, send_counts, receive_counts, rows))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return None, None, None, _exchanged(ctx.group, ctx.back, ctx.there, gradient)
+        return (
+            None,
+            None,
+            None,
+            _exchanged(ctx.group, ctx.receive_counts, ctx.send_counts, gradient),
+        )
 
 
-def _exchanged(group: Any, there: list[int], back: list[int], rows: Tensor) -> Tensor:
-    received = rows.new_empty(sum(back), rows.size(1))
-    all_to_all(received, rows.contiguous(), back, there, group=group)
+def _exchanged(
+    group: Any, send_counts: list[int], receive_counts: list[int], rows: Tensor
+) -> Tensor:
+    received = rows.new_empty(sum(receive_counts), rows.size(1))
+    all_to_all(received, rows.contiguous(), receive_counts, send_counts, group=group)
     return received
 
 
 class _Spread(Function):  # type: ignore[misc]
-    """Copy every token k times and sort the copies: (N, H) -> (N k, H)."""
+    """Copy every token k times and sort the copies by expert: (N, H) -> (N k, H)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, copies: int) -> Tensor:
@@ -134,7 +145,7 @@ class _Spread(Function):  # type: ignore[misc]
 
 
 class _Unsort(Function):  # type: ignore[misc]
-    """Put sorted rows back to where they were."""
+    """Restore the order of rows before sorting."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
@@ -148,7 +159,7 @@ class _Unsort(Function):  # type: ignore[misc]
 
 
 class _Collect(Function):  # type: ignore[misc]
-    """Unsort the results and add up each token's, weighted: (N k, H) -> (..., H)."""
+    """Unsort the results and sum each token's, weighted: (N k, H) -> (..., H)."""
 
     @staticmethod
     def forward(

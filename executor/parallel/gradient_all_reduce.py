@@ -1,11 +1,11 @@
-"""Plain data parallelism (ZeRO 0) in one precision: gradients are added up where they lie.
+"""Gradient all-reduce of plain data parallelism (ZeRO 0) in one precision, without FSDP2.
 
-FSDP2 over one shard would copy every weight. Here the gradients of a block (a layer, the embedding,
-norm and head) lie in one buffer, which stays from step to step: the first gradient of a step is
-copied there as it comes, later ones are added to it. When the last backward pass of a step has
-completed a block, one all_reduce of its buffer starts, and runs behind the blocks that are still to
-come (Li et al., arXiv:2006.15704, sec. 3.2.2 and 3.2.3). All ranks start them in one order, that of
-the blocks, whatever order their gradients came in: collectives have to match.
+FSDP2 over one shard would copy every weight. Here the gradients of a bucket (a layer, the
+embedding, norm and head) lie in one persistent buffer: the first gradient of a step is copied into
+it, later ones are added. When the last backward pass of a step has completed a bucket, one
+all_reduce of its buffer starts and overlaps the remaining backward pass (Li et al.,
+arXiv:2006.15704, sec. 3.2.2 and 3.2.3). All ranks start the buckets in the same order, whatever
+order their gradients are produced in: collectives have to match.
 """
 
 from __future__ import annotations
@@ -17,88 +17,92 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.ops.deferred_weight_gradients import Store, by_parameter, compute
+from executor.ops.deferred_weight_gradients import (
+    DeferredGradients,
+    compute_deferred,
+    group_by_parameter,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Parameters whose gradients are added up together, by the ranks of one group."""
+class GradientBucket:
+    """Parameters whose gradients are reduced together by the ranks of one group."""
 
     parameters: tuple[Tensor, ...]
     group: dist.ProcessGroup
 
 
-class GradientSums:
-    """The blocks of one stage, in the order in which a backward pass completes them."""
+class GradientReducer:
+    """The gradient buckets of one stage, in the order in which a backward pass completes them."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = blocks
-        self._block_of = {id(p): block for block in self.blocks for p in block.parameters}
-        self._buffers: dict[Block, Tensor] = {}
-        self._places: dict[int, Tensor] = {}  # of a parameter's gradient in its block's buffer
-        self._watches = False
-        self._started = len(self.blocks)  # blocks that are added up, or on their way
-        self._missing: dict[Block, set[int]] = {}
-        self._under_way: list[Any] = []
-        for block in self.blocks:
-            sizes = [parameter.numel() for parameter in block.parameters]
-            self._buffers[block] = block.parameters[0].new_empty(sum(sizes))
-            places = self._buffers[block].split(sizes)
-            for parameter, place in zip(block.parameters, places, strict=True):
-                self._places[id(parameter)] = place.view_as(parameter)
-                parameter.register_post_accumulate_grad_hook(self._arrived)
+    def __init__(self, buckets: Sequence[GradientBucket]) -> None:
+        self.buckets = buckets
+        self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.parameters}
+        self._buffers: dict[GradientBucket, Tensor] = {}
+        self._views: dict[int, Tensor] = {}  # view of a parameter's gradient in its bucket's buffer
+        self._overlaps = False
+        self._started = len(self.buckets)  # buckets reduced or in flight
+        self._missing: dict[GradientBucket, set[int]] = {}
+        self._in_flight: list[Any] = []
+        for bucket in self.buckets:
+            sizes = [parameter.numel() for parameter in bucket.parameters]
+            self._buffers[bucket] = bucket.parameters[0].new_empty(sum(sizes))
+            views = self._buffers[bucket].split(sizes)
+            for parameter, view in zip(bucket.parameters, views, strict=True):
+                self._views[id(parameter)] = view.view_as(parameter)
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
 
     def buffers(self) -> Iterator[Tensor]:
-        """Yield what holds gradients all the time."""
+        """Yield the persistent gradient buffers."""
         yield from self._buffers.values()
 
     def expect(self, *, last: bool, complete: bool) -> None:
-        """Say what comes: a step's ``last`` backward pass, which leaves ``complete`` gradients."""
-        self._watches = last and complete
+        """Announce a backward pass: ``last`` of the step; ``complete``: with weight gradients."""
+        self._overlaps = last and complete
         if last:
             self._started = 0
-            self._missing = {block: set(map(id, block.parameters)) for block in self.blocks}
+            self._missing = {bucket: set(map(id, bucket.parameters)) for bucket in self.buckets}
 
-    def complete(self, due: Store, *, last: bool) -> None:
-        """Compute the weight gradients that are due; of the last ones each block starts at once."""
+    def complete(self, deferred: DeferredGradients, *, last: bool) -> None:
+        """Compute deferred weight gradients; ``last``: start the reduction of each bucket."""
         self.expect(last=last, complete=False)
-        waiting = by_parameter(due)
-        for block in self.blocks:
-            for parameter in block.parameters:
-                compute(waiting.pop(id(parameter), []))
+        waiting = group_by_parameter(deferred)
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                compute_deferred(waiting.pop(id(parameter), []))
             if last:
-                self._start(block)
-        for alone in waiting.values():  # of weights that no other rank holds
-            compute(alone)
+                self._start(bucket)
+        for alone in waiting.values():  # weights that no other rank holds
+            compute_deferred(alone)
 
     def finish(self) -> None:
-        """Start what the last backward pass left: a gradient that it did not reach is zero."""
-        for block in self.blocks[self._started :]:
-            self._start(block)
-        self._watches = False
+        """Start the remaining reductions; a gradient that no backward pass reached is zero."""
+        for bucket in self.buckets[self._started :]:
+            self._start(bucket)
+        self._overlaps = False
 
     def wait(self) -> None:
-        """Wait for the sums."""
-        for work in self._under_way:
+        """Wait for all reductions in flight."""
+        for work in self._in_flight:
             work.wait()
-        self._under_way.clear()
+        self._in_flight.clear()
 
-    def _arrived(self, parameter: Tensor) -> None:
-        gradient, place = parameter.grad, self._places[id(parameter)]
-        if gradient is not None and gradient is not place:  # none: it is computed later
-            parameter.grad = place.copy_(gradient)
-        if not self._watches:
+    def _accumulated(self, parameter: Tensor) -> None:
+        gradient, view = parameter.grad, self._views[id(parameter)]
+        if gradient is not None and gradient is not view:  # None: computed later
+            parameter.grad = view.copy_(gradient)
+        if not self._overlaps:
             return
-        self._missing[self._block_of[id(parameter)]].discard(id(parameter))
-        for block in self.blocks[self._started :]:
-            if self._missing[block]:
+        self._missing[self._bucket_of[id(parameter)]].discard(id(parameter))
+        for bucket in self.buckets[self._started :]:
+            if self._missing[bucket]:
                 return
-            self._start(block)
+            self._start(bucket)
 
-    def _start(self, block: Block) -> None:
+    def _start(self, bucket: GradientBucket) -> None:
         self._started += 1
-        for parameter in block.parameters:
+        for parameter in bucket.parameters:
             if parameter.grad is None:
-                parameter.grad = self._places[id(parameter)].zero_()
-        buffer = self._buffers[block]
-        self._under_way.append(dist.all_reduce(buffer, group=block.group, async_op=True))
+                parameter.grad = self._views[id(parameter)].zero_()
+        buffer = self._buffers[bucket]
+        self._in_flight.append(dist.all_reduce(buffer, group=bucket.group, async_op=True))

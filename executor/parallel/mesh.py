@@ -1,9 +1,9 @@
 """The grid of ranks (pipeline, replicate, shard, context, tensor), the last axis fastest.
 
-See ``cost_models.plan.plan``. A rank's number is its place in the grid: where a plan says on which
-accelerator each rank works (``rank_order``), processes join in that order (``connect``), and
-nothing else has to know of it. Ranks that differ along replicate and shard read different samples;
-those that differ along context hold different tokens of the same samples.
+See ``cost_models.plan.plan``. A rank's number is its position in the grid: where a plan assigns
+ranks to accelerators (``rank_order``), processes join in that order (``connect``), and nothing else
+depends on it. Ranks that differ along replicate and shard read different samples; those that differ
+along context hold different tokens of the same samples.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 
-MEETING_TIME: Final = datetime.timedelta(minutes=10)  # until all ranks have met
+RENDEZVOUS_TIMEOUT: Final = datetime.timedelta(minutes=10)  # limit for all ranks to join
 # of a collective: torch would end the process after 10 (nccl) or 30 minutes, before the watchdog
-# has named the rank that is missing
-NO_LIMIT: Final = datetime.timedelta(days=365)
+# has named the missing rank
+UNLIMITED: Final = datetime.timedelta(days=365)
 AXES: Final = ("pipeline", "replicate", "shard", "context", "tensor")
-# the process groups of a rank, by the name under which their traffic counts, and their axes
-GROUPS: Final[dict[str, tuple[str, ...]]] = {
+# the process groups of a rank and their axes, by the name under which their traffic is counted
+GROUP_AXES: Final[dict[str, tuple[str, ...]]] = {
     "pipeline": ("pipeline",),
     "data": ("shard", "context"),
     "tensor": ("tensor",),
@@ -40,7 +40,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def local_device() -> torch.device:
-    """Return the GPU that torchrun gave this process, or the CPU; forked ranks speak gloo."""
+    """Return the GPU that torchrun assigned to this process, or the CPU; forked ranks use gloo."""
     forked = dist.is_initialized() and dist.get_backend() == "gloo"
     if torch.cuda.is_available() and not forked:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -48,13 +48,13 @@ def local_device() -> torch.device:
 
 
 def connect(device: torch.device, rank_order: Sequence[int] | None = None) -> None:
-    """Join the default process group (nccl on GPUs, gloo else) unless that was done.
+    """Join the default process group (nccl on GPUs, gloo otherwise) if not joined yet.
 
-    ``rank_order``: the process, as torchrun numbers them, of each rank of the grid. Processes that
-    were forked off are numbered as ranks already: on one machine's CPU all places are alike.
+    ``rank_order``: the process, as torchrun numbers them, of each rank of the grid. Forked
+    processes are numbered as ranks already: on one machine's CPU all places are alike.
 
-    Without ``device_id``: torch would then send all messages of a group through one communicator,
-    one after another, where a receive that waits holds up a send (pytorch/pytorch#154132).
+    ``device_id`` is not passed: torch would then send all messages of a group through one
+    communicator, one after another, where a waiting receive blocks a send (pytorch/pytorch#154132).
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -62,29 +62,29 @@ def connect(device: torch.device, rank_order: Sequence[int] | None = None) -> No
         backend = "nccl" if device.type == "cuda" else "gloo"
         place: dict[str, Any] = {}
         if rank_order is not None:
-            place = {"rank": rank_in(rank_order), "world_size": int(os.environ["WORLD_SIZE"])}
+            place = {"rank": grid_rank(rank_order), "world_size": int(os.environ["WORLD_SIZE"])}
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            place = {**_place_of_this_attempt(), **place}
+            place = {**_store_of_this_attempt(), **place}
         dist.init_process_group(backend, **place)
 
 
-def rank_in(rank_order: Sequence[int]) -> int:
-    """Return the rank in the grid of this process, which torchrun gave another number."""
+def grid_rank(rank_order: Sequence[int]) -> int:
+    """Return the grid rank of this process, which torchrun numbered differently."""
     process, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if len(rank_order) != count:
-        raise InputError(f"rank_order has {len(rank_order)} ranks, {count} were started")
+        raise InputError(f"rank_order has {len(rank_order)} ranks, but {count} were started")
     return list(rank_order).index(process)
 
 
-def _place_of_this_attempt() -> dict[str, Any]:
-    """Return rank, number of ranks, and torchrun's store as if it were fresh.
+def _store_of_this_attempt() -> dict[str, Any]:
+    """Return rank, number of ranks, and torchrun's store with a prefix of its own per attempt.
 
-    Ranks that torchrun starts again would find the addresses of those that have ended in it (torch
-    2.11 to 2.13; cf. pytorch/pytorch#135712).
+    Otherwise restarted ranks find the addresses of the ended ones in it (torch 2.11 to 2.13; cf.
+    pytorch/pytorch#135712).
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, timeout=MEETING_TIME)
+    store = dist.TCPStore(address, port, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
     return {
         "store": dist.PrefixStore(f"attempt {attempt}", store),
         "rank": int(os.environ["RANK"]),
@@ -92,12 +92,12 @@ def _place_of_this_attempt() -> dict[str, Any]:
     }
 
 
-def leave() -> None:
-    """Wait until all ranks have come here, and leave the process group.
+def disconnect() -> None:
+    """Wait for all ranks, and leave the process group.
 
-    A group of gloo is left to the end of the process, which ``os._exit`` makes: taken apart on a
-    busy machine, it now and then aborted the process ("terminate called without an active
-    exception", torch 2.13, ZeRO-2 and 3), probably where gloo's own thread drops the last work.
+    A gloo group is left to the end of the process, which ``os._exit`` makes: destroyed on a busy
+    machine, it now and then aborted the process ("terminate called without an active exception",
+    torch 2.13, ZeRO-2 and 3), probably where gloo's own thread drops the last work.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -108,7 +108,7 @@ def leave() -> None:
 def gather_json(
     value: Any, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[Any]:
-    """Return the values of all ranks of a group, on every one; they travel as JSON text."""
+    """Return the values of all ranks of a group, on every rank; they travel as JSON text."""
     data = bytearray(json.dumps(value).encode())
     text = torch.frombuffer(data, dtype=torch.uint8).to(device)
     length = torch.tensor([len(text)], device=device)
@@ -126,17 +126,18 @@ def gather_json(
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the process stands among all ranks, and its process groups.
+    """The position of this process among all ranks, and its process groups.
 
-    A group is named by what travels in it: "data" are the ranks that share a model's shards (axes
-    shard and context: all of them read the same weights for different tokens), "replicate" the
-    ranks with the same shard of other copies. Where experts are apart, "expert" are the ranks that
-    share the experts of a layer, "expert_data" those that share the shards of the same experts.
+    A group is named after its traffic: "data" are the ranks that share a model's shards (axes shard
+    and context: all of them read the same weights for different tokens), "replicate" the ranks with
+    the same shard of other copies. Where experts have their own data axis, "expert" are the ranks
+    that share the experts of a layer, "expert_data" those that share the shards of the same
+    experts.
     """
 
     plan: Plan
     device: torch.device
-    place: dict[str, int]  # this process's rank along each axis
+    place: dict[str, int]  # rank of this process along each axis
     by_axis: dict[str, dist.ProcessGroup]
 
     @classmethod
@@ -152,14 +153,14 @@ class Grid:
         position = np.argwhere(_ranks(plan) == dist.get_rank())[0].tolist()
         world = dist.distributed_c10d._get_default_group()
         groups: dict[str, dist.ProcessGroup] = {}
-        for name, axes in GROUPS.items():
-            (own,) = [line for line in lines(plan, *axes) if dist.get_rank() in line]
+        for name, axes in GROUP_AXES.items():
+            (own,) = [line for line in rank_groups(plan, *axes) if dist.get_rank() in line]
             spans_all = len(own) == plan.world_size and world not in groups.values()
-            groups[name] = world if spans_all else own_group(own)
+            groups[name] = world if spans_all else create_group(own)
         if plan.experts_apart:
-            for name, found in expert_lines(plan).items():
+            for name, found in expert_rank_groups(plan).items():
                 (own,) = [line for line in found if dist.get_rank() in line]
-                groups[name] = own_group(own)
+                groups[name] = create_group(own)
         place = dict(zip(AXES, position, strict=True))
         return cls(plan, device, place, groups)
 
@@ -176,12 +177,12 @@ class Grid:
         return int(self.by_axis[axis].rank())
 
     def groups(self) -> dict[str, dist.ProcessGroup]:
-        """Return the groups by axis, for the counter of collectives."""
+        """Return all groups by axis, for the counter of collectives."""
         return {**self.by_axis, "world": dist.distributed_c10d._get_default_group()}
 
     @property
     def samples_rank(self) -> int:
-        """Which of the data_parallel shares of a batch this process trains on."""
+        """Index of this process's share of a batch (of data_parallel shares)."""
         return self.place["replicate"] * self.plan.dp_shard + self.place["shard"]
 
     def sharding_mesh(self, axis: str = "data") -> DeviceMesh:
@@ -191,24 +192,24 @@ class Grid:
             return DeviceMesh.from_group(self.group(axis), kind, mesh_dim_names=(axis,))
         copies = np.array(dist.get_process_group_ranks(self.group("replicate")))
         shards = np.array(dist.get_process_group_ranks(self.group(axis)))
-        ranks = copies[:, None] + shards - dist.get_rank()  # every copy is laid out alike
+        ranks = copies[:, None] + shards - dist.get_rank()  # every copy has the same layout
         names = ("replicate", axis)
         return DeviceMesh.from_group(
             [self.group(name) for name in names], kind, ranks.tolist(), mesh_dim_names=names
         )
 
     def pipeline_peer(self, pipeline_rank: int) -> int:
-        """Return the global rank of another pipeline rank with this process's other places."""
+        """Return the global rank of another pipeline rank with the same other coordinates."""
         rank: int = dist.get_global_rank(self.group("pipeline"), pipeline_rank)
         return rank
 
     def pipeline_lines(self) -> list[list[int]]:
         """Return the global ranks of every pipeline."""
-        return lines(self.plan, "pipeline")
+        return rank_groups(self.plan, "pipeline")
 
 
-def lines(plan: Plan, *axes: str) -> list[list[int]]:
-    """Return the groups of global ranks that differ along some axes only, in their order."""
+def rank_groups(plan: Plan, *axes: str) -> list[list[int]]:
+    """Return the groups of global ranks that differ along the given axes only, in their order."""
     kept = [AXES.index(axis) for axis in AXES if axis not in axes]
     varied = [AXES.index(axis) for axis in AXES if axis in axes]
     ranks = _ranks(plan).transpose(kept + varied)
@@ -222,8 +223,8 @@ def data_axis(plan: Plan, *, of_experts: bool) -> str:
     return "expert_data" if plan.experts_apart and of_experts else "data"
 
 
-def expert_lines(plan: Plan) -> dict[str, list[list[int]]]:
-    """Return the groups of ranks that share the experts of a layer, and the same experts.
+def expert_rank_groups(plan: Plan) -> dict[str, list[list[int]]]:
+    """Return the groups of ranks that share a layer's experts, and those with the same ones.
 
     Neighbours share a layer's experts: expert ranks are the fastest axis of the data (and, where
     these hold experts whole, tensor) ranks of a copy of the model.
@@ -231,15 +232,15 @@ def expert_lines(plan: Plan) -> dict[str, list[list[int]]]:
     axes = ["shard", "context", *([] if plan.expert_tensor_parallel else ["tensor"])]
     size = plan.expert_parallel
     found: dict[str, list[list[int]]] = {"expert": [], "expert_data": []}
-    for line in lines(plan, *axes):
+    for line in rank_groups(plan, *axes):
         found["expert"] += [line[i : i + size] for i in range(0, len(line), size)]
         found["expert_data"] += [line[i::size] for i in range(size)]
     return found
 
 
-def own_group(ranks: list[int]) -> dist.ProcessGroup:
-    """Make the group of some ranks; only they call it, all in the same order."""
-    return dist.new_group(ranks, use_local_synchronization=True, timeout=NO_LIMIT)
+def create_group(ranks: list[int]) -> dist.ProcessGroup:
+    """Create the group of some ranks; only they call it, all in the same order."""
+    return dist.new_group(ranks, use_local_synchronization=True, timeout=UNLIMITED)
 
 
 def _ranks(plan: Plan) -> np.ndarray[Any, Any]:

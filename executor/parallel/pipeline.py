@@ -1,10 +1,11 @@
-"""Pipeline parallelism: runs the passes of a schedule, and sends messages between stages.
+"""Pipeline parallelism: runs the passes of a schedule and sends messages between stages.
 
-Orders and places of stages come from ``cost_models.partition.schedules``. Messages of one kind
-(activations or gradients) in one direction (to a higher or a lower rank) share a channel, used by
-both ends in the same order. Sends never block: a rank waits only for the input of its next pass, so
-an order without circular needs cannot deadlock. A received activation lives until its backward
-pass, an output only until it has left. Stages that follow each other on one rank need no message.
+The order of passes and the placement of stages come from ``cost_models.partition.schedules``.
+Messages of one kind (activations or gradients) in one direction (to a higher or a lower rank) share
+a channel, used by both ends in the same order. Sends never block: a rank waits only for the input
+of its next pass, so an order without circular dependencies cannot deadlock. A received activation
+lives until its backward pass, an output until it is sent. Consecutive stages on one rank exchange
+no message.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cost_models.partition.schedules import Action, actions, rank_of_stage
-from executor.breadcrumbs import TRAIL
+from executor.activity import ACTIVITY
 from executor.data.batch import Batch
-from executor.ops.deferred_weight_gradients import Store, deferred
+from executor.ops.deferred_weight_gradients import DeferredGradients, deferred
 from executor.parallel.data_parallel import (
-    after_last_backward,
-    before_backward,
-    finish_gradients,
-    keep_apart,
+    compute_weight_gradients,
+    configure_backward,
+    defer_other_gradients,
+    finish_backward,
     wait_for_gradients,
 )
-from executor.parallel.mesh import NO_LIMIT, Grid
+from executor.parallel.mesh import UNLIMITED, Grid
 from executor.parallel.stage_interface import PipelineStage
 
-Message = Callable[[], Tensor]  # waits for it
+Message = Callable[[], Tensor]  # waits for the tensor
 _BACKWARD: Final = ("backward", "backward_input")
 _WEIGHTS: Final = ("backward", "backward_weight")
 
 
 class Channels:
-    """Messages between stages of different ranks."""
+    """Point-to-point messages between stages on different ranks."""
 
     def __init__(self, grid: Grid, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
-        """``shapes``: of what each stage but the last hands to the next."""
+        """Open the channels. ``shapes``: shape of each stage's output but the last's."""
         self.grid, self.shapes, self.dtype = grid, shapes, dtype
         plan = grid.plan
         self.rank_of = [rank_of_stage(plan, stage) for stage in range(plan.num_stages)]
@@ -61,7 +62,7 @@ class Channels:
                 self.groups[name] = grid.group("pipeline")
                 continue
             for line in grid.pipeline_lines():
-                group = dist.new_group(line, timeout=NO_LIMIT)
+                group = dist.new_group(line, timeout=UNLIMITED)
                 if dist.get_rank() in line:
                     self.groups[name] = group
         self.sent: list[tuple[Any, Tensor]] = []
@@ -75,7 +76,7 @@ class Channels:
         """Send one number through every channel.
 
         nccl connects a pair of ranks at its first message and blocks both meanwhile; here all ranks
-        do that in the same order, so that none waits in a circle.
+        do that in the same order, which rules out a deadlock.
         """
         own = self.grid.rank("pipeline")
         number = torch.zeros(1, device=self.grid.device)
@@ -91,19 +92,19 @@ class Channels:
         peers = [self.grid.pipeline_peer(rank) for rank in ranks]
         return peers[0], peers[1], self.groups[self._name(kind, *ranks)]
 
-    def here(self, stage: int) -> bool:
+    def from_environment(self, stage: int) -> bool:
         """Return whether this rank owns a stage."""
         return self.rank_of[stage] == self.grid.rank("pipeline")
 
     def send(self, kind: str, source: int, target: int, message: Tensor) -> None:
-        """Start to send; the message is kept until it has left."""
+        """Start a send; the message is kept alive until it is sent."""
         _, to, group = self._route(kind, source, target)
-        self.sent = [(work, kept) for work, kept in self.sent if not work.is_completed()]
+        self.sent = [(work, pending) for work, pending in self.sent if not work.is_completed()]
         message = message.contiguous()
         self.sent.append((dist.isend(message, to, group=group), message))
 
     def receive(self, kind: str, source: int, target: int) -> Message:
-        """Start to receive; the result waits for the message."""
+        """Start a receive; calling the result waits for the message."""
         origin, _, group = self._route(kind, source, target)
         shape = self.shapes[min(source, target)]
         message = torch.empty(shape, dtype=self.dtype, device=self.grid.device)
@@ -116,7 +117,7 @@ class Channels:
         return wait
 
     def flush(self) -> None:
-        """Wait until every message has left."""
+        """Wait until every message is sent."""
         for work, _ in self.sent:
             work.wait()
         self.sent.clear()
@@ -144,24 +145,24 @@ class Pipeline:
         self.device = grid.device
 
     def run(self, batches: Sequence[Batch], scale: float = 1.0) -> Tensor:
-        """Accumulate the gradients of all micro-batches; return the loss that this rank computed.
+        """Accumulate the gradients of all micro-batches; return the loss computed on this rank.
 
-        The summed loss is divided by the tokens that count in the whole global batch; the gradients
+        The summed loss is divided by the number of loss tokens in the global batch; the gradients
         are those of ``scale`` times that.
         """
         step = _Step(batches, scale)
         step.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for position, action in enumerate(self.order):
-            TRAIL.action = action
-            for coming in self.order[position : position + 2]:  # the next message travels meanwhile
-                self._expect(coming, step.waiting)
+            ACTIVITY.action = action
+            for upcoming in self.order[position : position + 2]:  # receives ahead, to overlap
+                self._expect(upcoming, step.waiting)
             if action.kind == "forward":
                 self._forward(action, step)
             elif action.kind == "backward_weight":
                 key = (action.stage, action.microbatch)
                 last = action == self.last_weight[action.stage]
                 stage = self.stages[action.stage]
-                finish_gradients(stage, self.plan.zero_stage, step.due.pop(key), last=last)
+                compute_weight_gradients(stage, self.plan.zero_stage, step.due.pop(key), last=last)
             else:
                 self._backward(action, step)
         for stage in self.stages.values():
@@ -181,7 +182,7 @@ class Pipeline:
             step.loss += output.detach()
         else:
             self._hand_over("forward", action, action.stage + 1, output.detach(), step)
-        step.outputs_of[key] = get_gradient_edge(output)  # the output itself may go
+        step.outputs_of[key] = get_gradient_edge(output)  # frees the output itself
 
     def _backward(self, action: Action, step: _Step) -> None:
         """Run one backward pass, or its first half: gradients of the input."""
@@ -190,23 +191,23 @@ class Pipeline:
         output, zero = step.outputs_of.pop(key), self.plan.zero_stage
         if action.kind == "backward":
             last = action == self.last_weight[action.stage]
-            before_backward(stage, zero, last=last)
+            configure_backward(stage, zero, last=last)
             torch.autograd.backward(output, received)
             if last:
-                after_last_backward(stage)
+                finish_backward(stage)
         else:
             last = action == self.last_input[action.stage]
-            before_backward(stage, zero, last=last, complete=False)
+            configure_backward(stage, zero, last=last, complete=False)
             with deferred() as step.due[key]:
                 torch.autograd.backward(output, received)
-            keep_apart(stage, zero, step.due[key])
+            defer_other_gradients(stage, zero, step.due[key])
         if not stage.first:
             gradient = step.inputs_of.pop(key).grad
             assert gradient is not None
             self._hand_over("backward", action, action.stage - 1, gradient, step)
 
     def _expect(self, action: Action, waiting: dict[Arrival, Message]) -> None:
-        """Start to receive what a pass needs from another rank, once."""
+        """Start to receive a pass's input from another rank, once."""
         arrival = _arrival(action)
         kind, stage, _ = arrival
         source = stage - 1 if kind == "forward" else stage + 1
@@ -215,7 +216,7 @@ class Pipeline:
             or arrival in waiting
             or action.kind == "backward_weight"
             or not 0 <= source <= self.last_stage
-            or self.channels.here(source)
+            or self.channels.from_environment(source)
         ):
             return
         waiting[arrival] = self.channels.receive(kind, source, stage)
@@ -223,29 +224,29 @@ class Pipeline:
     def _hand_over(
         self, kind: str, action: Action, target: int, message: Tensor, step: _Step
     ) -> None:
-        """Give a tensor to the stage that needs it next."""
-        if self.channels is None or self.channels.here(target):
+        """Pass a tensor on to the stage that needs it next."""
+        if self.channels is None or self.channels.from_environment(target):
             step.waiting[kind, target, action.microbatch] = lambda: message
         else:
             self.channels.send(kind, action.stage, target, message)
 
 
-Arrival = tuple[str, int, int]  # forward or backward, the stage that needs it, micro-batch
+Arrival = tuple[str, int, int]  # kind, receiving stage, micro-batch
 
 
 def _arrival(action: Action) -> Arrival:
-    """Name what an action waits for."""
+    """Return the key of the message that an action waits for."""
     kind = "forward" if action.kind == "forward" else "backward"
     return kind, action.stage, action.microbatch
 
 
 class _Step:
-    """What is under way in one step, by stage and micro-batch."""
+    """State of one step, by stage and micro-batch."""
 
     def __init__(self, batches: Sequence[Batch], scale: float) -> None:
         self.batches, self.scale = batches, scale
         self.waiting: dict[Arrival, Message] = {}
         self.inputs_of: dict[tuple[int, int], Tensor] = {}
         self.outputs_of: dict[tuple[int, int], Any] = {}
-        self.due: dict[tuple[int, int], Store] = {}  # weight gradients
+        self.due: dict[tuple[int, int], DeferredGradients] = {}  # deferred weight gradients
         self.loss: Tensor

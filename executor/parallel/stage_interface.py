@@ -1,4 +1,4 @@
-"""The interface of a pipeline stage that data and pipeline parallelism rely on."""
+"""Interface of a pipeline stage that data and pipeline parallelism rely on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class PipelineStage(Protocol):
     __call__: Callable[..., Tensor]
 
     def groups(self) -> Iterator[list[nn.Module]]:
-        """Yield the modules that FSDP gathers together."""
+        """Yield the modules that FSDP2 gathers together."""
 
     def layers(self) -> list[nn.Module]:
         """Return the transformer layers."""
 
-    def experts_modules(self, within: nn.Module | None = None) -> list[nn.Module]:
+    def expert_modules(self, within: nn.Module | None = None) -> list[nn.Module]:
         """Return the modules that hold routed experts."""
 
     def get_parameter(self, target: str) -> nn.Parameter:

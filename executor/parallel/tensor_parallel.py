@@ -1,12 +1,13 @@
-"""Tensor and sequence parallelism: cut matrices, and the collectives between them.
+"""Tensor and sequence parallelism: sharded matrices and the collectives between them.
 
 Megatron's scheme (Shoeybi et al., arXiv:1909.08053, sec. 3): a column-parallel matrix reads the
-whole hidden state and gives a slice of the features, a row-parallel one reads the slice and gives a
-partial sum. With sequence parallelism (Korthikanti et al., arXiv:2205.05198, sec. 4.2.2) the hidden
-state between them is split along the sequence: the two all_reduce of a block become all_gather and
-reduce_scatter, and only the split input is kept for the backward pass, which gathers it again.
+whole hidden state and computes a slice of the features, a row-parallel one reads the slice and
+computes a partial sum. With sequence parallelism (Korthikanti et al., arXiv:2205.05198, sec. 4.2.2)
+the hidden state between them is split along the sequence: the two all_reduce of a block become
+all_gather and reduce_scatter, and only the split input is saved for the backward pass, which
+gathers it again.
 
-Parameters are plain tensors that hold this rank's slice; every collective is written out here.
+Parameters are plain tensors that hold this rank's slice; every collective is explicit.
 
 Shapes   B sequences, S tokens of a sequence, s = S / size, H hidden_size
 """
@@ -26,9 +27,9 @@ from torch.autograd import Function
 
 from executor.compat import all_gather, reduce_scatter
 from executor.ops import host_reads
-from executor.ops.deferred_weight_gradients import Due, store
-from executor.ops.nf4 import Packed, linear, matrix_of
-from executor.ops.selective_recompute import block_result, once, repeats
+from executor.ops.deferred_weight_gradients import DeferredGradient, deferral_queue
+from executor.ops.nf4 import PackedMatrix, linear, unpacked
+from executor.ops.recompute import block_result, compute_once, is_recomputing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,46 +40,46 @@ class TensorAxis:
     size: int = 1
     rank: int = 0
     sequence_parallel: bool = False
-    weights_later: bool = False  # the schedule may ask for weight gradients after those of inputs
+    defers_weights: bool = False  # the schedule may defer weight gradients
     fp8: bool = False  # layers multiply in 8 bits
 
     def slice_of(self, length: int) -> tuple[int, int]:
-        """Return [start, stop) of this rank: ceil(length / size), less on the last."""
+        """Return this rank's range [start, stop): ceil(length / size) long, less on the last."""
         chunk = -(-length // self.size)
         return min(length, self.rank * chunk), min(length, (self.rank + 1) * chunk)
 
     def sequence_slice(self, seq_len: int) -> tuple[int, int]:
-        """Return the tokens [start, stop) of each sequence that this rank's hidden state holds."""
+        """Return the token range [start, stop) of each sequence in this rank's hidden state."""
         return self.slice_of(seq_len) if self.sequence_parallel else (0, seq_len)
 
 
-WHOLE = TensorAxis()
+UNSHARDED = TensorAxis()
 
 
 def column_linear(
     axis: TensorAxis,
     x: Tensor,
-    weights: Sequence[Tensor | Packed],
+    weights: Sequence[Tensor | PackedMatrix],
     biases: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
-    """Multiply one input with several column-cut matrices (out, in), with one collective for all.
+    """Multiply one input with several column-parallel matrices (out, in), in one collective.
 
-    forward   all_gather (B, s, H) -> (B, S, H)   or nothing
-    backward  the same all_gather, reduce_scatter   or all_reduce of the input's gradient
+    forward: all_gather (B, s, H) -> (B, S, H) with sequence parallelism, otherwise nothing.
+    backward: the same all_gather and a reduce_scatter, or an all_reduce of the input's gradient.
     """
-    if axis.size == 1 and not axis.weights_later:
+    if axis.size == 1 and not axis.defers_weights:
         return tuple(linear(x, w, b) for w, b in zip(weights, biases, strict=True))
     outputs: tuple[Tensor, ...] = _ColumnLinear.apply(axis, len(weights), x, *weights, *biases)
     return outputs
 
 
 def row_linear(axis: TensorAxis, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply with a row-cut matrix and add up over the ranks.
+    """Multiply with a row-parallel matrix and sum over the ranks.
 
-    forward   reduce_scatter (B, S, H) -> (B, s, H)   or all_reduce
-    backward  all_gather   or nothing
+    forward: reduce_scatter (B, S, H) -> (B, s, H) with sequence parallelism, otherwise all_reduce.
+    backward: all_gather, or nothing.
     """
-    if axis.size == 1 and not axis.weights_later:
+    if axis.size == 1 and not axis.defers_weights:
         with block_result():
             return F.linear(x, weight, bias)
     with block_result(summed=axis.size > 1):
@@ -92,7 +93,7 @@ def row_linear(axis: TensorAxis, x: Tensor, weight: Tensor, bias: Tensor | None)
 def vocabulary_embedding(
     axis: TensorAxis, tokens: Tensor, weight: Tensor, start: int, padding_index: int | None
 ) -> Tensor:
-    """Look tokens up in the rows from ``start`` on that this rank holds; add up over the ranks."""
+    """Look up tokens in this rank's rows of the vocabulary (from ``start``); sum over the ranks."""
     if axis.size == 1:
         return F.embedding(tokens, weight, padding_index)
     local = tokens - start
@@ -105,51 +106,51 @@ def vocabulary_embedding(
 
 
 def sum_over_ranks(axis: TensorAxis, x: Tensor) -> Tensor:
-    """Add partial sums up; with sequence parallelism each rank keeps its tokens."""
+    """Sum partial results over the ranks; with sequence parallelism each rank keeps its tokens."""
     y: Tensor = _SumOverRanks.apply(axis, x)
     return y
 
 
-def total_over_ranks(axis: TensorAxis, x: Tensor) -> Tensor:
-    """Add up what each rank has of a number that all of them go on with: all_reduce both ways."""
+def all_reduce_both_ways(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Sum a tensor over the ranks, all of which continue with the total: all_reduce both ways."""
     y: Tensor = _Total.apply(axis, x)
     return y
 
 
-def whole_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
-    """Return every token's features to all ranks, of whose gradients each rank gives a summand.
+def gather_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Return every token's features on all ranks; each rank computes a partial gradient of them.
 
-    forward   all_gather (B, s, H) -> (B, S, H)   or nothing
-    backward  reduce_scatter   or all_reduce
+    forward: all_gather (B, s, H) -> (B, S, H) with sequence parallelism, otherwise nothing.
+    backward: reduce_scatter or all_reduce.
     """
     y: Tensor = _WholeTokens.apply(axis, x) if axis.size > 1 else x
     return y
 
 
-def own_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
-    """Take this rank's tokens of a hidden state that all ranks hold; backward: all_gather."""
+def local_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Return this rank's tokens of a hidden state that all ranks hold; backward: all_gather."""
     y: Tensor = _OwnTokens.apply(axis, x)
     return y
 
 
-def every_token(axis: TensorAxis, x: Tensor) -> Tensor:
-    """Put the ranks' tokens together again: all_gather; backward: take this rank's."""
+def concatenate_tokens(axis: TensorAxis, x: Tensor) -> Tensor:
+    """Concatenate the tokens of all ranks: all_gather; backward: this rank's tokens."""
     y: Tensor = _EveryToken.apply(axis, x)
     return y
 
 
 @contextmanager
-def rank_randomness(axis: TensorAxis, *, apart: bool = False) -> Iterator[None]:
+def rank_random_state(axis: TensorAxis, *, isolated: bool = False) -> Iterator[None]:
     """Let dropout differ between ranks that hold different heads, and nowhere else.
 
     The seed is drawn from the generator that all ranks share, so recomputation draws it again.
-    ``apart``: whether anything is drawn inside leaves no trace on what is drawn after it.
+    ``isolated``: random numbers drawn inside do not advance the outer generator.
     """
-    # with sequence parallelism every rank has its own seed anyway
-    if (axis.size == 1 or axis.sequence_parallel) and not apart:
+    # with sequence parallelism every rank has its own seed already
+    if (axis.size == 1 or axis.sequence_parallel) and not isolated:
         yield
         return
-    (seed,) = host_reads.numbers(torch.randint(2**62, (1,)))
+    (seed,) = host_reads.read_values(torch.randint(2**62, (1,)))
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed + axis.rank)
@@ -163,33 +164,33 @@ class _ColumnLinear(Function):  # type: ignore[misc]
     ) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
         ctx.axis, ctx.has_bias = axis, [bias is not None for bias in biases]
-        ctx.sources = weights  # as they came: a gradient goes through a view to its parameter
+        ctx.sources = weights  # unchanged: a gradient passes through a view to its parameter
         ctx.trained = [number for number in range(count) if ctx.needs_input_grad[3 + number]]
-        ctx.save_for_backward(x, *(None if isinstance(w, Packed) else w for w in weights))
+        ctx.save_for_backward(x, *(None if isinstance(w, PackedMatrix) else w for w in weights))
 
         def outputs() -> tuple[Tensor, ...]:
             whole = _gather(axis, x)() if axis.sequence_parallel else x
             return tuple(linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
 
-        return once(outputs)
+        return compute_once(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         x, *kept = ctx.saved_tensors
         weights = [
-            source if isinstance(source, Packed) else weight
+            source if isinstance(source, PackedMatrix) else weight
             for source, weight in zip(ctx.sources, kept, strict=True)
         ]
         axis: TensorAxis = ctx.axis
-        later = store() if axis.weights_later else None
+        later = deferral_queue() if axis.defers_weights else None
         now = later is None and bool(ctx.trained)
         gathered = _gather(axis, x) if axis.sequence_parallel and now else None
         flat = [gradient.flatten(0, -2) for gradient in gradients]
-        input_gradient = flat[0] @ matrix_of(weights[0], x.dtype)
+        input_gradient = flat[0] @ unpacked(weights[0], x.dtype)
         for gradient, weight in zip(flat[1:], weights[1:], strict=True):
-            input_gradient.addmm_(gradient, matrix_of(weight, x.dtype))
+            input_gradient.addmm_(gradient, unpacked(weight, x.dtype))
         reduced = _reduce(axis, input_gradient.view(*gradients[0].shape[:-1], -1))
-        asked = [flat[number] for number in ctx.trained]  # others do not wait with them
+        asked = [flat[number] for number in ctx.trained]  # frees the others
 
         def weight_gradients() -> list[Tensor]:
             pending = gathered or (_gather(axis, x) if axis.sequence_parallel else None)
@@ -199,7 +200,7 @@ class _ColumnLinear(Function):  # type: ignore[misc]
         of_weights: list[Tensor | None] = [None] * len(weights)
         if later is not None and ctx.trained:
             sources = tuple(ctx.sources[number] for number in ctx.trained)
-            later.append(Due(sources, weight_gradients))
+            later.append(DeferredGradient(sources, weight_gradients))
         elif ctx.trained:  # overlaps the reduction
             for number, of_weight in zip(ctx.trained, weight_gradients(), strict=True):
                 of_weights[number] = of_weight
@@ -213,12 +214,12 @@ class _ColumnLinear(Function):  # type: ignore[misc]
 
 
 def _row_linear(axis: TensorAxis, x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply, in a way that lets the weight's gradient come later where that may be asked for.
+    """Multiply so that the weight's gradient can be deferred where the schedule needs it.
 
-    The input is kept before the matmul runs, so that a recomputation, which ends with the last kept
-    tensor, leaves the matmul out; a hook catches the gradient of the output.
+    The input is saved before the matmul runs, so that a recomputation, which ends with the last
+    saved tensor, skips the matmul; a hook catches the gradient of the output.
     """
-    if not axis.weights_later or not weight.requires_grad:
+    if not axis.defers_weights or not weight.requires_grad:
         return F.linear(x, weight)
     caught: list[Tensor] = []
     y = F.linear(_KeepInput.apply(caught, x, weight), weight.detach())
@@ -237,14 +238,14 @@ class _KeepInput(Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, input_gradient: Tensor) -> tuple[None, Tensor, Tensor | None]:
         (x,) = ctx.saved_tensors
-        gradient, later = ctx.caught.pop().flatten(0, -2), store()
+        gradient, later = ctx.caught.pop().flatten(0, -2), deferral_queue()
 
         def weight_gradients() -> list[Tensor]:
             return [gradient.t() @ x.flatten(0, -2)]
 
         if later is None:
             return None, input_gradient, *weight_gradients()
-        later.append(Due(ctx.sources, weight_gradients))
+        later.append(DeferredGradient(ctx.sources, weight_gradients))
         return None, input_gradient, None
 
 
@@ -252,9 +253,9 @@ class _SumOverRanks(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        if not axis.sequence_parallel and not repeats():
+        if not axis.sequence_parallel and not is_recomputing():
             ctx.mark_dirty(x)
-        return once(lambda: _reduce(axis, x)())
+        return compute_once(lambda: _reduce(axis, x)())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -266,7 +267,7 @@ class _Total(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return once(lambda: _all_reduced(axis, x))
+        return compute_once(lambda: _all_reduced(axis, x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -283,12 +284,12 @@ class _WholeTokens(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return once(lambda: _gather(axis, x)()) if axis.sequence_parallel else x.view_as(x)
+        return compute_once(lambda: _gather(axis, x)()) if axis.sequence_parallel else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         axis: TensorAxis = ctx.axis
-        # in place: the caller's gradient may be read elsewhere too
+        # in place: the caller's gradient may be read elsewhere as well
         summand = gradient.contiguous() if axis.sequence_parallel else gradient.clone()
         return None, _reduce(axis, summand)()
 
@@ -308,7 +309,7 @@ class _EveryToken(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return once(lambda: _gather(axis, x)())
+        return compute_once(lambda: _gather(axis, x)())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -321,7 +322,7 @@ def _own(axis: TensorAxis, x: Tensor) -> Tensor:
 
 
 class _Pending:
-    """A collective under way; calling it waits and returns the result."""
+    """A collective in flight; calling it waits and returns the result."""
 
     def __init__(self, work: Any, result: Tensor, tokens_apart: int = 0) -> None:
         self.work, self.result, self.tokens_apart = work, result, tokens_apart
@@ -344,7 +345,7 @@ def _gather(axis: TensorAxis, x: Tensor) -> _Pending:
 
 
 def _reduce(axis: TensorAxis, x: Tensor) -> _Pending:
-    """Add (B, S, H) up over the ranks, in place, or scattered to (B, s, H)."""
+    """Sum (B, S, H) over the ranks, in place, or scattered to (B, s, H)."""
     if axis.size == 1:
         return _Pending(None, x)
     if not axis.sequence_parallel:

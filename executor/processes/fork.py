@@ -1,7 +1,7 @@
-"""Starts several processes on this machine by forking, joined by gloo; messages are JSON.
+"""Forked processes on this machine, joined by gloo; messages are JSON.
 
-A fork costs milliseconds, where a fresh interpreter that imports torch costs seconds. The parent
-must not have run parallel torch operators or touched a GPU before.
+A fork costs milliseconds, a fresh interpreter that imports torch costs seconds. The parent must not
+have run parallel torch operators or used a GPU before.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import Any, Final
 from executor.processes.signals import Relay, StopSignals
 from hardware_profiles.errors import InputError, RunError, ShardplanError
 
-GRACE_SECONDS: Final = 1.5  # for other ranks to tell an earlier failure, and to end by themselves
-PR_SET_PDEATHSIG: Final = 1  # Linux: the signal that a process gets when its parent ends
-_to_parent: list[Connection] = []  # in a forked process: its pipe
-_heard: list[StopSignals] = []  # in a forked process that listens
+GRACE_SECONDS: Final = 1.5  # for other ranks to report an earlier failure and to end
+PR_SET_PDEATHSIG: Final = 1  # Linux: signal sent to a process when its parent ends
+_to_parent: list[Connection] = []  # in a forked process: pipe to the parent
+_heard: list[StopSignals] = []  # in a forked process with signal handlers
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What every process is to do."""
+class ForkedTask:
+    """The task of all forked processes."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Job:
     threads: int
     timeout: float | None
     store: Path
-    stop_signals: Sequence[int] | None  # None: the ranks do not listen
+    stop_signals: Sequence[int] | None  # None: no signal handlers
 
 
 def run_forked(
@@ -59,15 +59,15 @@ def run_forked(
     """Call ``function(rank, *arguments)`` in every process; return the results in rank order.
 
     Inside, the default process group (gloo) is ready, and ``emit`` sends an event to ``on_event``.
-    Results and events must be JSON values. The first failure ends all processes: errors with words
-    for the user are raised again as they were, anything else as a RunError that names the rank; the
-    notes hold the traceback. So does an interruption of the parent end them. ``relay``: passes
-    signals on to them, for which they listen (``stop_signals``).
+    Results and events must be JSON values. The first failure ends all processes: a ShardplanError
+    is raised again unchanged, other errors as a RunError that names the rank; the notes contain the
+    traceback. An interruption of the parent ends them as well. ``relay``: passes signals on to
+    them, which they receive through ``stop_signals``.
     """
     with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
         numbers = None if relay is None else sorted(relay.numbers)
         store = Path(folder) / "store"
-        job = Job(function, arguments, processes, threads, timeout, store, numbers)
+        job = ForkedTask(function, arguments, processes, threads, timeout, store, numbers)
         workers, pipes = _start(job)
         if relay is not None:
             for rank, worker in enumerate(workers):
@@ -93,22 +93,23 @@ def emit(event: Any) -> None:
 def fail(error: ShardplanError) -> None:
     """Send a failure to the parent, from a thread that is about to end the process."""
     with contextlib.suppress(OSError):
-        _to_parent[0].send_bytes(json.dumps(failure(error)).encode())
+        _to_parent[0].send_bytes(json.dumps(describe_failure(error)).encode())
 
 
 def stop_signals() -> StopSignals | None:
-    """Return what this forked process hears."""
+    """Return the signal handlers of this forked process."""
     return _heard[0] if _heard else None
 
 
-def _start(job: Job) -> tuple[list[BaseProcess], list[Connection]]:
+def _start(job: ForkedTask) -> tuple[list[BaseProcess], list[Connection]]:
     context = multiprocessing.get_context("fork")
     workers: list[BaseProcess] = []
     pipes: list[Connection] = []
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forks beside threads: torch's wait idle, and no lock is held
+        # Python 3.12 warns of forks of multi-threaded processes: torch's threads are idle and hold
+        # no lock
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         for rank in range(job.processes):
             receiver, sender = context.Pipe(duplex=False)
@@ -121,13 +122,13 @@ def _start(job: Job) -> tuple[list[BaseProcess], list[Connection]]:
     return workers, pipes
 
 
-def _work(pipe: Connection, rank: int, job: Job, parent: int) -> None:
+def _work(pipe: Connection, rank: int, job: ForkedTask, parent: int) -> None:
     """Run one rank and leave the process without the parent's exit handlers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if job.stop_signals is not None:
         _heard[:] = [StopSignals(job.stop_signals)]
-    end_with(parent)
+    end_with_parent(parent)
     _to_parent[:] = [pipe]
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -146,16 +147,16 @@ def _work(pipe: Connection, rank: int, job: Job, parent: int) -> None:
         )
         result = job.function(rank, *job.arguments)
         if dist.is_initialized():
-            dist.barrier()  # the group itself ends with the process, see mesh.leave
+            dist.barrier()  # the group itself ends with the process, see mesh.disconnect
         pipe.send_bytes(json.dumps({"result": result}).encode())
     except BaseException as error:
         with contextlib.suppress(OSError):
-            pipe.send_bytes(json.dumps(failure(error)).encode())
+            pipe.send_bytes(json.dumps(describe_failure(error)).encode())
         os._exit(1)
     os._exit(0)
 
 
-def failure(error: BaseException) -> dict[str, Any]:
+def describe_failure(error: BaseException) -> dict[str, Any]:
     """Describe an error as JSON values."""
     known = isinstance(error, ShardplanError)
     first_line = (str(error).strip() or "no message").splitlines()[0]
@@ -168,8 +169,8 @@ def failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def failure_of(rank: int, failed: dict[str, Any]) -> ShardplanError:
-    """Return what a rank reported as an error of this process."""
+def error_from_failure(rank: int, failed: dict[str, Any]) -> ShardplanError:
+    """Return a rank's reported failure as an error of this process."""
     words = failed["error"] if failed.get("says_it_all") else f"rank {rank}: {failed['error']}"
     bad_input = failed.get("exit_code") == InputError.exit_code
     error: ShardplanError = InputError(words) if bad_input else RunError(words)
@@ -177,18 +178,18 @@ def failure_of(rank: int, failed: dict[str, Any]) -> ShardplanError:
     return error
 
 
-def end_with(parent: int) -> None:
-    """Have Linux end this process when the parent is gone, however it ended."""
+def end_with_parent(parent: int) -> None:
+    """Have Linux end this process when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before that call
+        if os.getppid() != parent:  # ended before that call
             os._exit(1)
 
 
 def _collect(
     pipes: list[Connection], timeout: float | None, on_event: Callable[[Any], None] | None
 ) -> dict[int, dict[str, Any]]:
-    """Return what each rank answered; ranks that are late are missing."""
+    """Return each rank's answer; ranks that exceed the timeout are missing."""
     answers: dict[int, dict[str, Any]] = {}
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -216,17 +217,17 @@ def _receive(pipe: Connection) -> dict[str, Any]:
     try:
         message: dict[str, Any] = json.loads(pipe.recv_bytes())
     except (EOFError, OSError):
-        # a rank that dies without a word is the cause of the others' errors, not their effect
-        return {"error": "ended without a word (killed, or out of memory)", "time": 0.0}
+        # a rank that dies without a message is the cause of the others' errors, not their effect
+        return {"error": "ended without a message (killed, or out of memory)", "time": 0.0}
     return message
 
 
-def _results(answers: dict[int, dict[str, Any]], job: Job) -> list[Any]:
+def _results(answers: dict[int, dict[str, Any]], job: ForkedTask) -> list[Any]:
     """Return the results in rank order, or raise the failure that happened first."""
     failures = {rank: answer for rank, answer in answers.items() if "error" in answer}
     if failures:
         first = min(failures, key=lambda rank: failures[rank]["time"])
-        raise failure_of(first, failures[first])
+        raise error_from_failure(first, failures[first])
     late = [str(rank) for rank in range(job.processes) if rank not in answers]
     if late:
         raise RunError(f"no answer within {job.timeout:.0f} s from rank {', '.join(late)}")

@@ -1,23 +1,36 @@
-"""How a rank talks to whoever started it."""
+"""Interface of a rank to the process that started it, and supervision options."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from executor.processes.signals import StopSignals
+from executor.processes.signals import Relay, StopSignals
 from hardware_profiles.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """What a rank is given to tell its events, and to hear that it shall stop."""
+    """Channels of a rank: events, failures, and stop signals."""
 
     emit: Callable[[dict[str, Any]], None]
     fail: Callable[[RunError], Any]  # for a thread that is about to end the process
     stop: StopSignals | None = None
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Tell an event."""
+        """Emit an event."""
         self.emit(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """Treatment of failed ranks, and the signal that requests a stop."""
+
+    max_restarts: int = 0
+    preemption_signal: int = signal.SIGUSR1
+
+    def relay(self, ranks: int) -> Relay:
+        """Return the signal relay for the ranks of this machine."""
+        return Relay([self.preemption_signal], ranks)

@@ -1,7 +1,7 @@
-"""Signals that ask a rank to stop in good order: SIGTERM, and the scheduler's pre-emption signal.
+"""Signals that request a clean stop: SIGTERM, and the scheduler's pre-emption signal.
 
-The first one is noted: the rank stops after the step that runs, together with all others. A later
-one ends the process at once. Both hold while the rank waits inside a collective, where Python's own
+The first one is recorded: the rank stops after the current step, together with all others. A later
+one ends the process at once. Both work while the rank waits inside a collective, where Python's own
 handlers would not run: a thread reads the signals from a pipe.
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 
 from hardware_profiles.errors import InputError
 
-AGAIN_SECONDS: Final = 2.0  # torchrun passes on what the scheduler had sent to every process
+REPEAT_SECONDS: Final = 2.0  # torchrun repeats signals that the scheduler sent to every process
 ALLOWED: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
@@ -35,7 +35,7 @@ def signal_number(name: str) -> int:
 
 
 class StopSignals:
-    """Hears the signals of this process; made in its main thread."""
+    """Signal handlers of this process; created in its main thread."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
@@ -50,8 +50,8 @@ class StopSignals:
             signal.signal(number, _noted)
         threading.Thread(target=self._listen, args=(ours,), daemon=True, name="signals").start()
 
-    def when_heard(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` at the first signal, or now if that was before."""
+    def on_signal(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` at the first signal, or now if one was received."""
         self.tell = tell
         if self.heard is not None:
             tell()
@@ -66,14 +66,14 @@ class StopSignals:
         if self.heard is None:
             self.heard, self.heard_at = number, now
             self.tell()
-        elif now - self.heard_at > AGAIN_SECONDS:
+        elif now - self.heard_at > REPEAT_SECONDS:
             os._exit(128 + number)
 
 
 class Relay:
-    """Passes signals of the process that started the ranks on to them.
+    """Forwards signals of the process that started the ranks to them.
 
-    While not all ranks are there, and at a later signal, it interrupts this process instead.
+    While some ranks are missing, and at a later signal, it interrupts this process instead.
     """
 
     def __init__(self, numbers: Sequence[int], ranks: int) -> None:
@@ -93,7 +93,7 @@ class Relay:
             signal.signal(number, handler)
 
     def add(self, rank: int, process: int) -> None:
-        """Learn of a rank that can hear signals, perhaps one that was started again."""
+        """Register a rank that handles signals, possibly a restarted one."""
         self.processes[rank] = process
         if self.heard is not None:
             _send(process, self.heard)
@@ -104,14 +104,14 @@ class Relay:
             _send(process, signal.SIGKILL)
 
     def _hear(self, number: int, _: object) -> None:
-        if os.getpid() != self.own:  # a rank that was just forked off
+        if os.getpid() != self.own:  # a rank that was just forked
             return
         now = time.monotonic()
         if self.heard is None and len(self.processes) == self.ranks:
             self.heard, self.heard_at = number, now
             for process in self.processes.values():
                 _send(process, number)
-        elif self.heard is None or now - self.heard_at > AGAIN_SECONDS:
+        elif self.heard is None or now - self.heard_at > REPEAT_SECONDS:
             raise KeyboardInterrupt
 
 
@@ -121,7 +121,7 @@ def _send(process: int, number: int) -> None:
 
 
 def _noted(*_: object) -> None:
-    """Do nothing: the number of the signal has gone into the pipe."""
+    """Do nothing: the signal's number is already in the pipe."""
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost_models.pricing.observed import with_predicted_names
-from executor.launch.preflight import Prepared
+from executor.launch.preflight import PreparedRun
 from executor.records.metrics import METRICS_FILE, MetricsFile
 from executor.records.report import SCHEMA_VERSION, Row, compare, write_run
 from executor.records.tensorboard import TensorBoard
@@ -34,7 +34,7 @@ class Recorder:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         options: Mapping[str, Any],
         notes: list[str],
         folder: Path | None,

@@ -1,8 +1,8 @@
-"""torch.compile over the layers: one graph for all layers of a kind, weights as its inputs.
+"""torch.compile of the layers: one graph for all layers of a kind, weights as its inputs.
 
 FSDP2's hooks and pipeline messages stay outside. Collectives inside a layer (tensor parallelism)
-break its graph in pieces, which are compiled one by one. A step that is watched operator by
-operator runs eagerly: memory by category and predictions are those of eager layers.
+split its graph in pieces, which are compiled one by one. A step measured operator by operator runs
+eagerly: memory by category and predictions are those of eager layers.
 """
 
 from __future__ import annotations
@@ -20,36 +20,42 @@ from executor.parallel.mesh import gather_json
 from executor.support import SPAN_FAMILIES
 from hardware_profiles.errors import InputError
 
-SHOWN: Final = 200  # characters of why there is no compiler
+MAX_MESSAGE: Final = 200  # characters of the compiler's error
 
 
 def check_compilable(plan: Plan, family: str = "", adapter: Adapter = "none") -> None:
-    """Raise an InputError for a plan whose layers were not compared with eager ones."""
+    """Raise an InputError for a plan whose compiled layers were not compared with eager ones."""
     if family in SPAN_FAMILIES:
-        raise InputError(f"--compile: for {family} it is not proven to give eager's values")
+        raise InputError(
+            f"--compile: for {family} compiled values are not proven equal to eager ones"
+        )
     if plan.offloads_activations:
         raise InputError(
-            f"--compile: with offload {plan.offload} it is not proven to give eager's values"
+            f"--compile: with offload {plan.offload} compiled values are not proven equal to "
+            "eager ones"
         )
     if plan.recompute == "selective_ops":
         raise InputError(
-            "--compile: with recompute selective_ops it is not proven to give eager's values"
+            "--compile: with recompute selective_ops compiled values are not proven equal to eager "
+            "ones"
         )
     for name in ("context_parallel", "expert_parallel"):
         if (value := getattr(plan, name)) > 1:
             raise InputError(
-                f"--compile: with {name} {value} it is not proven to give eager's values"
+                f"--compile: with {name} {value} compiled values are not proven equal to eager ones"
             )
     if adapter == "qlora":
-        raise InputError("--compile: with adapter qlora it is not proven to give eager's values")
+        raise InputError(
+            "--compile: with adapter qlora compiled values are not proven equal to eager ones"
+        )
 
 
 def compile_layers(stages: Sequence[Stage], device: torch.device) -> str | None:
-    """Compile the layers of this rank, or return why it cannot be done; all ranks decide alike."""
-    failures = [said for said in gather_json(_failure(device), device) if said is not None]
+    """Compile the layers of this rank, or return why it is impossible; all ranks decide alike."""
+    failures = [error for error in gather_json(_failure(device), device) if error is not None]
     if failures:
-        return f"--compile: layers run eagerly, torch.compile does not work here: {failures[0]}"
-    # torch's tracer looks at every input's gradient, a shard's gathered weight among them
+        return f"--compile: layers run eagerly, because torch.compile failed: {failures[0]}"
+    # torch's tracer reads every input's gradient, a shard's gathered weight among them
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     for stage in stages:
         for name in stage.layer_names:
@@ -59,12 +65,12 @@ def compile_layers(stages: Sequence[Stage], device: torch.device) -> str | None:
 
 
 def _failure(device: torch.device) -> str | None:
-    """Compile something small; return what stands against it (no C++ compiler, no triton)."""
+    """Compile a small function; return the error (no C++ compiler, no triton), if any."""
     try:
         torch.compile(_probe, dynamic=False)(torch.ones(8, device=device))
     except Exception as error:  # the backends raise whatever their tools raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return (lines[0] if lines else type(error).__name__)[:SHOWN]
+        return (lines[0] if lines else type(error).__name__)[:MAX_MESSAGE]
     return None
 
 

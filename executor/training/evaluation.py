@@ -1,7 +1,7 @@
-"""Evaluation: loss and perplexity over the same batches every time, forward passes only.
+"""Evaluation: loss and perplexity over fixed batches, forward passes only.
 
-The stages, messages and collectives are those of training; nothing is random (no dropout), so no
-random number of the training is used up, and no gradient is touched.
+The stages, messages and collectives are those of training. Nothing is random (no dropout), so the
+random state of training does not advance, and gradients are untouched.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from executor.breadcrumbs import TRAIL
+from executor.activity import ACTIVITY
 from executor.data import Corpus
 from executor.data.batch import Batch
 from executor.parallel.pipeline import Pipeline
-from executor.training.loop import FINISHED, Emit, Hook
+from executor.training.loop import FINISHED, Emit, TrainingHook
 from executor.training.trainer import StepResult, Trainer
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """The same on every rank."""
+class EvaluationResult:
+    """Result of an evaluation, the same on every rank."""
 
-    loss: float  # mean over the tokens that count
-    tokens: int  # that count
+    loss: float  # mean over the loss tokens
+    tokens: int  # number of loss tokens
 
     @property
     def perplexity(self) -> float:
-        """Return exp(loss); infinite where that overflows."""
+        """Return exp(loss); infinite on overflow."""
         return math.exp(self.loss) if self.loss < 700.0 else math.inf
 
 
-class Evaluation(Hook):
-    """Evaluates every so many steps, and after the last one."""
+class EvaluationHook(TrainingHook):
+    """Evaluates every ``every`` steps and after the last one."""
 
     def __init__(
         self, trainer: Trainer, corpus: Corpus, emit: Emit, *, every: int | None, batches: int
     ) -> None:
         self.trainer, self.corpus, self.emit = trainer, corpus, emit
         self.every, self.batches = every, batches
-        self.last = 0  # step after which it was done
+        self.last = 0  # step of the last evaluation
 
     def after_step(self, result: StepResult) -> None:
-        """Evaluate where it is due."""
+        """Evaluate every ``every`` steps."""
         if self.every is not None and self.trainer.steps_done % self.every == 0:
             self._evaluate()
 
     def after_run(self, status: str) -> None:
-        """Evaluate what was reached, if there is time."""
+        """Evaluate the final weights of a finished run, unless just done."""
         if status == FINISHED and self.last != self.trainer.steps_done:
             self._evaluate()
 
@@ -76,10 +76,10 @@ class Evaluation(Hook):
         )
 
 
-def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> Evaluated:
+def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> EvaluationResult:
     """Return the mean loss over at most ``batches`` global batches; all ranks call this together.
 
-    The batches are the first ones of the data in its own order.
+    The batches are the first ones of the data, in its own order.
     """
     total = torch.zeros((), dtype=torch.float64, device=trainer.device)
     tokens = 0
@@ -89,7 +89,7 @@ def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> Evaluated:
         with torch.no_grad():
             size = trainer.plan.global_batch_size
             for batch in corpus.evaluation(size, trainer.rows, batches=batches):
-                TRAIL.beat()  # without ZeRO there are no collectives in it
+                ACTIVITY.beat()  # heartbeat: without ZeRO no collective runs here
                 total += forward_only(trainer.pipeline, trainer.own(batch))
                 tokens += batch.tokens
     finally:
@@ -98,34 +98,34 @@ def evaluate(trainer: Trainer, corpus: Corpus, batches: int) -> Evaluated:
             _reshard(stage)
     total /= trainer.loss_copies
     dist.all_reduce(total)
-    return Evaluated(float(total) / max(1, tokens), tokens)
+    return EvaluationResult(float(total) / max(1, tokens), tokens)
 
 
 def forward_only(pipeline: Pipeline, batches: Sequence[Batch]) -> Tensor:
-    """Send all micro-batches through the stages of this rank; return the sum of their losses.
+    """Run all micro-batches through the stages of this rank; return the sum of their losses.
 
-    Stage by stage, so that a rank with several stages keeps the next one fed; both ends of every
+    Stage by stage, so that a rank with several stages keeps the next one busy; both ends of every
     channel pass their messages in that order.
     """
     total = torch.zeros((), dtype=torch.float64, device=pipeline.device)
-    handed_on: dict[tuple[int, int], Tensor] = {}  # between two stages of this rank
+    local_inputs: dict[tuple[int, int], Tensor] = {}  # between two stages of this rank
     for index in sorted(pipeline.stages):
         stage = pipeline.stages[index]
-        coming: list[Callable[[], Tensor]] = []
+        receives: list[Callable[[], Tensor]] = []
         for number, batch in enumerate(batches):
             received = None
             if index > 0 and index - 1 in pipeline.stages:
-                received = handed_on.pop((index, number))
+                received = local_inputs.pop((index, number))
             elif index > 0:
-                while len(coming) < min(number + 2, len(batches)):  # the next travels meanwhile
-                    coming.append(_receive(pipeline, index))
-                received = coming[number]()
-                coming[number] = _gone
+                while len(receives) < min(number + 2, len(batches)):  # receives ahead, to overlap
+                    receives.append(_receive(pipeline, index))
+                received = receives[number]()
+                receives[number] = _consumed
             output = stage(batch, received)
             if stage.last:
                 total += output
             elif index + 1 in pipeline.stages:
-                handed_on[index + 1, number] = output
+                local_inputs[index + 1, number] = output
             else:
                 assert pipeline.channels is not None
                 pipeline.channels.send("forward", index, index + 1, output)
@@ -139,12 +139,12 @@ def _receive(pipeline: Pipeline, stage: int) -> Callable[[], Tensor]:
     return pipeline.channels.receive("forward", stage - 1, stage)
 
 
-def _gone() -> Tensor:
+def _consumed() -> Tensor:
     raise AssertionError("a message is read once")
 
 
 def _reshard(stage: torch.nn.Module) -> None:
-    """Free the gathered weights: training gathers them where its plan says so."""
+    """Free the gathered weights: training gathers them according to its plan."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

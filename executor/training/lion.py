@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Lion(torch.optim.Optimizer):  # type: ignore[misc]
-    """Every element is updated for itself, so shards of a tensor are updated as the tensor is.
+    """Lion, elementwise: shards of a tensor are updated as the whole tensor is.
 
         c = b1 m + (1 - b1) g      w = w - lr (sign c + decay w)      m = b2 m + (1 - b2) g
 

@@ -1,7 +1,7 @@
-"""The training loop of one rank: batches in, steps, and what others do around a step.
+"""The training loop of one rank: reads batches, runs steps, calls hooks.
 
-What is shown and kept is not done here: rank 0 emits events, and the process that started the run
-(``recorder``) writes them down. So a step costs little more than its computation.
+Display and storage happen elsewhere: rank 0 emits events, and the process that started the run
+(``recorder``) writes them. A step costs little more than its computation.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from executor.breadcrumbs import TRAIL
+from executor.activity import ACTIVITY
 from executor.data import Corpus
 from executor.data.batch import Batch
 from executor.data.prefetch import prefetched
 from executor.parallel.mesh import gather_json
-from executor.training.locate_nan import Finding, locate
+from executor.training.locate_nan import Finding, locate_nonfinite
 from executor.training.step_measurement import environment, measured_step, sampled_step
 from executor.training.trainer import StepResult, Trainer
 from hardware_profiles.errors import RunError
 
 Emit = Callable[[dict[str, Any]], None]
 FINISHED: Final = "finished"
-PLAIN, SAMPLED, MEASURED = "plain", "sampled", "measured"  # how closely a step is watched
-STOPPED: Final = "stopped"  # on request, in good order
+PLAIN, SAMPLED, MEASURED = "plain", "sampled", "measured"  # how a step is measured
+STOPPED: Final = "stopped"  # on request, after a complete step
 
 
-class Hook:
-    """What happens around the steps; every rank has the same hooks in the same order.
+class TrainingHook:
+    """Callbacks around the steps; every rank has the same hooks in the same order.
 
-    ``trainer.steps_done`` is the number of steps behind us: in ``before_step`` that of the coming
-    step counted from 0. Whoever wants to stop sets ``trainer.stop_requested`` on any rank: all
-    ranks then see ``result.stop`` in the same step, and leave the loop after its hooks.
+    ``trainer.steps_done`` is the number of completed steps, in ``before_step`` the index of the
+    next step, from 0. To stop the run, set ``trainer.stop_requested`` on any rank: all ranks then
+    see ``result.stop`` in the same step, and leave the loop after its hooks.
     """
 
     def before_run(self) -> None:
-        """Prepare; ``trainer.steps_done`` is not 0 where a run was resumed."""
+        """Prepare the run; ``trainer.steps_done`` is not 0 in a resumed run."""
 
     def before_step(self) -> None:
         """Act before the batch of a step is read."""
@@ -47,15 +47,15 @@ class Hook:
         """Act after the weights were updated with finite gradients."""
 
     def after_run(self, status: str) -> None:
-        """Act after the last step: the run is ``finished`` or ``stopped``."""
+        """Act after the last step; ``status`` is ``finished`` or ``stopped``."""
 
 
-class Loop:
+class TrainingLoop:
     """Trains from ``trainer.steps_done`` to ``steps``.
 
-    The second step is watched operator by operator, which slows it: its time does not count, nor
-    does that of the first step (caches are cold). Of every ``sample_every``-th step all ranks tell
-    how long they waited and how much memory they hold; that costs a small gather after it.
+    The second step is measured operator by operator, which slows it: its time is not counted, nor
+    is that of the first step (cold caches). In every ``sample_every``-th step all ranks report
+    their communication waits and memory; that costs a small gather after it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Loop:
         steps: int,
         emit: Emit,
         sample_every: int = 0,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[TrainingHook] = (),
     ) -> None:
         self.trainer, self.corpus, self.steps, self.hooks = trainer, corpus, steps, hooks
         self.sample_every = sample_every
@@ -74,7 +74,7 @@ class Loop:
         self.tokens_per_step = trainer.file.workload.tokens_per_step
 
     def run(self) -> str:
-        """Train; return how the run ended."""
+        """Train; return the final status."""
         trainer = self.trainer
         first, status = trainer.steps_done, FINISHED
         measured = min(first + 1, self.steps - 1)
@@ -83,10 +83,10 @@ class Loop:
         )
         for hook in self.hooks:
             hook.before_run()
-        coming = range(trainer.steps_done, self.steps)
+        steps = range(trainer.steps_done, self.steps)
         size, rows = trainer.plan.global_batch_size, trainer.rows
-        with prefetched(self.corpus, size, rows, coming) as batches:
-            for step in coming:
+        with prefetched(self.corpus, size, rows, steps) as batches:
+            for step in steps:
                 timed = step > first and step != measured
                 sample = timed and bool(self.sample_every) and step % self.sample_every == 0
                 kind = MEASURED if step == measured else SAMPLED if sample else PLAIN
@@ -101,9 +101,9 @@ class Loop:
         return status
 
     def _step(self, batches: Iterator[Batch], kind: str, *, timed: bool) -> StepResult:
-        """Train one step and tell of it."""
+        """Train one step and emit its event."""
         trainer, began = self.trainer, time.perf_counter()
-        TRAIL.begin(trainer.steps_done + 1)
+        ACTIVITY.begin(trainer.steps_done + 1)
         for hook in self.hooks:
             hook.before_step()
         step = trainer.steps_done
@@ -140,7 +140,7 @@ class Loop:
             }
         )
         if result.failed:
-            raise RunError(_failure(step, result, locate(trainer, batch)))
+            raise RunError(_failure(step, result, locate_nonfinite(trainer, batch)))
         return result
 
 
@@ -149,11 +149,11 @@ def _nothing(event: dict[str, Any]) -> None:
 
 
 def _failure(step: int, result: StepResult, found: list[Finding]) -> str:
-    """Return what the user must know of a step that is not finite; the same on every rank."""
+    """Return the message for a step that is not finite; the same on every rank."""
     what, value = "loss", result.loss
     if math.isfinite(result.loss):
         what, value = "gradient norm", result.gradient_norm
-    where = found[0].words() if found else "every weight, value and gradient is finite in itself"
+    where = found[0].describe() if found else "every weight, value and gradient is finite in itself"
     others = len({finding.rank for finding in found}) - 1
     if others > 0:
         where += f" (and on {others} more ranks)" if others > 1 else " (and on one more rank)"

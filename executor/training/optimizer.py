@@ -1,7 +1,7 @@
-"""Gradients after the last backward pass, their norm, and the update.
+"""Gradient completion, gradient norm, clipping, and the optimizer update.
 
-The optimizer works on plain tensors that share memory with this rank's part of each parameter, so
-one fused kernel updates them all, however they are shared out.
+The optimizer works on plain tensors that share memory with this rank's shard of each parameter, so
+one fused kernel updates them all, however they are sharded.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from torch import Tensor
 from cost_models.plan.workload import Optimizer as OptimizerName
 from executor.compat import in_fused_step, multiply_each_
 from executor.dtypes import local_tensor
-from executor.model.layout import Layout, Pieces
+from executor.model.parameter_layout import ParameterLayout, Pieces
 from executor.model.stage import Stage
-from executor.ops.nf4 import Packed
+from executor.ops.nf4 import PackedMatrix
 from executor.parallel.mesh import Grid, data_axis
-from executor.parallel.tensor_parallel import WHOLE, TensorAxis
+from executor.parallel.tensor_parallel import UNSHARDED, TensorAxis
 from executor.training.lion import Lion
 
 
 @dataclass(slots=True)
-class Held:
-    """One parameter, as far as this rank holds it."""
+class ParameterShard:
+    """The shard of one parameter on this rank."""
 
     name: str
-    layout: Layout
+    layout: ParameterLayout
     parameter: torch.nn.Parameter  # of the module
     local: Tensor  # the memory that the optimizer updates
-    pieces: Pieces  # of the whole tensor: what ``local`` is
-    axes: tuple[str, ...]  # of the grid, along which ranks hold different parts
-    copies: int  # ranks of the stage that hold this very part
+    pieces: Pieces  # ranges of the whole tensor in ``local``
+    axes: tuple[str, ...]  # of the grid, along which ranks hold different shards
+    copies: int  # ranks of the stage that hold the same shard
     second_copy: bool  # of a tensor that an earlier stage holds too
-    packed: Packed | None = None  # a matrix in 4 bits, of which ``local`` is the codes
-    unpacked: torch.dtype = torch.float32  # in which a checkpoint holds such a matrix
+    packed: PackedMatrix | None = None  # a matrix in 4 bits; ``local`` is its codes
+    unpacked: torch.dtype = torch.float32  # precision of such a matrix in checkpoints
 
     @property
     def saved_dtype(self) -> torch.dtype:
-        """Precision in which a checkpoint holds it."""
+        """Precision in checkpoints."""
         return self.local.dtype if self.packed is None else self.unpacked
 
     def saved(self) -> Tensor:
-        """Return what a checkpoint holds of it."""
+        """Return the values that a checkpoint stores."""
         if self.packed is None:
             return self.local
         values = self.packed.matrix(self.saved_dtype)
@@ -55,13 +55,13 @@ class Held:
 
     @property
     def gradient(self) -> Tensor:
-        """Gradient of the part that this rank holds."""
+        """Gradient of this shard."""
         assert self.parameter.grad is not None, f"{self.name} has no gradient"
         return local_tensor(self.parameter.grad)
 
 
-def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
-    """Return this rank's part of every parameter of a stage."""
+def parameter_shards(stage: Stage, grid: Grid) -> list[ParameterShard]:
+    """Return this rank's shard of every parameter of a stage."""
     plan = grid.plan
     ranks = plan.world_size // plan.pipeline_parallel
     found = []
@@ -78,12 +78,14 @@ def held_parameters(stage: Stage, grid: Grid) -> list[Held]:
         local = torch.nn.Parameter(local_tensor(parameter.detach()))
         second = name in stage.copies
         pieces = stage.pieces[name]
-        found.append(Held(name, layout, parameter, local, pieces, tuple(axes), copies, second))
+        found.append(
+            ParameterShard(name, layout, parameter, local, pieces, tuple(axes), copies, second)
+        )
     return found
 
 
-def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
-    """Return the frozen weights and buffers of a stage's state; no gradient changes them."""
+def buffer_shards(stage: Stage, grid: Grid) -> list[ParameterShard]:
+    """Return the frozen weights and persistent buffers of a stage, which have no gradient."""
     ranks = grid.plan.world_size // grid.plan.pipeline_parallel
     found = []
     for name, layout in stage.layouts.items():
@@ -92,22 +94,25 @@ def held_buffers(stage: Stage, grid: Grid) -> list[Held]:
             copies = ranks // math.prod(grid.size(axis) for axis in axes)
             parameter, second = stage.get_parameter(name), name in stage.copies
             pieces = stage.pieces[name]
-            held = Held(name, layout, parameter, parameter, pieces, axes, copies, second)
+            shard = ParameterShard(name, layout, parameter, parameter, pieces, axes, copies, second)
             if layout.quantised:
-                held.packed, held.unpacked = stage.packed(name), stage.master
-            found.append(held)
+                shard.packed, shard.unpacked = stage.packed_matrix(name), stage.master
+            found.append(shard)
     for name, layout in stage.buffer_layouts.items():
         local = torch.nn.Parameter(stage.get_buffer(name), requires_grad=False)
-        found.append(Held(name, layout, local, local, layout.ranges(WHOLE), (), ranks, False))
+        found.append(
+            ParameterShard(name, layout, local, local, layout.ranges(UNSHARDED), (), ranks, False)
+        )
     return found
 
 
-def complete_gradients(held: Sequence[Held], axis: TensorAxis) -> None:
-    """Add up gradients to which each tensor-parallel rank gives a summand, in one all_reduce.
+def sum_partial_gradients(shards: Sequence[ParameterShard], axis: TensorAxis) -> None:
+    """Sum partial gradients over the tensor-parallel ranks, in one all_reduce.
 
-    These are whole tensors read by a part of the tokens (sequence parallelism) or of the heads.
+    Partial gradients belong to replicated tensors that each rank applies to a part of the tokens
+    (sequence parallelism) or of the heads.
     """
-    partial = [h.gradient for h in held if h.layout.partial_gradient]
+    partial = [h.gradient for h in shards if h.layout.partial_gradient]
     if not partial:
         return
     flat = torch.cat([gradient.flatten() for gradient in partial])
@@ -117,20 +122,20 @@ def complete_gradients(held: Sequence[Held], axis: TensorAxis) -> None:
 
 
 def sum_shared_gradients(
-    held: Sequence[Held], grid: Grid, shared: Mapping[str, Sequence[int]]
+    shards: Sequence[ParameterShard], grid: Grid, shared: Mapping[str, Sequence[int]]
 ) -> None:
-    """Add up the gradients of the copies that several stages hold of a tensor.
+    """Sum the gradients of a tensor's copies on several stages.
 
-    ``shared``: the pipeline ranks that hold one, by the tensor's name, in the same order on all
+    ``shared``: the pipeline ranks that hold a copy, by the tensor's name, in the same order on all
     ranks. Sums go up from rank to rank, and the total back: the copies stay equal bit for bit, and
-    no two ranks wait for each other, which messages both ways at once might do.
+    no two ranks wait for each other, as with simultaneous messages in both directions.
     """
     rank, group = grid.rank("pipeline"), grid.group("pipeline")
     for name, ranks in shared.items():
         if rank not in ranks:
             continue
-        total, *others = [h.gradient for h in held if h.layout.name == name]
-        for other in others:  # of further stages of this rank
+        total, *others = [h.gradient for h in shards if h.layout.name == name]
+        for other in others:  # on further stages of this rank
             total.add_(other)
         place = ranks.index(rank)
         below = [grid.pipeline_peer(r) for r in ranks[:place]][-1:]
@@ -148,14 +153,14 @@ def sum_shared_gradients(
             other.copy_(total)
 
 
-def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
-    """Return this rank's summand of the squared norm of the whole model's gradient.
+def local_square_sum(shards: Sequence[ParameterShard], device: torch.device) -> Tensor:
+    """Return this rank's contribution to the squared gradient norm of the whole model.
 
-    A part that several ranks hold counts on each for its share; copies on other stages do not.
+    A shard on several ranks counts on each for its share; copies on other stages do not count.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     by_copies: dict[int, list[Tensor]] = {}
-    for h in held:
+    for h in shards:
         if not h.second_copy:
             by_copies.setdefault(h.copies, []).append(h.gradient)
     for copies, gradients in by_copies.items():
@@ -165,7 +170,7 @@ def local_square_sum(held: Sequence[Held], device: torch.device) -> Tensor:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all elements; of 16-bit ones in fp32, as sums of them need it."""
+    """Return the norm of all elements; 16-bit gradients are summed in fp32."""
     if gradients[0].dtype.itemsize > 2:
         return torch.nn.utils.get_total_norm(gradients)
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
@@ -173,13 +178,13 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return by what gradients shrink to a global norm, as in torch.nn.utils.clip_grad_norm_."""
+    """Return the factor that clips gradients to a norm, as torch.nn.utils.clip_grad_norm_."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
-def multiply_gradients(held: Sequence[Held], factor: Tensor) -> None:
-    """Multiply all gradients with one number."""
-    gradients = [h.gradient for h in held]  # all in the master precision
+def multiply_gradients(shards: Sequence[ParameterShard], factor: Tensor) -> None:
+    """Multiply all gradients by one number."""
+    gradients = [h.gradient for h in shards]  # all in the master precision
     multiply_each_(gradients, factor.to(gradients[0].dtype))
 
 
@@ -193,7 +198,7 @@ def torch_optimizer(
     betas: tuple[float, float],
     epsilon: float,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer that updates every element for itself, however tensors are shared out."""
+    """Return an elementwise optimizer, which works on any sharding of the tensors."""
     if name == "lion":
         return Lion(groups, betas=betas)
     if name in ("adamw", "adam"):
@@ -204,7 +209,7 @@ def torch_optimizer(
     if name == "sgd":
         return torch.optim.SGD(groups, fused=True)
     optimizer = torch.optim.SGD(groups, momentum=MOMENTUM, fused=True)
-    # torch would make buffers without values where its first step is one that changes nothing
+    # torch would create uninitialised buffers if its first step changes nothing
     for group in groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -212,79 +217,84 @@ def torch_optimizer(
 
 
 class Optimizer:
-    """An optimizer over this rank's parts; matrices decay, norms and biases do not."""
+    """An optimizer over this rank's shards; weight decay applies to matrices only."""
 
     def __init__(
         self,
-        held: Sequence[Held],
+        shards: Sequence[ParameterShard],
         name: OptimizerName,
         *,
         betas: tuple[float, float],
         epsilon: float,
         weight_decay: float,
-        updated: Callable[[Held], Tensor] = lambda held: held.local,
+        updated: Callable[[ParameterShard], Tensor] = lambda shard: shard.local,
     ) -> None:
-        """``updated``: gives the tensor that is updated for a part, where it is not the part's."""
-        self.held = [h for h in held if h.local.numel() > 0]  # an uneven split may leave nothing
-        self.updated = {id(h): updated(h) for h in self.held}
+        """Create the optimizer. ``updated``.
+
+        The tensor to update for a shard, by default its own.
+        """
+        self.shards = [h for h in shards if h.local.numel() > 0]  # empty after an uneven split
+        self.updated = {id(h): updated(h) for h in self.shards}
         groups = [
             {
-                "params": [self.updated[id(h)] for h in self.held if h.layout.is_matrix == decays],
+                "params": [
+                    self.updated[id(h)] for h in self.shards if h.layout.is_matrix == decays
+                ],
                 "weight_decay": weight_decay if decays else 0.0,
             }
             for decays in (True, False)
         ]
         groups = [group for group in groups if group["params"]]
         self.inner = torch_optimizer(name, groups, betas=betas, epsilon=epsilon)
-        self.fused = name != "lion"  # leaves weights and states alone where it is told so
-        # the kernel's factor is a number in fp32
-        exact = any(h.local.dtype == torch.float64 for h in self.held)
+        self.fused = name != "lion"  # can skip the update on a device flag
+        # the kernel's factor is an fp32 number
+        exact = any(h.local.dtype == torch.float64 for h in self.shards)
         self.multiplies = self.fused and not exact
 
     def step(
         self,
         learning_rate: float,
-        spoiled: Tensor | None = None,
+        nonfinite: Tensor | None = None,
         factor: Tensor | None = None,
         *,
         gradients: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """Update the weights with the gradients of the step times ``factor``, and drop them.
+        """Update the weights with the gradients times ``factor``, and drop the gradients.
 
-        ``spoiled``: whether the gradients are not finite; then the fused kernel leaves weights and
-        states as they are, without asking the host (one that is not fused asks). ``gradients``:
-        copies, by the id of a part.
+        ``nonfinite``: whether the gradients are not finite; then the fused kernel skips the update,
+        without a host synchronisation (an unfused one synchronises). ``gradients``: copies, by the
+        id of a shard.
         """
-        factor = self.left_to_kernel(factor)
+        factor = self.prescaled(factor)
         copies = gradients or {}
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
-        for h in self.held:
+        for h in self.shards:
             self.updated[id(h)].grad = copies.get(id(h), h.gradient)
         if self.fused:
-            in_fused_step(self.inner, spoiled, factor)
+            in_fused_step(self.inner, nonfinite, factor)
             self.inner.step()
-        elif spoiled is None or not bool(spoiled):
+        elif nonfinite is None or not bool(nonfinite):
             self.inner.step()
-        for h in self.held:
+        for h in self.shards:
             self.updated[id(h)].grad = None
 
-    def left_to_kernel(self, factor: Tensor | None) -> Tensor | None:
-        """Multiply the gradients where the kernel does not; return what it still has to."""
+    def prescaled(self, factor: Tensor | None) -> Tensor | None:
+        """Multiply the gradients where the kernel cannot; return the factor left to the kernel."""
         if factor is None or self.multiplies:
             return factor
-        multiply_gradients(self.held, factor)
+        multiply_gradients(self.shards, factor)
         return None
 
-    def state(self, held: Held) -> dict[str, Tensor]:
-        """Return what is remembered of one part: moments in its shape, and scalars."""
-        updated = self.updated.get(id(held))
+    def state(self, shard: ParameterShard) -> dict[str, Tensor]:
+        """Return the optimizer state of one shard: moments in its shape, and scalars."""
+        updated = self.updated.get(id(shard))
         found = {} if updated is None else self.inner.state.get(updated, {})
         return {name: value for name, value in found.items() if torch.is_tensor(value)}
 
-    def restore(self, held: Held, state: Mapping[str, Tensor]) -> None:
-        """Set what is remembered of one part; the values are copied to where it is."""
-        updated = self.updated[id(held)]
+    def restore(self, shard: ParameterShard, state: Mapping[str, Tensor]) -> None:
+        """Set the optimizer state of one shard; values are copied to its device."""
+        updated = self.updated[id(shard)]
         self.inner.state[updated] = {
             name: value.to(updated.device, copy=True) for name, value in state.items()
         }

@@ -1,4 +1,4 @@
-"""One step watched operator by operator on every rank, and where it ran."""
+"""Measurement of one step on every rank, and a description of the environment."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from executor.counters.collectives_and_flops import CommunicationCounter
 from executor.counters.exposed_waits import ExposedCommunication
 from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.data.batch import Batch
-from executor.parallel.data_parallel import gradient_sums
+from executor.parallel.data_parallel import gradient_reducer
 from executor.training.trainer import StepResult, Trainer
 
 
 def memory_tracker(trainer: Trainer, hint: Hint | None = None) -> MemoryTracker:
-    """Return what follows the memory of a trainer's steps; enter it around whole ones."""
+    """Return the memory tracker of a trainer; enter it around whole steps."""
     parameters = [p for stage in trainer.stages for p in stage.parameters()]
     inner = [trainer.optimizer.inner]
     tracker = MemoryTracker(parameters, inner, device=trainer.device.type, hint=hint)
-    sums = filter(None, map(gradient_sums, trainer.stages))
+    sums = filter(None, map(gradient_reducer, trainer.stages))
     tracker.tag("gradients", (buffer for found in sums for buffer in found.buffers()))
     return tracker
 
 
 def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
-    """Train one step; return what this rank communicated and the peak of its memory."""
+    """Train one step; return its result, communication and peak memory on this rank."""
     memory = memory_tracker(trainer)
     groups = trainer.grid.groups()
     with CommunicationCounter(groups) as counter, memory:
@@ -48,7 +48,7 @@ def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str,
 
 
 def sampled_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
-    """Train one step; return how long this rank waited for others, and the memory it holds."""
+    """Train one step; return its result, and this rank's communication waits and memory."""
     with ExposedCommunication(trainer.device) as waits:
         result = trainer.step(batch)
     return result, {
@@ -58,9 +58,9 @@ def sampled_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, 
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Return the most that the CUDA allocator gave to tensors; on a CPU the process's own memory.
+    """Return the allocator's peak bytes on a GPU, or the process's resident memory on a CPU.
 
-    None where the system does not tell.
+    None where the system does not report it.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -72,7 +72,7 @@ def memory_in_use(device: torch.device) -> int | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers of a run."""
+    """Return the hardware and software of a run."""
     gpu = device.type == "cuda"
     return {
         "host": platform.node(),

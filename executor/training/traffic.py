@@ -1,4 +1,4 @@
-"""What the ranks moved in a step, beside what was predicted."""
+"""Counted traffic of the ranks in a step, compared with the prediction."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Key = tuple[str, str]  # axis and kind
 def counted_traffic(
     trainer: Trainer, batch: Batch, *also: AbstractContextManager[Any]
 ) -> list[dict[str, Any]]:
-    """Count the collectives of one step; return every rank's beside their prediction.
+    """Count the collectives of one step; return counts and predictions of every rank.
 
-    Not the first step: FSDP2 sets itself up in that one. ``also``: what else watches the step.
+    Not the first step, in which FSDP2 initialises itself. ``also``: further contexts around the
+    step.
     """
     file, groups = trainer.file, trainer.grid.groups()
     with ExitStack() as watching, CommunicationCounter(groups) as counter:
@@ -43,7 +44,7 @@ def counted_traffic(
     sent = torch.tensor(own, dtype=torch.float64, device=trainer.device)
     every = [torch.empty_like(sent) for _ in range(file.plan.world_size)]
     dist.all_gather(every, sent)
-    _balance(every, keys, file.plan)
+    _average_all_to_all(every, keys, file.plan)
     rows = []
     for rank, numbers in enumerate(every):
         of_stage = file.plan.world_size // file.plan.pipeline_parallel
@@ -67,15 +68,15 @@ def counted_traffic(
     return rows
 
 
-def as_predicted(row: dict[str, Any]) -> bool:
-    """Return whether a rank moved what was predicted (of the fullest rank, where sizes differ)."""
+def is_as_predicted(row: dict[str, Any]) -> bool:
+    """Return whether a rank's traffic is as predicted (a bound except on the fullest rank)."""
     short = row["predicted_bytes"] - row["counted_bytes"]
     same_count = row["counted_count"] == row["predicted_count"]
     return bool(same_count and (short == 0 or (short > 0 and not row["fullest"])))
 
 
-def _balance(every: list[Tensor], keys: list[Key], plan: Plan) -> None:
-    """Set the bytes of all_to_all to their mean over a stage: only their sum is foreseeable."""
+def _average_all_to_all(every: list[Tensor], keys: list[Key], plan: Plan) -> None:
+    """Average the bytes of all_to_all over a stage: only their sum is predictable."""
     table = torch.stack(every).view(plan.pipeline_parallel, -1, len(keys), 2)
     for position, (_, kind) in enumerate(keys):
         if kind == "all_to_all":
@@ -100,10 +101,10 @@ def predicted_traffic(
     for (axis, kind), traffic in rank_traffic(model, file.workload, table, rank).items():
         key = (world_axis if axis == "world" else axis, kind)
         count, size = found.get(key, (0.0, 0.0))
-        found[key] = (count + _single(traffic.count), size + _single(traffic.size))
+        found[key] = (count + _scalar(traffic.count), size + _scalar(traffic.size))
     return found
 
 
-def _single(column: Any) -> float:
-    """Return the value of a column of one row."""
+def _scalar(column: Any) -> float:
+    """Return the value of a column with one row."""
     return float(column[0])

@@ -27,7 +27,7 @@ from executor.dtypes import local_tensor
 from executor.model.families import FAMILIES
 from executor.parallel.mesh import gather_json, local_device
 from executor.training.step_measurement import memory_tracker
-from executor.training.traffic import as_predicted, counted_traffic
+from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import Trainer
 from executor.verify.float64 import KeepFloat64
 from executor.verify.gather import gathered
@@ -81,7 +81,7 @@ class Verification:
 
         Where a size does not divide evenly, the prediction is that of the fullest rank.
         """
-        return all(map(as_predicted, self.traffic))
+        return all(map(is_as_predicted, self.traffic))
 
     @property
     def passed(self) -> bool:

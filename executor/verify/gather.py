@@ -10,39 +10,39 @@ from torch import Tensor
 
 from cost_models.partition.schedules import rank_of_stage
 from cost_models.partition.shared_tensors import bridge_stage
-from executor.checkpoint.pieces import overlaps, whole
-from executor.model.layout import Layout, layouts
-from executor.model.shared_tensors import names_by_stage
-from executor.parallel.tensor_parallel import WHOLE
-from executor.training.optimizer import Held
+from executor.checkpoint.format.pieces import overlaps, whole_tensor
+from executor.model.parameter_layout import ParameterLayout, parameter_layouts
+from executor.model.shared_tensor_names import names_by_stage
+from executor.parallel.tensor_parallel import UNSHARDED
+from executor.training.optimizer import ParameterShard
 from executor.training.trainer import Trainer
 
 
 def gathered(
-    trainer: Trainer, part: Callable[[Held], Tensor]
+    trainer: Trainer, part: Callable[[ParameterShard], Tensor]
 ) -> Iterator[tuple[str, Tensor | None]]:
     """Yield every parameter's name and, on rank 0, a whole tensor put together from its parts.
 
     One tensor at a time; a tied tensor's second copy is yielded under the same name.
     """
     grid, rank_0 = trainer.grid, dist.get_rank() == 0
-    held = {h.name: h for h in trainer.held}
+    shard = {h.name: h for h in trainer.shards}
     leads = all(rank == 0 for axis, rank in grid.place.items() if axis != "pipeline")
     for key, layout, pipeline_rank in _owners(trainer):
         full = None
         if grid.rank("pipeline") == pipeline_rank:
-            full = _whole(trainer, held[key], part(held[key]))
+            full = _whole(trainer, shard[key], part(shard[key]))
             if leads and not rank_0:
                 dist.send(full.contiguous(), 0)
         elif rank_0:
             full = torch.empty(
-                layout.shape, dtype=part(trainer.held[0]).dtype, device=trainer.device
+                layout.shape, dtype=part(trainer.shards[0]).dtype, device=trainer.device
             )
             dist.recv(full, grid.pipeline_peer(pipeline_rank))
         yield layout.name, full.cpu() if full is not None and rank_0 else None
 
 
-def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
+def _owners(trainer: Trainer) -> Iterator[tuple[str, ParameterLayout, int]]:
     """Yield name in the stage, layout and pipeline rank of every parameter, second copies too."""
     file = trainer.file
     stages = file.plan.num_stages
@@ -51,7 +51,7 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
         for stage, (first, last) in enumerate(file.layer_ranges)
         for prefix in file.model.layer_prefixes[first:last]
     }
-    table = layouts(file.model, WHOLE)
+    table = parameter_layouts(file.model, UNSHARDED)
     outer = {w.name: 0 for w in file.model.embedding}
     outer |= {w.name: stages - 1 for w in file.model.head}
     bridge = bridge_stage(file.model, file.layer_ranges)
@@ -71,13 +71,13 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, Layout, int]]:
                 yield copy, table[name], rank_of_stage(file.plan, stage)
 
 
-def _whole(trainer: Trainer, held: Held, local: Tensor) -> Tensor:
+def _whole(trainer: Trainer, shard: ParameterShard, local: Tensor) -> Tensor:
     """Put a tensor together on every rank of its stage: the sum of parts that do not overlap."""
-    full = local.new_zeros(held.layout.shape)
-    for block in overlaps(held.pieces, whole(held.layout.shape)):
+    full = local.new_zeros(shard.layout.shape)
+    for block in overlaps(shard.pieces, whole_tensor(shard.layout.shape)):
         source = tuple(slice(s.source, s.source + s.length) for s in block)
         target = tuple(slice(s.target, s.target + s.length) for s in block)
         full[target] = local[source]
-    for axis in held.axes:
+    for axis in shard.axes:
         dist.all_reduce(full, group=trainer.grid.group(axis))
     return full

@@ -22,7 +22,7 @@ import torch
 
 from cost_models.legality.executor_proofs import SUPPORTED_FILE
 from executor.processes.fork import run_forked
-from executor.training.traffic import as_predicted
+from executor.training.traffic import is_as_predicted
 from executor.verify import TOLERANCE, Verification, verify
 from executor.verify.matrix import Case, cases
 from hardware_profiles.errors import InputError, ShardplanError
@@ -123,7 +123,7 @@ class Worst:
                 named = getattr(found, f"worst_{what}", "")
                 problems.append(f"{what} {difference:.1e} {named}".rstrip())
         if not found.traffic_is_predicted:
-            row = next(row for row in found.traffic if not as_predicted(row))
+            row = next(row for row in found.traffic if not is_as_predicted(row))
             problems.append(
                 f"rank {row['rank']} {row['kind']} ({row['axis']}): {row['counted_count']:.0f} "
                 f"of {row['counted_bytes']:,.0f} bytes, predicted {row['predicted_count']:.0f} "

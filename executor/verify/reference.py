@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from cost_models.plan_file import PlanFile
 from executor.compat import causal_lm
 from executor.dtypes import master_dtype
-from executor.model.layout import Layout, fresh_tensor, layouts
-from executor.model.lora import add_adapter
-from executor.ops.nf4 import packed
-from executor.parallel.tensor_parallel import WHOLE, TensorAxis
+from executor.model.parameter_layout import ParameterLayout, parameter_layouts, random_tensor
+from executor.model.stage import add_adapter
+from executor.ops.nf4 import pack
+from executor.parallel.tensor_parallel import UNSHARDED, TensorAxis
 
 
 def reference_model(file: PlanFile, seed: int) -> nn.Module:
@@ -26,7 +26,7 @@ def reference_model(file: PlanFile, seed: int) -> nn.Module:
         dtype=master_dtype(file.workload),
         attention_kernel=file.workload.attention_kernel,
     )
-    table = layouts(file.model, WHOLE)
+    table = parameter_layouts(file.model, UNSHARDED)
     dtype = master_dtype(file.workload)
     for name, layout in table.items():
         if layout.is_adapter:
@@ -41,15 +41,15 @@ def reference_model(file: PlanFile, seed: int) -> nn.Module:
     return model
 
 
-def _start(file: PlanFile, layout: Layout, seed: int) -> Tensor:
+def _start(file: PlanFile, layout: ParameterLayout, seed: int) -> Tensor:
     """Return a whole tensor's start values: of one in 4 bits, what its slices are unpacked to."""
     if not layout.quantised:
-        return fresh_tensor(layout, seed, layout.ranges(WHOLE))
+        return random_tensor(layout, seed, layout.ranges(UNSHARDED))
     full = torch.empty(layout.shape, dtype=master_dtype(file.workload))
     for rank in range(file.plan.tensor_parallel):
         pieces = layout.ranges(TensorAxis(size=file.plan.tensor_parallel, rank=rank))
-        values = fresh_tensor(layout, seed, pieces)
-        slice_ = packed(values.t() if layout.transposed else values).matrix(full.dtype)
+        values = random_tensor(layout, seed, pieces)
+        slice_ = pack(values.t() if layout.transposed else values).matrix(full.dtype)
         slice_ = slice_.t() if layout.transposed else slice_
         dim = layout.shard_dim or 0
         places = torch.cat([torch.arange(start, stop) for start, stop in pieces[dim]])

@@ -24,17 +24,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
-from executor.breadcrumbs import TRAIL
+from executor.activity import ACTIVITY
 from executor.compat import cuda_flash, cuda_masked, fake_world, really, shadows
 from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.counters.peak import MemoryPeak
 from executor.data.batch import Batch
 from executor.model.encoder_decoder import EncoderDecoderStage
-from executor.model.layout import Layout, Pieces
+from executor.model.parameter_layout import ParameterLayout, Pieces
 from executor.model.stage import Stage
 from executor.ops import host_reads
-from executor.parallel.data_parallel import add_up_gradients, distribute
-from executor.processes.fork import failure, failure_of
+from executor.parallel.data_parallel import enable_gradient_reducer, shard_parameters
+from executor.processes.fork import describe_failure, error_from_failure
 from executor.training import trainer as train
 from executor.training.step_measurement import memory_tracker
 
@@ -66,7 +66,7 @@ def in_child(function: Callable[[], Any]) -> Any:
         answer = {"error": "ended without a word"}
     child.join()
     if "error" in answer:
-        raise failure_of(0, answer)
+        raise error_from_failure(0, answer)
     return answer["result"]
 
 
@@ -74,12 +74,12 @@ def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
     try:
         pipe.send_bytes(json.dumps({"result": function()}).encode())
     except BaseException as error:
-        pipe.send_bytes(json.dumps(failure(error)).encode())
+        pipe.send_bytes(json.dumps(describe_failure(error)).encode())
     os._exit(0)
 
 
 def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> dict[str, Any]:
-    host_reads.numbers, host_reads.counts = _zeros, _spread_evenly
+    host_reads.read_values, host_reads.read_counts = _zeros, _spread_evenly
     torch.nn.functional.dropout = _dropout
     torch.nn.functional.scaled_dot_product_attention = partial(
         _fused_attention, torch.nn.functional.scaled_dot_product_attention
@@ -88,8 +88,8 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         # where it is defined too: P2POp compares with that one
         dist.isend = dist.distributed_c10d.isend = _sent_at_once
     # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
-    train.distribute = really(distribute)  # type: ignore[attr-defined]
-    train.add_up_gradients = really(add_up_gradients)  # type: ignore[attr-defined]
+    train.shard_parameters = really(shard_parameters)  # type: ignore[attr-defined]
+    train.enable_gradient_reducer = really(enable_gradient_reducer)  # type: ignore[attr-defined]
     for kind in (Stage, EncoderDecoderStage):
         kind.__init__ = really(kind.__init__)  # type: ignore[method-assign]
     with fake_world(rank, file.plan.world_size):
@@ -109,7 +109,7 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         return tracker.result().to_dict()
 
 
-def _start(layout: Layout, pieces: Pieces) -> Tensor:
+def _start(layout: ParameterLayout, pieces: Pieces) -> Tensor:
     return torch.empty([sum(b - a for a, b in ranges) for ranges in pieces])
 
 
@@ -217,7 +217,7 @@ def _tell_places(stage: Stage, tracker: MemoryTracker) -> None:
     """Have the tracker know the module whose forward or backward pass runs, and the micro-batch."""
 
     def note(name: str) -> None:
-        action = TRAIL.action
+        action = ACTIVITY.action
         tracker.place = name if action is None else f"{name} of micro-batch {action.microbatch}"
 
     def entered(name: str, *_: Any) -> None:

@@ -1,8 +1,8 @@
-"""The families that the executor trains: one description each, one forward pass for them all.
+"""Model families that the executor trains: one description each, one forward pass for all.
 
-The modules of transformers keep the parameters, the norms, the activations and their names; only
-the order of the calls is ours, because their forward passes take heads and positions from shapes
-that sequence parallelism changes.
+The modules of transformers provide the parameters, the norms, the activations and their names; only
+the order of the calls is this package's, because their forward passes derive heads and positions
+from shapes that sequence parallelism changes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""BERT: tokens see both ways and predict those that were hidden; norms of the sums."""
+"""BERT: bidirectional attention, masked-token prediction, norms after the residual sum."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from executor.model.families.description import Block, Family
-from executor.model.families.mlp import plain
+from executor.model.families.description import Family, ResidualBlock
+from executor.model.families.mlp import ungated
 from executor.model.families.self_attention import SelfAttention, separate
 
 BERT: Final = Family(
@@ -21,9 +21,9 @@ BERT: Final = Family(
     head_bias="cls.predictions.bias",
     head_transform="cls.predictions.transform",
     attention=SelfAttention(separate("self.query", "self.key", "self.value"), "output.dense"),
-    feed_forward=plain("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn"),
-    attention_block=Block("attention", None, norm_sum="attention.output.LayerNorm"),
-    feed_forward_block=Block("", None, norm_sum="output.LayerNorm"),
+    feed_forward=ungated("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn"),
+    attention_block=ResidualBlock("attention", None, norm_sum="attention.output.LayerNorm"),
+    feed_forward_block=ResidualBlock("", None, norm_sum="output.LayerNorm"),
     softmax_in_fp32=False,
     masked=True,
 )

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the router of the module chooses, its experts run where they are held."""
+"""Mixtures of experts: the module's router selects, experts run on the ranks that hold them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from torch.autograd import Function
 from executor.model.families.description import FeedForward, Layer
 from executor.model.families.mlp import gated
 from executor.ops.grouped_matmul import grouped_linear
-from executor.parallel.expert_parallel import mixture
-from executor.parallel.tensor_parallel import every_token, own_tokens, sum_over_ranks, whole_tokens
+from executor.parallel.expert_parallel import run_on_experts
+from executor.parallel.tensor_parallel import (
+    concatenate_tokens,
+    gather_tokens,
+    local_tokens,
+    sum_over_ranks,
+)
 
 _DENSE = gated("gate_proj", "up_proj", "down_proj")
 
 
 def gated_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) -> Tensor:
-    """Experts with a gate: both projections in one matrix, the gate's rows first."""
+    """Gated experts: gate and up projection in one matrix, the gate's rows first."""
     gate, up = grouped_linear(rows, counts, module.gate_up_proj).chunk(2, -1)
     return grouped_linear(module.act_fn(gate) * up, counts, module.down_proj)
 
 
 def clamped_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) -> Tensor:
-    """gpt-oss's experts: gate and up projection alternate, both clamped, with biases.
+    """gpt-oss's experts: gate and up projection interleaved, both clamped, with biases.
 
     (up + 1) gate sigmoid(alpha gate); source: arXiv:2508.10925, sec. 2.1, and transformers.
     """
@@ -33,14 +38,14 @@ def clamped_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) 
         rows, counts, module.gate_up_proj, module.gate_up_proj_bias, transposed=True
     )
     inner = _Clamped.apply(both, module.limit, module.alpha)
-    first = not layer.experts.cut_over_tensor or layer.axis.rank == 0
+    first = not layer.experts.tensor_sharded or layer.axis.rank == 0
     return grouped_linear(
         inner, counts, module.down_proj, module.down_proj_bias, transposed=True, adds_bias=first
     )
 
 
 class _Clamped(Function):  # type: ignore[misc]
-    """The activation of gpt-oss's experts; keeps its input only."""
+    """The activation of gpt-oss's experts; saves its input only."""
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, limit: float, alpha: float) -> Tensor:
@@ -67,13 +72,13 @@ def _clamped(both: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     return both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
 
 
-def sparse(
+def mixture_of_experts(
     router: str = "gate", *, shared: str | None = None, shared_gate: str | None = None
 ) -> FeedForward:
-    """Mixture of experts, beside one that every token meets.
+    """Mixture of experts, optionally with shared experts that process every token.
 
-    Experts cut over the tensor-parallel ranks: each of these sees all tokens and gives a summand.
-    Whole experts: each of these ranks routes its own share of the tokens.
+    Experts sharded over the tensor-parallel ranks: each rank processes all tokens and returns a
+    partial sum. Whole experts: each rank routes its own share of the tokens.
     """
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
@@ -89,22 +94,22 @@ def sparse(
 
 
 def _routed(router: Any, experts: Any, layer: Layer, x: Tensor) -> Tensor:
-    axis, cut = layer.axis, layer.experts.cut_over_tensor
+    axis, cut = layer.axis, layer.experts.tensor_sharded
     splits = axis.size > 1 and not cut and not axis.sequence_parallel
     if cut:
-        x = whole_tokens(axis, x)
+        x = gather_tokens(axis, x)
     elif splits:
-        x = own_tokens(axis, x)
+        x = local_tokens(axis, x)
     _, weights, indices = router(x.flatten(0, -2))
     num_experts = layer.kind.feed_forward.num_experts
-    y = mixture(layer.experts, x, indices, weights, num_experts, experts)
+    y = run_on_experts(layer.experts, x, indices, weights, num_experts, experts)
     if cut and axis.size > 1:
         return sum_over_ranks(axis, y)
-    return every_token(axis, y) if splits else y
+    return concatenate_tokens(axis, y) if splits else y
 
 
-def by_kind(dense: FeedForward, mixed: FeedForward) -> FeedForward:
-    """Run a mixture in the layers that have experts, and a dense MLP in the others."""
+def dense_or_mixture(dense: FeedForward, mixed: FeedForward) -> FeedForward:
+    """Run a mixture of experts in the layers that have experts, and a dense MLP in the others."""
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
         return (mixed if layer.kind.feed_forward.num_experts else dense)(module, layer, x)
@@ -113,6 +118,6 @@ def by_kind(dense: FeedForward, mixed: FeedForward) -> FeedForward:
 
 
 def prepare_experts(block: Any, layer: Layer) -> None:
-    """Have the module of a layer's experts run its rows our way."""
+    """Replace the forward pass of a layer's experts module."""
     if layer.kind.feed_forward.num_experts and layer.family.experts is not None:
         block.experts.forward = partial(layer.family.experts, block.experts, layer)

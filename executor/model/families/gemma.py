@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from executor.model.families.description import Block
+from executor.model.families.description import ResidualBlock
 from executor.model.families.llama_like import ATTENTION, LLAMA
 from executor.model.families.self_attention import norm_each_head
 
@@ -15,16 +15,18 @@ def _embedding(config: Any) -> float:
     return math.sqrt(config.hidden_size)
 
 
-GEMMA: Final = replace(LLAMA, embedding_multiplier=_embedding, norm_start=0.0)
+GEMMA: Final = replace(LLAMA, embedding_multiplier=_embedding, initial_norm=0.0)
 GEMMA2: Final = replace(
     GEMMA,
-    attention_block=Block("self_attn", "input_layernorm", "post_attention_layernorm"),
-    feed_forward_block=Block("mlp", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    attention_block=ResidualBlock("self_attn", "input_layernorm", "post_attention_layernorm"),
+    feed_forward_block=ResidualBlock(
+        "mlp", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),
 )
 
 
 def _table(layer: Any) -> str:
-    """Layers with a window turn by other frequencies."""
+    """Return the rotary table: layers with a window use other frequencies."""
     return "full_attention" if layer.self_attn.sliding_window is None else "sliding_attention"
 
 

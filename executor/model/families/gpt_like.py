@@ -1,11 +1,11 @@
-"""Decoders with layer norms, biases and a plain MLP: GPT-2 and its kin."""
+"""GPT-like decoders: layer norms, biases and an MLP without gate."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from executor.model.families.description import Block, Family
-from executor.model.families.mlp import plain
+from executor.model.families.description import Family, ResidualBlock
+from executor.model.families.mlp import ungated
 from executor.model.families.self_attention import SelfAttention, fused, fused_by_head, separate
 
 GPT2: Final = Family(
@@ -13,20 +13,20 @@ GPT2: Final = Family(
     layers="transformer.h",
     norm="transformer.ln_f",
     attention=SelfAttention(fused("c_attn"), "c_proj"),
-    feed_forward=plain("c_fc", "c_proj"),
-    attention_block=Block("attn", "ln_1"),
-    feed_forward_block=Block("mlp", "ln_2"),
+    feed_forward=ungated("c_fc", "c_proj"),
+    attention_block=ResidualBlock("attn", "ln_1"),
+    feed_forward_block=ResidualBlock("mlp", "ln_2"),
     positions="transformer.wpe",
     softmax_in_fp32=False,
-    small_starts=("c_proj.weight",),  # GPT-2 paper, sec. 2.3
+    scaled_down_weights=("c_proj.weight",),  # GPT-2 paper, sec. 2.3
 )
 GPT_NEOX: Final = Family(
     tokens="gpt_neox.embed_in",
     layers="gpt_neox.layers",
     norm="gpt_neox.final_layer_norm",
     attention=SelfAttention(fused_by_head("query_key_value"), "dense"),
-    feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"),
-    attention_block=Block("attention", "input_layernorm"),
+    feed_forward=ungated("dense_h_to_4h", "dense_4h_to_h"),
+    attention_block=ResidualBlock("attention", "input_layernorm"),
     rotary="gpt_neox.rotary_emb",
 )
 OPT: Final = Family(
@@ -34,9 +34,9 @@ OPT: Final = Family(
     layers="model.decoder.layers",
     norm="model.decoder.final_layer_norm",
     attention=SelfAttention(separate("q_proj", "k_proj", "v_proj"), "out_proj"),
-    feed_forward=plain("fc1", "fc2", "activation_fn"),
-    attention_block=Block("self_attn", "self_attn_layer_norm"),
-    feed_forward_block=Block("", "final_layer_norm"),
+    feed_forward=ungated("fc1", "fc2", "activation_fn"),
+    attention_block=ResidualBlock("self_attn", "self_attn_layer_norm"),
+    feed_forward_block=ResidualBlock("", "final_layer_norm"),
     positions="model.decoder.embed_positions",
     position_offset=2,
 )

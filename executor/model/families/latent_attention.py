@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, sec. 2.1).
 
-Keys and values of all heads are lifted from one short latent a token, queries too in the larger
-models; positions turn a part of the features, whose keys all heads share. The latents are computed
-from the tokens that a rank has; what lifts them is cut by heads.
+Keys and values of all heads are projected up from one short latent per token, queries too in the
+larger models; positions rotate a part of the features, whose keys all heads share. Latents are
+computed from a rank's tokens; the up projections are sharded by heads.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.model.families.description import Layer, Rotary
-from executor.model.families.linears import columns, row, whole
-from executor.model.families.self_attention import Rotation, turn_halves
-from executor.parallel.tensor_parallel import whole_tokens
+from executor.model.families.description import Layer, RotaryTables
+from executor.model.families.linears import column_parallel, replicated, row_parallel
+from executor.model.families.self_attention import Rotation, rotate_halves
+from executor.parallel.tensor_parallel import gather_tokens
 
 
-def turn_pairs(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-    """Turn neighbouring elements of a head; the turned ones come out in two halves."""
+def rotate_pairs_to_halves(
+    query: Tensor, key: Tensor, rotary: RotaryTables
+) -> tuple[Tensor, Tensor]:
+    """Rotate neighbouring elements of a head; the result is in two halves."""
     cos, sin = (table[..., : table.size(-1) // 2].unsqueeze(2) for table in rotary)
 
     def turn(x: Tensor) -> Tensor:
@@ -29,29 +31,31 @@ def turn_pairs(query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tens
     return turn(query), turn(key)
 
 
-def latent_attention(module: Any, layer: Layer, x: Tensor, rotary: Rotary | None) -> Tensor:
+def latent_attention(module: Any, layer: Layer, x: Tensor, rotary: RotaryTables | None) -> Tensor:
     """Attend; (B, s, H) in and out."""
     sizes, axis = layer.kind.attention, layer.axis
     no_rope = sizes.head_dim - sizes.rope_head_dim
     if sizes.q_lora_rank:
-        latent = module.q_a_layernorm(whole(x, module.q_a_proj))
-        (query,) = columns(axis, latent, module.q_b_proj)
+        latent = module.q_a_layernorm(replicated(x, module.q_a_proj))
+        (query,) = column_parallel(axis, latent, module.q_b_proj)
     else:
-        (query,) = columns(axis, x, module.q_proj)
+        (query,) = column_parallel(axis, x, module.q_proj)
     query = query.unflatten(-1, (-1, sizes.head_dim))
-    compressed = whole(x, module.kv_a_proj_with_mqa)
+    compressed = replicated(x, module.kv_a_proj_with_mqa)
     latent, turned = compressed.split([sizes.kv_lora_rank, sizes.rope_head_dim], -1)
-    (lifted,) = columns(axis, module.kv_a_layernorm(latent), module.kv_b_proj)
+    (lifted,) = column_parallel(axis, module.kv_a_layernorm(latent), module.kv_b_proj)
     lifted = lifted.unflatten(-1, (-1, no_rope + sizes.value_head_dim))
     key, value = lifted.split([no_rope, sizes.value_head_dim], -1)
-    turned = whole_tokens(axis, turned).unsqueeze(2)
+    turned = gather_tokens(axis, turned).unsqueeze(2)
     own, positioned = query.split([no_rope, sizes.rope_head_dim], -1)
     if rotary is not None:
         positioned, turned = _rotation(module)(positioned, turned, rotary)
     query = torch.cat([own, positioned], -1)
     key = torch.cat([key, turned.expand(-1, -1, key.size(2), -1)], -1)
-    return row(axis, layer.core(query, key, value), module.o_proj)
+    return row_parallel(axis, layer.core(query, key, value), module.o_proj)
 
 
 def _rotation(module: Any) -> Rotation:
-    return turn_pairs if getattr(module.config, "rope_interleave", True) else turn_halves
+    return (
+        rotate_pairs_to_halves if getattr(module.config, "rope_interleave", True) else rotate_halves
+    )

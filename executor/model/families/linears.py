@@ -1,10 +1,11 @@
-"""Column- and row-cut matrices of a module, whichever way they are stored, with their adapters.
+"""Column- and row-parallel matrices of a module, in either storage order, with LoRA adapters.
 
-An adapted matrix has two small ones beside it (``cost_models.model.lora``): y = x W + s x A B. Of a
-column-cut matrix, A is one more column-cut matrix that reads the same input, but whole on every
-rank; of a row-cut one, A reads the rank's slice of the input and B gives one more partial sum. So
-adapters need no collective of their own, only that of summed gradients at the end of a step. The
-factor s goes to x A, which is small: no copy of an output or of its gradient.
+An adapted matrix has two small ones (``cost_models.model.lora``): y = x W + s x A B. For a
+column-parallel matrix, A is one more column-parallel matrix that reads the same input, but whole on
+every rank; for a row-parallel one, A reads the rank's slice of the input and B adds one more
+partial sum. Adapters therefore need no collective of their own, only that of summed gradients at
+the end of a step. The factor s multiplies x A, which is small: no copy of an output or of its
+gradient.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from executor.compat import Conv1D
 from executor.ops import fp8
-from executor.ops.nf4 import Packed
+from executor.ops.nf4 import PackedMatrix
 from executor.ops.nf4 import linear as multiply
-from executor.ops.selective_recompute import block_result
+from executor.ops.recompute import block_result
 from executor.parallel.tensor_parallel import (
-    WHOLE,
+    UNSHARDED,
     TensorAxis,
     column_linear,
     row_linear,
@@ -28,14 +29,14 @@ from executor.parallel.tensor_parallel import (
 )
 
 
-def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
-    """Multiply one input with column-cut matrices; (B, s, H) in, (B, S, features) out."""
+def column_parallel(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
+    """Multiply one input with column-parallel matrices; (B, s, H) in, (B, S, features) out."""
     adapted = [linear for linear in linears if is_adapted(linear)]
     weights = [_out_in(linear) for linear in linears]
     weights += [linear.lora_A.weight for linear in adapted]
     biases = [linear.bias for linear in linears] + [None] * len(adapted)
     if axis.fp8:
-        return fp8.linears(x, weights, biases)
+        return fp8.fp8_linears(x, weights, biases)
     outputs = column_linear(axis, x, weights, biases)
     if not adapted:
         return outputs
@@ -48,38 +49,38 @@ def columns(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor, ...]:
     )
 
 
-def row(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
-    """Multiply with a row-cut matrix; (B, S, features) in, (B, s, H) out."""
+def row_parallel(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
+    """Multiply with a row-parallel matrix; (B, S, features) in, (B, s, H) out."""
     if axis.fp8:
         with block_result():
-            (y,) = fp8.linears(x, [_out_in(linear)], [linear.bias])
+            (y,) = fp8.fp8_linears(x, [_out_in(linear)], [linear.bias])
         return y
     if not is_adapted(linear):
         return row_linear(axis, x, _out_in(linear), linear.bias)
     inner = F.linear(x, linear.lora_A.weight)
     with block_result(summed=axis.size > 1):
         y = F.linear(linear.lora_scale * inner, linear.lora_B.weight)
-        y = y + multiply(x, _out_in(linear))  # last, where a recomputation may leave it out
+        y = y + multiply(x, _out_in(linear))  # last: a recomputation may skip it
     if axis.size > 1:
         with block_result():
             y = sum_over_ranks(axis, y)
     return y if linear.bias is None else y + linear.bias
 
 
-def whole(x: Tensor, linear: Any) -> Tensor:
-    """Multiply the tokens that a rank has with a matrix that every rank holds."""
-    (y,) = columns(WHOLE, x, linear)
+def replicated(x: Tensor, linear: Any) -> Tensor:
+    """Multiply a rank's tokens with a matrix that every rank holds."""
+    (y,) = column_parallel(UNSHARDED, x, linear)
     return y
 
 
 def is_adapted(linear: Any) -> bool:
-    """Return whether a matrix has adapters beside it."""
+    """Return whether a matrix has LoRA adapters."""
     return hasattr(linear, "lora_A")
 
 
-def _out_in(linear: Any) -> Tensor | Packed:
+def _out_in(linear: Any) -> Tensor | PackedMatrix:
     """Return the weight as (out, in); GPT-2's Conv1D stores (in, out)."""
     if hasattr(linear, "weight_scales"):
-        return Packed(linear.weight, linear.weight_scales, linear.packed_shape)
+        return PackedMatrix(linear.weight, linear.weight_scales, linear.packed_shape)
     weight: Tensor = linear.weight
     return weight.t() if isinstance(linear, Conv1D) else weight

@@ -1,20 +1,20 @@
-"""Decoders with rotary positions and a gated MLP: llama and its kin."""
+"""Llama-like decoders: rotary positions and a gated MLP."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Final
 
-from executor.model.families.description import Block, Family
-from executor.model.families.mlp import fused_gated, gated, plain
+from executor.model.families.description import Family, ResidualBlock
+from executor.model.families.mlp import fused_gated, gated, ungated
 from executor.model.families.self_attention import (
     SelfAttention,
     fused,
     norm_all_heads,
     norm_each_head,
+    rotate_pairs,
+    rotate_pairs_in_fp32,
     separate,
-    turn_pairs,
-    turn_pairs_in_fp32,
 )
 
 ATTENTION: Final = SelfAttention(separate("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -30,8 +30,8 @@ QWEN3: Final = replace(LLAMA, attention=replace(ATTENTION, norm_heads=norm_each_
 OLMO2: Final = replace(
     LLAMA,
     attention=replace(ATTENTION, norm_heads=norm_all_heads),
-    attention_block=Block("self_attn", None, "post_attention_layernorm"),
-    feed_forward_block=Block("mlp", None, "post_feedforward_layernorm"),
+    attention_block=ResidualBlock("self_attn", None, "post_attention_layernorm"),
+    feed_forward_block=ResidualBlock("mlp", None, "post_feedforward_layernorm"),
 )
 PHI: Final = replace(
     LLAMA,
@@ -41,15 +41,15 @@ PHI: Final = replace(
         "dense",
         norm_each_head("q_layernorm", "k_layernorm"),
     ),
-    feed_forward=plain("fc1", "fc2", "activation_fn"),
-    feed_forward_block=Block("mlp", None),
+    feed_forward=ungated("fc1", "fc2", "activation_fn"),
+    feed_forward_block=ResidualBlock("mlp", None),
 )
 PHI3: Final = replace(
     LLAMA,
     attention=SelfAttention(fused("qkv_proj"), "o_proj"),
     feed_forward=fused_gated("gate_up_proj", "down_proj"),
 )
-STARCODER2: Final = replace(LLAMA, feed_forward=plain("c_fc", "c_proj"))
+STARCODER2: Final = replace(LLAMA, feed_forward=ungated("c_fc", "c_proj"))
 
 
 def _granite_embedding(config: Any) -> float:
@@ -65,10 +65,10 @@ GRANITE: Final = replace(
 )
 GLM4: Final = replace(
     LLAMA,
-    attention=replace(ATTENTION, rotate=turn_pairs),
+    attention=replace(ATTENTION, rotate=rotate_pairs),
     feed_forward=fused_gated("gate_up_proj", "down_proj"),
-    attention_block=Block("self_attn", "input_layernorm", "post_self_attn_layernorm"),
-    feed_forward_block=Block("mlp", "post_attention_layernorm", "post_mlp_layernorm"),
+    attention_block=ResidualBlock("self_attn", "input_layernorm", "post_self_attn_layernorm"),
+    feed_forward_block=ResidualBlock("mlp", "post_attention_layernorm", "post_mlp_layernorm"),
 )
 
 
@@ -85,7 +85,7 @@ def _cohere_logits(config: Any) -> float:
 
 COHERE: Final = replace(
     LLAMA,
-    attention=replace(ATTENTION, norm_heads=norm_each_head(), rotate=turn_pairs_in_fp32),
-    feed_forward_block=Block("mlp", None),
+    attention=replace(ATTENTION, norm_heads=norm_each_head(), rotate=rotate_pairs_in_fp32),
+    feed_forward_block=ResidualBlock("mlp", None),
     logits_multiplier=_cohere_logits,
 )

@@ -1,4 +1,4 @@
-"""How a layer of a model runs under a plan."""
+"""Configuration of a model's layer under a plan."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 from cost_models.model.spec import LayerKind
 from cost_models.plan_file import PlanFile
-from executor.attention.core import Core
+from executor.attention.core import AttentionCore
 from executor.model.families.description import Family, Layer
 from executor.parallel.context_parallel import ContextAxis
 from executor.parallel.expert_parallel import ExpertAxis
 from executor.parallel.tensor_parallel import TensorAxis
 
 
-def layer_of(
+def planned_layer(
     file: PlanFile,
     family: Family,
     kind: LayerKind,
@@ -25,12 +25,15 @@ def layer_of(
     experts: ExpertAxis,
     context: ContextAxis,
 ) -> Layer:
-    """Return it; ``module``: the one of transformers, which knows a few factors more."""
+    """Return a layer's configuration; ``module``.
+
+    Its transformers module, with a few more factors.
+    """
     spec, plan = file.model, file.plan
     axis = replace(axis, fp8=file.workload.precision == "fp8")
     attention: Any = module.get_submodule(family.attention_block.name)
     width = kind.attention.head_dim
-    core = Core(
+    core = AttentionCore(
         axis=axis,
         kernel=file.workload.attention_kernel,
         scaling=getattr(attention, "scaling", width**-0.5),
@@ -41,7 +44,7 @@ def layer_of(
         recompute=plan.recompute == "selective",
         context=context,
         causal=kind.attention.causal,
-        draws_apart=plan.recompute == "selective_ops",
+        isolated_dropout=plan.recompute == "selective_ops",
     )
     return Layer(
         family=family,
@@ -52,7 +55,7 @@ def layer_of(
         dropout=spec.hidden_dropout,
         residual_multiplier=getattr(module, "residual_multiplier", 1.0),
         recompute=plan.recompute == "full",
-        keeps_results=plan.recompute == "selective_ops",
+        recompute_selectively=plan.recompute == "selective_ops",
         random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
         offload=plan.offloads_activations,
     )

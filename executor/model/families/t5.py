@@ -12,12 +12,12 @@ from typing import Any, Final
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.model.families.description import Block, Family, Layer
-from executor.model.families.linears import columns, row
+from executor.model.families.description import Family, Layer, ResidualBlock
+from executor.model.families.linears import column_parallel, row_parallel
 from executor.model.families.self_attention import separate
-from executor.ops.offload_activations import offloaded
-from executor.ops.recompute import recomputed
-from executor.parallel.tensor_parallel import rank_randomness
+from executor.ops.offload_activations import run_offloaded
+from executor.ops.recompute import checkpointed
+from executor.parallel.tensor_parallel import rank_random_state
 
 PROJECT: Final = separate("q", "k", "v")
 
@@ -32,25 +32,25 @@ def run_t5_layer(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run a layer; (B, s, H) in and out.
 
-    ``added`` (B or 1, heads or 1, S, S): what is added to the scores of self-attention. The first
-    layer of a stack gets the mask, adds positions, and returns the sum for the others beside its
-    hidden state. ``source`` (B, S, H): the encoder's output, every token of it on every rank, to
-    whose gradient each rank gives a summand; ``source_added``: its mask.
+    ``added`` (B or 1, heads or 1, S, S): added to the scores of self-attention. The first layer of
+    a stack receives the mask, adds the position bias, and returns the sum for the others together
+    with its hidden state. ``source`` (B, S, H): the encoder's output, all tokens on every rank;
+    each rank computes a partial gradient of it; ``source_added``: its mask.
     """
-    if not module.training:  # evaluation: nothing is dropped, nothing is kept
+    if not module.training:  # evaluation: no dropout, no saved activations
         core = replace(layer.core, dropout=0.0, recompute=False)
         layer = replace(layer, core=core, dropout=0.0, recompute=False, offload=False)
     attention = module.layer[0].SelfAttention
     first = attention.has_relative_attention_bias
-    if first:  # before all else: its gradient comes last, when all layers have added to it
+    if first:  # first: its gradient is complete only after all layers
         length = added.size(-1)
         added = attention.compute_bias(length, length, added.device) + added
     shared = [x for x in (added, source, source_added) if x is not None]
-    run = partial(recomputed, random=layer.random) if layer.recompute else _call
+    run = partial(checkpointed, random=layer.random) if layer.recompute else _call
     run = partial(run, t5_layer, module, layer, hidden, added, source, source_added)
     if layer.offload:
         staying = [*module.parameters(), *shared]
-        hidden = offloaded(run, hidden.device, staying)
+        hidden = run_offloaded(run, hidden.device, staying)
     else:
         hidden = run()
     return (hidden, added) if first else hidden
@@ -64,40 +64,40 @@ def t5_layer(
     source: Tensor | None,
     source_added: Tensor | None,
 ) -> Tensor:
-    """Self-attention, in a decoder attention to ``source``, and the MLP, each added up."""
+    """Self-attention, in a decoder cross-attention to ``source``, and the MLP, each added up."""
     block = module.layer[0]
     heads = PROJECT(block.SelfAttention, layer, block.layer_norm(hidden))
-    output = layer.core.with_added(*heads, added)
-    hidden = _sum(layer, hidden, row(layer.axis, output, block.SelfAttention.o))
+    output = layer.core.attend_with_bias(*heads, added)
+    hidden = _sum(layer, hidden, row_parallel(layer.axis, output, block.SelfAttention.o))
     if source is not None:
         block = module.layer[1]
         attention, width = block.EncDecAttention, layer.kind.attention.head_dim
-        (query,) = columns(layer.axis, block.layer_norm(hidden), attention.q)
-        # every rank has the whole input already: no collective here, one for all layers
+        (query,) = column_parallel(layer.axis, block.layer_norm(hidden), attention.q)
+        # every rank has the whole input already: one collective for all layers, none here
         alone = replace(layer.axis, group=None, size=1, rank=0, sequence_parallel=False)
-        key, value = columns(alone, source, attention.k, attention.v)
+        key, value = column_parallel(alone, source, attention.k, attention.v)
         heads = (
             query.unflatten(-1, (-1, width)),
             key.unflatten(-1, (-1, width)),
             value.unflatten(-1, (-1, width)),
         )
-        output = layer.core.with_added(*heads, source_added)
-        hidden = _sum(layer, hidden, row(layer.axis, output, attention.o))
+        output = layer.core.attend_with_bias(*heads, source_added)
+        hidden = _sum(layer, hidden, row_parallel(layer.axis, output, attention.o))
     block = module.layer[-1]
     return _sum(layer, hidden, _mlp(block.DenseReluDense, layer, block.layer_norm(hidden)))
 
 
 def _mlp(module: Any, layer: Layer, x: Tensor) -> Tensor:
     if layer.kind.feed_forward.gated:
-        opened, lifted = columns(layer.axis, x, module.wi_0, module.wi_1)
+        opened, lifted = column_parallel(layer.axis, x, module.wi_0, module.wi_1)
         inner = module.act(opened) * lifted
     else:
-        (inner,) = columns(layer.axis, x, module.wi)
+        (inner,) = column_parallel(layer.axis, x, module.wi)
         inner = module.act(inner)
-    if layer.dropout:  # the ranks hold different features
-        with rank_randomness(layer.axis):
+    if layer.dropout:  # ranks hold different features
+        with rank_random_state(layer.axis):
             inner = F.dropout(inner, layer.dropout)
-    return row(layer.axis, inner, module.wo)
+    return row_parallel(layer.axis, inner, module.wo)
 
 
 def _sum(layer: Layer, hidden: Tensor, output: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _call(function: Any, *arguments: Any) -> Tensor:
 
 
 def _by_stage(*_: Any) -> Tensor:
-    raise AssertionError("the layers of T5 have a forward pass of their own")
+    raise AssertionError("T5 layers run through run_t5_layer")
 
 
 T5: Final = Family(
@@ -119,10 +119,10 @@ T5: Final = Family(
     norm="decoder.final_layer_norm",
     attention=_by_stage,
     feed_forward=_by_stage,
-    attention_block=Block("layer.0.SelfAttention", None),
+    attention_block=ResidualBlock("layer.0.SelfAttention", None),
     softmax_in_fp32=False,
     encoder_decoder=True,
     decoder_tokens="decoder.embed_tokens",
-    # Raffel et al. (arXiv:1910.10683) tie the embedding to the head, and shrink the logits
+    # Raffel et al. (arXiv:1910.10683) tie the embedding to the head and scale the logits down
     logits_multiplier=lambda c: c.d_model**-0.5 if c.scale_decoder_outputs else 1.0,
 )

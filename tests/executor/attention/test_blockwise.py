@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.attention.blockwise import Kernel, Sum
+from executor.attention.blockwise import Kernel, RunningSoftmax
 
 SCALING = 0.3
 FUSED, PLAIN = Kernel(True, SCALING), Kernel(False, SCALING)
@@ -34,7 +34,7 @@ def whole(query: Tensor, key: Tensor, value: Tensor, cap: float | None = None) -
 def in_blocks(kernel: Kernel, given: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
     """Attend block by block, forward and backward; hidden blocks go through a mask."""
     query, key, value, gradient = given
-    total = Sum(query, value)
+    total = RunningSoftmax(query, value)
     starts = range(0, query.size(2), size)
     pairs = [(slice(q, q + size), slice(k, k + size)) for q in starts for k in starts]
     pairs.sort(key=lambda pair: abs(pair[0].start - pair[1].start))  # the own tokens first
@@ -93,7 +93,7 @@ def test_blocks_are_summed_in_fp32(kernel: Kernel, dtype: torch.dtype):
 def test_the_plain_kernel_holds_the_scores_of_some_queries_only(monkeypatch: pytest.MonkeyPatch):
     given = tensors(2)
     once = in_blocks(PLAIN, given, 12)
-    monkeypatch.setattr("executor.attention.blockwise.QUERIES", 5)
+    monkeypatch.setattr("executor.attention.blockwise.QUERY_BLOCK", 5)
     rows = in_blocks(PLAIN, given, 12)
     torch.testing.assert_close(once, rows, rtol=1e-13, atol=1e-13)
 

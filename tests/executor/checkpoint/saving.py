@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from cost_models.plan_file import PlanFile
-from executor.checkpoint.folder import CheckpointFolder
-from executor.checkpoint.manager import CheckpointManager
-from executor.checkpoint.resume import Choice, choose, restore
+from executor.checkpoint.format.folder import CheckpointFolder
+from executor.checkpoint.loading.resume import CheckedCheckpoint, first_intact, restore
+from executor.checkpoint.saving.manager import CheckpointManager
 from executor.parallel.mesh import local_device
 from executor.processes.fork import run_forked
 from executor.training.trainer import Trainer
@@ -23,16 +23,16 @@ SEED, LEARNING_RATE = 3, 1e-2
 def digest(trainer: Trainer) -> str:
     """Return a hash of all that this rank holds."""
     found = hashlib.sha256()
-    for held in trainer.held:
-        state = trainer.optimizer.state(held)
-        for tensor in (held.local, *(state[key] for key in sorted(state))):
+    for shard in trainer.shards:
+        state = trainer.optimizer.state(shard)
+        for tensor in (shard.local, *(state[key] for key in sorted(state))):
             found.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy())
     return found.hexdigest()
 
 
-def begin(file: PlanFile, folder: Path) -> tuple[Trainer, Choice | None]:
+def begin(file: PlanFile, folder: Path) -> tuple[Trainer, CheckedCheckpoint | None]:
     """Return a trainer that continues from the newest checkpoint, if there is one."""
-    found = choose(CheckpointFolder(folder).complete(), local_device())
+    found = first_intact(CheckpointFolder(folder).complete(), local_device())
     start = found.checkpoint.start if found else None
     trainer = Trainer(file, seed=SEED, learning_rate=LEARNING_RATE, start=start)
     if found:

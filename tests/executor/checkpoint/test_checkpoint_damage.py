@@ -1,4 +1,4 @@
-"""A checkpoint that is not whole is passed over with a reason; the one before it is taken."""
+"""A checkpoint that is not whole is skipped with a reason; the one before it is taken."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from executor.checkpoint.index import Index
-from executor.checkpoint.pieces import local_shape, overlaps, whole
+from executor.checkpoint.format.index import CheckpointIndex
+from executor.checkpoint.format.pieces import local_shape, overlaps, whole_tensor
 from executor.processes.fork import run_forked
 from hardware_profiles.errors import InputError
 from tests.executor.checkpoint.saving import train, trained
@@ -64,9 +64,9 @@ def _lose_a_part(values: dict[str, Any]) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a bit": (lambda f: _flip(f / WEIGHTS), f"{WEIGHTS}: is corrupted"),
-    "a short file": (lambda f: _cut(f / STATE), f"{STATE}: has .* bytes, its index says"),
+    "a short file": (lambda f: _cut(f / STATE), f"{STATE}: has .* bytes, the index"),
     "a lost file": (lambda f: (f / WEIGHTS).unlink(), f"{WEIGHTS}: cannot be read: No such file"),
-    "a short index": (lambda f: _cut(f / "index.json"), "index.json: not JSON, or cut off"),
+    "a short index": (lambda f: _cut(f / "index.json"), "index.json: not JSON, or truncated"),
     "no index": (lambda f: (f / "index.json").unlink(), r"not a checkpoint \(no index.json in it"),
     "another version": (
         lambda f: _edit(f / "index.json", lambda v: v.update(schema_version=9)),
@@ -100,10 +100,10 @@ def test_the_one_before_is_taken(kind: str, saved: Any, tmp_path: Path):
     found = train_on(folder)
     assert found["losses"] == [losses[2], losses[3]]
     (note,) = found["notes"]
-    assert re.match(f"passed over step-00000002: .*{reason}", note), note
+    assert re.match(f"skipped step-00000002: .*{reason}", note), note
     assert not (folder / "step-00000009.tmp-12ab").exists()
     damage(folder / "step-00000001")
-    with pytest.raises(InputError, match="no checkpoint can be used: passed over step-00000002: "):
+    with pytest.raises(InputError, match="no usable checkpoint: skipped step-00000002: "):
         run_forked(train, 2, _file(), str(folder), 3, None)
 
 
@@ -117,7 +117,7 @@ def test_blocks_cover_what_both_hold():
         ((4, 6, 1), (1, 0, 2)),
         ((7, 7, 1), (1, 0, 2)),
     ]
-    assert list(overlaps(whole((2,)), (((5, 5),),))) == []
+    assert list(overlaps(whole_tensor((2,)), (((5, 5),),))) == []
     assert list(overlaps((), ())) == [()]
 
 
@@ -138,5 +138,5 @@ def test_an_index_survives_json():
             }
         },
     }
-    index = Index.from_dict(values, "here")
+    index = CheckpointIndex.from_dict(values, "here")
     assert json.loads(json.dumps(index.to_dict())) == values

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cost_models.plan.plan import Plan
-from executor.checkpoint.export import newest_whole, write_hugging_face
-from executor.checkpoint.hugging_face import HuggingFaceFolder
-from executor.checkpoint.manager import CheckpointManager
-from executor.model.layout import Layout, Pieces, fresh_tensor
+from executor.checkpoint.export import newest_intact, write_hugging_face
+from executor.checkpoint.loading.hugging_face import HuggingFaceFolder
+from executor.checkpoint.saving.manager import CheckpointManager
+from executor.model.parameter_layout import ParameterLayout, Pieces, random_tensor
 from executor.processes.fork import run_forked
 from executor.training.trainer import Trainer
 from tests.executor.checkpoint.saving import begin, trained
@@ -36,8 +36,8 @@ WHOLE_EXPERTS = Plan(
 CUT = Plan(1, 2, 2, micro_batch_size=4, num_microbatches=2)
 
 
-def _start_with_bias(layout: Layout, pieces: Pieces) -> torch.Tensor:
-    return VALUES.clone() if layout.name == BIAS else fresh_tensor(layout, 3, pieces)
+def _start_with_bias(layout: ParameterLayout, pieces: Pieces) -> torch.Tensor:
+    return VALUES.clone() if layout.name == BIAS else random_tensor(layout, 3, pieces)
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_the_bias_of_a_router_is_saved_resumed_and_exported(tmp_path: Path):
     run_forked(_save_with_bias, 4, str(folder))
     found = run_forked(_bias_after, 4, str(folder))
     assert [bias for rank in found for bias in rank] == [VALUES.tolist()] * 2  # of the last stage
-    checkpoint, _ = newest_whole(tmp_path)
+    checkpoint, _ = newest_intact(tmp_path)
     write_hugging_face(checkpoint, exported, dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     assert torch.equal(model.get_buffer(BIAS), VALUES)
-    layout = Layout(BIAS, (8,), None, 0.0, None, (), False)
+    layout = ParameterLayout(BIAS, (8,), None, 0.0, None, (), False)
     assert torch.equal(HuggingFaceFolder(exported).start(layout, (((0, 8),),)), VALUES)

@@ -15,10 +15,10 @@ import pytest
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
-from executor.checkpoint import tensor_file
-from executor.checkpoint.folder import CheckpointFolder
-from executor.checkpoint.manager import CheckpointManager
-from executor.checkpoint.reader import Checkpoint
+from executor.checkpoint.format import tensor_file
+from executor.checkpoint.format.folder import CheckpointFolder
+from executor.checkpoint.loading.checkpoint_reader import Checkpoint
+from executor.checkpoint.saving.manager import CheckpointManager
 from executor.processes.fork import emit, run_forked
 from hardware_profiles.errors import RunError
 from tests.executor.checkpoint.saving import begin, digest, step, trained

@@ -10,9 +10,9 @@ import torch
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
-from executor.checkpoint.manager import CheckpointManager
-from executor.checkpoint.pieces import whole
-from executor.checkpoint.reader import Checkpoint
+from executor.checkpoint.format.pieces import whole_tensor
+from executor.checkpoint.loading.checkpoint_reader import Checkpoint
+from executor.checkpoint.saving.manager import CheckpointManager
 from executor.processes.fork import run_forked
 from tests.executor.checkpoint.saving import begin, trained
 from tests.executor.tiny import tiny
@@ -53,10 +53,10 @@ def _marked(*names: str) -> Any:
 )
 def test_the_same_plan_continues_bit_for_bit(name: str, tmp_path: Path):
     file = tiny(PLANS[name], "gpt2", tied=True, optimizer="adamw", precision="fp32", **DROPOUT)
-    whole = trained(file, tmp_path / "whole", STEPS)
+    whole_tensor = trained(file, tmp_path / "whole", STEPS)
     trained(file, tmp_path / "parts", SAVED, every=SAVED)
     resumed = trained(file, tmp_path / "parts", STEPS)
-    for before, after in zip(whole, resumed, strict=True):
+    for before, after in zip(whole_tensor, resumed, strict=True):
         assert after["losses"] == before["losses"][SAVED:]
         assert after["digest"] == before["digest"]
 
@@ -80,10 +80,10 @@ def test_another_plan_continues_with_equal_losses(saved: str, resumed: str, tmp_
     options |= dict.fromkeys(DROPOUT, 0.0) if family == "gpt2" else {}
     before = tiny(PLANS[saved], family, **options)
     after = tiny(PLANS[resumed], family, **options)
-    whole = trained(before, tmp_path / "whole", STEPS)[0]["losses"]
+    whole_tensor = trained(before, tmp_path / "whole", STEPS)[0]["losses"]
     trained(before, tmp_path / "parts", SAVED, every=SAVED)
     found = trained(after, tmp_path / "parts", STEPS)[0]["losses"]
-    assert found == pytest.approx(whole[SAVED:], rel=1e-12)
+    assert found == pytest.approx(whole_tensor[SAVED:], rel=1e-12)
 
 
 SPANS = {
@@ -105,10 +105,10 @@ SPANS = {
 def test_an_encoder_and_a_decoder_are_resharded(saved: str, resumed: str, tmp_path: Path):
     options: dict[str, Any] = {"optimizer": "adamw", "num_layers": 2, "dropout_rate": 0.0}
     before, after = (tiny(SPANS[name], "t5", **options) for name in (saved, resumed))
-    whole = trained(before, tmp_path / "whole", STEPS)[0]["losses"]
+    whole_tensor = trained(before, tmp_path / "whole", STEPS)[0]["losses"]
     trained(before, tmp_path / "parts", SAVED, every=SAVED)
     found = trained(after, tmp_path / "parts", STEPS)[0]["losses"]
-    assert found == pytest.approx(whole[SAVED:], rel=1e-12)
+    assert found == pytest.approx(whole_tensor[SAVED:], rel=1e-12)
 
 
 def _saved_again(rank: int, file: PlanFile, source: str, target: str) -> str:
@@ -146,7 +146,7 @@ def test_experts_are_resharded_bit_for_bit(family: str, saved: str, resumed: str
     assert one.index.tensors.keys() == two.index.tensors.keys()
     assert one.index.state == two.index.state
     for name, entry in one.index.tensors.items():
-        pieces = whole(entry.shape)
+        pieces = whole_tensor(entry.shape)
         assert torch.equal(one.weights(name, pieces), two.weights(name, pieces)), name
         if name.endswith("e_score_correction_bias"):
             continue  # nothing updates it

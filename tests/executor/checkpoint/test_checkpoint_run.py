@@ -29,13 +29,13 @@ from transformers import (
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, write_plan_file
 from executor.__main__ import main
-from executor.checkpoint.begin import Beginning
-from executor.checkpoint.folder import CheckpointFolder, step_of
-from executor.checkpoint.hook import saving_hook
-from executor.checkpoint.settings import Saving, resume_again
+from executor.checkpoint.format.folder import CheckpointFolder, step_of
+from executor.checkpoint.loading.initial_state import InitialState
+from executor.checkpoint.options import CheckpointOptions, resume_after_restart
+from executor.checkpoint.saving.hook import checkpoint_hook
 from executor.data import MarkovCorpus
 from executor.processes.fork import run_forked
-from executor.training.loop import Hook, Loop
+from executor.training.loop import TrainingHook, TrainingLoop
 from executor.training.trainer import StepResult, Trainer
 from hardware_profiles.cluster.parse import parse_cluster
 from tests.executor.tiny import tiny
@@ -121,7 +121,7 @@ def test_an_older_checkpoint_puts_the_newer_ones_aside(plan, run):
     options = ("--checkpoint-every", 1, "--keep", 9)
     run(plan(DP2), "--steps", 3, *options, "--output", "run")
     _, said = run(plan(DP2), "--steps", 3, *options, "--resume", "run/checkpoints/step-00000001")
-    assert re.search(r"note: step-00000003 is now called step-00000003\.aside-\w+", said)
+    assert re.search(r"note: step-00000003 renamed to step-00000003\.aside-\w+", said)
     names = [name.partition(".aside")[0] for name in _checkpoints(Path("run"))]
     assert names == [f"step-{n:08d}" for n in (1, 2, 2, 3, 3)]
 
@@ -152,12 +152,18 @@ def test_what_cannot_be_resumed_is_refused(plan, run, tmp_path: Path):
         assert re.search(message, err), err
 
     refused(
-        r"step-00000001: a checkpoint of another model: intermediate_size = 96 there, 64 in the "
-        "plan",
+        r"step-00000001: a checkpoint of another model: intermediate_size = 96 in the checkpoint, "
+        "64 in the plan",
         plan(DP2, intermediate_size=64),
     )
-    refused(r"another model: rms_norm_eps = 1e-06 there, 0.001 in", plan(DP2, rms_norm_eps=1e-3))
-    refused(r"another model: model_type = \"llama\" there, \"qwen3\"", plan(DP2, family="qwen3"))
+    refused(
+        r"another model: rms_norm_eps = 1e-06 in the checkpoint, 0.001 in",
+        plan(DP2, rms_norm_eps=1e-3),
+    )
+    refused(
+        r"another model: model_type = \"llama\" in the checkpoint, \"qwen3\"",
+        plan(DP2, family="qwen3"),
+    )
     refused(r"not the data that the run began with: seed was 0, is 1", plan(DP2), "--seed", 1)
     refused(r"global_batch_size was 4, is 8", plan(replace(DP2, micro_batch_size=4)))
     refused(r"--resume nowhere: no such folder", plan(DP2), "nowhere")
@@ -190,7 +196,7 @@ def test_from_a_folder_to_a_folder(plan, run, capfd):
     assert "shardplan: nowhere: no such folder" in capfd.readouterr().err
 
 
-class _Stop(Hook):
+class _Stop(TrainingHook):
     """Asks the run to stop after a step, as a signal does."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -203,9 +209,12 @@ class _Stop(Hook):
 def _stopped(rank: int, file: PlanFile, folder: str, every: int | None) -> str:
     corpus = MarkovCorpus(256, file.workload.seq_len, 0)
     trainer = Trainer(file)
-    begun = Beginning(None, None, ())
-    hooks = [_Stop(trainer), saving_hook(trainer, Path(folder), Saving(every=every), begun, {})]
-    return Loop(trainer, corpus, steps=99, emit=lambda event: None, hooks=hooks).run()
+    begun = InitialState(None, None, ())
+    hooks = [
+        _Stop(trainer),
+        checkpoint_hook(trainer, Path(folder), CheckpointOptions(every=every), begun, {}),
+    ]
+    return TrainingLoop(trainer, corpus, steps=99, emit=lambda event: None, hooks=hooks).run()
 
 
 @pytest.mark.sampled(1)
@@ -247,7 +256,7 @@ def test_the_tokenizer_travels_with_an_export(plan, run, tmp_path: Path, capfd):
     assert main(["export", "run/checkpoints/step-00000001", "-o", "again"]) == 0
     assert "the run's tokenizer is no longer in words: copy it by hand" in capfd.readouterr().err
     assert main(["export", "run", "-o", "exported"]) == 2
-    assert "exported: is not empty; choose another -o" in capfd.readouterr().err
+    assert "exported: not empty; choose another -o" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -273,8 +282,8 @@ def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_
 
 
 def test_ranks_that_are_started_again_go_on_with_what_they_saved(tmp_path: Path):
-    assert resume_again(None, None) == "auto"
-    assert resume_again("elsewhere", None) == "elsewhere"
-    assert resume_again("elsewhere", tmp_path) == "elsewhere"
+    assert resume_after_restart(None, None) == "auto"
+    assert resume_after_restart("elsewhere", None) == "elsewhere"
+    assert resume_after_restart("elsewhere", tmp_path) == "elsewhere"
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
-    assert resume_again("elsewhere", tmp_path) == "auto"
+    assert resume_after_restart("elsewhere", tmp_path) == "auto"

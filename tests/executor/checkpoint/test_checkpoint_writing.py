@@ -19,10 +19,11 @@ from safetensors import safe_open
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
-from executor.breadcrumbs import TRAIL
-from executor.checkpoint import tensor_file, writer
-from executor.checkpoint.manager import CheckpointManager
-from executor.checkpoint.share import Copy, writers
+from executor.activity import ACTIVITY
+from executor.checkpoint.format import tensor_file
+from executor.checkpoint.saving import writer
+from executor.checkpoint.saving.assignment import PartCopy, assign_writers
+from executor.checkpoint.saving.manager import CheckpointManager
 from executor.processes.fork import run_forked
 from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError, RunError
@@ -70,14 +71,14 @@ def test_every_part_is_written_once_and_by_all(plan: Plan, tmp_path: Path):
 
 def test_the_largest_parts_are_shared_out_first():
     sizes = {0: 8, 1: 5, 2: 4, 3: 3}
-    copies = [Copy(p, p, n, n, rank) for p, n in sizes.items() for rank in (0, 1)]
-    copies += [Copy(9, 9, 2, 2, 1)]  # held by one rank alone
-    assert writers(copies) == {0: 0, 1: 1, 2: 1, 3: 0, 9: 1}
+    copies = [PartCopy(p, p, n, n, rank) for p, n in sizes.items() for rank in (0, 1)]
+    copies += [PartCopy(9, 9, 2, 2, 1)]  # held by one rank alone
+    assert assign_writers(copies) == {0: 0, 1: 1, 2: 1, 3: 0, 9: 1}
 
 
 def test_parts_that_do_not_make_up_a_tensor_are_our_bug():
     with pytest.raises(AssertionError, match="do not make up the whole model"):
-        writers([Copy(0, 0, 4, 8, rank=0)])
+        assign_writers([PartCopy(0, 0, 4, 8, rank=0)])
 
 
 @pytest.mark.distributed
@@ -118,10 +119,10 @@ def _beside(rank: int, file: PlanFile, folder: str) -> list[Any]:
     before = manager.latest()
     threading.Timer(2.5, disk.set).start()
     step(trainer)
-    mark = TRAIL.mark()
+    mark = ACTIVITY.mark()
     saved.append(manager.maybe_save())  # waits for the first one
     first = manager.latest()
-    assert TRAIL.mark() != mark  # for the watchdog
+    assert ACTIVITY.mark() != mark  # for the watchdog
     last = manager.save_now()
     assert manager.save_now() == last  # nothing new
     return [saved, before, str(first), str(last)]
@@ -234,7 +235,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_training(tmp_path: Path)
 
     refused("file/here: cannot be written: Not a directory", tmp_path / "file" / "here")
     refused(r"full: a checkpoint takes about .*, 1000 B are free on", tmp_path / "full", free=1000)
-    refused(r"rank 1: \S+/other: rank 0 wrote there, and this", tmp_path / "other", hidden=True)
+    refused(r"rank 1: \S+/other: rank 0 wrote there, but this", tmp_path / "other", hidden=True)
     assert not list((tmp_path / "other").iterdir())
 
 

@@ -10,7 +10,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, write_plan_file
 from cost_models.pricing.prediction import predict, scenario_of
 from executor.config.data_options import DataOptions
-from executor.launch.preflight import predicted_anew, prepare, total_bytes
+from executor.launch.preflight import prepare, total_bytes, with_current_prediction
 from hardware_profiles.cluster.parse import parse_cluster
 from tests.executor.tiny import tiny
 
@@ -24,23 +24,23 @@ def priced(**changes: Any) -> PlanFile:
 
 def test_a_prediction_that_holds_is_kept() -> None:
     file = priced()
-    assert predicted_anew(file) == (file, ())
+    assert with_current_prediction(file) == (file, ())
 
 
 def test_an_edited_plan_is_predicted_anew() -> None:
     file = priced()
     edited = replace(file, workload=replace(file.workload, seq_len=4096))
-    anew, notes = predicted_anew(edited)
+    anew, notes = with_current_prediction(edited)
     assert "not for this plan" in notes[0]
     assert total_bytes(anew) > 2 * total_bytes(file)
-    anew, notes = predicted_anew(replace(file, prediction={"memory": "x"}))
+    anew, notes = with_current_prediction(replace(file, prediction={"memory": "x"}))
     assert anew == file
     assert len(notes) == 1
-    assert "is missing" in predicted_anew(replace(file, prediction={}))[1][0]
+    assert "is missing" in with_current_prediction(replace(file, prediction={}))[1][0]
 
 
 def test_a_plan_priced_for_another_trainer_is_predicted_for_this_one() -> None:
-    anew, notes = predicted_anew(priced(software="megatron"))
+    anew, notes = with_current_prediction(priced(software="megatron"))
     assert "priced for megatron" in notes[0]
     assert anew == priced()
 

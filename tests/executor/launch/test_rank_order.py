@@ -76,8 +76,8 @@ def test_without_an_order_processes_keep_their_numbers(monkeypatch):
 def test_an_order_of_other_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="rank_order has 4 ranks, 2 were started"):
-        mesh.rank_in(ORDER)
+    with pytest.raises(InputError, match="rank_order has 4 ranks, but 2 were started"):
+        mesh.grid_rank(ORDER)
 
 
 @pytest.mark.slow

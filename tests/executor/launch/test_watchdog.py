@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 
 from cost_models.plan.plan import Plan
-from executor.breadcrumbs import TRAIL, Trail
-from executor.checkpoint.index import FileEntry, check_file
+from executor.activity import ACTIVITY, ActivityLog
+from executor.checkpoint.format.index import FileEntry, check_file
 from executor.compat import store_of_the_world
 from executor.config.learning_rate import LearningRate
 from executor.config.training_options import Training
 from executor.data import DataOptions, open_corpus
-from executor.launch import session
-from executor.launch.hang_report import Report, explain
-from executor.launch.watchdog import Stillness, Watchdog, supervised
+from executor.launch import rank_tasks
+from executor.launch.hang_report import HangReport, explain_hang
+from executor.launch.watchdog import StallTimer, Watchdog, supervised
 from executor.processes import fork as forked
 from executor.processes.fork import run_forked
 from executor.processes.reporter import Reporter
@@ -46,13 +46,13 @@ def report(rank, waits, *, entered, last="data", step=4, **more):
         "left_out_of": step,
         **more,
     }
-    return Report(rank=rank, step=step, waits=waits, entered=entered, last=last, **values)
+    return HangReport(rank=rank, step=step, waits=waits, entered=entered, last=last, **values)
 
 
 def test_a_rank_that_does_not_come_is_named():
     reports = [report(0, True, entered={"data": 3}), report(2, True, entered={"data": 3})]
     late = report(1, False, entered={"data": 2}, where="executor/data.py:8 (batch)")
-    said = explain([*reports, late], PROCESSES, 30.0)
+    said = explain_hang([*reports, late], PROCESSES, 30.0)
     assert said == (
         "hang: rank 1 is missing in all_reduce (data) of step 4, backward of micro-batch 1, where "
         "rank 0, 2 waited for 30 s; it is in executor/data.py:8 (batch), after all_reduce (data) "
@@ -62,7 +62,7 @@ def test_a_rank_that_does_not_come_is_named():
 
 def test_a_rank_that_does_not_answer_is_named():
     reports = [report(rank, True, entered={"data": 3}) for rank in (0, 1)]
-    said = explain(reports, PROCESSES, 30.0)
+    said = explain_hang(reports, PROCESSES, 30.0)
     assert said.startswith("hang: no answer from rank 2 (process 20, b): stopped, or its machine")
     assert "waited in all_reduce (data) of step 4" in said
 
@@ -71,12 +71,12 @@ def test_who_waits_for_whom_leads_to_the_one_that_does_not_wait():
     first = report(0, True, entered={"tensor": 1}, members={"tensor": [0, 1]}, last="tensor")
     second = report(1, True, entered={}, awaited={"2": 3}, last="pipeline", last_kind="recv")
     third = report(2, False, entered={}, sent={"1": 2}, last="pipeline", last_kind="send")
-    said = explain([first, second, third], PROCESSES, 30.0)
+    said = explain_hang([first, second, third], PROCESSES, 30.0)
     assert said.startswith("hang: rank 2 is missing in recv (pipeline)")
 
 
 def test_all_ranks_in_the_same_collective_blame_the_network():
-    said = explain([report(r, True, entered={"data": 3}) for r in range(3)], PROCESSES, 30.0)
+    said = explain_hang([report(r, True, entered={"data": 3}) for r in range(3)], PROCESSES, 30.0)
     assert said.startswith("hang: every rank entered all_reduce (data)")
 
 
@@ -86,7 +86,7 @@ def test_ranks_in_a_circle_disagree():
     two = report(
         1, True, entered={"data": 2, "world": 1}, members={"data": [0, 1], "world": [0, 1]}
     )
-    said = explain([one, two], PROCESSES[:2], 30.0)
+    said = explain_hang([one, two], PROCESSES[:2], 30.0)
     assert said.startswith("hang: the ranks do not enter the same collectives (for 30 s): rank 0")
     guilty = report(
         *(1, True),
@@ -95,17 +95,17 @@ def test_ranks_in_a_circle_disagree():
         last="world",
         left_out={"data": 1},
     )
-    said = explain([one, guilty], PROCESSES[:2], 30.0)
+    said = explain_hang([one, guilty], PROCESSES[:2], 30.0)
     assert said.startswith("hang: rank 1 left out all_reduce (data) of step 4")
     assert "it went on to all_reduce (world)" in said
 
 
 def test_every_collective_leaves_a_crumb_and_the_originals_come_back():
-    def crumbs(rank):
+    def calls(rank):
         import torch
 
-        trail, before = Trail(), dist.ProcessGroup.allreduce
-        with trail.recorded():
+        activity, before = ActivityLog(), dist.ProcessGroup.allreduce
+        with activity.recording():
             dist.all_reduce(torch.ones(2))
             if rank == 0:
                 dist.send(torch.ones(2), 1)
@@ -114,23 +114,25 @@ def test_every_collective_leaves_a_crumb_and_the_originals_come_back():
             dist.barrier()
         assert dist.ProcessGroup.allreduce is before
         dist.all_reduce(torch.ones(2))
-        assert trail.waits == 0
-        return [[crumb.kind, crumb.peer] for crumb in trail.crumbs]
+        assert activity.waits == 0
+        return [[call.kind, call.peer] for call in activity.calls]
 
-    first, second = run_forked(crumbs, 2)
+    first, second = run_forked(calls, 2)
     assert first == [["all_reduce", None], ["send", 1], ["barrier", None]]
     assert second == [["all_reduce", None], ["recv", 0], ["barrier", None]]
 
 
 def test_time_in_which_this_process_was_stopped_is_no_waiting():
-    stillness = Stillness(1.0, "a", 0.0)
-    assert [stillness.look(now, "a") for now in (1.0, 2.0, 600.0, 601.0)] == [1, 2, 4, 5]
-    assert stillness.look(602.0, "b") == 0
+    stillness = StallTimer(1.0, "a", 0.0)
+    assert [stillness.update(now, "a") for now in (1.0, 2.0, 600.0, 601.0)] == [1, 2, 4, 5]
+    assert stillness.update(602.0, "b") == 0
 
 
 def test_a_rank_that_has_work_of_its_own_lets_the_others_wait():
-    stillness = Stillness(1.0, "a", 0.0)
-    found = [stillness.look(now, "a", beats) for now, beats in enumerate((0, 0, 3, 3, None, 3, 4))]
+    stillness = StallTimer(1.0, "a", 0.0)
+    found = [
+        stillness.update(now, "a", beats) for now, beats in enumerate((0, 0, 3, 3, None, 3, 4))
+    ]
     assert found == [0, 1, 0, 1, 2, 3, 0]
 
 
@@ -169,7 +171,7 @@ def _train(rank, plan, how):
     training = Training(steps=6, learning_rate=LearningRate(1e-3), seed=0)
     tell = Reporter(lambda event: None, forked.fail)
     with supervised(tell, SECONDS) as ready:
-        return session.train(file, corpus, training, tell, ready=ready)
+        return rank_tasks.train(file, corpus, training, tell, ready=ready)
 
 
 @pytest.mark.sampled(1)
@@ -197,7 +199,7 @@ def test_a_hang_names_the_rank_and_the_collective(plan, how, message):
 
 def _beat(tensor, *args, **kwargs):
     for _ in range(12):
-        TRAIL.beat()
+        ACTIVITY.beat()
         time.sleep(0.25)
     dist.all_reduce(tensor, *args, **kwargs)
 
@@ -223,11 +225,11 @@ def _setup(rank, plan):
     settings = {"vocab_size": file.model.vocab_size, "seq_len": file.workload.seq_len}
     tell = Reporter(lambda event: None, forked.fail)
     with supervised(tell, 60.0):
-        beats = [TRAIL.beats]
+        beats = [ACTIVITY.beats]
         trainer = train.Trainer(file)
-        beats.append(TRAIL.beats)
+        beats.append(ACTIVITY.beats)
         evaluate(trainer, open_corpus(DataOptions(), seed=0, **settings), 1)
-        beats.append(TRAIL.beats)
+        beats.append(ACTIVITY.beats)
         groups = dist.distributed_c10d._world.pg_map
         limits = [g._get_backend(torch.device("cpu")).options._timeout.days for g in groups]
         trainer.close()

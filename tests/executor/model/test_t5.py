@@ -104,18 +104,18 @@ def test_the_peak_of_every_stage_is_predicted(recompute: Any, monkeypatch: pytes
 
 
 def _see_everything() -> None:
-    encoder_decoder.is_source = torch.ones_like
+    encoder_decoder.source_mask = torch.ones_like
 
 
 def _read_the_answer() -> None:
-    encoder_decoder.one_later = lambda labels: labels.clamp(min=0)
+    encoder_decoder.shift_right = lambda labels: labels.clamp(min=0)
 
 
 def _keep_positions_apart() -> None:
     shared = train.sum_shared_gradients
 
-    def only_the_embedding(held: Any, grid: Any, names: dict[str, list[int]]) -> None:
-        shared(held, grid, {name: names[name] for name in names if name == "shared.weight"})
+    def only_the_embedding(shard: Any, grid: Any, names: dict[str, list[int]]) -> None:
+        shared(shard, grid, {name: names[name] for name in names if name == "shared.weight"})
 
     train.sum_shared_gradients = only_the_embedding
 
@@ -123,14 +123,14 @@ def _keep_positions_apart() -> None:
 def _keep_the_embedding_apart() -> None:
     shared = train.sum_shared_gradients
 
-    def only_positions(held: Any, grid: Any, names: dict[str, list[int]]) -> None:
-        shared(held, grid, {name: names[name] for name in names if name != "shared.weight"})
+    def only_positions(shard: Any, grid: Any, names: dict[str, list[int]]) -> None:
+        shared(shard, grid, {name: names[name] for name in names if name != "shared.weight"})
 
     train.sum_shared_gradients = only_positions
 
 
 def _keep_the_source_apart() -> None:
-    encoder_decoder.whole_tokens = lambda axis, source: source
+    encoder_decoder.gather_tokens = lambda axis, source: source
 
 
 def _forget_the_source() -> None:
@@ -166,7 +166,7 @@ def _copies(rank: int, file: PlanFile) -> dict[str, tuple[str, Any]]:
     batch = random_batch(file)
     trainer.step(batch)
     trainer.step(batch)
-    return {h.name: (h.layout.name, h.local.detach().tolist()) for h in trainer.held}
+    return {h.name: (h.layout.name, h.local.detach().tolist()) for h in trainer.shards}
 
 
 @pytest.mark.distributed
@@ -195,8 +195,8 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     result = trainer.step(random_batch(file))
     whole = {
         h.name: float(h.local.detach().double().sum())
-        for h in trainer.held
-        if h.layout.shard_dim is None
+        for h in trainer.shards
+        if h.layout.cut_dim is None
     }
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
 
@@ -258,7 +258,7 @@ def test_neither_documents_nor_compiled_layers():
     file = tiny(Plan(), "t5", num_layers=1)
     batch = random_batch(file)
     batch = replace(batch, starts=torch.zeros_like(batch.inputs))
-    with pytest.raises(InputError, match="rows of one document"):
+    with pytest.raises(InputError, match="one document per row"):
         encoder_decoder.EncoderDecoderStage.forward(None, batch)  # type: ignore[arg-type]
 
 

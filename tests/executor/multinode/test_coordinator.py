@@ -130,7 +130,7 @@ def test_a_node_that_does_not_come_is_named(plan, tmp_path, capsys, monkeypatch)
     monkeypatch.chdir(tmp_path)
     place = ["--nodes", "2", "--rendezvous", "127.0.0.1:29655", "--node-timeout", "1"]
     assert main(["run", str(plan), *place, "--node-rank", "0"]) == 2
-    assert "node 1 did not come to 127.0.0.1:29655 within 1 s" in capsys.readouterr().err
+    assert "node 1 did not join at 127.0.0.1:29655 within 1 s" in capsys.readouterr().err
     assert main(["run", str(plan), *place, "--node-rank", "1"]) == 2
     assert "--rendezvous 127.0.0.1:29655: node 0 does not answer there" in capsys.readouterr().err
 
@@ -184,7 +184,7 @@ def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
     )
     done = _two_hosts(_command(plan, 0, *options), killed, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 of 2 nodes are left: goes on with out/plan-for-1-ranks.json" in done.stderr
+    assert "1 of 2 nodes remain: continuing with out/plan-for-1-ranks.json" in done.stderr
     assert re.search(r"resumed from out/checkpoints/step-0*[24] ", done.stderr)
     out = tmp_path / "out"
     new, old = read_plan_file(out / "plan-for-1-ranks.json"), read_plan_file(out / "plan.json")

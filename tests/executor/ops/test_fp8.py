@@ -26,7 +26,7 @@ DENSE = [
 ]
 
 
-def value(matrix: fp8.Rounded) -> Tensor:
+def value(matrix: fp8.QuantizedMatrix) -> Tensor:
     return matrix.values.float() * matrix.scale
 
 
@@ -37,8 +37,8 @@ def error(found: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
 def test_the_largest_element_takes_the_largest_number(size: float):
     matrix = torch.randn(16, 32) * size
-    for kind, digits in ((fp8.FORWARD, 3), (fp8.BACKWARD, 2)):
-        eight = fp8.rounded(matrix, kind)
+    for kind, digits in ((fp8.FORWARD_DTYPE, 3), (fp8.BACKWARD_DTYPE, 2)):
+        eight = fp8.quantize(matrix, kind)
         assert float(eight.values.float().abs().max()) == torch.finfo(kind).max
         # half of the last digit of the numbers that are not very small
         large = matrix.abs() > matrix.abs().max() * 1e-2
@@ -47,7 +47,7 @@ def test_the_largest_element_takes_the_largest_number(size: float):
 
 
 def test_zeros_stay_zeros():
-    assert value(fp8.rounded(torch.zeros(16, 16), fp8.FORWARD)).abs().max() == 0.0
+    assert value(fp8.quantize(torch.zeros(16, 16), fp8.FORWARD_DTYPE)).abs().max() == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -57,13 +57,15 @@ def test_products_are_those_of_the_rounded_tensors(dtype: torch.dtype):
     x = torch.randn(2, 16, 32, dtype=dtype, requires_grad=True)
     weights = [torch.randn(n, 32, dtype=dtype, requires_grad=True) for n in (48, 16)]
     biases = [torch.randn(48, dtype=dtype, requires_grad=True), None]
-    outputs = fp8.linears(x, weights, biases)
+    outputs = fp8.fp8_linears(x, weights, biases)
     gradients = [torch.randn_like(y) for y in outputs]
     found = torch.autograd.grad(outputs, [x, *weights, biases[0]], gradients)
 
     flat = x.detach().flatten(0, 1)
-    eight = [value(fp8.rounded(t, fp8.FORWARD)) for t in (flat, *(w.detach() for w in weights))]
-    back = [value(fp8.rounded(g.flatten(0, 1), fp8.BACKWARD)) for g in gradients]
+    eight = [
+        value(fp8.quantize(t, fp8.FORWARD_DTYPE)) for t in (flat, *(w.detach() for w in weights))
+    ]
+    back = [value(fp8.quantize(g.flatten(0, 1), fp8.BACKWARD_DTYPE)) for g in gradients]
     bias = biases[0]
     assert bias is not None
     rounding = 0.01 if dtype == torch.bfloat16 else 1e-5
@@ -85,7 +87,7 @@ def test_eight_bits_of_the_input_are_kept_and_no_weight():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        fp8.linears(x, [weight], [None])
+        fp8.fp8_linears(x, [weight], [None])
     own = [t for t in kept if t is not weight]
     assert sum(t.numel() * t.element_size() for t in own) == 16 * 32 + 4
 
@@ -169,4 +171,4 @@ def test_an_older_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
 
 def test_dense_families_train_in_fp8():
     assert {"llama", "gpt2", "gemma2", "qwen3", "opt", "phi", "bert"} <= set(DENSE)
-    assert math.isfinite(float(fp8.SMALLEST))
+    assert math.isfinite(float(fp8.SMALLEST_SCALE))

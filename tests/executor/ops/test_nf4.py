@@ -16,10 +16,10 @@ from cost_models.model.lora import QUANTISED_BYTES
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.counters.live_tensors import MemoryTracker
-from executor.model.layout import Layout, fresh_tensor
+from executor.model.parameter_layout import ParameterLayout, random_tensor
 from executor.ops import nf4 as quantised
-from executor.ops.nf4 import LEVELS, linear, packed
-from executor.parallel.tensor_parallel import WHOLE
+from executor.ops.nf4 import LEVELS, linear, pack
+from executor.parallel.tensor_parallel import UNSHARDED
 from executor.processes.fork import run_forked
 from executor.verify import TOLERANCE, reference
 from tests.executor.checkpoint.saving import begin, trained
@@ -32,7 +32,7 @@ SHAPES = {"blocks": (48, 128), "a block over two rows": (6, 96), "an unfinished 
 def test_every_element_is_the_nearest_level_of_its_block(name: str) -> None:
     shape = SHAPES[name]
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = packed(values).matrix(torch.float64).flatten()
+    found = pack(values).matrix(torch.float64).flatten()
     for block, of_block in zip(values.flatten().split(64), found.split(64), strict=True):
         choices = torch.tensor(LEVELS).double() * block.abs().max()
         nearest = (block[:, None].double() - choices).abs().min(1).values
@@ -41,7 +41,7 @@ def test_every_element_is_the_nearest_level_of_its_block(name: str) -> None:
 
 
 def test_a_matrix_takes_four_bits_and_a_scale_for_64() -> None:
-    found = packed(torch.randn(48, 128))
+    found = pack(torch.randn(48, 128))
     held = found.codes.nbytes + found.scales.nbytes
     assert held == 48 * 128 * QUANTISED_BYTES
 
@@ -49,7 +49,7 @@ def test_a_matrix_takes_four_bits_and_a_scale_for_64() -> None:
 def test_bits_by_hand() -> None:
     values = torch.zeros(1, 64)
     values[0, :4] = torch.tensor([2.0, -2.0, 0.7, 0.0])
-    found = packed(values)
+    found = pack(values)
     assert found.scales.tolist() == [2.0]
     assert found.codes[:3].tolist() == [15 * 16 + 0, 11 * 16 + 7, 7 * 16 + 7]  # 0.35: level 11
 
@@ -59,18 +59,18 @@ def test_bits_by_hand() -> None:
 def test_unpacked_values_pack_to_the_same_bytes(name: str, dtype: torch.dtype) -> None:
     values = torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(1))
     values[:1] = 0.0  # a block may be nothing but zeros
-    first = packed(values)
-    again = packed(first.matrix(dtype))
+    first = pack(values)
+    again = pack(first.matrix(dtype))
     assert torch.equal(first.codes, again.codes)
     assert torch.equal(first.scales, again.scales)
 
 
 def test_large_matrices_are_unpacked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(33, 100)
-    at_once = packed(values)
+    at_once = pack(values)
     expected = {d: at_once.matrix(d) for d in (torch.float32, torch.bfloat16)}
     monkeypatch.setattr(quantised, "UNPACKED_AT_ONCE", 128)
-    in_parts = packed(values)
+    in_parts = pack(values)
     assert torch.equal(in_parts.codes, at_once.codes)
     assert torch.equal(in_parts.scales, at_once.scales)
     for dtype, matrix in expected.items():
@@ -79,7 +79,7 @@ def test_large_matrices_are_unpacked_in_parts(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nothing_but_packed_bytes_is_kept() -> None:
-    weight = packed(torch.randn(64, 128))
+    weight = pack(torch.randn(64, 128))
     linear(torch.ones(1, 128), weight)  # the table of levels stays
     x = torch.ones(2, 128, requires_grad=True)
     with MemoryTracker([weight.codes, weight.scales, x]) as tracker:
@@ -126,8 +126,8 @@ def test_a_base_in_four_bits_is_trained_as_by_one_process(name: str) -> None:
 
 
 def _not_rounded() -> None:
-    def exact(file: PlanFile, layout: Layout, seed: int) -> Tensor:
-        return fresh_tensor(layout, seed, layout.ranges(WHOLE))
+    def exact(file: PlanFile, layout: ParameterLayout, seed: int) -> Tensor:
+        return random_tensor(layout, seed, layout.ranges(UNSHARDED))
 
     reference._start = exact
 
@@ -135,20 +135,20 @@ def _not_rounded() -> None:
 def _in_whole_blocks() -> None:
     original = reference._start
 
-    def whole(file: PlanFile, layout: Layout, seed: int) -> Tensor:
+    def whole(file: PlanFile, layout: ParameterLayout, seed: int) -> Tensor:
         return original(replace(file, plan=Plan()), layout, seed)
 
     reference._start = whole
 
 
 def _first_matrix_twice() -> None:
-    original, seen = quantised.Packed.matrix, {}
+    original, seen = quantised.PackedMatrix.matrix, {}
 
     def matrix(self: Any, dtype: torch.dtype) -> Tensor:
         found = original(self, dtype)
         return seen.setdefault((found.shape, dtype), found)
 
-    quantised.Packed.matrix = matrix  # type: ignore[method-assign]
+    quantised.PackedMatrix.matrix = matrix  # type: ignore[method-assign]
 
 
 @pytest.mark.sampled(1)

@@ -32,9 +32,9 @@ def _host_is_apart() -> None:
     offloaded_optimizer.host_is_device = lambda device: False
 
 
-def _train(rank: int, file: PlanFile, apart: bool, resumed: bool = False) -> dict[str, Any]:
+def _train(rank: int, file: PlanFile, isolated: bool, resumed: bool = False) -> dict[str, Any]:
     """Train three steps; on demand carry moments over into another trainer before the last."""
-    if apart:
+    if isolated:
         _host_is_apart()
     trainer = Trainer(file, seed=1)
     losses = []
@@ -43,25 +43,25 @@ def _train(rank: int, file: PlanFile, apart: bool, resumed: bool = False) -> dic
             trainer = _continued(trainer)
         losses.append(trainer.step(random_batch(file, step)).loss)
     optimizer = trainer.optimizer
-    states = [optimizer.state(h) for h in optimizer.held]
+    states = [optimizer.state(h) for h in optimizer.shards]
     return {
         "losses": losses,
-        "weights": [h.local.detach().tolist() for h in trainer.held],
+        "weights": [h.local.detach().tolist() for h in trainer.shards],
         "moments": [
             [state[name].tolist() for name in ("exp_avg", "exp_avg_sq")] for state in states
         ],
         "offloaded": isinstance(optimizer, OffloadedOptimizer),
-        "apart": all(optimizer.updated[id(h)] is not h.local for h in optimizer.held),
+        "apart": all(optimizer.updated[id(h)] is not h.local for h in optimizer.shards),
         "on_host": all(v.device.type == "cpu" for state in states for v in state.values()),
     }
 
 
 def _continued(first: Trainer) -> Trainer:
     """Return another trainer that starts where one alone has come to."""
-    weights = {h.name: h.local.detach().clone() for h in first.held}
+    weights = {h.name: h.local.detach().clone() for h in first.shards}
     second = Trainer(first.file, seed=1, start=lambda layout, pieces: weights[layout.name])
     second.restore(first.state())
-    for old, new in zip(first.optimizer.held, second.optimizer.held, strict=True):
+    for old, new in zip(first.optimizer.shards, second.optimizer.shards, strict=True):
         second.optimizer.restore(new, first.optimizer.state(old))
     return second
 
@@ -74,11 +74,11 @@ def test_the_update_on_the_host_gives_the_same_bits(plan: Plan, precision: Any):
     moved = _with_plan(file, offload="optimizer")
     plain = run_forked(_train, plan.world_size, file, False)
     assert not any(rank["offloaded"] for rank in plain)
-    for apart in (False, True):
-        found = run_forked(_train, plan.world_size, moved, apart)
+    for isolated in (False, True):
+        found = run_forked(_train, plan.world_size, moved, isolated)
         for one, other in zip(found, plain, strict=True):
             assert one["offloaded"]
-            assert one["apart"] is apart
+            assert one["apart"] is isolated
             assert one["on_host"]
             for what in ("losses", "weights", "moments"):
                 assert one[what] == other[what], what
@@ -139,19 +139,19 @@ def test_parity_of_every_way_to_share(name: str):
 
 
 def _bringing_back_nothing() -> None:
-    leave = offload._Kept.leave
+    copy = offload._OffloadedStorage.copy_to_host
 
     def lost(self: Any) -> torch.Tensor:
-        going = leave(self)
+        going = copy(self)
         self.on_host.zero_()
         return going
 
-    offload._Kept.leave = lost
+    offload._OffloadedStorage.copy_to_host = lost
 
 
 def _from_the_start_of_the_storage() -> None:
-    tensor = offload._Saved.tensor
-    offload._Saved.tensor = lambda self: tensor(self._replace(offset=0))
+    tensor = offload._SavedTensor.tensor
+    offload._SavedTensor.tensor = lambda self: tensor(self._replace(offset=0))
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_what_leaves_and_what_stays():
             return gradient @ kept[1].T, kept[0].T @ gradient, None, None
 
     small = torch.randn(4)
-    output = offload.offloaded(
+    output = offload.run_offloaded(
         lambda: Product.apply(x, weight, table, small), x.device, [weight, table]
     )
     output.sum().backward()
@@ -201,10 +201,12 @@ def test_views_of_a_storage_leave_once():
         hidden.extend((a, b, c))
         return a * b * c
 
-    leave = offload._Kept.leave
+    copy = offload._OffloadedStorage.copy_to_host
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offload._Kept, "leave", lambda self: copies.append(1) or leave(self))
-        output = offload.offloaded(layer, x.device, [x])
+        patch.setattr(
+            offload._OffloadedStorage, "copy_to_host", lambda self: copies.append(1) or copy(self)
+        )
+        output = offload.run_offloaded(layer, x.device, [x])
     assert len(copies) == 2  # the three views, and the product of the first two
     output.sum().backward()
     a, b, c = (part.detach() for part in hidden)

@@ -10,7 +10,7 @@ from benchmarks.memory_truth.rows import rows_of
 from benchmarks.small_models import small
 from cost_models.plan.plan import Plan
 from executor.model import stage as models
-from executor.training.traffic import as_predicted
+from executor.training.traffic import is_as_predicted
 from executor.verify import Verification
 from tests.executor.tiny import tiny, verified
 
@@ -39,7 +39,7 @@ def test_a_number_for_each_stage():
 
 def keep_nothing() -> None:
     """Switch off what spares a layer."""
-    models.kept = lambda layer: layer  # type: ignore[assignment]
+    models.without_recompute = lambda layer: layer  # type: ignore[assignment]
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_a_layer_that_is_recomputed_against_the_plan_is_seen():
 def test_layers_of_a_stage_that_should_keep_all_are_seen():
     plan = Plan(1, 2, 2, recompute="full", num_microbatches=2)
     found = verified(tiny(plan, stage_recompute_layers=(2, 0)), keep_nothing)
-    wrong = {row["rank"] // 2 for row in found.traffic if not as_predicted(row)}
+    wrong = {row["rank"] // 2 for row in found.traffic if not is_as_predicted(row)}
     assert wrong == {1}  # the pipeline rank whose stage recomputes nothing
 
 

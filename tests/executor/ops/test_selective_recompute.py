@@ -14,10 +14,15 @@ from benchmarks.memory_truth.rows import rows_of
 from benchmarks.small_models import small
 from cost_models.plan.plan import Plan
 from executor.compat import KEPT_OPERATORS
-from executor.model.families import layer as families_layer
-from executor.ops.selective_recompute import block_result, once, recomputed_around, unread
+from executor.model.families import decoder_layer as families_layer
+from executor.ops.recompute import (
+    block_result,
+    checkpointed_selectively,
+    compute_once,
+    result_unread,
+)
 from executor.parallel import tensor_parallel
-from executor.parallel.tensor_parallel import WHOLE, rank_randomness
+from executor.parallel.tensor_parallel import UNSHARDED, rank_random_state
 from executor.support import check_supported
 from executor.training.compiled import check_compilable
 from executor.verify import Verification
@@ -49,7 +54,7 @@ def test_matmuls_and_attention_run_once_and_the_rest_twice():
         return F.linear(seen.transpose(1, 2).flatten(2), weight).exp()
 
     gradients, counts = [], []
-    for run in (block, lambda x: recomputed_around(block, x, random=False)):
+    for run in (block, lambda x: checkpointed_selectively(block, x, random=False)):
         x = torch.ones(2, 4, 8, dtype=torch.float64).cumsum(1).requires_grad_()
         with Count() as count:
             run(x).sum().backward()
@@ -70,31 +75,33 @@ def test_a_function_of_ours_runs_once():
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return once(lambda: calls.append(1) or 2.0 * x)
+            return compute_once(lambda: calls.append(1) or 2.0 * x)
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             return 2.0 * gradient
 
     x = torch.ones(3, requires_grad=True)
-    recomputed_around(lambda x: Double.apply(x.exp()).exp(), x, random=False).sum().backward()
+    checkpointed_selectively(
+        lambda x: Double.apply(x.exp()).exp(), x, random=False
+    ).sum().backward()
     e = torch.e
     torch.testing.assert_close(x.grad, torch.full((3,), 2 * e * torch.tensor(2 * e).exp().item()))
     assert calls == [1]
-    assert once(lambda: 7) == 7  # outside of such a layer
+    assert compute_once(lambda: 7) == 7  # outside of such a layer
 
 
 def test_what_nothing_reads_leaves_its_shape_and_is_nan_if_read_after_all():
     weight = torch.eye(4, requires_grad=True)
 
     def block(x: torch.Tensor, nothing_reads_it: bool) -> torch.Tensor:
-        with unread(nothing_reads_it), block_result():
+        with result_unread(nothing_reads_it), block_result():
             y = F.linear(x.exp(), weight)
         return y.exp()  # reads it
 
     for nothing_reads_it in (False, True):
         x = torch.zeros(2, 4, requires_grad=True)
-        recomputed_around(block, x, nothing_reads_it, random=False).sum().backward()
+        checkpointed_selectively(block, x, nothing_reads_it, random=False).sum().backward()
         assert bool(torch.isnan(x.grad).any()) is nothing_reads_it
 
 
@@ -104,8 +111,8 @@ def test_a_kept_result_that_changes_is_an_error():
     def block(x: torch.Tensor) -> torch.Tensor:
         return F.linear(x.exp(), weight).add_(1.0).exp()
 
-    y = recomputed_around(block, torch.zeros(2, 4, requires_grad=True), random=False)
-    with pytest.raises(RuntimeError, match="changed in place after it was kept"):
+    y = checkpointed_selectively(block, torch.zeros(2, 4, requires_grad=True), random=False)
+    with pytest.raises(RuntimeError, match="modified in place after it was saved"):
         y.sum().backward()
 
 
@@ -117,8 +124,8 @@ def test_a_layer_that_does_something_else_the_second_time_is_an_error():
         bias = None if len(runs) == 1 else torch.zeros(4)
         return F.linear(F.linear(x.exp(), weight, bias).exp(), weight).exp()
 
-    y = recomputed_around(block, torch.zeros(2, 4, requires_grad=True), random=False)
-    with pytest.raises(RuntimeError, match="does not repeat what it did"):
+    y = checkpointed_selectively(block, torch.zeros(2, 4, requires_grad=True), random=False)
+    with pytest.raises(RuntimeError, match="took another path"):
         y.sum().backward()
 
 
@@ -127,12 +134,12 @@ def test_what_attention_draws_leaves_no_trace():
     after = []
     for inside in (0, 5):
         torch.manual_seed(3)
-        with rank_randomness(WHOLE, apart=True):
+        with rank_random_state(UNSHARDED, isolated=True):
             torch.rand(inside)
         after.append(torch.rand(4))
     torch.testing.assert_close(*after, rtol=0.0, atol=0.0)
     torch.manual_seed(3)
-    with rank_randomness(WHOLE):
+    with rank_random_state(UNSHARDED):
         torch.rand(5)
     assert not torch.equal(torch.rand(4), after[0])
 
@@ -201,7 +208,7 @@ def test_parity_where_there_is_more_to_keep(name: str):
 
 def repeat_collectives() -> None:
     """Switch off that sums over ranks are kept."""
-    tensor_parallel.once = lambda compute: compute()  # type: ignore[assignment]
+    tensor_parallel.compute_once = lambda compute: compute()  # type: ignore[assignment]
 
 
 def read_nothing() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from executor.attention.core import Core, visible
+from executor.attention.core import AttentionCore, visible
 from executor.ops import soft_cap as capped
-from executor.ops.recompute import recomputed
+from executor.ops.recompute import checkpointed
 from executor.parallel.tensor_parallel import TensorAxis
 
 
@@ -37,14 +37,14 @@ def _inputs(seq_len: int) -> list[torch.Tensor]:
 def test_the_same_output_and_gradients(
     window: int | None, documents: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(capped, "BLOCK", 7)  # several, the last one shorter
+    monkeypatch.setattr(capped, "QUERY_BLOCK", 7)  # several, the last one shorter
     inputs = _inputs(24)
     starts = torch.arange(24).div(9, rounding_mode="floor").mul(9).expand(2, 24)
     seen = visible(torch.arange(24), window, starts if documents else None)
     mask = seen[:, None] if documents else seen[None, None]
     wanted = torch.randn(2, 4, 24, 8, dtype=torch.float64)
     expected = _written_out(*inputs, mask, 0.7)
-    found = capped.capped_attention(*inputs, lambda rows: mask[:, :, rows], 0.3, 0.7)
+    found = capped.soft_capped_attention(*inputs, lambda rows: mask[:, :, rows], 0.3, 0.7)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for mine, theirs in zip(
         torch.autograd.grad(found, inputs, wanted),
@@ -64,24 +64,24 @@ def test_no_scores_are_kept():
         return x
 
     with saved_tensors_hooks(note, lambda x: x):
-        capped.capped_attention(*inputs, lambda rows: mask[:, :, rows], 0.3, 0.7)
+        capped.soft_capped_attention(*inputs, lambda rows: mask[:, :, rows], 0.3, 0.7)
     heads = [(2, 4, 64, 8), (2, 2, 64, 8), (2, 2, 64, 8)]
     assert kept == [*heads, (2, 4, 64, 8), (2, 4, 64)]
 
 
 def test_a_cap_keeps_its_result_only():
     x = torch.linspace(-9, 9, 7, dtype=torch.float64, requires_grad=True)
-    y = capped.capped(x.clone(), 2.0)
+    y = capped.soft_capped(x.clone(), 2.0)
     torch.testing.assert_close(y, torch.tanh(x / 2) * 2)
     (mine,) = torch.autograd.grad(y, x, torch.ones_like(y))
     (theirs,) = torch.autograd.grad((torch.tanh(x / 2) * 2).sum(), x)
     torch.testing.assert_close(mine, theirs)
 
 
-def _core(**options: Any) -> Core:
+def _core(**options: Any) -> AttentionCore:
     axis = TensorAxis(None, 1, 0, False)
     settings = {"window": None, "dropout": 0.0, "softmax_in_fp32": True, "recompute": False}
-    return Core(axis, scaling=0.3, **{**settings, **options})
+    return AttentionCore(axis, scaling=0.3, **{**settings, **options})
 
 
 def test_a_layer_that_is_recomputed_keeps_no_queries():
@@ -94,7 +94,7 @@ def test_a_layer_that_is_recomputed_keeps_no_queries():
         made.append(weakref.ref(query.untyped_storage()))
         return core(query, x, x)
 
-    output = recomputed(layer, x, random=False)
+    output = checkpointed(layer, x, random=False)
     assert made[0]() is None
     output.sum().backward()
 

@@ -15,7 +15,7 @@ from cost_models.plan.plan import CONTEXT_METHODS, Plan
 from executor.attention import ring
 from executor.data.batch import Batch
 from executor.parallel import mesh
-from executor.parallel.context_parallel import ContextAxis, Sight
+from executor.parallel.context_parallel import AttentionPattern, ContextAxis
 from executor.processes.fork import run_forked
 from tests.executor.tiny import tiny, verified
 
@@ -53,7 +53,7 @@ def test_the_blocks_are_what_a_causal_mask_shows(size: int, window: int | None, 
     computed = torch.zeros(size, size)
     for rank in range(size):
         axis = ContextAxis(size=size, rank=rank)
-        sight = Sight(axis, window, starts[None] if documents else None)
+        sight = AttentionPattern(axis, window, starts[None] if documents else None)
         query = torch.zeros(1, 1, seq_len // size, 1)
         for other in range(size):
             for block in sight.blocks(other, seq_len // size):
@@ -264,7 +264,7 @@ def _with_positions_from_zero() -> None:
 
 
 def _without_the_context_in_the_sharding_group() -> None:
-    mesh.GROUPS = {**mesh.GROUPS, "data": ("shard",)}
+    mesh.GROUP_AXES = {**mesh.GROUP_AXES, "data": ("shard",)}
 
 
 def _with_a_mean_over_the_context() -> None:
@@ -297,12 +297,12 @@ def _in_slices_without_balance() -> None:
 
 def _with_weights_of_blocks() -> None:
     """Average blocks evenly instead of by their log-sum-exp."""
-    original = ring.Sum.add
+    original = ring.RunningSoftmax.add
 
     def add(total: Any, rows: slice, output: torch.Tensor, lse: torch.Tensor) -> None:
         original(total, rows, output, torch.zeros_like(lse))
 
-    ring.Sum.add = add
+    ring.RunningSoftmax.add = add
 
 
 GUARDS = {

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cost_models.plan.plan import Plan
-from executor.attention.core import Core
+from executor.attention.core import AttentionCore
 from executor.model import stage as models
-from executor.model.layout import fresh_tensor
+from executor.model.parameter_layout import random_tensor
 from executor.ops import grouped_matmul as grouped
 from executor.ops.grouped_matmul import grouped_linear
 from executor.parallel import data_parallel, expert_parallel
-from executor.parallel.expert_parallel import EVERY_EXPERT, mixture
-from executor.parallel.tensor_parallel import WHOLE
+from executor.parallel.expert_parallel import ALL_EXPERTS, run_on_experts
+from executor.parallel.tensor_parallel import UNSHARDED
 from executor.training import trainer as train
 from executor.verify import TOLERANCE, Verification
 from tests.executor.tiny import tiny, verified
@@ -62,8 +62,8 @@ def test_a_mixture_is_what_each_token_gets_from_its_experts():
     weights = torch.rand(10, 2, dtype=torch.float64, requires_grad=True)
     # nobody chooses expert 2
     indices = torch.stack([torch.tensor([0, 1, 3])[torch.randperm(3)[:2]] for _ in range(10)])
-    found = mixture(
-        EVERY_EXPERT, x, indices, weights, 4, lambda r, counts: grouped_linear(r, counts, matrices)
+    found = run_on_experts(
+        ALL_EXPERTS, x, indices, weights, 4, lambda r, counts: grouped_linear(r, counts, matrices)
     )
     expected = plain_experts(x.flatten(0, 1), indices, weights, matrices).view_as(x)
     assert torch.allclose(found, expected, atol=1e-14)
@@ -120,7 +120,7 @@ def test_sinks_in_the_fused_kernel_are_those_of_the_written_out_attention():
     options: dict[str, Any] = {"dropout": 0.0, "softmax_in_fp32": False, "recompute": False}
     for window in (None, 3):
         outputs = [
-            Core(axis=WHOLE, kernel=k, scaling=8**-0.5, window=window, **options)(
+            AttentionCore(axis=UNSHARDED, kernel=k, scaling=8**-0.5, window=window, **options)(
                 query, key, value, sinks
             )
             for k in ("flash", "eager")
@@ -138,7 +138,9 @@ def test_values_may_be_narrower_than_keys():
     value = torch.randn(2, 7, 4, 8, dtype=torch.float64)
     options: dict[str, Any] = {"window": None, "dropout": 0.0, "softmax_in_fp32": False}
     outputs = [
-        Core(axis=WHOLE, kernel=k, scaling=0.3, recompute=False, **options)(query, key, value)
+        AttentionCore(axis=UNSHARDED, kernel=k, scaling=0.3, recompute=False, **options)(
+            query, key, value
+        )
         for k in ("flash", "eager")
     ]
     assert outputs[0].shape == (2, 7, 32)
@@ -154,7 +156,7 @@ def test_one_rank_is_the_module_of_transformers(family: str):
 def test_the_router_of_deepseek_chooses_with_a_bias_that_is_not_trained():
     """The bias of its choice is a buffer: kept, loaded, and changed by no step."""
     file = tiny(Plan(num_microbatches=2), "deepseek_v3", num_layers=2)
-    stage = models.Stage(file, 0, WHOLE)
+    stage = models.Stage(file, 0, UNSHARDED)
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert list(stage.buffer_layouts) == [name]
     assert name not in stage.layouts
@@ -163,7 +165,7 @@ def test_the_router_of_deepseek_chooses_with_a_bias_that_is_not_trained():
     def start(layout: Any, pieces: Any) -> Tensor:
         if layout.name == name:
             return loaded
-        return fresh_tensor(layout, 0, pieces)
+        return random_tensor(layout, 0, pieces)
 
     stage.materialise(torch.device("cpu"), start, {})
     assert torch.equal(stage.get_buffer(name), loaded.double())
@@ -267,8 +269,8 @@ def test_parity_of_documents_and_of_written_out_attention(family: str):
 
 def without_expert_reduction() -> None:
     """Experts' gradients stay on the rank whose tokens gave them."""
-    models.Stage.experts_modules = lambda *_: []
-    original = data_parallel.distribute
+    models.Stage.expert_modules = lambda *_: []
+    original = data_parallel.shard_parameters
 
     def distribute(stage: Any, grid: Any, precision: Any) -> Any:
         experts = {p for n, p in stage.named_parameters() if ".experts." in n}
@@ -276,11 +278,11 @@ def without_expert_reduction() -> None:
         data_parallel.replicate = lambda *a, **k: replicate(*a, **(k | {"ignored_params": experts}))
         return original(stage, grid, precision)
 
-    train.distribute = distribute
+    train.shard_parameters = distribute
 
 
 def without_completion() -> None:
-    train.complete_gradients = lambda *_: None
+    train.sum_partial_gradients = lambda *_: None
 
 
 def without_gradients_back() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cost_models.plan.plan import Plan
-from executor.ops.deferred_weight_gradients import Due
+from executor.ops.deferred_weight_gradients import DeferredGradient
 from executor.parallel import gradient_all_reduce as gradient_sums
-from executor.parallel.gradient_all_reduce import Block, GradientSums
+from executor.parallel.gradient_all_reduce import GradientBucket, GradientReducer
 from tests.executor.tiny import tiny, verified
 
 PLAN = Plan(2, num_microbatches=2)
@@ -41,9 +41,9 @@ def weights(count: int) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]
 
 
-def sums_of(*parameters: torch.nn.Parameter) -> GradientSums:
+def sums_of(*parameters: torch.nn.Parameter) -> GradientReducer:
     group: Any = None
-    return GradientSums([Block((parameter,), group) for parameter in parameters])
+    return GradientReducer([GradientBucket((parameter,), group) for parameter in parameters])
 
 
 def test_only_the_last_pass_of_a_step_is_added_up(started: Started):
@@ -83,12 +83,12 @@ def test_weight_gradients_that_come_later_start_block_by_block(started: Started)
     sums = sums_of(first, second)
     seen: list[int] = []
 
-    def due(weight: torch.nn.Parameter) -> Due:
+    def due(weight: torch.nn.Parameter) -> DeferredGradient:
         def compute() -> list[torch.Tensor]:
             seen.append(len(started.sent))
             return [torch.full_like(weight, 5.0)]
 
-        return Due((weight,), compute)
+        return DeferredGradient((weight,), compute)
 
     sums.complete([due(second), due(first)], last=True)
     assert seen == [0, 1], "the second is computed while the first is under way"
@@ -98,7 +98,7 @@ def test_weight_gradients_that_come_later_start_block_by_block(started: Started)
 def test_a_block_is_one_message_whose_memory_stays(started: Started):
     first, second = weights(2)
     group: Any = None
-    sums = GradientSums([Block((first, second), group)])
+    sums = GradientReducer([GradientBucket((first, second), group)])
     (buffer,) = sums.buffers()
     for step in range(2):
         sums.expect(last=True, complete=True)
@@ -115,12 +115,12 @@ def test_a_block_is_one_message_whose_memory_stays(started: Started):
 
 
 def _never() -> None:
-    GradientSums._start = lambda sums, block: None  # type: ignore[method-assign]
+    GradientReducer._start = lambda sums, block: None  # type: ignore[method-assign]
 
 
 def _at_every_pass() -> None:
-    original = GradientSums.expect
-    GradientSums.expect = lambda sums, *, last, complete: original(  # type: ignore[method-assign]
+    original = GradientReducer.expect
+    GradientReducer.expect = lambda sums, *, last, complete: original(  # type: ignore[method-assign]
         sums, last=True, complete=complete
     )
 

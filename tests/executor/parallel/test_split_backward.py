@@ -107,13 +107,13 @@ def test_the_cases_hold_every_schedule_with_every_zero_stage():
 
 
 def _reducing_before_the_weight_gradients() -> None:
-    finish = pipeline.finish_gradients
+    finish = pipeline.compute_weight_gradients
 
     def too_early(stage: Any, zero_stage: int, due: Any, *, last: bool) -> None:
         finish(stage, zero_stage, [], last=last)
-        weight_gradients.compute(due)
+        weight_gradients.compute_deferred(due)
 
-    pipeline.finish_gradients = too_early
+    pipeline.compute_weight_gradients = too_early
 
 
 def _without_tied_sum() -> None:
@@ -121,7 +121,7 @@ def _without_tied_sum() -> None:
 
 
 def _mixing_micro_batches() -> None:
-    pipeline.keep_apart = lambda *_: None
+    pipeline.defer_other_gradients = lambda *_: None
 
 
 SHARDED = Plan(2, 1, 2, 1, "zero_bubble", 1, num_microbatches=3)

@@ -97,12 +97,14 @@ def test_one_rank_without_a_compiler_is_enough_to_run_eagerly():
     for found in run_forked(_without_a_compiler, 2, tiny(Plan(2), num_layers=1)):
         assert found["same"]
         assert found["said"] == (
-            "--compile: layers run eagerly, torch.compile does not work here: no g++ here"
+            "--compile: layers run eagerly, because torch.compile failed: no g++ here"
         )
 
 
 def test_plans_that_were_not_compared_are_refused():
-    with pytest.raises(InputError, match="--compile: with context_parallel 2 it is not proven"):
+    with pytest.raises(
+        InputError, match="--compile: with context_parallel 2 compiled values are not proven"
+    ):
         check_compilable(Plan(context_parallel=2))
     with pytest.raises(InputError, match="adapter qlora"):
         check_compilable(Plan(), adapter="qlora")

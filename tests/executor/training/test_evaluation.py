@@ -11,7 +11,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.data.corpus import MarkovCorpus
 from executor.processes.fork import run_forked
-from executor.training.evaluation import Evaluated, evaluate
+from executor.training.evaluation import EvaluationResult, evaluate
 from executor.training.trainer import Trainer
 from executor.verify.reference import reference_model
 from tests.executor.tiny import tiny
@@ -72,7 +72,7 @@ def _weights(rank: int, file: PlanFile, every: int, kernel: str = "flash") -> di
         if every and step % every == 0:
             found.append(evaluate(trainer, corpus, 2).loss)
             assert evaluate(trainer, corpus, 2).loss == found[-1]  # nothing random
-    weights = [float(h.local.detach().double().sum()) for h in trainer.held]
+    weights = [float(h.local.detach().double().sum()) for h in trainer.shards]
     return {"losses": losses, "weights": weights, "found": found}
 
 
@@ -98,5 +98,5 @@ def test_training_is_not_disturbed(plan: Plan, kernel: str):
 
 
 def test_perplexity_never_overflows():
-    assert Evaluated(0.0, 1).perplexity == 1.0
-    assert Evaluated(1e6, 1).perplexity == float("inf")
+    assert EvaluationResult(0.0, 1).perplexity == 1.0
+    assert EvaluationResult(1e6, 1).perplexity == float("inf")

@@ -12,7 +12,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.parallel.pipeline import Channels
 from executor.processes.fork import run_forked
-from executor.training.locate_nan import locate
+from executor.training.locate_nan import locate_nonfinite
 from executor.training.trainer import Trainer
 from tests.executor.tiny import random_batch, tiny
 
@@ -35,8 +35,8 @@ def _has(stage: Any, name: str) -> bool:
 
 
 def _weight(trainer: Trainer) -> None:
-    (held,) = [h for h in trainer.held if h.name == "model.layers.1.mlp.up_proj.weight"]
-    held.local.detach()[0] = NAN
+    (shard,) = [h for h in trainer.shards if h.name == "model.layers.1.mlp.up_proj.weight"]
+    shard.local.detach()[0] = NAN
 
 
 def _output(trainer: Trainer) -> None:
@@ -95,12 +95,12 @@ def _run(rank: int, file: PlanFile, spoil: Any, where: int) -> dict[str, Any]:
     trainer.step(random_batch(file))
     if rank == where and not spoil_later:
         spoil(trainer)
-    before = [float(h.local.detach().nansum()) for h in trainer.held]
+    before = [float(h.local.detach().nansum()) for h in trainer.shards]
     batch = random_batch(file, 1)
     result = trainer.step(batch)
     assert result.failed
-    found = locate(trainer, batch)
-    assert before == [float(h.local.detach().nansum()) for h in trainer.held]
+    found = locate_nonfinite(trainer, batch)
+    assert before == [float(h.local.detach().nansum()) for h in trainer.shards]
     return {"words": found[0].words() if found else "", "ranks": sorted({f.rank for f in found})}
 
 
@@ -170,9 +170,9 @@ def test_a_spoiled_message_is_told_from_a_spoiled_computation():
 @pytest.mark.slow
 def test_weights_that_are_too_large_for_the_precision_are_named():
     def large(trainer: Trainer) -> None:
-        (held,) = [h for h in trainer.held if h.name == "model.layers.0.mlp.up_proj.weight"]
-        if held.local.numel():
-            held.local.detach()[0] = 1e6
+        (shard,) = [h for h in trainer.shards if h.name == "model.layers.0.mlp.up_proj.weight"]
+        if shard.local.numel():
+            shard.local.detach()[0] = 1e6
 
     plan = DATA
     file = tiny(plan, "qwen3", num_layers=2, precision="fp16")
@@ -188,6 +188,6 @@ def test_where_nothing_is_wrong_nothing_is_named():
         batch = random_batch(file)
         trainer.step(batch)
         norm = dist.get_world_size()
-        return locate(trainer, batch) == [] and norm == 1
+        return locate_nonfinite(trainer, batch) == [] and norm == 1
 
     assert run_forked(check, 1) == [True]

@@ -12,8 +12,8 @@ from cost_models.plan_file import PlanFile
 from executor.config.learning_rate import LearningRate
 from executor.data.corpus import MarkovCorpus
 from executor.processes.fork import run_forked
-from executor.training.evaluation import Evaluation
-from executor.training.loop import Hook, Loop
+from executor.training.evaluation import EvaluationHook
+from executor.training.loop import TrainingHook, TrainingLoop
 from executor.training.trainer import StepResult, Trainer
 from tests.executor.tiny import tiny
 
@@ -33,7 +33,7 @@ def _trainer(file: PlanFile, **options: Any) -> Trainer:
     return Trainer(file, seed=2, learning_rate=rate, **options)
 
 
-class _Recorded(Hook):
+class _Recorded(TrainingHook):
     def __init__(self, trainer: Trainer, stop_at: int | None = None) -> None:
         self.trainer, self.stop_at = trainer, stop_at
         self.calls: list[Any] = []
@@ -56,7 +56,9 @@ class _Recorded(Hook):
 def _stopped(rank: int, file: PlanFile) -> dict[str, Any]:
     trainer = _trainer(file)
     hook = _Recorded(trainer, stop_at=2)
-    status = Loop(trainer, _corpus(file), steps=STEPS, emit=lambda event: None, hooks=[hook]).run()
+    status = TrainingLoop(
+        trainer, _corpus(file), steps=STEPS, emit=lambda event: None, hooks=[hook]
+    ).run()
     return {"status": status, "calls": hook.calls}
 
 
@@ -76,8 +78,8 @@ def _events(rank: int, file: PlanFile, first: int, **options: Any) -> list[dict[
     corpus, events = _corpus(file), []
     for step in range(first):  # what a checkpoint would restore
         trainer.step(corpus.batch(step, file.plan.global_batch_size))
-    hooks = [Evaluation(trainer, corpus, events.append, every=4, batches=1)]
-    loop = Loop(
+    hooks = [EvaluationHook(trainer, corpus, events.append, every=4, batches=1)]
+    loop = TrainingLoop(
         trainer, corpus, steps=STEPS, emit=events.append, hooks=hooks, sample_every=2, **options
     )
     assert loop.run() == "finished"
@@ -127,7 +129,7 @@ def test_rank_0_tells_everything_and_the_others_nothing():
 def _unclipped(rank: int, file: PlanFile, max_norm: float | None) -> float:
     trainer = Trainer(file, seed=2, learning_rate=0.5, max_grad_norm=max_norm)
     trainer.step(_corpus(file).batch(0, file.plan.global_batch_size))
-    return sum(float(h.local.detach().double().sum()) for h in trainer.held)
+    return sum(float(h.local.detach().double().sum()) for h in trainer.shards)
 
 
 def test_no_clipping_is_not_clipping_to_nothing():

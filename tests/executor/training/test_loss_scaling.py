@@ -11,7 +11,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.processes.fork import run_forked
 from executor.training import loss_scaling as scaling
-from executor.training.loss_scaling import MOST_SKIPPED, LossScaler
+from executor.training.loss_scaling import MAX_SKIPPED, LossScaler
 from executor.training.trainer import Trainer
 from tests.executor.tiny import random_batch, tiny
 
@@ -38,13 +38,13 @@ def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_scale_that_never_helps_is_given_up():
     scaler = LossScaler()
-    for _ in range(MOST_SKIPPED - 1):
+    for _ in range(MAX_SKIPPED - 1):
         scaler.update(overflowed=True)
-    assert not scaler.hopeless
+    assert not scaler.always_overflows
     scaler.update(overflowed=True)
-    assert scaler.hopeless
+    assert scaler.always_overflows
     scaler.update(overflowed=False)
-    assert not scaler.hopeless
+    assert not scaler.always_overflows
 
 
 MIXED = Plan(2, 2, 1, zero_stage=2, sequence_parallel=True, num_microbatches=2)
@@ -81,7 +81,7 @@ def _without_scale(rank: int, file: PlanFile, scale: float) -> dict[str, float]:
     assert trainer.scaler is not None
     trainer.scaler.scale = scale
     trainer.finish_gradients(trainer.accumulate(random_batch(file)))
-    zeros = [float((h.gradient == 0).double().mean()) for h in trainer.held]
+    zeros = [float((h.gradient == 0).double().mean()) for h in trainer.shards]
     return {"zeros": sum(zeros) / len(zeros)}
 
 
@@ -103,7 +103,7 @@ def _overflowing(rank: int, file: PlanFile) -> dict[str, Any]:
     state = trainer.optimizer.inner.state
 
     def snapshot() -> list[float]:
-        values = [h.local.detach() for h in trainer.held]
+        values = [h.local.detach() for h in trainer.shards]
         values += [value for s in state.values() for value in s.values()]
         return [float(value.double().sum()) for value in values]
 

@@ -19,7 +19,7 @@ from executor.processes.fork import run_forked
 from executor.training import optimizer as optimizer_module
 from executor.training.lion import Lion
 from executor.training.optimizer import MOMENTUM, total_norm
-from executor.training.traffic import as_predicted, counted_traffic
+from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import Trainer
 from executor.verify.gather import gathered
 from executor.verify.reference import reference_model
@@ -71,7 +71,7 @@ def _worst(rank: int, file: PlanFile) -> float:
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
         whole.step()
     worst = 0.0
-    for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
+    for name, full in gathered(trainer, lambda shard: local_tensor(shard.parameter.detach())):
         if full is not None:
             expected = model.get_parameter(name).detach()
             worst = max(worst, float((full - expected).norm() / expected.norm()))
@@ -173,12 +173,12 @@ def _pure(rank: int, file: PlanFile) -> dict[str, Any]:
     trainer = Trainer(file, seed=3, learning_rate=3e-3)  # at 1e-2 roundings grow into steps
     batch = random_batch(file)
     losses = [trainer.step(batch).loss for _ in range(8)]
-    states = [trainer.optimizer.state(h) for h in trainer.held]
+    states = [trainer.optimizer.state(h) for h in trainer.shards]
     moments = [v for state in states for v in state.values() if v.dim()]
     return {
         "losses": losses,
-        "dtypes": sorted({str(t.dtype) for t in [*(h.local for h in trainer.held), *moments]}),
-        "weights": sum(h.local.numel() * h.local.element_size() for h in trainer.held),
+        "dtypes": sorted({str(t.dtype) for t in [*(h.local for h in trainer.shards), *moments]}),
+        "weights": sum(h.local.numel() * h.local.element_size() for h in trainer.shards),
         "states": sum(m.numel() * m.element_size() for m in moments),
         "traffic": counted_traffic(trainer, batch),
     }
@@ -205,7 +205,7 @@ def test_16_bit_weights_learn_and_take_what_is_priced(plan: Plan) -> None:
     for rank in found:
         assert rank["dtypes"] == ["torch.bfloat16"]
         assert rank["states"] == 2 * rank["weights"]
-    assert all(map(as_predicted, found[0]["traffic"]))
+    assert all(map(is_as_predicted, found[0]["traffic"]))
     ((parts, _),) = rank_memories(scenario_of(file), plan, file.layer_ranges)
     if plan.zero_stage == 3:
         assert found[0]["weights"] == pytest.approx(float(parts.weights), rel=0.01)

@@ -13,9 +13,9 @@ from cost_models.plan_file import PlanFile
 from executor.config.learning_rate import LearningRate
 from executor.data.batch import IGNORED, Batch
 from executor.dtypes import local_tensor
-from executor.model.families import layer
+from executor.model.families import decoder_layer
 from executor.processes.fork import run_forked
-from executor.training.traffic import as_predicted, counted_traffic
+from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import Trainer
 from executor.verify import exact
 from executor.verify.gather import gathered
@@ -68,7 +68,7 @@ def test_the_traffic_of_mixed_precision_is_predicted(plan: Plan, family: str, pr
     file = tiny(plan, family, tied=True, precision=precision, optimizer="adamw", num_layers=2)
     rows = run_forked(_traffic, plan.world_size, file)[0]
     assert rows
-    assert all(map(as_predicted, rows)), [r for r in rows if r["fullest"]]
+    assert all(map(is_as_predicted, rows)), [r for r in rows if r["fullest"]]
 
 
 def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | None:
@@ -85,7 +85,7 @@ def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | Non
     groups = [{"params": decays, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     torch.optim.SGD(groups, lr=0.5).step()
     worst = 0.0
-    for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
+    for name, full in gathered(trainer, lambda shard: local_tensor(shard.parameter.detach())):
         if full is not None:
             expected = model.get_parameter(name).detach()
             worst = max(worst, float((full - expected).norm() / expected.norm()))
@@ -119,8 +119,8 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     result = trainer.step(random_batch(file))
     whole = {
         h.name: float(h.local.detach().double().sum())
-        for h in trainer.held
-        if h.layout.shard_dim is None
+        for h in trainer.shards
+        if h.layout.cut_dim is None
     }
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
 
@@ -146,7 +146,7 @@ def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bo
 
 def _dropped_once(rank: int, file: PlanFile) -> dict[str, Any]:
     """The same without any recomputation; what is drawn is the same."""
-    layer.recomputed_around = lambda run, *arguments, random: run(*arguments)  # type: ignore[assignment]
+    decoder_layer.checkpointed_selectively = lambda run, *arguments, random: run(*arguments)  # type: ignore[assignment]
     return _dropped(rank, file)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from executor.model import layout
+from executor.model import parameter_layout
 from executor.verify import TOLERANCE
 from tests.executor.tiny import tiny, verified
 
@@ -55,12 +55,12 @@ def test_adapters_beside_experts_over_a_quantised_attention() -> None:
 
 
 def _without_sums() -> None:
-    original = layout._layout
+    original = parameter_layout._layout
 
     def whole(*arguments: Any) -> Any:
         return replace(original(*arguments), partial_gradient=False)
 
-    layout._layout = whole
+    parameter_layout._layout = whole
 
 
 @pytest.mark.slow

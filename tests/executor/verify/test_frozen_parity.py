@@ -75,12 +75,12 @@ def test_the_rest_is_trained_as_by_one_process(name: str) -> None:
 
 
 def _thawed() -> None:
-    original = models.layouts
+    original = models.parameter_layouts
 
     def trained(*arguments: Any) -> Any:
         return {k: replace(v, frozen=False) for k, v in original(*arguments).items()}
 
-    models.layouts = trained
+    models.parameter_layouts = trained
 
 
 def test_a_frozen_weight_that_is_trained_is_seen() -> None:

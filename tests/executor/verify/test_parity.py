@@ -229,18 +229,18 @@ def _without_summed_gradients() -> None:
 
 
 def _without_completion() -> None:
-    train.complete_gradients = lambda *_: None
+    train.sum_partial_gradients = lambda *_: None
 
 
 def _completing_after_every_micro_batch() -> None:
     """Sums of the micro-batches before are added up again, as in transformers' own plans."""
     accumulate, backward = train.Trainer.accumulate, pipeline.Pipeline._backward
-    complete, train.complete_gradients = train.complete_gradients, lambda *_: None
+    complete, train.sum_partial_gradients = train.sum_partial_gradients, lambda *_: None
 
     def accumulated(trainer: Any, batch: Any) -> Any:
         def completed(self: Any, *arguments: Any) -> None:
             backward(self, *arguments)
-            complete(trainer.held, trainer.axis)
+            complete(trainer.shards, trainer.axis)
 
         pipeline.Pipeline._backward = completed
         return accumulate(trainer, batch)
@@ -251,8 +251,8 @@ def _completing_after_every_micro_batch() -> None:
 def _with_an_extra_collective() -> None:
     original = optimizer.local_square_sum
 
-    def twice(held: Any, device: Any) -> Any:
-        total = original(held, device)
+    def twice(shard: Any, device: Any) -> Any:
+        total = original(shard, device)
         train.dist.all_reduce(total.clone())
         return total
 

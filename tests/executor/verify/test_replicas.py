@@ -12,7 +12,7 @@ from cost_models.communication.volumes import rank_traffic
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from executor.parallel import mesh
-from executor.parallel.mesh import lines
+from executor.parallel.mesh import rank_groups
 from executor.processes.fork import run_forked
 from tests.executor.tiny import random_batch, tiny, verified
 
@@ -82,13 +82,13 @@ def test_a_reduction_over_replicas_at_every_micro_batch_is_seen_in_the_traffic()
 
 def test_the_last_axis_is_the_fastest():
     plan = Plan(4, 2, 2, dp_replicate=2, zero_stage=1, context_parallel=2)
-    assert lines(plan, "tensor")[:2] == [[0, 1], [2, 3]]
-    assert lines(plan, "context")[0] == [0, 2]
-    assert lines(plan, "shard")[0] == [0, 4]
-    assert lines(plan, "shard", "context")[0] == [0, 2, 4, 6]
-    assert lines(plan, "replicate")[0] == [0, 8]
-    assert lines(plan, "pipeline")[0] == [0, 16]
-    everyone = sorted(rank for line in lines(plan, "shard", "context") for rank in line)
+    assert rank_groups(plan, "tensor")[:2] == [[0, 1], [2, 3]]
+    assert rank_groups(plan, "context")[0] == [0, 2]
+    assert rank_groups(plan, "shard")[0] == [0, 4]
+    assert rank_groups(plan, "shard", "context")[0] == [0, 2, 4, 6]
+    assert rank_groups(plan, "replicate")[0] == [0, 8]
+    assert rank_groups(plan, "pipeline")[0] == [0, 16]
+    everyone = sorted(rank for line in rank_groups(plan, "shard", "context") for rank in line)
     assert everyone == list(range(32))
 
 
@@ -100,7 +100,7 @@ def _norm_and_weights(rank: int, plan: Plan) -> tuple[float, float]:
     trainer = Trainer(file, learning_rate=1e-3)
     for seed in range(2):
         result = trainer.step(random_batch(file, seed))
-    return result.gradient_norm, float(sum(h.local.detach().double().sum() for h in trainer.held))
+    return result.gradient_norm, float(sum(h.local.detach().double().sum() for h in trainer.shards))
 
 
 @pytest.mark.slow

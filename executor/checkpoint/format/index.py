@@ -1,0 +1,180 @@
+"""The index of a checkpoint: the file of every part of every tensor, and a description of the run.
+
+Written last, into a folder that is then published: a checkpoint without an index, or whose files
+have other sizes or checksums than the index, is invalid. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from executor.checkpoint.format.checkpoint_errors import DamagedError
+from executor.checkpoint.format.pieces import numel, whole_tensor
+
+if TYPE_CHECKING:
+    from executor.model.parameter_layout import Pieces
+
+INDEX_NAME: Final = "index.json"
+SCHEMA_VERSION: Final = 1
+WEIGHTS, STATE = "weights", "state"  # the two files of a rank
+CHUNK: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """The part of a tensor that one rank wrote."""
+
+    rank: int
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One parameter of the model, under its Hugging Face name."""
+
+    shape: tuple[int, ...]
+    dtype: str  # name in safetensors
+    parts: tuple[TensorPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Size and checksum of a file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointIndex:
+    """The contents of index.json."""
+
+    step: int  # completed optimizer steps
+    world_size: int  # ranks that wrote it
+    tensors: Mapping[str, TensorEntry]
+    files: Mapping[str, FileEntry]
+    state: tuple[str, ...]  # optimizer state of every tensor: exp_avg, step, ...
+    trainer: Mapping[str, Any]  # the trainer's non-tensor state
+    about: Mapping[str, Any]  # model, workload, plan, layer_ranges, data, options, environment
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "step": self.step,
+            "world_size": self.world_size,
+            "state": list(self.state),
+            "trainer": dict(self.trainer),
+            **self.about,
+            "files": {n: {"bytes": f.size, "sha256": f.sha256} for n, f in self.files.items()},
+            "tensors": {
+                name: {
+                    "shape": entry.shape,
+                    "dtype": entry.dtype,
+                    "parts": [{"rank": p.rank, "ranges": p.pieces} for p in entry.parts],
+                }
+                for name, entry in self.tensors.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> CheckpointIndex:
+        """Read and check the values of an index.json."""
+        version = values.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DamagedError(
+                f"{where}: schema_version = {version}; this version of shardplan reads "
+                f"{SCHEMA_VERSION}"
+            )
+        try:
+            rest = dict(values)
+            del rest["schema_version"]
+            index = cls(
+                step=int(rest.pop("step")),
+                world_size=int(rest.pop("world_size")),
+                state=tuple(str(key) for key in rest.pop("state")),
+                trainer=dict(rest.pop("trainer")),
+                files={
+                    str(name): FileEntry(int(file["bytes"]), str(file["sha256"]))
+                    for name, file in rest.pop("files").items()
+                },
+                tensors={n: _tensor(entry) for n, entry in rest.pop("tensors").items()},
+                about=rest,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(f"{where}: not an index of a checkpoint ({error!r})") from None
+        index.check_cover(where)
+        return index
+
+    def check_cover(self, where: str) -> None:
+        """Check that the parts of every tensor cover it."""
+        for name, entry in self.tensors.items():
+            found, expected = (
+                sum(numel(p.pieces) for p in entry.parts),
+                numel(whole_tensor(entry.shape)),
+            )
+            if found != expected:
+                raise DamagedError(
+                    f"{where}: the parts of {name} hold {found:,} elements, its shape "
+                    f"{list(entry.shape)} has {expected:,}"
+                )
+
+
+def file_name(kind: str, rank: int, world_size: int) -> str:
+    """Return the name of a rank's file."""
+    return f"{kind}-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def state_name(key: str, name: str) -> str:
+    """Return the name of a parameter's optimizer state in a file."""
+    return f"{key}/{name}"
+
+
+def _tensor(values: Mapping[str, Any]) -> TensorEntry:
+    parts = tuple(
+        TensorPart(
+            int(part["rank"]),
+            tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in part["ranges"]),
+        )
+        for part in values["parts"]
+    )
+    return TensorEntry(tuple(int(n) for n in values["shape"]), str(values["dtype"]), parts)
+
+
+def read_index(folder: Path) -> CheckpointIndex:
+    """Read the index in a checkpoint's folder, without its files."""
+    path = folder / INDEX_NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        reason = "no such folder" if not folder.is_dir() else f"no {INDEX_NAME} in it"
+        raise DamagedError(f"{folder}: not a checkpoint ({reason})") from None
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: not JSON, or truncated: {error}") from None
+    if not isinstance(values, dict):
+        raise DamagedError(f"{path}: not an index of a checkpoint")
+    return CheckpointIndex.from_dict(values, str(path))
+
+
+def check_file(path: Path, expected: FileEntry, beat: Callable[[], Any] = lambda: None) -> None:
+    """Check a file's size and SHA-256; ``beat`` is called after every chunk."""
+    found = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        if size != expected.size:
+            raise DamagedError(f"{path}: has {size:,} bytes, the index {expected.size:,}")
+        with path.open("rb") as handle:
+            while chunk := handle.read(CHUNK):
+                found.update(chunk)
+                beat()
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if found.hexdigest() != expected.sha256:
+        raise DamagedError(f"{path}: is corrupted (its SHA-256 differs from the index)")

@@ -1,0 +1,1 @@
+"""Initial state of a run from checkpoints and Hugging Face folders."""

@@ -1,0 +1,505 @@
+"""The command line: bad input is one line, runs end to end, failures and interruptions end all."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cost_models.plan.plan import Plan
+from cost_models.plan_file import write_plan_file
+from executor.__main__ import main
+from executor.launch import preflight, start_ranks
+from executor.processes.fork import describe_failure, run_forked
+from executor.processes.signals import REPEAT_SECONDS, Relay
+from executor.run import show
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.errors import RunError
+from tests.executor.tiny import tiny
+
+TEXT = "The keeper lit the lamp at dusk and put it out at dawn.\n" * 30
+FOUR = Plan(data_parallel=2, tensor_parallel=2, micro_batch_size=4)
+TWO = Plan(pipeline_parallel=2, micro_batch_size=4, num_microbatches=2)
+WARM_UP = ("--lr-schedule", "cosine", "--warmup-steps", 20)
+CLUSTER = parse_cluster("8xA100-80GB")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a plan (and a text beside it) and return its path."""
+
+    def write(plan, name="plan.json", prediction=None, **options):
+        (tmp_path / "text.txt").write_text(TEXT)
+        file = tiny(plan, vocab_size=256, precision="fp32", optimizer="adamw", **options)
+        file = replace(file, cluster=CLUSTER, prediction=prediction or {})
+        write_plan_file(tmp_path / name, file)
+        return tmp_path / name
+
+    return write
+
+
+def _command(*arguments):
+    return [sys.executable, "-m", "executor", *map(str, arguments)]
+
+
+def _started(*arguments, cwd):
+    """Start a run that can be interrupted, even where the tests cannot (a job behind &)."""
+    return subprocess.Popen(
+        _command(*arguments),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def _run(*arguments, cwd):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        _command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+    )
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def _fails(capsys, message, *arguments, code=2):
+    assert main([str(argument) for argument in arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("shardplan: ")
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err), err
+
+
+def test_bad_arguments_and_files_are_one_line(write, tmp_path, capsys):
+    plan = write(FOUR)
+    (tmp_path / "empty.txt").touch()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "run.json").touch()
+    _fails(capsys, "COMMAND", *[])
+    _fails(capsys, "unrecognized arguments: --foo", "run", plan, "--foo")
+    _fails(capsys, r"--steps: '0' \(must be a whole number from 1 to", "run", plan, "--steps", 0)
+    _fails(capsys, "--eval-every 5: needs --eval-data", "run", plan, "--eval-every", 5)
+    _fails(capsys, r"--warmup-steps 20: leaves none", "run", plan, *WARM_UP)
+    _fails(capsys, r"--beta2: '1' \(must be", "run", plan, "--beta2", 1)
+    _fails(capsys, r"learning-rate: 'nan' \(must be", "run", plan, "--learning-rate", "nan")
+    _fails(capsys, r"epsilon: '0' \(must be a number above 0", "run", plan, "--epsilon", "0")
+    _fails(capsys, r"'10000001' \(must be .* to 10,000,000", "run", plan, "--steps", 10_000_001)
+    _fails(capsys, r"nope\.json: no such file", "run", tmp_path / "nope.json")
+    _fails(capsys, r"nope\.txt: no such file", "run", plan, "--data", tmp_path / "nope.txt")
+    _fails(capsys, r"empty\.txt: is empty", "run", plan, "--data", tmp_path / "empty.txt")
+    _fails(capsys, "full/config.json: no such file", "run", plan, "--init-from", full)
+    _fails(capsys, "is not empty; choose another --output", "run", plan, "--output", full)
+    _fails(capsys, r"--processes: '-1'", "measure", "--processes=-1")
+    _fails(capsys, "/dev/zero: is not a regular file", "run", "/dev/zero")
+    _fails(capsys, "plan.json: is a file; name a folder", "run", plan, "--output", plan)
+
+
+def test_a_plan_that_was_edited_by_hand_is_refused(write, tmp_path, capsys):
+    text = write(FOUR).read_text()
+    changed = tmp_path / "changed.json"
+
+    def edit(old, new):
+        assert old in text
+        changed.write_text(text.replace(old, new))
+        return changed
+
+    _fails(
+        capsys,
+        r"changed\.json: .*= 12, but workload.global_batch_size = 8",
+        "run",
+        edit('"data_parallel": 2', '"data_parallel": 3'),
+    )
+    _fails(
+        capsys,
+        r"changed\.json: tensor_parallel = 3 does not divide",
+        "run",
+        edit('"tensor_parallel": 2', '"tensor_parallel": 3'),
+    )
+    _fails(capsys, "not JSON", "run", edit('"plan": {', '"plan": {,'))
+    _fails(capsys, "unknown key 'zero_stag'", "run", edit('"zero_stage"', '"zero_stag"'))
+    _fails(
+        capsys,
+        r"changed\.json: .*precision fp8: .*whole matrices in 8 bits",
+        "run",
+        edit('"precision": "fp32"', '"precision": "fp8"'),
+    )
+
+
+def test_a_world_of_another_size_is_refused(write, monkeypatch, capsys):
+    plan = write(Plan(data_parallel=8, micro_batch_size=1))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _fails(capsys, "the plan needs 8 ranks, but 2 were started", "run", plan)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    _fails(capsys, "WORLD_SIZE = 'two'", "run", plan)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 1)
+    _fails(capsys, "8 ranks were started on this machine, which has 1 GPUs", "run", plan)
+
+
+def test_a_machine_that_is_too_small_is_refused(write, monkeypatch, capsys):
+    plan = write(FOUR)
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
+    _fails(capsys, "the plan needs 4 GPUs, this machine has 2", "run", plan)
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
+    monkeypatch.setattr(preflight, "MAX_PROCESSES", 3)
+    _fails(capsys, "the plan needs 4 ranks .at most 3 processes", "run", plan)
+    monkeypatch.undo()
+    monkeypatch.setattr(preflight, "free_memory_bytes", lambda: 1000)
+    _fails(capsys, "the plan's 4 ranks need about .* of memory together", "run", plan)
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys\nfrom executor.cli.parser import parser\nparser().format_help()\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_reader_that_went_away_is_no_bug(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        recorder = SimpleNamespace(document=lambda: {"steps": []})
+        show(Namespace(json=True), recorder)
+        broken.flush()
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.distributed
+def test_a_run_trains_measures_and_keeps(write, tmp_path):
+    plan = write(replace(FOUR, zero_stage=1))
+    text = tmp_path / "text.txt"
+    arguments = ("--data", text, "--steps", 12, "--launcher", "fork", "--json", "--eval-data", text)
+    arguments += ("--lr-schedule", "cosine", "--warmup-steps", 2, "--min-lr-ratio", 0.5)
+    arguments += ("--eval-every", 5, "--eval-batches", 2, "--sample-every", 4)
+    done = _run("run", plan, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    (kept,) = tmp_path.glob("runs/*/run.json")
+    assert json.loads(kept.read_text()) == document
+    assert document["status"] == "finished"
+    assert [found["step"] for found in document["evaluations"]] == [5, 10, 12]
+    assert document["evaluations"][-1]["loss"] < document["evaluations"][0]["loss"]
+    rates = [step["learning_rate"] for step in document["steps"]]
+    assert rates[:3] == [5e-4, 1e-3, 1e-3]
+    assert 5e-4 < rates[-1] < 6e-4
+    text = kept.with_name("metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line for line in lines if line["kind"] == "step"] == document["steps"]
+    assert [line["step"] for line in lines if "memory_bytes" in line] == [5, 9]
+    losses = [step["loss"] for step in document["steps"]]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+    assert "step 12/12  loss" in done.stderr
+    assert "the weights will not be kept (--checkpoint-every N keeps them)" in done.stderr
+    assert "no GPU on this machine: the plan for 8xA100-80GB runs on 4 CPU processes" in done.stderr
+    measured = document["measured"]
+    assert measured["timed_steps"] == 10
+    assert measured["step_seconds"] > 0
+    assert 0 < measured["exposed_communication_seconds"]["all_reduce"] < measured["step_seconds"]
+    assert measured["mfu"] is None  # of a GPU's peak, on a CPU
+    assert [rank["rank"] for rank in measured["ranks"]] == [0, 1, 2, 3]
+    for rank in measured["ranks"]:
+        memory = rank["memory"]
+        assert sum(memory["parts"].values()) == memory["peak_bytes"]
+        assert memory["parts"]["optimizer"] > 1.9 * memory["parts"]["weights"]
+        assert {record["axis"] for record in rank["communication"]} == {"data", "tensor", "world"}
+    parts = {row["name"].strip(): row["difference"] for row in document["comparison"]}
+    assert abs(parts["weights"]) < 0.001  # gathered ones are what ZeRO-1 predicts
+    assert abs(parts["optimizer"]) < 0.001
+    assert document["plan"]["plan"]["tensor_parallel"] == 2
+    assert len(document["plan"]["sha256"]) == 64
+    assert document["options"]["seed"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_ranks_are_started_by_torchrun(write, tmp_path):
+    done = _run("run", write(TWO), "--steps", 2, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    environment = json.loads(done.stdout)["environment"]
+    assert (environment["launcher"], environment["backend"]) == ("torchrun", "gloo")
+    *_, started, _, last = done.stderr.splitlines()
+    assert started == "starting torchrun --nproc-per-node 2 ..."
+    assert last.startswith("step 2/2  loss")
+
+
+def test_a_process_with_a_gpu_is_not_forked(write, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
+    _fails(
+        capsys, "--launcher fork: a process that uses a GPU", "run", write(TWO), "--launcher=fork"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, tmp_path):
+    plan = write(TWO)
+    losses = []
+    for launcher in ("fork", "torchrun"):
+        done = _run(
+            *("run", plan, "--steps", 3, "--launcher", launcher, "--output", launcher, "--json"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([step["loss"] for step in json.loads(done.stdout)["steps"]])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", *_command("run", plan, "--steps", 3, "--json")[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    losses.append([step["loss"] for step in json.loads(done.stdout)["steps"]])
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_wrong_number_of_ranks_is_one_line(write, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", *_command("run", write(FOUR))[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    ours = done.stderr.split("ChildFailedError")[0]
+    assert ours.count("shardplan: the plan needs 4 ranks") == 1
+    assert "KeyboardInterrupt" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_verify_compares_with_a_single_process(write, tmp_path):
+    done = _run("run", write(FOUR), "--verify", "--launcher", "fork", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["loss_difference"] < 1e-9
+    assert document["gradient_difference"] < 1e-9
+    size = document["collective_bytes"]
+    assert size["predicted"] == size["counted"] > 0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
+    arguments = ("--learning-rate", 1e30, "--steps", 50, "--launcher", launcher)
+    done = _run("run", write(TWO), *arguments, cwd=tmp_path)
+    assert done.returncode == 5
+    words = r"^shardplan: step \d+: the loss is (nan|inf); it arises on rank \d in the forward pass"
+    assert re.search(words, done.stderr, re.MULTILINE), done.stderr
+    assert "Traceback" not in done.stderr
+    (kept,) = tmp_path.glob("runs/*/run.json")
+    document = json.loads(kept.read_text())
+    assert document["status"] == "failed"
+    assert re.search(r"the loss is (nan|inf)", document["error"])
+
+
+def _children(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _descendants(pid):
+    found = _children(pid)
+    return found + [below for child in found for below in _descendants(child)]
+
+
+def _is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("launcher", "how", "code"),
+    [
+        ("fork", signal.SIGINT, 130),
+        pytest.param("fork", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("torchrun", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
+    with _started(*arguments, cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = _descendants(started.pid)
+        assert len(ranks) >= 2
+        started.send_signal(how)
+        assert started.wait(timeout=30) == code
+        if code == 130:
+            assert started.stderr.read().splitlines()[-1] == "shardplan: interrupted"
+    deadline = time.monotonic() + 120
+    while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(_is_alive, ranks))
+    (kept,) = tmp_path.glob("runs/*/run.json")
+    document = json.loads(kept.read_text())
+    lines = kept.with_name("metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    assert steps == list(range(1, len(steps) + 1))
+    if code == 130:
+        assert document["status"] == "interrupted"
+        assert document["steps_done"] == steps[-1]
+        assert document["options"]["steps"] == 100000
+    else:  # nothing could be written any more
+        assert document["status"] == "running"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("launcher", "number", "options"),
+    [
+        ("fork", signal.SIGTERM, ()),
+        pytest.param(
+            *("torchrun", signal.SIGUSR2, ("--preemption-signal", "usr2")),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher, *options, "--json")
+    with _started(*arguments, cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = _descendants(started.pid)
+        started.send_signal(number)
+        assert started.wait(timeout=60) == 6
+        said = started.stderr.read()
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("shardplan: stopped on request after step ")
+    (path,) = tmp_path.glob("runs/*/run.json")
+    assert json.loads(path.read_text())["status"] == "stopped"
+    assert not any(map(_is_alive, ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, tmp_path):
+    plan = write(TWO)
+    options = ("--steps", 60, "--checkpoint-every", 10, "--max-restarts", 1, "--output")
+    with _started("run", plan, *options, "killed", cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step 15/"):
+                break
+        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        os.kill(max(ranks), signal.SIGKILL)
+        said = started.stderr.read()
+        assert started.wait(timeout=120) == 0, said
+    assert re.search(r"restart 1: rank \d: ended by signal 9", said)
+    assert re.search(r"resumed from .*killed/checkpoints/step-0*[1-5]0", said)
+    done = _run("run", plan, *options, "whole", "--launcher", "fork", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    documents = [
+        json.loads((tmp_path / name / "run.json").read_text()) for name in ("killed", "whole")
+    ]
+    assert [d["status"] for d in documents] == ["finished", "finished"]
+    losses = [{step["step"]: step["loss"] for step in d["steps"]} for d in documents]
+    assert losses[0][60] == losses[1][60]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_second_signal_ends_a_run_at_once(write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", "fork")
+    with _started(*arguments, cwd=tmp_path) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = _descendants(started.pid)
+        os.kill(max(ranks), signal.SIGSTOP)  # it will not stop in good order
+        started.send_signal(signal.SIGTERM)
+        time.sleep(REPEAT_SECONDS + 0.5)
+        assert started.poll() is None
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=30) == 130
+    assert not any(map(_is_alive, ranks))
+
+
+def _last_words_of(arguments, to_last_rank, folder):
+    """Return the last line of a run whose last rank gets a signal after the first step."""
+    with _started(*arguments, cwd=folder) as started:
+        for line in started.stderr:
+            if line.startswith("step"):
+                break
+        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        os.kill(max(ranks), to_last_rank)
+        assert started.wait(timeout=60) == 5
+        return started.stderr.read().splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [("fork", "rank 1: ended without a message"), ("torchrun", "rank 1: ended by signal 9")],
+)
+def test_a_rank_that_is_killed_during_a_run_is_named(launcher, message, write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
+    last = _last_words_of(arguments, signal.SIGKILL, tmp_path)
+    assert last.startswith(f"shardplan: {message}")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_is_stopped_under_torchrun_is_named(write, tmp_path):
+    arguments = ("run", write(TWO), "--steps", 10**6, "--hang-timeout", 2)
+    last = _last_words_of(arguments, signal.SIGSTOP, tmp_path)
+    assert last.startswith("shardplan: hang: no answer from rank 1 (process ")
+
+
+def _killed_on_rank_one(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
+
+
+def test_a_rank_that_hung_is_named_though_it_was_then_killed():
+    relay = Relay([], 2)
+    relay.kill = lambda: killed.append(True)
+    killed, following = [], start_ranks._TorchrunOutput(lambda event: None, relay, True)
+    following.others.append("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)\n")
+    assert str(following._failure()).startswith("rank 1: ended by signal 9")
+    hang = describe_failure(RunError("hang: no answer from rank 1"))
+    following._take({"rank": 0, "failure": hang})
+    assert str(following._failure()) == "hang: no answer from rank 1"
+    assert killed
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_killed_rank_is_named():
+    with pytest.raises(RunError, match="rank 1: ended without a message"):
+        run_forked(_killed_on_rank_one, 2)
