@@ -41,7 +41,7 @@ from executor.multinode.announcement import NodeDescription
 from executor.multinode.coordinator import MultiNodeRun, run_on_nodes
 from executor.multinode.nodes import NodeSettings
 from executor.processes.reporter import Reporter
-from executor.records.progress import Progress
+from executor.records.progress import ProgressDisplay
 from executor.records.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.records.report import SCHEMA_VERSION, as_text
 from executor.records.tensorboard import require_tensorboard
@@ -177,7 +177,7 @@ def _report(
     with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
-        with Progress(steps(options)) as progress:
+        with ProgressDisplay(steps(options)) as progress:
             recorder = Recorder(
                 prepared,
                 _recorded(options),

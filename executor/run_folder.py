@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time works in it."""
+"""The folder of a run; one run at a time uses it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ LOCK: Final = ".in-use"
 
 @contextlib.contextmanager
 def claimed_folder(output: Path | None, *, resume: bool = False) -> Iterator[Path]:
-    """Make the folder of a run and keep others out of it while the run lasts.
+    """Create the folder of a run and lock it while the run lasts.
 
-    The named one, which must be empty unless ``resume``, or a new one in ``runs``. If nothing came
-    into it, it is taken away again. The lock is the operating system's: it goes with the process,
-    however that ends.
+    The named one, which must be empty unless ``resume``, or a new one in ``runs``. An empty folder
+    is removed afterwards. The lock is the operating system's: it ends with the process.
     """
     folder = _new_folder() if output is None else _named_folder(output)
     try:
@@ -44,11 +43,11 @@ def _new_folder() -> Path:
         except FileExistsError:
             if RUNS.is_dir():
                 continue
-            raise InputError(f"{RUNS}: is a file, a folder for runs is needed") from None
+            raise InputError(f"{RUNS}: is a file, but a folder for runs is needed") from None
         except OSError as error:
-            raise InputError(f"{RUNS}: cannot be made: {error.strerror}") from None
+            raise InputError(f"{RUNS}: cannot be created: {error.strerror}") from None
         return folder
-    raise InputError(f"{RUNS}: holds a thousand runs of this second; name one with --output")
+    raise InputError(f"{RUNS}: has a thousand runs of this second; name one with --output")
 
 
 def _named_folder(output: Path) -> Path:
@@ -57,7 +56,7 @@ def _named_folder(output: Path) -> Path:
     except FileExistsError:
         raise InputError(f"{output}: is a file; name a folder with --output") from None
     except OSError as error:
-        raise InputError(f"{output}: cannot be made: {error.strerror}") from None
+        raise InputError(f"{output}: cannot be created: {error.strerror}") from None
     return output
 
 
@@ -71,7 +70,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         if not _is_ours(descriptor, path):
-            raise InputError(f"{folder}: another run is working in it; choose another --output")
+            raise InputError(f"{folder}: another run is using it; choose another --output")
         try:
             yield
         finally:
@@ -82,7 +81,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _is_ours(descriptor: int, path: Path) -> bool:
-    """Lock the file unless another process has; return whether it is locked and in its place."""
+    """Lock the file if it is free; return whether it is locked and still in place."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -91,5 +90,5 @@ def _is_ours(descriptor: int, path: Path) -> bool:
         return True
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:  # whoever had it took it away meanwhile
+    except OSError:  # its owner removed it meanwhile
         return False

@@ -1,4 +1,4 @@
-"""What the executor can run; asked before anything starts, so it imports neither torch nor models.
+"""Models and plans that the executor can run; imports neither torch nor models.
 
 The rules that hold for every trainer are ``cost_models.legality.rules``; these are the executor's
 own.
@@ -47,8 +47,8 @@ FAMILIES: Final = (
     "t5",
 )
 
-MASKED_FAMILIES: Final = ("bert",)  # predict tokens that were hidden
-SPAN_FAMILIES: Final = ("t5",)  # predict spans of tokens that were taken out
+MASKED_FAMILIES: Final = ("bert",)  # predict masked tokens
+SPAN_FAMILIES: Final = ("t5",)  # predict removed spans of tokens
 
 
 def own_scenario(file: PlanFile) -> Scenario:

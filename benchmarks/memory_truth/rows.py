@@ -8,7 +8,7 @@ from typing import Any, Final
 from benchmarks.memory_truth.cases import Case
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.observed import with_predicted_names
-from executor.counters.peak import MemoryPeak
+from executor.counters.memory_peak import MemoryPeak
 from executor.verify.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")

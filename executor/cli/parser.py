@@ -13,7 +13,7 @@ from executor.cli.saving_options import add_saving
 from executor.cli.values import above_zero, below_one, count, large_count, natural, rate, share
 from executor.config.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.config.learning_rate import SCHEDULES, LearningRate
-from executor.config.training_options import Training
+from executor.config.training_options import TrainingOptions
 from hardware_profiles.errors import InputError
 
 DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
@@ -270,7 +270,7 @@ def _data(options: argparse.Namespace, sources: Sequence[str]) -> DataOptions:
     )
 
 
-def training(options: argparse.Namespace) -> Training:
+def training(options: argparse.Namespace) -> TrainingOptions:
     """Return the settings of the training, checked."""
     learning_rate = LearningRate(
         peak=options.learning_rate,
@@ -280,7 +280,7 @@ def training(options: argparse.Namespace) -> Training:
         min_ratio=options.min_lr_ratio,
         decay_steps=options.decay_steps,
     )
-    return Training(
+    return TrainingOptions(
         steps=steps(options),
         learning_rate=learning_rate,
         seed=options.seed,

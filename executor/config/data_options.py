@@ -1,4 +1,4 @@
-"""Which data a run reads, and how. Imports nothing heavy: the command line reads it."""
+"""Data options of a run; imports nothing heavy, for the command line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PACKINGS: Final = ("concat", "documents", "none")
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Which data, and how it is read."""
+    """Data sources, and how they are read."""
 
-    sources: tuple[str, ...] = (SYNTHETIC,)  # each with a weight behind a colon, or none of them
+    sources: tuple[str, ...] = (SYNTHETIC,)  # each as NAME:WEIGHT, or all without weight
     tokenizer: str | None = None  # a local folder; None: bytes
     text_field: str = "text"
     packing: str = "concat"

@@ -1,4 +1,4 @@
-"""The learning rate of every step: a pure function of the step, so that a resumed run is exact.
+"""Learning rate schedules: a pure function of the step, so that a resumed run is exact.
 
 Symbols   s step (from 0)   w warmup_steps   d decay_steps   n steps of the run
           p peak   m min_ratio
@@ -34,9 +34,9 @@ class LearningRate:
 
     peak: float
     schedule: Schedule = "constant"
-    steps: int = 0  # of the run; not needed by constant
+    steps: int = 0  # of the run; unused by constant
     warmup_steps: int = 0
-    min_ratio: float = 0.0  # where the decay ends, as a share of the peak
+    min_ratio: float = 0.0  # final learning rate relative to the peak
     decay_steps: int | None = None  # None: all after the warm-up; wsd: the last tenth
 
     def __post_init__(self) -> None:

@@ -1,7 +1,4 @@
-"""How to train: everything that a plan does not say.
-
-Imports no torch: the command line reads it.
-"""
+"""Training options of a run, beyond its plan. Imports no torch, for the command line."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from executor.config.learning_rate import LearningRate
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """The settings of one run; the same on every rank."""
+class TrainingOptions:
+    """Training options of one run; the same on every rank."""
 
     steps: int
     learning_rate: LearningRate
@@ -23,5 +20,5 @@ class Training:
     max_grad_norm: float | None = 1.0  # None: gradients are not clipped
     evaluate_every: int | None = None  # steps; None: after the last one only
     evaluation_batches: int = 16
-    sample_every: int = 10  # steps of which all ranks tell memory and waiting time; 0: of none
+    sample_every: int = 10  # interval of steps with memory and waits of all ranks; 0: never
     compile: bool = False  # torch.compile over the layers

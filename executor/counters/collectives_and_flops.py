@@ -1,6 +1,6 @@
-"""Counts what a step really does: bytes of every collective, and floating-point operations.
+"""Counters of a step's collectives (bytes) and floating-point operations.
 
-Both counters watch operators below autograd, without hooks on modules, so that several forward
+Both counters intercept operators below autograd, without hooks on modules, so that several forward
 passes, micro-batches and pipeline schedules may run inside one ``with`` block.
 """
 
@@ -19,11 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-OTHER: Final = "other"  # the axis of a group that has no name
+OTHER: Final = "other"  # the axis of an unnamed group
 
-# Operator of c10d or _c10d_functional -> kind, and which argument holds the bytes that count
-# (RESULT: what the operator returns). Receives and barriers are not listed: a message counts once,
-# where it is sent.
+# Operator of c10d or _c10d_functional -> kind, and the argument whose bytes count (RESULT: the
+# operator's result). Receives and barriers are not listed: a message counts once, at the sender.
 RESULT: Final = -1
 COLLECTIVES: Final[dict[str, tuple[str, int]]] = {
     "allreduce_": ("all_reduce", 0),
@@ -60,7 +59,7 @@ NAMESPACES: Final = ("c10d", "_c10d_functional")
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return whether an operator still works on wrappers: its local operators follow."""
+    """Return whether an operator works on wrapped tensors: its local operators follow."""
     return any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types)
 
 
@@ -75,11 +74,11 @@ class CommunicationCounter(TorchDispatchMode):  # type: ignore[misc]
 
     ``groups`` names the process groups, for example ``{"data": group, "tensor": group}``. A group
     is recognised by its own name first, then by its set of ranks (where two axes span the same
-    ranks, the first in ``groups`` wins); one that is not known counts as "other". Groups of one
-    rank move nothing and are left out.
+    ranks, the first in ``groups`` wins); an unknown one counts as "other". Groups of one rank are
+    omitted.
 
-    Bytes are those of the whole tensor: what an all_gather returns, what a reduce_scatter or an
-    all_to_all is given, what an all_reduce, a broadcast or a send carries.
+    Bytes are those of the whole tensor: the result of an all_gather, the input of a reduce_scatter
+    or an all_to_all, the tensor of an all_reduce, a broadcast or a send.
     """
 
     def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
@@ -95,7 +94,7 @@ class CommunicationCounter(TorchDispatchMode):  # type: ignore[misc]
         self.bytes: Counter[tuple[str, str]] = Counter()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return ``{axis, kind, count, bytes}`` of every axis and kind that was used, sorted."""
+        """Return ``{axis, kind, count, bytes}`` of every axis and kind, sorted."""
         return [
             {"axis": axis, "kind": kind, "count": self.count[axis, kind], "bytes": total}
             for (axis, kind), total in sorted(self.bytes.items())
@@ -133,7 +132,7 @@ class CommunicationCounter(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _process_group(func: Any, args: Any) -> dist.ProcessGroup:
-    """Return the process group of a collective: an object of c10d, or a name."""
+    """Return the process group of a collective: a c10d object, or a name."""
     names = [argument.name for argument in func._schema.arguments]
     position = names.index("process_group" if "process_group" in names else "group_name")
     group = args[position]
@@ -143,19 +142,25 @@ def _process_group(func: Any, args: Any) -> dist.ProcessGroup:
 
 
 def _attention_forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Scores and their product with the values; keys may have fewer heads than queries."""
+    """FLOP of the scores and their product with the values.
+
+    Keys may have fewer heads than queries.
+    """
     scores = 2 * query[..., 0].numel() * key.shape[-2]
     return int(scores * (query.shape[-1] + value.shape[-1]))
 
 
 def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """The scores again, the gradients of scores and values, and those of queries and keys."""
+    """FLOP of recomputed scores and of the gradients of scores, values, queries and keys."""
     scores = 2 * query[..., 0].numel() * key.shape[-2]
     return int(scores * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
 def _batched_matmul(first: Any, second: Any, *_: Any, **__: Any) -> int:
-    """An outer product adds nothing up: rotary angles, in versions that work them out so."""
+    """FLOP of a batched matmul.
+
+    None for outer products, which some versions use for rotary angles.
+    """
     depth = first.shape[-1]
     return 0 if depth == 1 else int(2 * first.numel() * second.shape[-1])
 
@@ -163,7 +168,7 @@ def _batched_matmul(first: Any, second: Any, *_: Any, **__: Any) -> int:
 def _convolution_backward(
     gradient: Any, inputs: Any, weight: Any, *arguments: Any, **__: Any
 ) -> int:
-    """The gradients of input and weight each multiply as often as the forward pass."""
+    """FLOP of the gradients of input and weight, each as many as the forward pass."""
     transposed, needed = arguments[4], arguments[7]
     positions = inputs.numel() if transposed else gradient.numel()
     forward = 2 * positions * (weight.numel() // weight.shape[0])
@@ -180,10 +185,10 @@ _ATTENTION: Final = tuple(
         "cudnn_attention",
     )
 )
-# Torch's formula of a convolution's backward pass takes all groups for one, and its registry lacks
+# Torch's formula of a convolution's backward pass treats all groups as one, and its registry lacks
 # addmm_, the CPU's flash attention, and before 2.12 keys with fewer heads than queries. Attention
 # is counted as torch counts the CUDA kernel: all S x S scores (a causal mask halves nothing), and
-# the backward pass computes the scores again (5 matmuls against eager attention's 4).
+# the backward pass computes the scores again (5 matmuls, eager attention 4).
 FLOP_FORMULAS: Final[dict[Any, Any]] = {
     **flop_registry,
     **{getattr(_ATEN, name): _attention_forward for name in _ATTENTION},
@@ -197,9 +202,9 @@ FLOP_FORMULAS: Final[dict[Any, Any]] = {
 class FlopCounter(TorchDispatchMode):  # type: ignore[misc]
     """Counts the floating-point operations of matmuls and attention on this rank, by operator.
 
-    The formulas are torch's own; unlike ``FlopCounterMode`` nothing follows the modules, so that
-    any schedule may run inside. The shadow operators with which DTensor works out global shapes
-    (they run on fake tensors) are not counted.
+    The formulas are torch's own; unlike ``FlopCounterMode`` it does not track modules, so that any
+    schedule may run inside. The shadow operators with which DTensor computes global shapes (on fake
+    tensors) are not counted.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,15 @@
-"""Exposed communication: the time in which a step does nothing but wait for other ranks.
+"""Exposed communication: the time in which a step only waits for other ranks.
 
 Every collective and message of the executor, of FSDP2 and of torch's own functions ends in
-``Work.wait``, which is watched while a step is sampled. What overlaps computation has arrived by
-then and costs nothing here.
+``Work.wait``, which is timed while a step is sampled. Communication that overlaps computation has
+completed by then and adds nothing.
 
-On a CPU ``wait`` blocks: the seconds inside it are counted. On a GPU it only makes the stream of
-the computation wait: events before and after it on that stream tell how long the stream stood
-still (``Stream.wait_event`` too, with which FSDP2 waits for its streams).
+On a CPU ``wait`` blocks: the seconds inside it are counted. On a GPU it only makes the compute
+stream wait: events before and after it on that stream measure the stall (``Stream.wait_event`` too,
+with which FSDP2 waits for its streams).
 
-A wait includes what the other rank was late: in a pipeline the waits for messages (recv) are its
-bubble and its transfers together, and ranks of unequal speed wait for each other.
+A wait includes the delay of the other rank: in a pipeline the waits for messages (recv) contain its
+bubble and its transfers, and ranks of unequal speed wait for each other.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import torch.distributed as dist
 
 from executor.compat import operation_of
 
-STREAM = "stream"  # waits between the streams of a GPU, of which the operation is not known
+STREAM = "stream"  # waits between GPU streams, whose operation is unknown
 
 
 class ExposedCommunication:
-    """Counts waiting seconds by operation while it is entered; one at a time."""
+    """Counts waiting seconds by operation inside the context; one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, Any, Any]] = []
         self._wait = dist.Work.wait
-        self._wait_of_class = vars(dist.Work)["wait"]  # what makes a method of it
+        self._wait_of_class = vars(dist.Work)["wait"]  # the descriptor, to restore
         self._wait_event = torch.cuda.Stream.wait_event
 
     def __enter__(self) -> ExposedCommunication:
@@ -68,7 +68,7 @@ class ExposedCommunication:
         torch.cuda.Stream.wait_event = self._wait_event
 
     def seconds(self) -> dict[str, float]:
-        """Return the waiting seconds by operation; on a GPU after it was waited for."""
+        """Return the waiting seconds by operation; on a GPU after a synchronisation."""
         for operation, before, after in self._events:
             self._seconds[operation] += before.elapsed_time(after) / 1e3
         self._events.clear()

@@ -1,12 +1,11 @@
-"""Follows the memory of a real step: which tensors live when, and what they are at the peak.
+"""Memory tracker of a real step: the lifetimes of tensors, and the categories at the peak.
 
-The tracker writes down when every tensor storage is born, resized and freed; what it was follows
-from its whole life (``executor.counters.peak``). Nothing hooks into modules, FSDP or pipeline
-schedules.
+The tracker records when every tensor storage is created, resized and freed; its category follows
+from its lifetime (``executor.counters.memory_peak``). No hooks in modules, FSDP or schedules.
 
-What it cannot see: temporary memory inside one kernel, allocator slack, the libraries' own buffers
-(of gloo's it sees the copy in which a reduce_scatter adds up, and leaves it out).
-On a GPU the allocator's own counters are reported next to it.
+Not visible: temporary memory inside one kernel, allocator slack, the libraries' own buffers (of
+gloo's, the copy in which a reduce_scatter sums is visible and left out). On a GPU the allocator's
+own counters are reported as well.
 """
 
 from __future__ import annotations
@@ -31,21 +30,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor.counters.collectives_and_flops import NAMESPACES, is_wrapped
-from executor.counters.peak import BACKWARD, FORWARD, OPTIMIZER, Life, MemoryPeak, peak_of
+from executor.counters.memory_peak import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    MemoryPeak,
+    StorageLifetime,
+    peak_of,
+)
 
-# operators with which gloo, having added up whole tensors in a copy, takes a rank's part from it:
-# nccl holds no such copy
+# operators with which gloo extracts a rank's part after summing whole tensors in a copy: nccl has
+# no such copy
 _OF_GLOO: Final = ("aten::split", "aten::copy_")
-# (a new tensor, the operator that made it, that operator's inputs) -> its category
+# (a new tensor, the operator that created it, that operator's inputs) -> its category
 Hint = Callable[[torch.Tensor, str, Sequence[Any]], str | None]
 
 
 def storages(
     tensor: torch.Tensor, device: str | None = None, *, fake: bool = False
 ) -> Iterator[torch.UntypedStorage]:
-    """Yield the storage of a tensor's local data on a device (None: any); sparse ones have none.
+    """Yield the storage of a tensor's local data on a device (None: any); none for sparse tensors.
 
-    ``fake``: of fake tensors, and of no others.
+    ``fake``: of fake tensors only.
     """
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
@@ -58,16 +64,16 @@ def storages(
 
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
-    """Follows the bytes of live tensors while it is entered; ``result()`` tells the peak.
+    """Tracks the bytes of live tensors inside the context; ``result()`` returns the peak.
 
-    ``parameters`` and ``optimizers`` name what exists before: their tensors count from the start.
-    Any other tensor counts from the operator that made it; one that is first seen as an input is
-    taken to have existed from the start. Only storages on ``device`` count. Enter it around whole
-    steps: phases are told from autograd and from the optimizers' steps.
+    ``parameters`` and ``optimizers``: existing tensors, which count from the start. Any other
+    tensor counts from the operator that created it; one first seen as an input is assumed to have
+    existed from the start. Only storages on ``device`` count. Enter it around whole steps: phases
+    follow from autograd and from the optimizers' steps.
 
-    Inside a FakeTensorMode it follows that mode's tensors, as if they had memory. ``hint`` gives
-    the category of a new tensor, where its life does not make it a weight or a gradient. Whoever
-    knows what runs may say so in ``place``; ``muted`` operators are not looked at.
+    Inside a FakeTensorMode it tracks that mode's tensors, as if they had memory. ``hint`` gives the
+    category of a new tensor, where its lifetime does not make it a weight or a gradient. Callers
+    may set ``place`` to the current part of the model; ``muted`` operators are ignored.
     """
 
     def __init__(
@@ -80,11 +86,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.place, self.muted = "", False
-        self._skipped: tuple[str, ...] = ()  # operators that may follow and do not count
+        self._skipped: tuple[str, ...] = ()  # following operators that do not count
         self._device = torch.device(device).type
         self._fake, self._hint = active_fake_mode() is not None, hint
-        self._live: dict[int, Life] = {}
-        self._lives: list[Life] = []
+        self._live: dict[int, StorageLifetime] = {}
+        self._lives: list[StorageLifetime] = []
         self._phases: list[int] = [FORWARD]  # one per tick: an operator or a growing storage
         self._places = [""]
         self._in_optimizer = False
@@ -96,7 +102,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
             self._tag_optimizer(optimizer)
 
     def tag(self, category: str, tensors: Iterable[torch.Tensor | None]) -> None:
-        """Name the category of tensors; those not seen so far count from the start."""
+        """Set the category of tensors; those not seen so far count from the start."""
         for tensor in tensors:
             for storage in () if tensor is None else self._storages(tensor):
                 life = self._find(storage) or self._add(storage, 0, category)
@@ -141,7 +147,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator and write down the storages that it made."""
+        """Run one operator and record the storages that it created."""
         if is_wrapped(types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
@@ -158,16 +164,16 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _see(
-        self, values: Any, born: int, category: str | None, communicates: bool
-    ) -> list[tuple[Life, torch.Tensor]]:
-        """Write down the storages of tensors; return those not seen before, with their tensors."""
+        self, values: Any, created: int, category: str | None, communicates: bool
+    ) -> list[tuple[StorageLifetime, torch.Tensor]]:
+        """Record the storages of tensors; return those not seen before, with their tensors."""
         new = []
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor):
                 for storage in self._storages(leaf):
                     life = self._find(storage)
                     if life is None:
-                        life = self._add(storage, born, category)
+                        life = self._add(storage, created, category)
                         new.append((life, leaf))
                     life.communicated |= communicates
         return new
@@ -179,21 +185,23 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         self._phases.append(self._phase())
         self._places.append(self.place)
 
-    def _find(self, storage: torch.UntypedStorage) -> Life | None:
+    def _find(self, storage: torch.UntypedStorage) -> StorageLifetime | None:
         life = self._live.get(storage._cdata)
         return life if life is not None and life.storage() is storage else None
 
-    def _add(self, storage: torch.UntypedStorage, born: int, category: str | None) -> Life:
+    def _add(
+        self, storage: torch.UntypedStorage, created: int, category: str | None
+    ) -> StorageLifetime:
         key = storage._cdata
-        life = Life(storage.nbytes(), born, self._phases[born], category)
+        life = StorageLifetime(storage.nbytes(), created, self._phases[created], category)
         life.storage = weakref.ref(storage, partial(self._freed, key, life))
         self._live[key] = life
         self._lives.append(life)
         return life
 
-    def _freed(self, key: int, life: Life, _: Any) -> None:
+    def _freed(self, key: int, life: StorageLifetime, _: Any) -> None:
         if not self._done:
-            life.died = len(self._phases) - 1
+            life.freed = len(self._phases) - 1
         if self._live.get(key) is life:
             del self._live[key]
 
@@ -205,7 +213,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
             return
         category = "buffers" if life is None or life.category is None else life.category
         if life is not None:
-            life.died = len(self._phases) - 1
+            life.freed = len(self._phases) - 1
             life.storage = None
         self._tick()
         self._add(storage, len(self._phases) - 1, category)

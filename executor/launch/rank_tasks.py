@@ -17,7 +17,7 @@ from executor.checkpoint.agreement import on_rank_0
 from executor.checkpoint.loading.initial_state import initial_state
 from executor.checkpoint.options import CheckpointOptions
 from executor.checkpoint.saving.hook import checkpoint_hook
-from executor.config.training_options import Training
+from executor.config.training_options import TrainingOptions
 from executor.data import Corpus
 from executor.parallel.mesh import connect, disconnect, local_device
 from executor.training.compiled import check_compilable, compile_layers
@@ -36,7 +36,7 @@ SETTLE_SECONDS: Final = 300.0  # for a checkpoint in progress when a run fails
 def train(
     file: PlanFile,
     corpus: Corpus,
-    training: Training,
+    training: TrainingOptions,
     emit: Emit,
     *,
     evaluation: Corpus | None = None,

@@ -1,8 +1,8 @@
-"""metrics.jsonl: one line a step, appended while the run goes on.
+"""metrics.jsonl: one line per step, appended during the run.
 
-Every line is flushed, so a run that is killed loses at most the line under way. A run that goes on
-from a checkpoint goes on in the same file: lines of steps that will be trained again are dropped
-first, and so is half a line at the end.
+Every line is flushed, so a killed run loses at most the current line. A run resumed from a
+checkpoint continues the same file: lines of steps to be repeated, and a truncated last line, are
+dropped first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METRICS_FILE: Final = "metrics.jsonl"
 
 
 class MetricsFile:
-    """Appends records to a file of a run's folder."""
+    """Appends records to a file in a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / METRICS_FILE
@@ -50,13 +50,13 @@ class MetricsFile:
 
 
 def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run; half a line at the end is left out."""
+    """Yield the records of a run, without a truncated last line."""
     for _, record in _lines(folder / METRICS_FILE):
         yield record
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield whole lines and their records."""
+    """Yield complete lines and their records."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             if line.endswith("\n"):

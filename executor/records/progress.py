@@ -1,4 +1,4 @@
-"""Shows the steps of a run on stderr: a bar on a terminal, else a line now and then."""
+"""Progress display on stderr: a bar on a terminal, otherwise occasional lines."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from rich.progress import ProgressDisplay as Bar
 
-MOST_LINES: Final = 20
-LONGEST_SILENCE: Final = 30.0  # seconds without a line
+MAX_LINES: Final = 20
+MAX_SILENCE: Final = 30.0  # maximum seconds between lines
 
 
-class Progress:
-    """Takes the records of steps; a context manager, so that the terminal is left in order."""
+class ProgressDisplay:
+    """Shows the records of steps; a context manager that restores the terminal."""
 
     def __init__(self, steps: int, *, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet
-        self.every = max(1, -(-steps // MOST_LINES))
+        self.every = max(1, -(-steps // MAX_LINES))
         self.last_line = 0.0
-        self.first: tuple[int, float] | None = None  # the first step that was seen, and when
+        self.first: tuple[int, float] | None = None  # the first step shown, and its time
         self.bar: Bar | None = None
         if sys.stderr.isatty() and not quiet:
             columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
@@ -31,7 +31,7 @@ class Progress:
             self.bar = Bar(*columns, TextColumn("{task.description}"), console=console)
             self.task = self.bar.add_task("", total=steps)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if self.bar is not None:
             self.bar.start()
         return self
@@ -71,7 +71,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def _left(self, step: int, now: float) -> str:
-        """Return how long the rest takes, from the steps that were seen but the first."""
+        """Return the remaining time, extrapolated from the steps shown after the first."""
         if self.first is None:
             self.first = (step, now)
         seen, since = step - self.first[0], now - self.first[1]
@@ -84,7 +84,7 @@ class Progress:
 
     def _is_due(self, step: int, now: float) -> bool:
         due = step in (1, self.steps) or step % self.every == 0
-        return due or now - self.last_line > LONGEST_SILENCE
+        return due or now - self.last_line > MAX_SILENCE
 
 
 def _values(event: Mapping[str, Any]) -> str:

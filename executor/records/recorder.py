@@ -1,7 +1,7 @@
-"""Takes the events of a run and keeps them: metrics.jsonl line by line, run.json, what is shown.
+"""Recorder of a run's events: metrics.jsonl line by line, run.json, and the display.
 
-It works where the run was started: in the process that started the ranks, or on rank 0 of a
-torchrun that the user started. What it holds does not grow with the number of steps.
+Runs in the process that started the ranks, or on rank 0 of a torchrun that the user started. Its
+memory does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Final
 from cost_models.pricing.observed import with_predicted_names
 from executor.launch.preflight import PreparedRun
 from executor.records.metrics import METRICS_FILE, MetricsFile
-from executor.records.report import SCHEMA_VERSION, Row, compare, write_run
+from executor.records.report import SCHEMA_VERSION, ComparisonRow, compare, write_run
 from executor.records.tensorboard import TensorBoard
 from executor.records.utilisation import peak_flops, utilisation
 
-KEPT: Final = 200  # records of steps in run.json at most; all are in metrics.jsonl
-TIMED_STEPS: Final = 1000  # the last ones, over which medians are taken
+MAX_RECORDS: Final = 200  # maximum number of step records in run.json; metrics.jsonl has all
+TIMED_STEPS: Final = 1000  # number of last steps for medians
 RUNNING: Final = "running"
 FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"
-STOPPED: Final = "stopped"  # on request, in good order
+STOPPED: Final = "stopped"  # on request, after a complete step
 
 
 class Recorder:
-    """Keeps a run; ``folder`` None: nothing is written."""
+    """Records a run; ``folder`` None: writes nothing."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class Recorder:
         self.environment: dict[str, Any] = {}
         self.ranks: list[Any] = []
         self.first_step = 0
-        self.steps, self.evaluations = Thinned(), Thinned()
+        self.steps, self.evaluations = SampledRecords(), SampledRecords()
         self.samples: deque[list[dict[str, float]]] = deque(maxlen=TIMED_STEPS)
         self.timed: deque[dict[str, Any]] = deque(maxlen=TIMED_STEPS)
         self.timed_steps = 0
 
     @property
     def began(self) -> bool:
-        """Whether the ranks came as far as their first step."""
+        """Whether the ranks reached their first step."""
         return bool(self.environment)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Take one event of rank 0."""
+        """Process one event of rank 0."""
         record = dict(event)
         if event["kind"] == "start":
             self._start(record)
@@ -82,11 +82,11 @@ class Recorder:
             self.show(record)
 
     def _start(self, values: dict[str, Any]) -> None:
-        """Begin, or begin again from a checkpoint where ranks were started anew."""
+        """Start recording, or continue from a checkpoint after a restart."""
         self.environment, self.first_step = values["environment"], values["first_step"]
         self.peak = peak_flops(self.prepared.file, self.environment["device"])
         for kept in (self.steps, self.evaluations):
-            kept.forget_after(self.first_step)
+            kept.drop_after(self.first_step)
         if self.metrics is not None:
             self.metrics.begin(self.first_step)
         if self.with_board and self.folder is not None:
@@ -107,7 +107,7 @@ class Recorder:
             record["memory_bytes"] = [rank["memory_bytes"] for rank in ranks]
         self._keep(record, self.steps)
 
-    def _keep(self, record: dict[str, Any], where: Thinned) -> None:
+    def _keep(self, record: dict[str, Any], where: SampledRecords) -> None:
         if self.metrics is not None:
             self.metrics.append(record)
         if self.board is not None:
@@ -121,7 +121,7 @@ class Recorder:
             self.board = None
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Write down how the run ended."""
+        """Record the end of the run."""
         self.status, self.error, self.ended = status, error, _now()
         if self.metrics is not None:
             self.metrics.close()
@@ -130,7 +130,7 @@ class Recorder:
             self._write()
 
     def measured(self) -> dict[str, Any]:
-        """Return the medians of the timed steps, and what the ranks counted."""
+        """Return the medians of the timed steps, and the ranks' counters."""
         phases = {name: _median(self.timed, name) for name in (self.timed[0] if self.timed else ())}
         seconds = phases.pop("step", None)
         file = self.prepared.file
@@ -146,9 +146,11 @@ class Recorder:
         }
 
     def _exposed(self) -> dict[str, float] | None:
-        """Return the seconds a step waits by operation: mean of the ranks, median of the samples.
+        """Return the waiting seconds per step by operation.
 
-        None where no step was sampled.
+        Mean of the ranks, median of the samples.
+
+        None if no step was sampled.
         """
         if not self.samples:
             return None
@@ -160,14 +162,14 @@ class Recorder:
             for name in names
         }
 
-    def rows(self) -> list[Row]:
-        """Return what was predicted beside what was measured."""
+    def rows(self) -> list[ComparisonRow]:
+        """Return the comparison of predicted and measured values."""
         file, measured = self.prepared.file, self.measured()
         measured["ranks"] = [with_predicted_names(rank, file) for rank in self.ranks]
         return compare(file.prediction, measured, file.workload.tokens_per_step)
 
     def document(self) -> dict[str, Any]:
-        """Return the contents of run.json, and of what ``--json`` prints."""
+        """Return the contents of run.json, which ``--json`` prints as well."""
         held_out = self.prepared.evaluation
         return {
             "schema_version": SCHEMA_VERSION,
@@ -195,8 +197,8 @@ class Recorder:
             write_run(self.folder, self.document())
 
 
-class Thinned:
-    """At most KEPT records, evenly spread over all that were added, and the last one."""
+class SampledRecords:
+    """At most MAX_RECORDS records, evenly spread over all added ones, and the last one."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
@@ -209,17 +211,17 @@ class Thinned:
         if self.added % self.stride == 0:
             self.kept.append(record)
         self.added += 1
-        if len(self.kept) > KEPT:
+        if len(self.kept) > MAX_RECORDS:
             self.kept = self.kept[::2]
             self.stride *= 2
 
-    def forget_after(self, step: int) -> None:
-        """Forget the records of steps that will be trained again."""
+    def drop_after(self, step: int) -> None:
+        """Drop the records of steps that will be repeated."""
         self.kept = [record for record in self.kept if record["step"] <= step]
         self.last = self.kept[-1] if self.kept else None
 
     def records(self) -> list[dict[str, Any]]:
-        """Return what was kept, in order."""
+        """Return the records, in order."""
         ends_with_last = self.last is None or (self.kept and self.kept[-1] is self.last)
         return list(self.kept) if ends_with_last else [*self.kept, self.last or {}]
 

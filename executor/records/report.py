@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured: as rows, as text, and as the file run.json."""
+"""Comparison of predictions and measurements: as rows, as text, and as the file run.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN: Final = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One number, predicted and measured; None: unknown."""
 
     name: str
@@ -37,8 +37,8 @@ class Row:
 
 def compare(
     prediction: Mapping[str, Any], measured: Mapping[str, Any], tokens_per_step: int
-) -> list[Row]:
-    """Return the rows of the comparison; what a plan.json does not predict is None there.
+) -> list[ComparisonRow]:
+    """Return the rows of the comparison; values that a plan.json does not predict are None.
 
     A run that ended before its ranks were measured has only times to compare.
     """
@@ -53,29 +53,31 @@ def compare(
 
 def _time_rows(
     predicted: Mapping[str, Any], measured: Mapping[str, Any], tokens: int
-) -> Iterator[Row]:
+) -> Iterator[ComparisonRow]:
     seconds = predicted.get("step_seconds")
     rate = tokens / seconds if seconds else None
-    yield Row("step time", "seconds", seconds, measured["step_seconds"])
-    yield Row("tokens per second", "tokens_per_second", rate, measured["tokens_per_second"])
+    yield ComparisonRow("step time", "seconds", seconds, measured["step_seconds"])
+    yield ComparisonRow(
+        "tokens per second", "tokens_per_second", rate, measured["tokens_per_second"]
+    )
 
 
-def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Row]:
-    """Compare live tensors stage by stage, and on the fullest rank what they are."""
+def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[ComparisonRow]:
+    """Compare live tensors stage by stage, and by category on the fullest rank."""
     stages = {entry["stage"]: entry for entry in predicted.get("stages", [])}
     found = sorted({rank["stage"] for rank in ranks})
     for stage in found:
         fullest = max(peak_bytes(rank) for rank in ranks if rank["stage"] == stage)
         name = f"peak memory, pipeline rank {stage}" if len(found) > 1 else "peak memory"
-        yield Row(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
+        yield ComparisonRow(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
     worst = max(ranks, key=peak_bytes)
     parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
     for part in KEPT:
-        yield Row(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
+        yield ComparisonRow(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
     rest = [part for part in worst["memory"]["parts"] if part not in KEPT]
     known = [parts[part] for part in PASSING if part in parts]
     name = "  activations, gradients, buffers"
-    yield Row(name, "bytes", sum(known) if known else None, _part(worst, rest))
+    yield ComparisonRow(name, "bytes", sum(known) if known else None, _part(worst, rest))
 
 
 def _allocated(stage: Mapping[str, Any]) -> float | None:
@@ -87,15 +89,15 @@ def _part(rank: Mapping[str, Any], parts: Iterable[str]) -> float:
     return float(sum(rank["memory"]["parts"].get(part, 0) for part in parts))
 
 
-def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Row]:
-    """Compare the bytes of a step by axis and kind: one rank of each pipeline rank, added up."""
+def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[ComparisonRow]:
+    """Compare the bytes of a step by axis and kind: summed over one rank of each pipeline rank."""
     for (axis, kind), expected, counted in collectives_side_by_side(predicted, ranks):
         known = float(expected) if predicted else None
-        yield Row(f"{kind} ({axis})", "bytes", known, float(counted))
+        yield ComparisonRow(f"{kind} ({axis})", "bytes", known, float(counted))
 
 
-def as_text(rows: Iterable[Row], *, on_gpu: bool) -> str:
-    """Return the comparison as a table of plain text, with a line that says what is compared."""
+def as_text(rows: Iterable[ComparisonRow], *, on_gpu: bool) -> str:
+    """Return the comparison as a plain-text table with an explanation below."""
     head = ("", "predicted", "measured", "prediction is")
     cells = [head, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
@@ -108,7 +110,7 @@ def as_text(rows: Iterable[Row], *, on_gpu: bool) -> str:
     return "\n".join([*lines, "", _what_is_compared(on_gpu)])
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
+def _cells(row: ComparisonRow) -> tuple[str, str, str, str]:
     difference = row.difference
     if row.predicted is not None and row.predicted == row.measured:
         words = "equal"
@@ -144,8 +146,8 @@ def _what_is_compared(on_gpu: bool) -> str:
 
 
 def write_run(folder: Path, document: Mapping[str, Any]) -> Path:
-    """Write run.json and return where it is."""
+    """Write run.json and return its path."""
     path = folder / "run.json"
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    write_text_atomically(path, text, force=True)  # an earlier state of the same run
+    write_text_atomically(path, text, force=True)  # replaces an earlier state of the same run
     return path

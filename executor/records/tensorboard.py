@@ -1,4 +1,4 @@
-"""The metrics of a run for TensorBoard, beside metrics.jsonl; the package is optional."""
+"""The metrics of a run for TensorBoard, in addition to metrics.jsonl; the package is optional."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NAMES: Final = {
     "exposed_communication_seconds": "speed/exposed_communication_seconds",
     "memory_bytes": "memory/bytes",
 }
-MOST_RANKS: Final = 64  # of which each has a curve of its own memory
+MAX_RANKS: Final = 64  # with a memory curve of their own
 EVALUATION_NAMES: Final = {"loss": "evaluation/loss", "perplexity": "evaluation/perplexity"}
 
 
 def require_tensorboard() -> None:
-    """Raise an InputError where the package is missing."""
+    """Raise an InputError if the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
         raise InputError("--tensorboard needs a package: pip install 'shardplan[tensorboard]'")
 
@@ -34,13 +34,13 @@ def require_tensorboard() -> None:
 class TensorBoard:
     """Writes the records of steps and evaluations.
 
-    Of several ranks the largest value, and the memory of each as long as they are not too many.
+    For per-rank values it writes the largest, and each rank's memory if there are few ranks.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # what an earlier session wrote after that step is not shown
+        # records of an earlier session after that step are hidden
         self.writer = SummaryWriter(str(folder / FOLDER), purge_step=first_step + 1)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class TensorBoard:
         for key, name in names.items():
             value = record.get(key)
             if isinstance(value, list):
-                if key == "memory_bytes" and len(value) <= MOST_RANKS:
+                if key == "memory_bytes" and len(value) <= MAX_RANKS:
                     self._of_each_rank(value, record["step"])
                 value = max((v for v in value if v is not None), default=None)
             if value is not None:
@@ -61,5 +61,5 @@ class TensorBoard:
                 self.writer.add_scalar(f"memory_of_rank/{rank:02d}", value, step)
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Flush and close the files."""
         self.writer.close()

@@ -1,4 +1,4 @@
-"""MFU and HFU: the FLOP of a step against the datasheet's peak of the devices that ran it."""
+"""MFU and HFU: the FLOP of a step relative to the datasheet peak of its devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hardware_profiles.errors import InputError
 
 
 def peak_flops(file: PlanFile, device: str) -> float | None:
-    """Return the peak of one device in the plan's precision; None where it is not known.
+    """Return the peak of one device in the plan's precision; None if unknown.
 
-    ``device``: the name that torch gives to a GPU, or "cpu". A plan for GPUs says nothing of the
-    CPU that it is tried on.
+    ``device``: torch's name of a GPU, or "cpu". A plan for GPUs gives no peak of a CPU it is tried
+    on.
     """
     accelerator = file.cluster.accelerator
     if device != "cpu":
@@ -32,7 +32,7 @@ def utilisation(file: PlanFile, peak: float | None, step_seconds: float) -> dict
     """Return ``{mfu, hfu}`` of a step.
 
         mfu  model FLOP / (seconds x devices x peak)     forward once, backward twice
-        hfu  the same with what is computed twice (recomputation), in the predicted share
+        hfu  the same including recomputation, in the predicted ratio
 
     Source: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B; Korthikanti et al.
     (arXiv:2205.05198), sec. 6.3.

@@ -27,7 +27,7 @@ from cost_models.plan_file import PlanFile
 from executor.activity import ACTIVITY
 from executor.compat import cuda_flash, cuda_masked, fake_world, really, shadows
 from executor.counters.live_tensors import Hint, MemoryTracker
-from executor.counters.peak import MemoryPeak
+from executor.counters.memory_peak import MemoryPeak
 from executor.data.batch import Batch
 from executor.model.encoder_decoder import EncoderDecoderStage
 from executor.model.parameter_layout import ParameterLayout, Pieces

@@ -19,7 +19,7 @@ def test_new_folders_do_not_collide(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_named():
     with (
-        pytest.raises(InputError, match=r"^/proc/nowhere/run: cannot be made"),
+        pytest.raises(InputError, match=r"^/proc/nowhere/run: cannot be created"),
         claimed_folder(Path("/proc/nowhere/run")),
     ):
         pass
@@ -29,7 +29,7 @@ def test_a_run_keeps_others_out_of_its_folder(tmp_path):
     folder = tmp_path / "run"
     with claimed_folder(folder):
         with (
-            pytest.raises(InputError, match="another run is working in it"),
+            pytest.raises(InputError, match="another run is using it"),
             claimed_folder(folder),
         ):
             pass

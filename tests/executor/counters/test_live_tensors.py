@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor.counters.live_tensors import MemoryTracker
-from executor.counters.peak import BACKWARD, FORWARD, OPTIMIZER, Life, peak_of
+from executor.counters.memory_peak import BACKWARD, FORWARD, OPTIMIZER, StorageLifetime, peak_of
 from executor.processes.fork import run_forked
 
 FP32 = 4
@@ -15,14 +15,14 @@ FP32 = 4
 def test_peak_and_its_parts_follow_from_lives():
     phases = [FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, FORWARD, OPTIMIZER]
     lives = [
-        Life(100, 0, FORWARD, "weights"),
-        Life(10, 1, FORWARD, None, died=3),  # saved for the backward pass
-        Life(5, 2, FORWARD, None, died=2),  # freed at once
-        Life(40, 3, BACKWARD, None),  # a gradient: lives on
-        Life(7, 3, BACKWARD, None, died=3),
-        Life(1, 5, FORWARD, None, died=5),  # of the gradient norm
-        Life(2, 3, BACKWARD, None, died=4, communicated=True),
-        Life(30, 6, OPTIMIZER, "optimizer"),
+        StorageLifetime(100, 0, FORWARD, "weights"),
+        StorageLifetime(10, 1, FORWARD, None, freed=3),  # saved for the backward pass
+        StorageLifetime(5, 2, FORWARD, None, freed=2),  # freed at once
+        StorageLifetime(40, 3, BACKWARD, None),  # a gradient: lives on
+        StorageLifetime(7, 3, BACKWARD, None, freed=3),
+        StorageLifetime(1, 5, FORWARD, None, freed=5),  # of the gradient norm
+        StorageLifetime(2, 3, BACKWARD, None, freed=4, communicated=True),
+        StorageLifetime(30, 6, OPTIMIZER, "optimizer"),
     ]
     peak = peak_of(lives, phases)
     assert peak.peak_bytes == 170

@@ -13,7 +13,7 @@ import pytest
 from cost_models.plan.plan import Plan
 from executor.data.corpus import MarkovCorpus
 from executor.records.metrics import METRICS_FILE, MetricsFile, read_metrics
-from executor.records.recorder import KEPT, Recorder, Thinned
+from executor.records.recorder import MAX_RECORDS, Recorder, SampledRecords
 from executor.records.utilisation import peak_flops, utilisation
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import RunError
@@ -56,16 +56,16 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path):
 
 
 def test_many_records_are_thinned_evenly():
-    thinned = Thinned()
+    thinned = SampledRecords()
     for step in range(1, 10_001):
         thinned.add(_record(step))
-        assert len(thinned.kept) <= KEPT
+        assert len(thinned.kept) <= MAX_RECORDS
     steps = [record["step"] for record in thinned.records()]
     assert steps[0] == 1
     assert steps[-1] == 10_000
     gaps = {after - before for before, after in pairwise(steps[:-1])}
     assert len(gaps) == 1
-    thinned.forget_after(100)
+    thinned.drop_after(100)
     assert thinned.records()[-1]["step"] <= 100
 
 

@@ -3,14 +3,14 @@
 from itertools import pairwise
 
 from executor.records import progress
-from executor.records.progress import Progress
+from executor.records.progress import ProgressDisplay
 
 
 def _shown(capsys, steps, seconds_a_step, monkeypatch):
     clock = iter(seconds_a_step * count for count in range(1, 10**6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     event = {"loss": 1.0, "gradient_norm": None, "learning_rate": 1e-3, "tokens_per_second": 10.0}
-    with Progress(steps) as show:
+    with ProgressDisplay(steps) as show:
         for step in range(1, steps + 1):
             show({**event, "step": step})
     return [

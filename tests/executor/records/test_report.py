@@ -1,6 +1,6 @@
 """The comparison of prediction and measurement, and the folders of runs."""
 
-from executor.records.report import Row, as_text, compare
+from executor.records.report import ComparisonRow, as_text, compare
 
 
 def _rank(stage, peak, weights, sent):
@@ -37,7 +37,7 @@ def test_prediction_and_measurement_are_set_side_by_side():
     assert rows["step time"].difference == -0.5
     assert rows["tokens per second"].predicted == 100.0
     assert rows["peak memory, pipeline rank 0"].difference == 0.0
-    assert rows["peak memory, pipeline rank 1"] == Row(
+    assert rows["peak memory, pipeline rank 1"] == ComparisonRow(
         "peak memory, pipeline rank 1", "bytes", 66, 60
     )
     assert rows["  weights"].predicted == rows["  weights"].measured == 40

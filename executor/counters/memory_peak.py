@@ -1,8 +1,8 @@
-"""The peak over the lives of storages: when it was, and what was alive.
+"""Peak memory from the lifetimes of storages: its time, and the live categories.
 
-What a storage *is* follows from its whole life: a tensor of the forward pass that outlives the
-start of a backward pass is a saved activation, one of the backward pass that outlives it is a
-gradient, and so on.
+The category of a storage follows from its whole lifetime: a tensor of the forward pass that
+outlives the start of a backward pass is a saved activation, one of the backward pass that outlives
+it is a gradient, and so on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 PHASES: Final = ("forward", "backward", "optimizer")
-# weights, gradients, optimizer: kept between steps. activations: saved by the forward pass for the
-# backward pass. buffers: gathered weights (storages that are freed and refilled), and what a
-# collective reads or writes within one phase. temporary: anything else that is made and freed
-# within one phase (recomputed activations too). other: what existed before and has no name.
-# logits: only where the tracker is told which tensors are logits.
+# weights, gradients, optimizer: persistent between steps. activations: saved by the forward pass
+# for the backward pass. buffers: gathered weights (storages that are freed and refilled), and
+# inputs and outputs of a collective within one phase. temporary: anything else created and freed
+# within one phase (recomputed activations too). other: existed before and has no name. logits: only
+# where the tracker is given them.
 CATEGORIES: Final = (
     "weights",
     "gradients",
@@ -35,16 +35,16 @@ CATEGORIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """Bytes of live tensors on one rank at the worst moment of a step."""
+    """Bytes of live tensors on one rank at the peak of a step."""
 
     peak_bytes: int
-    phase: str  # in which the peak falls
+    phase: str  # phase of the peak
     parts: dict[str, int]  # category -> bytes at the peak; they add up to peak_bytes
     phase_peaks: dict[str, int]  # phase -> its own peak
-    end_bytes: int  # still alive when the step was over
+    end_bytes: int  # alive after the step
     allocated_bytes: int | None = None  # torch.cuda.max_memory_allocated; None on a CPU
     reserved_bytes: int | None = None  # torch.cuda.max_memory_reserved; None on a CPU
-    place: str = ""  # in the model, where places were told
+    place: str = ""  # part of the model, if set
     gathered_bytes: int = 0  # of ``buffers``: storages that are freed and refilled
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,36 +53,36 @@ class MemoryPeak:
 
 
 @dataclass(slots=True)
-class Life:
-    """One storage at one size; alive from the end of operator ``born`` to that of ``died``."""
+class StorageLifetime:
+    """One storage at one size; alive from the end of operator ``created`` to that of ``freed``."""
 
     bytes: int
-    born: int
+    created: int
     phase: int
-    category: str | None  # None: told by its life
-    hint: str | None = None  # a category for what its life does not name weights or gradients
-    died: int | None = None
+    category: str | None  # None: derived from its lifetime
+    hint: str | None = None  # category unless the lifetime makes it a weight or a gradient
+    freed: int | None = None
     communicated: bool = False
     storage: Any = None  # weak reference
 
 
 def peak_of(
-    lives: Iterable[Life], phases: list[int], places: Sequence[str] | None = None
+    lives: Iterable[StorageLifetime], phases: list[int], places: Sequence[str] | None = None
 ) -> MemoryPeak:
-    """Return the peak over lives of storages; phase, and place, are those of every tick."""
+    """Return the peak over lifetimes of storages; ``phases`` and ``places`` are per tick."""
     lives = list(lives)
-    phase = _settle(phases)
+    phase = _assign_phases(phases)
     change = np.zeros(len(phase) + 1, dtype=np.int64)
     for life in lives:
-        change[life.born] += life.bytes
-        if life.died is not None:
-            change[life.died + 1] -= life.bytes
+        change[life.created] += life.bytes
+        if life.freed is not None:
+            change[life.freed + 1] -= life.bytes
     total = np.cumsum(change)[:-1]
     at = int(total.argmax())
     parts: Counter[str] = Counter()
     gathered = 0
     for life in lives:
-        if life.bytes and life.born <= at and (life.died is None or at <= life.died):
+        if life.bytes and life.created <= at and (life.freed is None or at <= life.freed):
             parts[_category(life, phase)] += life.bytes
             gathered += life.bytes if life.category == "buffers" else 0
     return MemoryPeak(
@@ -94,14 +94,14 @@ def peak_of(
             for index, name in enumerate(PHASES)
             if (phase == index).any()
         },
-        end_bytes=sum(life.bytes for life in lives if life.died is None),
+        end_bytes=sum(life.bytes for life in lives if life.freed is None),
         place=places[at] if places else "",
         gathered_bytes=gathered,
     )
 
 
-def _settle(phases: list[int]) -> np.ndarray:
-    """Count what lies between a backward pass and an optimizer (gradient norm) to the optimizer."""
+def _assign_phases(phases: list[int]) -> np.ndarray:
+    """Assign ticks between a backward pass and the optimizer (gradient norm) to the optimizer."""
     phase = np.array(phases)
     if BACKWARD not in phases or OPTIMIZER not in phases:
         return phase
@@ -113,11 +113,11 @@ def _settle(phases: list[int]) -> np.ndarray:
     return phase
 
 
-def _category(life: Life, phase: np.ndarray) -> str:
-    """Return what a storage was, from its name or from the phases that it lived through."""
+def _category(life: StorageLifetime, phase: np.ndarray) -> str:
+    """Return the category of a storage, from its name or from the phases of its lifetime."""
     if life.category is not None:
         return life.category
-    later = phase[life.born + 1 : None if life.died is None else life.died + 1]
+    later = phase[life.created + 1 : None if life.freed is None else life.freed + 1]
     if life.hint is None and life.phase == FORWARD and (later == BACKWARD).any():
         return "activations"
     if life.phase == BACKWARD and (later != BACKWARD).any():
