@@ -26,7 +26,7 @@ from executor.training.loop import Emit, TrainingHook, TrainingLoop
 from executor.training.step_measurement import environment
 from executor.training.traffic import is_as_predicted
 from executor.training.trainer import Trainer
-from executor.verify import TOLERANCE, verify
+from executor.verify.parity import TOLERANCE, verify
 from hardware_profiles.errors import RunError
 
 NO_CHECKPOINTS: Final = CheckpointOptions()

@@ -23,8 +23,8 @@ import torch
 from cost_models.legality.executor_proofs import SUPPORTED_FILE
 from executor.processes.fork import run_forked
 from executor.training.traffic import is_as_predicted
-from executor.verify import TOLERANCE, Verification, verify
 from executor.verify.matrix import Case, cases
+from executor.verify.parity import TOLERANCE, Verification, verify
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.fields import write_text_atomically
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from cost_models.plan_file import PlanFile
-from executor import verify as verify_module
 from executor.data.batch import Batch
 from executor.processes.fork import run_forked
-from executor.verify import Verification, verify
+from executor.verify import parity as verify_module
+from executor.verify.parity import Verification, verify
 from executor.verify.tiny_models import CONFIGS, SEQ_LEN, tiny
 
 __all__ = ["CONFIGS", "SEQ_LEN", "random_batch", "tiny", "verified"]

@@ -17,7 +17,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, write_plan_file
 from executor.parallel import mesh
 from executor.processes.fork import run_forked
-from executor.verify import Verification, verify
+from executor.verify.parity import Verification, verify
 from hardware_profiles.errors import InputError
 from tests.executor.tiny import tiny
 

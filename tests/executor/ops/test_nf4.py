@@ -21,7 +21,8 @@ from executor.ops import nf4 as quantised
 from executor.ops.nf4 import LEVELS, linear, pack
 from executor.parallel.tensor_parallel import UNSHARDED
 from executor.processes.fork import run_forked
-from executor.verify import TOLERANCE, reference
+from executor.verify import reference
+from executor.verify.parity import TOLERANCE
 from tests.executor.checkpoint.saving import begin, trained
 from tests.executor.tiny import tiny, verified
 

@@ -16,7 +16,7 @@ from executor.training import offloaded_optimizer
 from executor.training.compiled import check_compilable
 from executor.training.offloaded_optimizer import OffloadedOptimizer
 from executor.training.trainer import Trainer
-from executor.verify import TOLERANCE
+from executor.verify.parity import TOLERANCE
 from hardware_profiles.errors import InputError
 from tests.executor.tiny import random_batch, tiny, verified
 

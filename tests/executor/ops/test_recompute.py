@@ -11,7 +11,7 @@ from benchmarks.small_models import small
 from cost_models.plan.plan import Plan
 from executor.model import stage as models
 from executor.training.traffic import is_as_predicted
-from executor.verify import Verification
+from executor.verify.parity import Verification
 from tests.executor.tiny import tiny, verified
 
 pytestmark = pytest.mark.distributed

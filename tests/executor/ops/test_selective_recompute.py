@@ -25,7 +25,7 @@ from executor.parallel import tensor_parallel
 from executor.parallel.tensor_parallel import UNSHARDED, rank_random_state
 from executor.support import check_supported
 from executor.training.compiled import check_compilable
-from executor.verify import Verification
+from executor.verify.parity import Verification
 from hardware_profiles.errors import InputError
 from tests.executor.tiny import tiny, verified
 

@@ -19,7 +19,7 @@ from executor.parallel import data_parallel, expert_parallel
 from executor.parallel.expert_parallel import ALL_EXPERTS, run_on_experts
 from executor.parallel.tensor_parallel import UNSHARDED
 from executor.training import trainer as train
-from executor.verify import TOLERANCE, Verification
+from executor.verify.parity import TOLERANCE, Verification
 from tests.executor.tiny import tiny, verified
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")

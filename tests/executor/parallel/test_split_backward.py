@@ -14,8 +14,8 @@ from executor.parallel import pipeline
 from executor.processes.fork import run_forked
 from executor.training import trainer as train
 from executor.training.trainer import Trainer
-from executor.verify import TOLERANCE
 from executor.verify.matrix import cases
+from executor.verify.parity import TOLERANCE
 from tests.executor.tiny import random_batch, tiny, verified
 
 pytestmark = pytest.mark.distributed

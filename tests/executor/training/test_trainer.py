@@ -17,8 +17,8 @@ from executor.model.families import decoder_layer
 from executor.processes.fork import run_forked
 from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import Trainer
-from executor.verify import exact
 from executor.verify.gather import gathered
+from executor.verify.parity import exact
 from executor.verify.reference import reference_model
 from hardware_profiles.errors import InputError, ShardplanError
 from tests.executor.tiny import random_batch, tiny

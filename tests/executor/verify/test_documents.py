@@ -11,7 +11,7 @@ from cost_models.plan.plan import Plan
 from executor.attention import core as attention
 from executor.attention.core import visible
 from executor.support import SPAN_FAMILIES
-from executor.verify import TOLERANCE, random_batch
+from executor.verify.parity import TOLERANCE, random_batch
 from tests.executor.tiny import CONFIGS, tiny, verified
 
 pytestmark = pytest.mark.distributed

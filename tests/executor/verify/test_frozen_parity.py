@@ -9,7 +9,7 @@ import pytest
 
 from cost_models.plan.plan import Plan
 from executor.model import stage as models
-from executor.verify import TOLERANCE
+from executor.verify.parity import TOLERANCE
 from tests.executor.tiny import tiny, verified
 
 pytestmark = pytest.mark.distributed

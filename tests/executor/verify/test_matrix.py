@@ -10,8 +10,9 @@ import pytest
 from cost_models.legality.executor_proofs import supported, unproven
 from cost_models.plan.plan import CONTEXT_METHODS, SCHEDULES, Plan
 from executor.support import FAMILIES
-from executor.verify import Verification, prove
+from executor.verify import prove
 from executor.verify.matrix import Case, cases
+from executor.verify.parity import Verification
 from executor.verify.tiny_models import tiny
 
 GOOD = Verification(

@@ -20,7 +20,7 @@ from executor.parallel import data_parallel, pipeline
 from executor.support import own_scenario
 from executor.training import optimizer
 from executor.training import trainer as train
-from executor.verify import TOLERANCE, Verification
+from executor.verify.parity import TOLERANCE, Verification
 from tests.executor.tiny import tiny, verified
 
 pytestmark = pytest.mark.distributed

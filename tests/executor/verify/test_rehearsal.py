@@ -22,7 +22,7 @@ from executor.compat import fake_world, really, shadows
 from executor.counters.live_tensors import MemoryTracker
 from executor.processes.fork import run_forked
 from executor.training.step_measurement import memory_tracker
-from executor.verify import random_batch
+from executor.verify.parity import random_batch
 from executor.verify.rehearsal import in_child, rehearsed
 from hardware_profiles.errors import InputError
 
