@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import ProgressDisplay as Bar
+from rich.progress import Progress as Bar
 
 MAX_LINES: Final = 20
 MAX_SILENCE: Final = 30.0  # maximum seconds between lines

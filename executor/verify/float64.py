@@ -1,8 +1,4 @@
-"""Computing in float64 throughout, where modules cast to float32 on the way.
-
-Norms, softmax and rotary positions of transformers are taken in float32 for the sake of bf16. On
-float64 that would round down, and sums over ranks would differ from sums over a whole by 1e-7.
-"""
+"""Float64 computation throughout, where modules cast to float32 internally."""
 
 from __future__ import annotations
 

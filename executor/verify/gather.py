@@ -1,4 +1,4 @@
-"""Whole tensors put together from the parts that the ranks hold, one at a time."""
+"""Whole tensors assembled from the shards of all ranks, one at a time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _owners(trainer: Trainer) -> Iterator[tuple[str, ParameterLayout, int]]:
 
 
 def _whole(trainer: Trainer, shard: ParameterShard, local: Tensor) -> Tensor:
-    """Put a tensor together on every rank of its stage: the sum of parts that do not overlap."""
+    """Assemble a tensor on every rank of its stage: the sum of disjoint parts."""
     full = local.new_zeros(shard.layout.shape)
     for block in overlaps(shard.pieces, whole_tensor(shard.layout.shape)):
         source = tuple(slice(s.source, s.source + s.length) for s in block)

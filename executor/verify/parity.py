@@ -1,7 +1,7 @@
-"""The proof of a plan: its loss, gradients and traffic against one process that works alone.
+"""Verification of a plan: loss, gradients, weights and traffic, compared with a single process.
 
-Both sides compute in float64 from the same start values and data, without dropout; updates between
-batches are plain SGD, since Adam's first steps would blow rounding up.
+Both sides compute in float64 from the same initial values and data, without dropout; updates
+between batches are plain SGD, since Adam's first steps would amplify rounding.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DROPOUT_BY_DEFAULT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Largest relative differences to the single process, and collectives per rank."""
+    """Largest relative differences from the single process, and collectives per rank."""
 
     loss_difference: float
     norm_difference: float
@@ -77,7 +77,7 @@ class Verification:
 
     @property
     def traffic_is_predicted(self) -> bool:
-        """Whether every rank moved what was predicted.
+        """Whether every rank's traffic is as predicted.
 
         Where a size does not divide evenly, the prediction is that of the fullest rank.
         """
@@ -99,7 +99,7 @@ def verify(
     documents: bool = False,
     device: torch.device | None = None,
 ) -> Verification | None:
-    """Run the plan on all ranks and the single process on rank 0, which gets the answer.
+    """Run the plan on all ranks and a single process on rank 0; return the answer on rank 0.
 
     ``documents``: sequences of several documents, each of which the single process runs alone.
     """
@@ -170,7 +170,7 @@ def _verify(
 
 
 def predicted_flops(file: PlanFile) -> float | None:
-    """Return the FLOP of all ranks in a step; None for what the formula leaves out."""
+    """Return the FLOP of all ranks in a step; None where the formula does not apply."""
     if any(kind.feed_forward.num_experts for kind in file.model.kinds):
         return None
     if file.plan.context_parallel > 1:
@@ -182,7 +182,7 @@ def predicted_flops(file: PlanFile) -> float | None:
 
 
 def predicted_memory(file: PlanFile, counted: list[float]) -> list[dict[str, float]]:
-    """Return every rank's peak of live tensors beside the one that is predicted for its stage."""
+    """Return the counted and predicted peak of live tensors of every rank."""
     scenario = scenario_of(replace(file, software="shardplan"))
     stages = rank_memories(scenario, file.plan, file.layer_ranges)
     of_stage = file.plan.world_size // file.plan.pipeline_parallel
@@ -234,7 +234,7 @@ def _logits(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _alone(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and labels of the whole batch, or of every document."""
+    """Yield inputs and labels of the whole batch, or of each document."""
     if batch.starts is None:
         yield batch.inputs, batch.labels
         return
@@ -252,7 +252,7 @@ def _plain_sgd(model: nn.Module) -> None:
 
 
 def random_batch(file: PlanFile, seed: int, *, documents: bool = False) -> Batch:
-    """Return a global batch of random tokens, on demand of documents of random lengths."""
+    """Return a global batch of random tokens, optionally in documents of random lengths."""
     generator = torch.Generator().manual_seed(seed)
     rows, seq_len = file.plan.global_batch_size, file.workload.seq_len
     tokens = torch.randint(file.model.vocab_size, (rows, seq_len + 1), generator=generator)

@@ -1,4 +1,4 @@
-"""The whole Hugging Face module, to hold a plan's stages against."""
+"""The whole Hugging Face module as a reference for a plan's stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from executor.parallel.tensor_parallel import UNSHARDED, TensorAxis
 
 
 def reference_model(file: PlanFile, seed: int) -> nn.Module:
-    """Return the whole Hugging Face module on the CPU with the same start values."""
+    """Return the whole Hugging Face module on the CPU with the same initial values."""
     model = causal_lm(
         file.model.config,
         device="cpu",

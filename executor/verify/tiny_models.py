@@ -1,4 +1,4 @@
-"""Models small enough to prove a plan with, one of every family."""
+"""Tiny models for verification, one of every family."""
 
 from __future__ import annotations
 
