@@ -120,7 +120,7 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     whole = {
         h.name: float(h.local.detach().double().sum())
         for h in trainer.shards
-        if h.layout.cut_dim is None
+        if h.layout.shard_dim is None
     }
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
 
