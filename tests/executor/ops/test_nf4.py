@@ -70,7 +70,7 @@ def test_large_matrices_are_unpacked_in_parts(monkeypatch: pytest.MonkeyPatch) -
     values = torch.randn(33, 100)
     at_once = pack(values)
     expected = {d: at_once.matrix(d) for d in (torch.float32, torch.bfloat16)}
-    monkeypatch.setattr(quantised, "UNPACKED_AT_ONCE", 128)
+    monkeypatch.setattr(quantised, "DEQUANTISED_AT_ONCE", 128)
     in_parts = pack(values)
     assert torch.equal(in_parts.codes, at_once.codes)
     assert torch.equal(in_parts.scales, at_once.scales)

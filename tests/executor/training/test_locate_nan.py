@@ -101,7 +101,7 @@ def _run(rank: int, file: PlanFile, spoil: Any, where: int) -> dict[str, Any]:
     assert result.failed
     found = locate_nonfinite(trainer, batch)
     assert before == [float(h.local.detach().nansum()) for h in trainer.shards]
-    return {"words": found[0].words() if found else "", "ranks": sorted({f.rank for f in found})}
+    return {"words": found[0].describe() if found else "", "ranks": sorted({f.rank for f in found})}
 
 
 def _named(plan: Plan, spoil: Any, rank: int, **options: Any) -> dict[str, Any]:
