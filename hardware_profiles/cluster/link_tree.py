@@ -1,21 +1,22 @@
-"""Links that ranks share on a tree of any shape, for ranks in any order.
+"""Bandwidth and latency of groups of ranks on a tree of any shape, for ranks in any order.
 
-``cluster.group_link`` is a closed form for equal domains and ranks in the accelerators' order. Here
-every group is laid on the tree, so that a domain may hold any number of accelerators, a link may be
-slower than what lies below it together (an oversubscribed uplink), and ranks may stand in any order
-(``Cluster.rank_order``: grid rank r works on accelerator rank_order[r]).
+``links.group_link`` is a closed form for equal domains and ranks in the accelerators' order. Here
+every group is placed on the tree, so a domain may contain any number of accelerators, a link may be
+slower than the sum of those below it (an oversubscribed uplink), and ranks may be in any order
+(``Cluster.rank_order``: grid rank r runs on accelerator rank_order[r]).
 
-A collective runs as a ring that enters and leaves every part of the tree once, as libraries find it
-in the topology. All groups of an axis talk at the same time and share what they all cross:
+A collective runs as a ring that enters and leaves every subtree once, as libraries find it in the
+topology. All groups of an axis communicate at the same time and share the links that they have in
+common:
 
-    ring on a link       bandwidth / rings that leave through it; where a link is made of lanes, at
-                         most one for each member below it
-    group                the slowest link that it crosses
+    ring on a link       bandwidth / rings that leave through it; if a link consists of lanes, at
+                         most one lane for each member below it
+    group                the slowest link on its ring
     axis                 the slowest group
 
-Messages to pipeline neighbours (``neighbours``) go in the grid's order, all at once, each over one
-lane at most. Both ends of a link are counted one way: links are full duplex.
-Leaves out: graphs with cycles, in-network reduction, trees of NCCL.
+Messages to pipeline neighbours (``neighbour_link``) follow the grid's order, all at once, each over
+one lane at most. Both ends of a link are counted in one direction: links are full duplex. Leaves
+out: graphs with cycles, in-network reduction, trees of NCCL.
 """
 
 from __future__ import annotations
@@ -34,34 +35,36 @@ from hardware_profiles.cluster.schema import Cluster, Figure, Level, Tier
 Whole = NDArray[np.intp]
 Floats = NDArray[np.float64]
 INNERMOST: Final = 0
-SPARSE: Final = 32  # counters for each member beyond which sorting is quicker
+SPARSE: Final = 32  # with more counters per member, sorting is faster
 
 
 class GroupLink(NamedTuple):
-    """What the slowest group of an axis sees."""
+    """Bandwidth and latency of the slowest group of an axis."""
 
     bandwidth: float  # bytes/s one way per rank
     latency: float  # seconds of a message over the slowest level crossed
     hop: float  # mean seconds of a message over the ring's hops
-    level: int  # the outermost that some group crosses
+    level: int  # the outermost level in use by some group
 
 
 @dataclass(frozen=True)
 class Tree:
     """A cluster's links as arrays; ``N`` accelerators."""
 
-    places: tuple[Whole, ...]  # by level (N,): what is below its links, for each accelerator
+    places: tuple[
+        Whole, ...
+    ]  # by level (N,): the child of the level's links above each accelerator
     bandwidth: tuple[Floats, ...]  # by level: bytes/s of each link
     lane: tuple[Floats | None, ...]  # by level: bytes/s of one lane of each link; None: shared
     latency: tuple[Floats, ...]  # by level: seconds of each link
-    position: Whole  # (N,) place of each accelerator when the tree is walked through
-    above: tuple[tuple[int, ...], ...]  # by level: the switch of what is below each link
+    position: Whole  # (N,) position of each accelerator in depth-first order
+    above: tuple[tuple[int, ...], ...]  # by level: the switch above each link
     peer_bandwidth: float | None = None  # of the innermost level, see Tier
     peer_latency: float | None = None
 
 
 def is_regular(cluster: Cluster) -> bool:
-    """Whether the closed forms hold: equal domains, and ranks in the accelerators' order."""
+    """Whether the closed forms apply: equal domains, and ranks in the accelerators' order."""
     return not cluster.levels and cluster.rank_order is None
 
 
@@ -71,22 +74,22 @@ def tree_of(cluster: Cluster) -> Tree:
 
 
 def ring_link(cluster: Cluster, size: int, stride: int, world_size: int) -> GroupLink:
-    """Return what a ring over the slowest group sees; see the head of this file.
+    """Return bandwidth and latency of a ring over the slowest group (formulas: module docstring).
 
-    Groups are those of ``cluster.group_link``: ``size`` ranks that lie ``stride`` apart.
+    Groups are those of ``links.group_link``: ``size`` ranks with a ``stride`` between them.
     """
     return _link(_key(cluster), size, stride, world_size, ring=True)
 
 
 def neighbour_link(cluster: Cluster, size: int, stride: int, world_size: int) -> GroupLink:
-    """Return what the slowest message to the next one of a group sees, the last to the first."""
+    """Return the link of the slowest message to a group's next rank (last to first)."""
     return _link(_key(cluster), size, stride, world_size, ring=False)
 
 
 def groups_of(order: Sequence[int] | Whole, size: int, stride: int) -> Whole:
-    """Return the accelerators of every group, one a row, in the order of the grid.
+    """Return the accelerators of every group, one a row, in grid order.
 
-    ``order``: of the accelerators by rank; several orders may be stacked along leading axes.
+    ``order``: accelerators by rank; several orders may be stacked along leading axes.
 
     >>> groups_of([0, 2, 1, 3], 2, 1).tolist()
     [[0, 2], [1, 3]]
@@ -100,11 +103,11 @@ def groups_of(order: Sequence[int] | Whole, size: int, stride: int) -> Whole:
 
 
 def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, Floats, Floats, int]:
-    """Return what the slowest group sees in each of several placements, all groups at work at once.
+    """Return the slowest group's links in each of several placements, all groups active at once.
 
     ``groups``: accelerators, shape (placements, groups, members). Returns bandwidth, latency and
-    mean hop, shape (placements,), and the outermost level that any crosses. ``ring``: members are
-    passed as the tree is walked through; else in the order of their row.
+    mean hop latency, shape (placements,), and the outermost level in use. ``ring``: members in
+    depth-first order of the tree; otherwise in the order of their row.
     """
     many, count, size = groups.shape
     inner = float(np.min(tree.latency[INNERMOST]))
@@ -124,7 +127,7 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
         here = place[groups]
         crosses = here != place[following]
         if not crosses.any():
-            break  # what is inside one domain is inside all that hold it
+            break  # a group inside one domain is inside all enclosing domains
         level = number
         links = (here + placement * len(tree.bandwidth[number]))[crosses]
         left = here[crosses]
@@ -148,7 +151,7 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
 
 
 def _members(here: Whole) -> Whole:
-    """Return how many members of its group lie where each one does."""
+    """Return the number of members of the same group in each member's domain."""
     rows, places = math.prod(here.shape[:2]), int(here.max()) + 1
     keys = np.arange(rows).reshape(*here.shape[:2], 1) * places + here
     found: Whole
@@ -161,9 +164,9 @@ def _members(here: Whole) -> Whole:
 
 
 def _to_peers(tree: Tree, groups: Whole, share: Floats, *, ring: bool) -> Floats:
-    """Bound by the links of a full mesh: to one peer, or to the other members of a domain."""
+    """Limit by the links of a full mesh: to one peer, or to the other members of a domain."""
     assert tree.peer_bandwidth is not None
-    if not ring:  # messages that leave the domain are bound by the levels above alone
+    if not ring:  # messages that leave the domain are limited by the levels above only
         return np.full(share.shape, tree.peer_bandwidth)
     domain = tree.places[1][groups] if len(tree.places) > 1 else np.zeros_like(groups)
     others = (_members(domain) - 1).ravel()
@@ -174,7 +177,7 @@ def _to_peers(tree: Tree, groups: Whole, share: Floats, *, ring: bool) -> Floats
 
 
 def accelerators_below(levels: Sequence[Level], num_gpus: int) -> list[Whole]:
-    """Return by level how many accelerators lie below each of its links.
+    """Return, by level, the number of accelerators below each of its links.
 
     >>> pairs = Level("PCIe", (0, 0, 0, 1), (Figure(1.0, "assumed", ""),), ())
     >>> [below.tolist() for below in accelerators_below([pairs, replace(pairs, above=(0, 0))], 4)]
@@ -212,7 +215,7 @@ def tiers_of_levels(levels: Sequence[Level], num_gpus: int) -> tuple[Tier, ...]:
 
 
 def part_of_levels(levels: Sequence[Level], accelerators: int) -> tuple[Level, ...]:
-    """Return the tree above the first accelerators alone."""
+    """Return the tree above the first accelerators only."""
     kept: Whole = np.arange(accelerators)
     found = []
     for level in levels:
@@ -236,7 +239,7 @@ def _of(figures: tuple[Figure, ...], kept: Whole) -> tuple[Figure, ...]:
 
 
 def with_bandwidths(level: Level, factor: float) -> Level:
-    """Return a level whose links are faster or slower by a factor."""
+    """Return a level with all bandwidths multiplied by a factor."""
     scaled = tuple(replace(figure, value=factor * figure.value) for figure in level.bandwidth)
     return replace(level, bandwidth=scaled)
 
@@ -251,7 +254,7 @@ def _levels_of_tiers(tiers: Sequence[Tier], num_gpus: int) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-# --- remembered: a search asks for few links, many times ---
+# --- cached: a search needs few distinct links, many times ---
 
 _Key = tuple[tuple[Level, ...], tuple[Tier, ...], int, tuple[int, ...] | None]
 

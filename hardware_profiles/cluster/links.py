@@ -51,18 +51,17 @@ def group_link(
 
         g = gcd(k s, D)              D accelerators of a tier's domain
         the group stays inside       if g = k s: whole blocks fill the domain
-        members in a domain  m       = max(1, floor(g / s)), of the group that has the fewest
+        members in a domain  m       = max(1, floor(g / s)), of the group with the fewest
         bandwidth                    = min over the tiers crossed of m · outer, and the inner link
 
     A ring enters and leaves every domain once. The other groups with members in the domain
-    communicate at the same time, so that a group has the outer bandwidth of its own members: m
-    times that of one accelerator. The latency is that of the slowest tier crossed. ``world_size``
-    is how many ranks the job has, all accelerators by default: one that fits into a domain never
-    leaves it.
+    communicate at the same time, so a group has the outer bandwidth of its own members: m times
+    that of one accelerator. The latency is that of the slowest tier crossed. ``world_size``: ranks
+    of the job, by default all accelerators; a job that fits into a domain never leaves it.
 
-    Derived here; checked against an enumeration of all groups on ``link_graph``. Exact where the
-    ranks fill whole domains, otherwise never too fast.
-    Leaves out: congestion between nodes, trees and in-network reduction.
+    Derived here; checked against an enumeration of all groups on ``link_graph``. Exact if the ranks
+    fill whole domains, otherwise never too fast. Leaves out: congestion between nodes, trees and
+    in-network reduction.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")
@@ -91,10 +90,10 @@ def group_link(
 
 
 def mean_hop_latency(cluster: Cluster, group_size: Count, stride: Count) -> Column:
-    """Return seconds a message of a ring takes on average over its hops.
+    """Return the mean seconds of a message over a ring's hops.
 
-    A ring leaves a domain once for its m members there: of the hops 1/m are the outer tier's.
-    NCCL reckons so too (src/graph/tuning.cc: inner and inter-node steps of a ring).
+    A ring leaves a domain once for its m members there: 1/m of the hops are the outer tier's. NCCL
+    uses the same model (src/graph/tuning.cc: inner and inter-node steps of a ring).
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")
@@ -122,9 +121,9 @@ def point_to_point_link(
 ) -> tuple[Column, Column]:
     """Return bytes/s one way and seconds per message between ranks ``distance`` apart.
 
-    That is what pipeline neighbours see when all ranks send at once: the slowest pair. The
-    pipeline's ``group_size`` tells whether any pair leaves a domain: none does where whole groups
-    (distance · group_size ranks) fill it. Without it, pairs are taken to leave every domain.
+    The slowest pair of pipeline neighbours when all ranks send at once. The pipeline's
+    ``group_size`` determines whether any pair leaves a domain: none does if whole groups (distance
+    · group_size ranks) fill it. Without it, pairs are assumed to leave every domain.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> bandwidth, _ = point_to_point_link(parse_cluster("2xDGX-A100-80GB"), np.array([1, 8]))
@@ -133,7 +132,7 @@ def point_to_point_link(
     """
     if not is_regular(cluster):
         size = np.asarray(1 if group_size is None else group_size)
-        if group_size is None:  # the pairs of a pipeline through everything
+        if group_size is None:  # a pipeline over all accelerators
             size = np.maximum(1, cluster.num_gpus // np.asarray(distance))
         bandwidth, latency, _ = _on_tree(neighbour_link, cluster, size, distance, world_size)
         return bandwidth, latency
@@ -161,7 +160,7 @@ def _on_tree(
     stride: Count,
     world_size: Count | None,
 ) -> tuple[Column, Column, Column]:
-    """Return bandwidth, latency and mean latency of a hop of every group: one tree walk a kind."""
+    """Return bandwidth, latency and mean hop latency of every group, once per distinct group."""
     ranks = cluster.num_gpus if world_size is None else world_size
     columns = np.broadcast_arrays(group_size, stride, ranks)
     shape = columns[0].shape
@@ -180,7 +179,7 @@ def _leaves(span: NDArray[Any], world_size: NDArray[Any], domain_size: int) -> N
 
 
 def _members(span: NDArray[Any], step: NDArray[Any], domain_size: int) -> NDArray[Any]:
-    """Return the fewest ranks of a group that lie in one domain; see ``group_link``."""
+    """Return the fewest ranks of a group in one domain; see ``group_link``."""
     members: NDArray[Any] = np.maximum(1, np.gcd(span, domain_size) // step)
     return members
 
@@ -189,7 +188,7 @@ def mesh_bandwidth(tier: Tier, members: NDArray[Any]) -> Column:
     """Return bytes/s of the inner link; in a full mesh, of the links to the other members."""
     if tier.peer_bandwidth is None:
         return np.full(members.shape, tier.bandwidth.value)
-    # one member alone does not use the link, so that it does not bound the group
+    # a single member does not use the link, which therefore does not limit the group
     links = np.where(members > 1, (members - 1) * tier.peer_bandwidth.value, tier.bandwidth.value)
     return np.minimum(links, tier.bandwidth.value)
 
@@ -198,9 +197,9 @@ def link_graph(cluster: Cluster) -> nx.Graph[Any]:
     """Return the cluster as a networkx graph: accelerators below switches, tier above tier.
 
     Nodes are ``("accelerator", rank)`` and ``(tier name, index of the domain)`` with the attribute
-    ``accelerators``, the number below them. Edges hold ``bandwidth`` in bytes/s one way (of all
-    accelerators below the edge together) and ``latency`` in seconds. 131,072 accelerators take
-    about half a second.
+    ``accelerators``, the number below them. Edges have ``bandwidth`` in bytes/s one way (the total
+    of all accelerators below the edge) and ``latency`` in seconds. 131,072 accelerators take about
+    half a second.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> graph = link_graph(parse_cluster("2xDGX-A100-80GB"))
