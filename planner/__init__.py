@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner.api.fit import fit as fit
-    from planner.api.fit import plan as plan
+    from planner.api.plan import plan as plan
     from planner.explanation.explain import explain as explain
     from planner.validation.answer import validate as validate
 
@@ -26,8 +26,12 @@ def __getattr__(name: str) -> Any:
         from planner.validation.answer import validate
 
         return validate
-    if name not in ("fit", "plan"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from planner.api import fit as front_door
+    if name == "fit":
+        from planner.api.fit import fit
 
-    return getattr(front_door, name)
+        return fit
+    if name == "plan":
+        from planner.api.plan import plan
+
+        return plan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,27 +104,49 @@ def price(
     )
 
 
-def _price_block(
+def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], HostBytes]:
+    """Return the peak of each legal plan's fullest rank, and its bytes on a host.
+
+    The same figures as ``price`` without the time of a step; as even stages as possible, or those
+    of the scenario.
+    """
+    peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
+    group, contents = stages_of(scenario, table, None)
+    for position, ranks in enumerate(contents):
+        rows = np.flatnonzero(group == position)
+        parts, _, _, host = _block_memory(scenario, table.rows(rows), ranks)
+        peak[rows], memory[rows], nvme[rows] = parts.peak, host.memory, host.nvme
+    return peak, HostBytes(memory, nvme)
+
+
+def _block_memory(
     scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
-) -> PredictionTable:
-    """Price plans of the same stages: their number, places and layers that are recomputed."""
+) -> tuple[MemoryParts, NDArray[np.int64], NDArray[np.int64], HostBytes]:
+    """Return the memory of the fullest rank, the rank, the moment, and the bytes on its host."""
     fullest = list(ranks)
     if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
         # of ranks with the same contents the last one has the most weight gradients due
         fullest += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
     views = [RankView(scenario, table, rank) for rank in fullest]
     memory, limiting, moment = stack_ranks([rank_memory(view) for view in views])
-    time, slowest = block_time(scenario, table, ranks, block_seconds(scenario, table, ranks))
-    index = np.array([rank.index for rank in ranks])
-    limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
     gpus = scenario.cluster.gpus_per_node
     hosts = [rank_host_bytes(view).of_node(table, gpus) for view in views]
     host = HostBytes(
         np.max(np.stack([h.memory for h in hosts]), axis=0),
         np.max(np.stack([h.nvme for h in hosts]), axis=0),
     )
-    slowest_index = index[np.asarray(slowest)]
-    return PredictionTable(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
+    limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
+    return memory, limiting_index, np.asarray(moment), host
+
+
+def _price_block(
+    scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
+) -> PredictionTable:
+    """Price plans of the same stages: their number, places and layers that are recomputed."""
+    memory, limiting, moment, host = _block_memory(scenario, table, ranks)
+    time, slowest = block_time(scenario, table, ranks, block_seconds(scenario, table, ranks))
+    slowest_index = np.array([rank.index for rank in ranks])[np.asarray(slowest)]
+    return PredictionTable(memory, limiting, moment, time, slowest_index, host)
 
 
 def block_seconds(

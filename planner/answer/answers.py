@@ -14,24 +14,21 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.advice.refusal import search_document
-from planner.advice.ways_out import WayOut, ways_out
-from planner.answer.memory_html import drawing_title, fragment, memory_html
-from planner.answer.memory_story import story_text
-from planner.answer.memory_svg import memory_svg
 from planner.answer.text import fit_text, plan_text
 from planner.assessment.assess import Assessment, amounts, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import reach
 from planner.assessment.step_memory import StepMemory, step_memory
-from planner.refinement.best_partition import StagedPlan
-from planner.refinement.placement import PlacedPlan
 from planner.request.scenario import DEFAULT_SOFTWARE
-from planner.search.search import SearchResult
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from planner.advice.ways_out import WayOut
+    from planner.refinement.best_partition import StagedPlan
+    from planner.refinement.placement import PlacedPlan
+    from planner.search.search import SearchResult
 
 SCHEMA_VERSION: Final = 1
 
@@ -71,7 +68,11 @@ class FitAnswer:
     @cached_property
     def ways_out(self) -> tuple[WayOut, ...]:
         """Where it does not fit: what would, each with its command."""
-        return () if self.verdict == "fits" else ways_out(self.scenario, self.plan)
+        if self.verdict == "fits":
+            return ()
+        from planner.advice.ways_out import ways_out
+
+        return ways_out(self.scenario, self.plan)
 
     @cached_property
     def reach(self) -> Mapping[str, Any]:
@@ -85,6 +86,8 @@ class FitAnswer:
 
     def explain(self) -> str:
         """Tell where the peak comes from, moment by moment."""
+        from planner.answer.memory_story import story_text
+
         return story_text(self.step_memory, self.assessment)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,19 +137,27 @@ class FitAnswer:
 
     def to_svg(self) -> str:
         """Return the moments of a step, drawn."""
+        from planner.answer.memory_svg import memory_svg
+
         return memory_svg(self.step_memory, self.assessment, self._title)
 
     def to_html(self) -> str:
         """Return a page that stands alone: the drawing, the largest terms, the answer."""
+        from planner.answer.memory_html import memory_html
+
         answer = f"{self}\n\n{self.explain()}"
         return memory_html(self.step_memory, self.assessment, self._title, answer)
 
     @property
     def _title(self) -> str:
+        from planner.answer.memory_html import drawing_title
+
         name = f"{self.scenario.model.name} on {self.scenario.cluster.name}"
         return drawing_title(name, self.assessment)
 
     def _repr_html_(self) -> str:
+        from planner.answer.memory_html import fragment
+
         drawn = fragment(self.step_memory, self.assessment, self._title)
         return f"{drawn}<pre>{html.escape(str(self))}</pre>"
 
@@ -206,6 +217,8 @@ class PlanAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
+        from planner.advice.refusal import search_document
+
         return {
             **header(self.scenario),
             "plans": [assessment.to_dict() for assessment in self.assessments],

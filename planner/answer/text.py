@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.model.parameters import active_parameters
@@ -13,21 +13,23 @@ from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
 from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.advice.changes import HARDWARE, PLAN, TRAINING
-from planner.advice.refusal import MOST_REASONS
-from planner.advice.ways_out import WayOut
 from planner.assessment.assess import Assessed, Assessment, amounts
 from planner.assessment.confidence import confidence
 from planner.assessment.host_memory import host_text
 from planner.assessment.verdict import WORDS, Budget
-from planner.refinement.best_partition import StagedPlan
-from planner.refinement.placement import AxisPlace, PlacedPlan
 from planner.request.command import describe_plan, plan_command
 from planner.request.recompute import recompute_cell, typed_by_stage
 from planner.request.stage_layers import typed_layers
 from planner.run_cost.text import run_lines
-from planner.search.search import Counts
 from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
+
+if TYPE_CHECKING:
+    from planner.advice.ways_out import WayOut
+    from planner.refinement.best_partition import StagedPlan
+    from planner.refinement.placement import AxisPlace, PlacedPlan
+    from planner.search.search import Counts
+
+MOST_REASONS: Final = 3  # rules named that made candidates illegal
 
 BAR: Final = 40
 MOST_RANKS: Final = 16  # ranks of an order
@@ -49,7 +51,12 @@ TIME_WORDS: Final = {
     "optimizer": "the optimizer",
 }
 
-GROUP_LABEL: Final = {PLAN: "Ways out", TRAINING: "Or train", HARDWARE: "Or use"}
+# by the kinds of ways out (``planner.advice.changes``)
+GROUP_LABEL: Final = {
+    "same training": "Ways out",
+    "another training": "Or train",
+    "more hardware": "Or use",
+}
 
 
 def head(scenario: Scenario) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.rules import FEWEST, require_legal
 from cost_models.partition.schedules import default_virtual_stages
@@ -12,10 +12,9 @@ from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
-from planner.api.plan import plan, refuse_inputs
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.host_memory import about_offload
-from planner.request.module_trace import is_module
+from planner.request.module_trace import is_module, refuse_inputs
 from planner.request.pins import check_fixed
 from planner.request.recompute import without_list
 from planner.request.requests import (
@@ -25,6 +24,7 @@ from planner.request.requests import (
     LayerOptions,
     ServingOptions,
     WholeRunOptions,
+    option,
     part,
     plan_fields,
     takes,
@@ -34,15 +34,10 @@ from planner.request.scenario import AssumedScenario, adapting, build_scenario
 from planner.run_cost.failures import run_of
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import job_of
-from planner.serving.fit import ServingAnswer, fit_serving
-from planner.serving.request import (
-    SHARED,
-    refuse_serving_options,
-    refuse_training_options,
-)
-from planner.serving.scenario import PLAN_FIELDS
-from planner.traced.answers import TracedFitAnswer
-from planner.traced.fit_and_plan import fit_module
+
+if TYPE_CHECKING:
+    from planner.serving.fit import ServingAnswer
+    from planner.traced.answers import TracedFitAnswer
 
 
 @takes(FitRequest)
@@ -65,7 +60,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """
     if request.inference:
         return _serve(request)
-    refuse_serving_options(request)
+    _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
     common, of_layers, adapters = (
         part(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
@@ -73,6 +68,8 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     of_layers["stage_recompute_layers"] = by_stage
     whole = part(request, WholeRunOptions)
     if is_module(request.model):
+        from planner.traced.fit_and_plan import fit_module
+
         return fit_module(
             str(request.model),
             cluster_of(request.cluster),
@@ -125,11 +122,25 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
 
 def _serve(request: FitRequest) -> ServingAnswer:
     """Answer for serving; an option of training alone is an error."""
+    from planner.serving.fit import fit_serving
+    from planner.serving.request import SHARED, refuse_training_options
+    from planner.serving.scenario import PLAN_FIELDS
+
     refuse_training_options(request)
     parts = {name: value for name, value in plan_fields(request).items() if name in PLAN_FIELDS}
     asked = {name: getattr(request, name) for name in SHARED} | part(request, ServingOptions)
     model, cluster = model_of(request.model), cluster_of(request.cluster)
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
+
+
+def _refuse_serving_options(request: FitRequest) -> None:
+    """Raise where an option of serving is given without ``--inference``."""
+    given = part(request, ServingOptions)
+    asked = [
+        option(FitRequest, name).flags[0] for name, value in given.items() if value is not None
+    ]
+    if asked:
+        raise InputError(f"{', '.join(asked)}: needs --inference")
 
 
 def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, Assessment, str]:
@@ -223,6 +234,3 @@ def _with_batch(question: AssumedScenario, batch: int) -> AssumedScenario:
     kept = [a for a in question.assumptions if not a.startswith("global_batch_size")]
     note = f"global_batch_size {batch} (default: the smallest that keeps every rank busy)"
     return AssumedScenario(replace(scenario, workload=workload), (*kept, note))
-
-
-__all__ = ["Scenario", "fit", "plan"]

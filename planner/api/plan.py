@@ -13,7 +13,7 @@ from planner.answer.answers import PlanAnswer
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
 from planner.request.constraints import parse_requirements, require_consistent
-from planner.request.module_trace import is_module
+from planner.request.module_trace import is_module, refuse_inputs
 from planner.request.objectives import OBJECTIVES, Objective
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.recompute import without_list
@@ -191,12 +191,6 @@ def _refuse_for_modules(request: PlanRequest) -> None:
     if named:
         flag = option(PlanRequest, named[0]).flags[0]
         raise InputError(f"{flag} is not for module:package.path:factory")
-
-
-def refuse_inputs(inputs: Sequence[str] | None) -> None:
-    """Raise for what only a traced module is called with."""
-    if inputs:
-        raise InputError(f"--input {inputs[0]}: belongs to module:package.path:factory")
 
 
 def _fixed(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:

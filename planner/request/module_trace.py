@@ -36,6 +36,12 @@ def refuse_for_modules(model: str, output: Path | None, *, explain: bool = False
         )
 
 
+def refuse_inputs(inputs: Sequence[str] | None) -> None:
+    """Raise for what only a traced module is called with."""
+    if inputs:
+        raise InputError(f"--input {inputs[0]}: belongs to module:package.path:factory")
+
+
 def trace(
     name: str, *, precision: str, device: str, inputs: Sequence[str] | None = None
 ) -> TracedModule:

@@ -20,7 +20,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import dashed, declared
 from hardware_profiles.software.serving_engine import serving_engine
-from planner.request.requests import FitRequest, ServingOptions, option, part
+from planner.request.requests import FitRequest, ServingOptions
 from planner.request.scenario import (
     DEFAULT_SEQ_LEN,
     MAX_BATCH,
@@ -49,16 +49,6 @@ def refuse_training_options(request: FitRequest) -> None:
             f"--inference and {', '.join(asked)}: only training has "
             f"{'them' if len(asked) > 1 else 'that'}; leave out one or the other"
         )
-
-
-def refuse_serving_options(request: FitRequest) -> None:
-    """Raise where an option of serving is given without ``--inference``."""
-    given = part(request, ServingOptions)
-    asked = [
-        option(FitRequest, name).flags[0] for name, value in given.items() if value is not None
-    ]
-    if asked:
-        raise InputError(f"{', '.join(asked)}: needs --inference")
 
 
 def build_serving(

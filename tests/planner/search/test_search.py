@@ -163,7 +163,7 @@ def test_an_illegal_pin_is_explained_by_its_rule() -> None:
 
 
 def test_a_pin_that_leaves_no_candidate_says_so() -> None:
-    from planner.api.fit import plan
+    from planner.api.plan import plan
 
     with pytest.raises(NoLegalPlanError) as caught:
         plan("llama-3.2-1b", "8xA100-80GB", fix="tp=3", seq_len=128)
