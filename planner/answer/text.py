@@ -446,6 +446,7 @@ def placed_words(placed: PlacedPlan) -> str:
 def _talk(place: AxisPlace) -> str:
     """Say where the groups of an axis talk, and where they would in the usual order.
 
+    >>> from planner.refinement.placement import AxisPlace
     >>> _talk(AxisPlace("tensor", 2, 1.25e9, "PCIe switch", 25e9, "UPI", 5e9))
     'tensor groups of 2 (1.25 GB a step) talk over PCIe switch, 25 GB/s, instead of UPI, 5 GB/s'
     """
