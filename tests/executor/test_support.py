@@ -14,8 +14,7 @@ from cost_models.legality.executor_limits import TRAINED
 from cost_models.legality.executor_proofs import unproven
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Precision
-from executor import support
-from executor.model import stage as models
+from executor import dtypes, support
 from executor.model.families import FAMILIES
 from hardware_profiles.errors import InputError
 from tests.executor.tiny import tiny
@@ -116,7 +115,7 @@ def test_another_family_is_refused_with_those_that_run():
 
 def test_the_list_is_that_of_the_models():
     assert sorted(FAMILIES) == sorted(support.FAMILIES)
-    assert sorted(models.MASTER_DTYPE) == sorted(TRAINED["precision"])
+    assert sorted(dtypes.MASTER_DTYPE) == sorted(TRAINED["precision"])
     assert set(TRAINED["precision"]) < set(get_args(Precision))
 
 
