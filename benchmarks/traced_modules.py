@@ -120,18 +120,18 @@ def traced(name: str, precision: str) -> dict[str, Any]:
     """Trace one of the modules here, as the planner has it traced."""
     from executor.trace.trace import trace
 
-    return trace(f"module:{__name__}:{name}", precision=precision, typed=INPUTS[name])  # type: ignore[arg-type]
+    return trace(f"module:{__name__}:{name}", precision=precision, input_shapes=INPUTS[name])  # type: ignore[arg-type]
 
 
 def trained(rank: int, name: str, plan: Plan, precision: str, steps: int = 3) -> dict[str, Any]:
     """Train a few steps on one rank; return what the tracker saw in the last one."""
     from executor.counters.live_tensors import MemoryTracker
-    from executor.trace.module_inputs import parse_shape
+    from executor.trace.module_inputs import parse_input_shape
     from executor.trace.module_trainer import ModuleTrainer
 
     trainer = ModuleTrainer(globals()[name], plan, precision=precision)  # type: ignore[arg-type]
     rows = plan.global_batch_size
-    batch = {shape.name: shape.tensor(rows) for shape in map(parse_shape, INPUTS[name])}
+    batch = {shape.name: shape.tensor(rows) for shape in map(parse_input_shape, INPUTS[name])}
     torch.backends.mkldnn.enabled = name != "lstm"  # its fused kernel's workspace is not traced
     for _ in range(steps - 1):
         trainer.step(batch)

@@ -97,7 +97,7 @@ def _trace(options: argparse.Namespace) -> int:
     found = trace(
         options.module,
         precision=options.precision,
-        typed=options.input,
+        input_shapes=options.input,
         device=options.device,
     )
     print(json.dumps(found, allow_nan=False))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from executor.compat import watching_collectives
+from executor.compat import observing_collectives
 
 BACKGROUND_THREAD: Final = "checkpoint"  # thread whose collectives are not part of a step
 
@@ -66,7 +66,7 @@ class ActivityLog:
         def wait(change: int) -> None:
             self.waits += change
 
-        with watching_collectives(self.record, wait):
+        with observing_collectives(self.record, wait):
             yield
 
 

@@ -28,8 +28,8 @@ from transformers import (
     PreTrainedConfig,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as turn_in_fp32
-from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as turn_neighbours
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as rotate_in_fp32
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
@@ -53,27 +53,27 @@ __all__ = [
     "cuda_flash_backward",
     "cuda_masked",
     "cuda_masked_backward",
+    "default_store",
     "end_backward",
     "fake_world",
+    "foreach_multiply_",
     "grouped_mm",
     "hugging_face_config",
     "in_backward",
-    "in_fused_step",
-    "multiply_each_",
+    "observing_collectives",
     "operation_of",
+    "outside_fake_mode",
     "parameter_groups",
+    "propagating_global_shapes",
     "ranks_of_group",
-    "really",
     "reduce_scatter",
     "replicate",
+    "rotate_adjacent",
+    "rotate_in_fp32",
     "scaled_matmul",
-    "shadows",
-    "store_of_the_world",
-    "turn_in_fp32",
-    "turn_neighbours",
+    "set_fused_step_inputs",
     "unset_fake_temporarily",
     "version_of",
-    "watching_collectives",
 ]
 
 # torch 2.13 renamed them and warns of the old names
@@ -121,7 +121,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return version
 
 
-multiply_each_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
+foreach_multiply_ = torch._foreach_mul_  # one kernel for many tensors on a GPU
 
 
 _OpType: Any = torch._C._distributed_c10d.OpType
@@ -146,7 +146,7 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def in_fused_step(
+def set_fused_step_inputs(
     optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None, factor: torch.Tensor | None
 ) -> None:
     """Have the next step of a fused optimizer multiply the gradients with ``factor`` as it goes.
@@ -190,7 +190,7 @@ COLLECTIVE_METHODS: Final = {
 
 
 @contextmanager
-def watching_collectives(
+def observing_collectives(
     enter: Callable[[str, str, int | None], None], wait: Callable[[int], None]
 ) -> Iterator[None]:
     """Call ``enter(group name, kind, peer)`` before each collective that Python starts meanwhile.
@@ -246,7 +246,7 @@ def set_timeout(timeout: datetime.timedelta) -> None:
     dist.distributed_c10d._set_pg_timeout(timeout)
 
 
-def store_of_the_world() -> Any:
+def default_store() -> Any:
     """Return where all ranks can leave words for each other, for a thread of its own."""
     return dist.distributed_c10d._get_default_store().clone()
 
@@ -351,7 +351,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def really(function: Any) -> Any:
+def outside_fake_mode(function: Any) -> Any:
     """Return a function that makes real tensors in a fake world, such as those on ``meta``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -362,7 +362,7 @@ def really(function: Any) -> Any:
 
 
 @contextmanager
-def shadows(casts: Callable[[bool], None]) -> Iterator[None]:
+def propagating_global_shapes(casts: Callable[[bool], None]) -> Iterator[None]:
     """Call ``casts(True)`` before, ``casts(False)`` after DTensor works out a global shape.
 
     It does so on tensors of that shape; inside a FakeTensorMode they are that mode's own.

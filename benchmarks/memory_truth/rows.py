@@ -9,7 +9,7 @@ from benchmarks.memory_truth.cases import Case
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.observed import with_predicted_names
 from executor.counters.memory_peak import MemoryPeak
-from executor.verify.rehearsal import EMBEDDING, HEAD, LOSS, rehearsed
+from executor.verify.rehearsal import EMBEDDING, HEAD, LOSS, rehearse
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 
@@ -21,7 +21,7 @@ def rows_of(file: PlanFile) -> list[dict[str, Any]]:
 
 def row_of(case: Case) -> dict[str, Any]:
     """Rehearse a case; return both peaks, their parts and their moments."""
-    peak = rehearsed(case.file, case.rank, documents=case.file.workload.document_mask)
+    peak = rehearse(case.file, case.rank, documents=case.file.workload.document_mask)
     predicted = case.prediction
     bytes_ = predicted["allocated_bytes"]
     return {

@@ -21,7 +21,7 @@ from executor.data.token_file import (
     VERSION,
     Header,
     TokenFile,
-    Writer,
+    TokenFileWriter,
     new_token_file,
     open_token_file,
     smallest_dtype,
@@ -38,7 +38,7 @@ _NO_TOKENS: Final = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TokenizationOptions:
     """How documents are read."""
 
     vocabulary: Vocabulary
@@ -47,24 +47,26 @@ class Reading:
     skip_bad_rows: bool = False
 
 
-def build(files: Sequence[Path], reading: Reading, path: Path, *, force: bool = False) -> Header:
+def build(
+    files: Sequence[Path], tokenization: TokenizationOptions, path: Path, *, force: bool = False
+) -> Header:
     """Write the documents of files to a token file."""
     progress = _Progress()
-    dtype = smallest_dtype(reading.vocab_size)
+    dtype = smallest_dtype(tokenization.vocab_size)
     with new_token_file(path, dtype, force=force) as writer:
         for file in files:
             try:
-                _add_file(file, reading, writer, progress)
+                _add_file(file, tokenization, writer, progress)
             except OSError as error:
                 raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
         if not writer.documents:
             names = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
             skipped = f" ({writer.skipped:,} rows were skipped)" if writer.skipped else ""
             raise InputError(f"{names}: is empty{skipped}: no document with text")
-        return writer.finish(reading.vocabulary)
+        return writer.finish(tokenization.vocabulary)
 
 
-def cached(files: Sequence[Path], reading: Reading) -> TokenFile:
+def cached(files: Sequence[Path], tokenization: TokenizationOptions) -> TokenFile:
     """Return the tokens of files from the user's cache, where they are put the first time.
 
     All processes of a machine share them: one makes them while the others wait.
@@ -75,7 +77,7 @@ def cached(files: Sequence[Path], reading: Reading) -> TokenFile:
             f"{files[0]}{' and others' * (len(files) > 1)}: {size:,} bytes of documents (a run "
             f"tokenizes at most {MAX_BYTES:,} by itself; tokenize them once: shardplan tokenize)"
         )
-    path = cache_folder() / "tokens" / f"{_key(files, reading)}.bin"
+    path = cache_folder() / "tokens" / f"{_key(files, tokenization)}.bin"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
@@ -86,7 +88,7 @@ def cached(files: Sequence[Path], reading: Reading) -> TokenFile:
                     os.utime(path)
                     return found
             _drop_unused(path.parent)
-            build(files, reading, path, force=True)
+            build(files, tokenization, path, force=True)
     except OSError as error:
         raise InputError(
             f"{path.parent}: tokens cannot be kept there: {error.strerror or error}. "
@@ -104,31 +106,33 @@ def _drop_unused(folder: Path) -> None:
                 file.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def _key(files: Sequence[Path], reading: Reading) -> str:
+def _key(files: Sequence[Path], tokenization: TokenizationOptions) -> str:
     """Name the files as they are now and how they are read."""
     stats = [(str(file.resolve()), file.stat()) for file in files]
     parts = [
         VERSION,
         [[name, found.st_size, found.st_mtime_ns, found.st_ino] for name, found in stats],
-        reading.vocabulary.fingerprint,
-        reading.vocab_size,
-        reading.text_field,
-        reading.skip_bad_rows,
+        tokenization.vocabulary.fingerprint,
+        tokenization.vocab_size,
+        tokenization.text_field,
+        tokenization.skip_bad_rows,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _add_file(file: Path, reading: Reading, writer: Writer, progress: _Progress) -> None:
+def _add_file(
+    file: Path, tokenization: TokenizationOptions, writer: TokenFileWriter, progress: _Progress
+) -> None:
     """Add the documents of one file; a bad row is skipped or raised."""
     spoilt = False  # the document at hand
-    for piece, tokens in _tokenized(file, reading):
+    for piece, tokens in _tokenized(file, tokenization):
         progress(file, writer.count)
         if isinstance(piece, BadRow):
             problem: BadRow | None = piece
         else:
-            problem = None if spoilt else _unknown_token(file, piece, tokens, reading)
+            problem = None if spoilt else _unknown_token(file, piece, tokens, tokenization)
         if problem is not None:
-            if not reading.skip_bad_rows:
+            if not tokenization.skip_bad_rows:
                 raise problem
             writer.take_back()
             spoilt = isinstance(piece, Piece) and not piece.last
@@ -137,18 +141,20 @@ def _add_file(file: Path, reading: Reading, writer: Writer, progress: _Progress)
         if not spoilt:
             writer.add(tokens)
             if piece.last:
-                writer.end(_end(piece, tokens, reading.vocabulary))
+                writer.end(_end(piece, tokens, tokenization.vocabulary))
         spoilt = spoilt and not piece.last
 
 
-def _tokenized(file: Path, reading: Reading) -> Iterator[tuple[Piece | BadRow, Tokens]]:
+def _tokenized(
+    file: Path, tokenization: TokenizationOptions
+) -> Iterator[tuple[Piece | BadRow, Tokens]]:
     """Yield the rows of a file with their tokens; texts are tokenized many at a time."""
     waiting: list[Piece | BadRow] = []
     characters = 0
 
     def flush() -> Iterator[tuple[Piece | BadRow, Tokens]]:
         texts = [row.content for row in waiting if isinstance(row, Piece)]
-        encoded = iter(reading.vocabulary.encode([t for t in texts if isinstance(t, str)]))
+        encoded = iter(tokenization.vocabulary.encode([t for t in texts if isinstance(t, str)]))
         for row in waiting:
             if isinstance(row, BadRow):
                 yield row, _NO_TOKENS
@@ -156,8 +162,8 @@ def _tokenized(file: Path, reading: Reading) -> Iterator[tuple[Piece | BadRow, T
                 yield row, next(encoded) if isinstance(row.content, str) else row.content
         waiting.clear()
 
-    for row in rows_of(file, reading.text_field):
-        if isinstance(row, BadRow) and not reading.skip_bad_rows:
+    for row in rows_of(file, tokenization.text_field):
+        if isinstance(row, BadRow) and not tokenization.skip_bad_rows:
             yield from flush()  # what comes before it is looked at first
             raise row
         waiting.append(row)
@@ -168,11 +174,13 @@ def _tokenized(file: Path, reading: Reading) -> Iterator[tuple[Piece | BadRow, T
     yield from flush()
 
 
-def _unknown_token(file: Path, piece: Piece, tokens: Tokens, reading: Reading) -> BadRow | None:
-    if not len(tokens) or (largest := int(tokens.max())) < reading.vocab_size:
+def _unknown_token(
+    file: Path, piece: Piece, tokens: Tokens, tokenization: TokenizationOptions
+) -> BadRow | None:
+    if not len(tokens) or (largest := int(tokens.max())) < tokenization.vocab_size:
         return None
-    problem = f"token {largest:,} (vocab_size = {reading.vocab_size:,} allows 0 to "
-    return BadRow(file, piece.place, f"{problem}{reading.vocab_size - 1:,})")
+    problem = f"token {largest:,} (vocab_size = {tokenization.vocab_size:,} allows 0 to "
+    return BadRow(file, piece.place, f"{problem}{tokenization.vocab_size - 1:,})")
 
 
 def _end(piece: Piece, tokens: Tokens, vocabulary: Vocabulary) -> int | None:
@@ -184,7 +192,7 @@ def _end(piece: Piece, tokens: Tokens, vocabulary: Vocabulary) -> int | None:
 
 
 class _Progress:
-    """Tells on stderr how far a long reading is."""
+    """Tells on stderr how far a long tokenization is."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()

@@ -16,7 +16,7 @@ import numpy as np
 
 from executor.config.data_options import SYNTHETIC
 from executor.data.order import Indices, Mixture, epochs, key_of
-from executor.data.packing import IGNORED, Row, Samples
+from executor.data.packing import IGNORED, Samples, TokenSequence
 from hardware_profiles.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SYNTHETIC_VOCABULARY: Final = 512  # tokens that it uses at most: more are not l
 
 # An objective that is not "predict the next token" makes its own row of a sample; the generator's
 # state depends on the seed and the place of the sample alone.
-Objective = Callable[[Row, np.random.Generator], Row]
+Objective = Callable[[TokenSequence, np.random.Generator], TokenSequence]
 
 
 class Corpus(ABC):
@@ -96,7 +96,7 @@ class Corpus(ABC):
         """Return which samples stand at some places."""
 
     @abstractmethod
-    def _rows(self, samples: Any, here: slice) -> list[Row]:
+    def _rows(self, samples: Any, here: slice) -> list[TokenSequence]:
         """Return the rows of some of the samples."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class Corpus(ABC):
             rows.start,
         )
 
-    def _with_objective(self, row: Row, place: int) -> Row:
+    def _with_objective(self, row: TokenSequence, place: int) -> TokenSequence:
         assert self.objective is not None
         return self.objective(row, np.random.default_rng(key_of("objective", self.seed, place)))
 
@@ -191,7 +191,7 @@ class TokenCorpus(Corpus):
             found[here] = first + epochs(inner[here], int(end - first), seed)
         return found
 
-    def _rows(self, samples: Indices, here: slice) -> list[Row]:
+    def _rows(self, samples: Indices, here: slice) -> list[TokenSequence]:
         return [self.parts[part].row(int(sample)) for part, sample in self._located(samples[here])]
 
     def _counted(self, samples: Indices) -> int:
@@ -227,10 +227,10 @@ class MarkovCorpus(Corpus):
         kind = "train" if shuffled else "evaluation"
         return [key_of(kind, self.seed, int(place)) for place in places]
 
-    def _rows(self, samples: list[int], here: slice) -> list[Row]:
+    def _rows(self, samples: list[int], here: slice) -> list[TokenSequence]:
         return [self._row(np.random.default_rng(key)) for key in samples[here]]
 
-    def _row(self, random: np.random.Generator) -> Row:
+    def _row(self, random: np.random.Generator) -> TokenSequence:
         choices = random.choice(len(SUCCESSORS), size=self.seq_len + 1, p=SUCCESSORS).tolist()
         token = int(random.integers(0, self.vocab_size))
         successors, tokens = self.successors.tolist(), [token]
@@ -238,7 +238,7 @@ class MarkovCorpus(Corpus):
             token = successors[token][choice]
             tokens.append(token)
         found = np.array(tokens, dtype=np.int64)
-        return Row(found[:-1], found[1:])
+        return TokenSequence(found[:-1], found[1:])
 
     def _counted(self, samples: list[int]) -> int:
         return len(samples) * self.seq_len

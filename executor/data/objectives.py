@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from executor.data.corpus import Objective
-from executor.data.packing import IGNORED, Row
+from executor.data.packing import IGNORED, TokenSequence
 
 # of the tokens that are to be predicted (Devlin et al., arXiv:1810.04805, sec. 3.1)
 CHOSEN: Final = 0.15
@@ -23,7 +23,7 @@ class MaskedTokens:
     vocab_size: int
     mask_token: int
 
-    def __call__(self, row: Row, random: np.random.Generator) -> Row:
+    def __call__(self, row: TokenSequence, random: np.random.Generator) -> TokenSequence:
         """Return the row with hidden tokens."""
         real = _real(row)
         chosen = real & (random.random(len(real)) < CHOSEN)
@@ -34,7 +34,7 @@ class MaskedTokens:
         inputs = np.where(chosen & (fate < HIDDEN), self.mask_token, row.inputs)
         replaced = chosen & (fate >= HIDDEN) & (fate < HIDDEN + RANDOM)
         inputs = np.where(replaced, any_token, inputs)
-        return Row(inputs, np.where(chosen, row.inputs, IGNORED), row.starts)
+        return TokenSequence(inputs, np.where(chosen, row.inputs, IGNORED), row.starts)
 
 
 def masked_tokens(vocab_size: int, mask_token: int) -> Objective:
@@ -58,7 +58,7 @@ class CorruptedSpans:
 
     sentinel: int
 
-    def __call__(self, row: Row, random: np.random.Generator) -> Row:
+    def __call__(self, row: TokenSequence, random: np.random.Generator) -> TokenSequence:
         """Return the source as inputs and the target as labels, each of the row's length."""
         size = len(row.inputs)
         tokens = row.inputs[: int(_real(row).sum())]
@@ -67,7 +67,7 @@ class CorruptedSpans:
             source, target = self._split(tokens, random)
             target = target[:size]  # of two tokens at most it would be longer
             inputs[: len(source)], labels[: len(target)] = source, target
-        return Row(inputs, labels)
+        return TokenSequence(inputs, labels)
 
     def _split(
         self, tokens: np.ndarray, random: np.random.Generator
@@ -110,7 +110,7 @@ def _composition(total: int, parts: int, random: np.random.Generator) -> np.ndar
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def _real(row: Row) -> np.ndarray:
+def _real(row: TokenSequence) -> np.ndarray:
     """Return which tokens belong to a document: what fills a sequence up follows them all."""
     counted = np.flatnonzero(row.labels != IGNORED)
     end = counted[-1] + 2 if len(counted) else 0  # the last label is the token behind it

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from executor.config.data_options import PACKINGS, SYNTHETIC, DataOptions
-from executor.data.build import Reading, cached
+from executor.data.build import TokenizationOptions, cached
 from executor.data.corpus import Corpus, MarkovCorpus, TokenCorpus
 from executor.data.objectives import corrupted_spans, masked_tokens, span_sizes
 from executor.data.packing import Samples
@@ -85,9 +85,13 @@ def _open(options: DataOptions, vocab_size: int, seq_len: int, seed: int) -> Cor
             f"data = {', '.join(options.sources)}: a weight (PATH:0.7) for every source or for none"
         )
     vocabulary = open_vocabulary(options.tokenizer)
-    reading = Reading(vocabulary, vocab_size, options.text_field, options.skip_bad_rows)
+    tokenization = TokenizationOptions(
+        vocabulary, vocab_size, options.text_field, options.skip_bad_rows
+    )
     shape = (seq_len, options.packing, vocab_size)
-    groups = [[Samples(file, *shape) for file in _token_files(path, reading)] for path, _ in named]
+    groups = [
+        [Samples(file, *shape) for file in _token_files(path, tokenization)] for path, _ in named
+    ]
     return TokenCorpus(
         " + ".join(options.sources), groups, seed, weights if len(weights) > 1 else None
     )
@@ -107,23 +111,23 @@ def _weighted(source: str) -> tuple[str, float | None]:
     return path, weight
 
 
-def _token_files(source: str, reading: Reading) -> list[TokenFile]:
+def _token_files(source: str, tokenization: TokenizationOptions) -> list[TokenFile]:
     """Return the token files of a source: those that are there, and one of all its documents."""
     files = files_of(source)
     ready = [open_token_file(file) for file in files if file.suffix in TOKEN_SUFFIXES]
     for file in ready:
-        _check_vocabulary(file, reading.vocabulary)
+        _check_vocabulary(file, tokenization.vocabulary)
     documents = [file for file in files if file.suffix not in TOKEN_SUFFIXES]
     if not documents:
         return ready
-    bytes_are_tokens = reading.vocabulary.fingerprint == "bytes"
+    bytes_are_tokens = tokenization.vocabulary.fingerprint == "bytes"
     has_text = any(file.suffix in TEXT_SUFFIXES for file in documents)
-    if bytes_are_tokens and has_text and reading.vocab_size < BYTE_VALUES:
+    if bytes_are_tokens and has_text and tokenization.vocab_size < BYTE_VALUES:
         raise InputError(
-            f"vocab_size = {reading.vocab_size} (byte tokens need at least {BYTE_VALUES}; name a "
-            f"tokenizer, or use {SYNTHETIC} data)"
+            f"vocab_size = {tokenization.vocab_size} (byte tokens need at least {BYTE_VALUES}; "
+            f"specify a tokenizer, or use {SYNTHETIC} data)"
         )
-    return [replace(cached(documents, reading), source=source), *ready]
+    return [replace(cached(documents, tokenization), source=source), *ready]
 
 
 def _check_vocabulary(file: TokenFile, vocabulary: Vocabulary) -> None:

@@ -24,7 +24,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Row:
+class TokenSequence:
     """One sequence of a batch, see ``batch.Batch``."""
 
     inputs: Numbers  # (seq_len,)
@@ -50,7 +50,7 @@ class Samples:
                 f"{seq_len + 1:,}; --packing none fills sequences up)"
             )
 
-    def row(self, sample: int) -> Row:
+    def row(self, sample: int) -> TokenSequence:
         """Return a sample."""
         first, stop = (int(bound) for bound in self._bounds(np.array([sample]))[:, 0])
         tokens = np.asarray(self.file.tokens[first:stop]).astype(np.int64)
@@ -62,13 +62,13 @@ class Samples:
         inputs[:length] = tokens[:length]
         labels[: len(tokens) - 1] = tokens[1:]
         if self.packing != "documents":
-            return Row(inputs, labels)
+            return TokenSequence(inputs, labels)
         ends = self._ends(first, first + self.seq_len)
         labels[ends - 1] = IGNORED
         begins = np.zeros(self.seq_len, dtype=np.int64)
         inner = ends[ends < self.seq_len]
         begins[inner] = inner
-        return Row(inputs, labels, np.maximum.accumulate(begins))
+        return TokenSequence(inputs, labels, np.maximum.accumulate(begins))
 
     def counted(self, samples: Indices) -> int:
         """Return how many labels of some samples count, without reading them."""

@@ -77,7 +77,7 @@ def smallest_dtype(size: int) -> str:
     return next(name for name, width in DTYPES.items() if size <= 2 ** (8 * width))
 
 
-class Writer:
+class TokenFileWriter:
     """Writes a token file document by document; memory does not grow with it.
 
     A document can be taken back until the next one begins.
@@ -149,7 +149,7 @@ class Writer:
 
 
 @contextlib.contextmanager
-def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[Writer]:
+def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[TokenFileWriter]:
     """Give a writer to a file that appears, whole, when the caller is done; else nothing stays."""
     if path.exists() and not force:
         raise InputError(f"{path}: exists already (--force replaces it)")
@@ -159,7 +159,7 @@ def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[W
             tempfile.TemporaryFile(dir=path.parent) as ends,
         ):
             try:
-                yield Writer(data, ends, dtype)
+                yield TokenFileWriter(data, ends, dtype)
                 data.flush()
                 os.fsync(data.fileno())
                 os.umask(umask := os.umask(0))

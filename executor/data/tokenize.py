@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.data.build import Reading, build
+from executor.data.build import TokenizationOptions, build
 from executor.data.sources import TOKEN_SUFFIXES, files_of
 from executor.data.token_file import Header
 from executor.data.vocabulary import open_vocabulary
@@ -35,5 +35,5 @@ def tokenize(
             raise InputError(f"{file}: holds tokens already (text, JSONL or Parquet expected)")
     vocabulary = open_vocabulary(tokenizer)
     allowed = vocabulary.size if vocab_size is None else vocab_size
-    reading = Reading(vocabulary, allowed, text_field, skip_bad_rows)
-    return build(files, reading, output, force=force)
+    tokenization = TokenizationOptions(vocabulary, allowed, text_field, skip_bad_rows)
+    return build(files, tokenization, output, force=force)

@@ -160,7 +160,7 @@ class _TorchrunOutput:
         code = started.wait()
         if not self.has_rank_0 and code == 0:
             return None
-        if self.answers and (code == 0 or self.relay.heard is not None):
+        if self.answers and (code == 0 or self.relay.received is not None):
             return self.answers[0]
         raise self._failure() or self._unknown(code)
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from executor.activity import ACTIVITY, ActivityLog, CollectiveCall
-from executor.compat import ranks_of_group, set_timeout, store_of_the_world
+from executor.compat import default_store, ranks_of_group, set_timeout
 from executor.launch.hang_report import HANG, HangReport, explain_hang
 from executor.parallel.mesh import UNLIMITED, connect, local_device
 from executor.processes.reporter import Reporter
@@ -75,7 +75,7 @@ class Watchdog:
         self.grace = 2 * self.poll + 2.0  # for the other ranks to notice and to answer
         self.main = threading.get_ident()
         self.axes: dict[tuple[int, ...], str] = {}  # by ranks of the process group
-        self.store = store_of_the_world()
+        self.store = default_store()
         self.store.set(f"watchdog/process/{self.rank}", f"process {os.getpid()}, {platform.node()}")
         self.ended = threading.Event()
         self.talks = ThreadPoolExecutor(1)  # the store itself may hang

@@ -99,7 +99,7 @@ class Heartbeat:
         self.others = [rank for rank in members if rank != rendezvous.nodes.rank]
         self.over: str | None = None  # why the attempt ended elsewhere
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._beat, daemon=True, name="pulse")
+        self.thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
 
     def __enter__(self) -> Heartbeat:
         self.thread.start()
@@ -111,7 +111,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         rendezvous, rank = self.rendezvous, self.rendezvous.nodes.rank
-        heard: dict[int, tuple[Any, float]] = {}
+        last_beats: dict[int, tuple[Any, float]] = {}
         beats = 0
         while not self.stopped.wait(BEAT_SECONDS):
             try:
@@ -119,7 +119,7 @@ class Heartbeat:
                 rendezvous.publish(f"{self.attempt}/beat/{rank}", beats)
                 reason = rendezvous.read(f"{self.attempt}/over")
                 if reason is None and rendezvous.is_leader:
-                    reason = self._lost(heard) or self._back()
+                    reason = self._lost(last_beats) or self._back()
             except RunError as error:
                 reason = str(error)
             if reason is not None:
@@ -127,14 +127,14 @@ class Heartbeat:
                 self.end()
                 return
 
-    def _lost(self, heard: dict[int, tuple[Any, float]]) -> str | None:
+    def _lost(self, last_beats: dict[int, tuple[Any, float]]) -> str | None:
         """Return a description of a node that has been silent for too long."""
         now = time.monotonic()
         for rank in self.others:
             beat = self.rendezvous.read(f"{self.attempt}/beat/{rank}")
-            if rank not in heard or heard[rank][0] != beat:
-                heard[rank] = beat, now
-            elif now - heard[rank][1] > SILENCE_SECONDS:
+            if rank not in last_beats or last_beats[rank][0] != beat:
+                last_beats[rank] = beat, now
+            elif now - last_beats[rank][1] > SILENCE_SECONDS:
                 return f"node {rank} does not answer"
         return None
 

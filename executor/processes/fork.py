@@ -31,7 +31,7 @@ from hardware_profiles.errors import InputError, RunError, ShardplanError
 GRACE_SECONDS: Final = 1.5  # for other ranks to report an earlier failure and to end
 PR_SET_PDEATHSIG: Final = 1  # Linux: signal sent to a process when its parent ends
 _to_parent: list[Connection] = []  # in a forked process: pipe to the parent
-_heard: list[StopSignals] = []  # in a forked process with signal handlers
+_installed: list[StopSignals] = []  # in a forked process with signal handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def fail(error: ShardplanError) -> None:
 
 def stop_signals() -> StopSignals | None:
     """Return the signal handlers of this forked process."""
-    return _heard[0] if _heard else None
+    return _installed[0] if _installed else None
 
 
 def _start(job: ForkedTask) -> tuple[list[BaseProcess], list[Connection]]:
@@ -127,7 +127,7 @@ def _work(pipe: Connection, rank: int, job: ForkedTask, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if job.stop_signals is not None:
-        _heard[:] = [StopSignals(job.stop_signals)]
+        _installed[:] = [StopSignals(job.stop_signals)]
     end_with_parent(parent)
     _to_parent[:] = [pipe]
     if sys.platform == "linux":

@@ -39,8 +39,8 @@ class StopSignals:
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
-        self.heard: int | None = None
-        self.heard_at = 0.0
+        self.received: int | None = None
+        self.received_at = 0.0
         self.tell: Callable[[], None] = _nothing  # called once, in a thread
         ours, kernels = socket.socketpair()
         kernels.setblocking(False)
@@ -53,20 +53,20 @@ class StopSignals:
     def on_signal(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` at the first signal, or now if one was received."""
         self.tell = tell
-        if self.heard is not None:
+        if self.received is not None:
             tell()
 
     def _listen(self, ours: socket.socket) -> None:
         while received := ours.recv(1):
             if received[0] in self.numbers:
-                self._hear(received[0])
+                self._on_number(received[0])
 
-    def _hear(self, number: int) -> None:
+    def _on_number(self, number: int) -> None:
         now = time.monotonic()
-        if self.heard is None:
-            self.heard, self.heard_at = number, now
+        if self.received is None:
+            self.received, self.received_at = number, now
             self.tell()
-        elif now - self.heard_at > REPEAT_SECONDS:
+        elif now - self.received_at > REPEAT_SECONDS:
             os._exit(128 + number)
 
 
@@ -80,12 +80,12 @@ class Relay:
         self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
         self.ranks = ranks
         self.processes: dict[int, int] = {}  # by rank
-        self.heard: int | None = None
-        self.heard_at = 0.0
+        self.received: int | None = None
+        self.received_at = 0.0
         self.own = os.getpid()
 
     def __enter__(self) -> Relay:
-        self.before = {n: signal.signal(n, self._hear) for n in self.numbers}
+        self.before = {n: signal.signal(n, self._on_number) for n in self.numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,23 +95,23 @@ class Relay:
     def add(self, rank: int, process: int) -> None:
         """Register a rank that handles signals, possibly a restarted one."""
         self.processes[rank] = process
-        if self.heard is not None:
-            _send(process, self.heard)
+        if self.received is not None:
+            _send(process, self.received)
 
     def kill(self) -> None:
         """End all ranks at once."""
         for process in self.processes.values():
             _send(process, signal.SIGKILL)
 
-    def _hear(self, number: int, _: object) -> None:
+    def _on_number(self, number: int, _: object) -> None:
         if os.getpid() != self.own:  # a rank that was just forked
             return
         now = time.monotonic()
-        if self.heard is None and len(self.processes) == self.ranks:
-            self.heard, self.heard_at = number, now
+        if self.received is None and len(self.processes) == self.ranks:
+            self.received, self.received_at = number, now
             for process in self.processes.values():
                 _send(process, number)
-        elif self.heard is None or now - self.heard_at > REPEAT_SECONDS:
+        elif self.received is None or now - self.received_at > REPEAT_SECONDS:
             raise KeyboardInterrupt
 
 

@@ -63,22 +63,22 @@ def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
 def _live_bytes(timeline: Timeline, *, accumulates: bool) -> np.ndarray:
     """Live bytes after every operator; gradients stay, or are added up and freed at once."""
     change = np.zeros(len(timeline.operators) + 1)
-    for life in timeline.lives:
-        died = life.died
-        if life.gradient_of is not None:
-            died = life.born if accumulates else None
-        change[life.born] += life.bytes
-        if died is not None:
-            change[died + 1] -= life.bytes
+    for entry in timeline.storages:
+        freed = entry.freed
+        if entry.gradient_of is not None:
+            freed = entry.created if accumulates else None
+        change[entry.created] += entry.bytes
+        if freed is not None:
+            change[freed + 1] -= entry.bytes
     return np.cumsum(change)[:-1]
 
 
 def _gradients_before(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of parameters' gradients that were made before each operator: blocks', and outside."""
     in_blocks, outside = (np.zeros(len(timeline.operators) + 1) for _ in range(2))
-    for life in timeline.lives:
-        if life.gradient_of is not None:
-            (in_blocks if life.gradient_of else outside)[life.born + 1] += life.bytes
+    for entry in timeline.storages:
+        if entry.gradient_of is not None:
+            (in_blocks if entry.gradient_of else outside)[entry.created + 1] += entry.bytes
     return np.cumsum(in_blocks), np.cumsum(outside)
 
 
@@ -146,10 +146,10 @@ def _tensors_between(timelines: Sequence[Timeline], segment_of: list[int]) -> li
     [stretch, [stretches that read it], bytes, bytes a row, whether a gradient comes back]
     """
     first = timelines[0]
-    if any(len(other.lives) != len(first.lives) for other in timelines[1:]):
+    if any(len(other.storages) != len(first.storages) for other in timelines[1:]):
         raise InputError("it makes other tensors with another number of rows")
-    sizes = _lines([np.array([float(life.bytes) for life in t.lives]) for t in timelines])
-    written = {life.number: [life.born] for life in first.lives if not life.given}
+    sizes = _lines([np.array([float(entry.bytes) for entry in t.storages]) for t in timelines])
+    written = {entry.number: [entry.created] for entry in first.storages if not entry.is_input}
     for tick, number in first.writes:
         written.setdefault(number, []).append(tick)
     readers: dict[tuple[int, int], set[int]] = {}
@@ -158,6 +158,6 @@ def _tensors_between(timelines: Sequence[Timeline], segment_of: list[int]) -> li
         if before and segment_of[before[-1]] != segment_of[tick]:
             readers.setdefault((number, segment_of[before[-1]]), set()).add(segment_of[tick])
     return [
-        [maker, sorted(who), *sizes[number].tolist(), first.lives[number].floating]
+        [maker, sorted(who), *sizes[number].tolist(), first.storages[number].floating]
         for (number, maker), who in readers.items()
     ]

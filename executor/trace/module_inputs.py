@@ -40,7 +40,7 @@ Inputs = Callable[[int], dict[str, Tensor]]  # of so many rows
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class InputShape:
     """One argument: a dimension None is the number of rows."""
 
     name: str
@@ -57,7 +57,7 @@ class Shape:
         return f"{self.name}={self.dtype}[{sizes}]"
 
 
-def parse_shape(text: str) -> Shape:
+def parse_input_shape(text: str) -> InputShape:
     """Read one ``--input``.
 
     >>> str(parse_shape("x=float32[B, 3, 8]"))
@@ -75,15 +75,15 @@ def parse_shape(text: str) -> Shape:
             raise InputError(f"--input {text!r}: size {word!r} (must be B or a whole number)")
     if "B" not in words:
         raise InputError(f"--input {text!r}: no size is B, the rows of a micro-batch")
-    return Shape(name, dtype, tuple(None if word == "B" else int(word) for word in words))
+    return InputShape(name, dtype, tuple(None if word == "B" else int(word) for word in words))
 
 
 def inputs_of(
-    factory: Callable[..., Any], module: nn.Module, typed: Sequence[str]
+    factory: Callable[..., Any], module: nn.Module, input_shapes: Sequence[str]
 ) -> tuple[Inputs, list[str]]:
     """Return what makes the arguments for so many rows, and what was assumed on the way."""
-    if typed:
-        return _of_shapes([parse_shape(text) for text in typed]), []
+    if input_shapes:
+        return _of_shapes([parse_input_shape(text) for text in input_shapes]), []
     function = getattr(factory, FUNCTION, None) or getattr(
         sys.modules.get(getattr(factory, "__module__", "")), FUNCTION, None
     )
@@ -96,7 +96,7 @@ def inputs_of(
     return _of_shapes(shapes), [f"{said}; --input or {FUNCTION} say otherwise"]
 
 
-def _of_shapes(shapes: Sequence[Shape]) -> Inputs:
+def _of_shapes(shapes: Sequence[InputShape]) -> Inputs:
     return lambda rows: {shape.name: shape.tensor(rows) for shape in shapes}
 
 
@@ -110,7 +110,7 @@ def _of_function(function: Callable[[int], Any]) -> Inputs:
     return inputs
 
 
-def _guess(module: nn.Module) -> list[Shape]:
+def _guess(module: nn.Module) -> list[InputShape]:
     """Return the usual arguments of a Hugging Face module; none where it is something else."""
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     if config is None:
@@ -119,16 +119,16 @@ def _guess(module: nn.Module) -> list[Shape]:
     if main == "pixel_values":
         size = getattr(config, "image_size", None) or IMAGE_SIZE
         height, width = (size, size) if isinstance(size, int) else tuple(size)
-        shapes = [Shape(main, "float32", (None, config.num_channels, height, width))]
+        shapes = [InputShape(main, "float32", (None, config.num_channels, height, width))]
         if name.endswith("ForImageClassification"):
-            shapes.append(Shape("labels", "int64", (None,)))
+            shapes.append(InputShape("labels", "int64", (None,)))
         return shapes
     if main == "input_ids":
         length = min(getattr(config, "max_position_embeddings", None) or LONGEST, LONGEST)
-        shapes = [Shape(main, "int64", (None, length))]
+        shapes = [InputShape(main, "int64", (None, length))]
         if name.endswith(("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForTokenClassification")):
-            shapes.append(Shape("labels", "int64", (None, length)))
+            shapes.append(InputShape("labels", "int64", (None, length)))
         elif name.endswith("ForSequenceClassification"):
-            shapes.append(Shape("labels", "int64", (None,)))
+            shapes.append(InputShape("labels", "int64", (None,)))
         return shapes
     return []

@@ -38,7 +38,7 @@ Factory = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ParameterCounts:
     """What can be said of a module without running it."""
 
     parameters: int
@@ -62,12 +62,14 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
-def sizes(factory: Factory) -> Sizes:
+def count_parameters(factory: Factory) -> ParameterCounts:
     """Count the parameters, without memory for them where the factory asks for none itself."""
     with torch.device("meta"):
         module = module_of(factory)
     found = list(module.parameters())
-    return Sizes(sum(p.numel() for p in found), sum(p.numel() for p in found if p.requires_grad))
+    return ParameterCounts(
+        sum(p.numel() for p in found), sum(p.numel() for p in found if p.requires_grad)
+    )
 
 
 def check_plan(plan: Plan) -> None:

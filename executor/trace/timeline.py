@@ -1,4 +1,4 @@
-"""A module's forward and backward pass on fake tensors, operator by operator: what lives when.
+"""Storage lifetimes in a module's forward and backward pass on fake tensors, by operator.
 
 Follows tensor storages (as ``executor.counters.live_tensors`` does for a real step), which block of
 the module is at work, and what every operator computes and moves. Parameters and buffers are not
@@ -40,15 +40,15 @@ class Operator:
 
 
 @dataclass(slots=True)
-class Life:
-    """A storage, alive from the end of operator ``born`` to that of ``died``."""
+class TracedStorage:
+    """A storage, alive from the end of operator ``created`` to that of ``freed``."""
 
     bytes: int
-    born: int
+    created: int
     number: int  # among all, in the order of birth
     floating: bool  # numbers that a gradient belongs to
-    given: bool = False  # an argument of the module
-    died: int | None = None
+    is_input: bool = False  # an argument of the module
+    freed: int | None = None
     gradient_of: str | None = None  # the block of the parameter, where it is a gradient
 
 
@@ -58,7 +58,7 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.operators: list[Operator] = []
-        self.lives: list[Life] = []
+        self.storages: list[TracedStorage] = []
         # of the forward pass: the operator, and the storage or parameter that it reads or writes
         self.reads: list[tuple[int, int]] = []
         self.writes: list[tuple[int, int]] = []
@@ -67,7 +67,7 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
         self._module = module
         self._block = OUTSIDE
         self._done = False
-        self._live: dict[int, tuple[Any, Life | None]] = {}  # None: a parameter or buffer
+        self._live: dict[int, tuple[Any, TracedStorage | None]] = {}  # None: a parameter or buffer
         self._hooks: list[Any] = []
         self.parameters = list(module.parameters())
         self._parameters: dict[int, nn.Parameter] = {}
@@ -77,12 +77,12 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(tensor, nn.Parameter):
                 self._parameters[storage._cdata] = tensor
 
-    def keep(self, inputs: Iterable[Tensor]) -> None:
+    def add_inputs(self, inputs: Iterable[Tensor]) -> None:
         """Count tensors that exist before the first operator."""
         for tensor in inputs:
-            life = self._see(tensor, 0)
-            if life is not None:
-                life.given = True
+            entry = self._see(tensor, 0)
+            if entry is not None:
+                entry.is_input = True
 
     def __enter__(self) -> Timeline:
         for name, part in self._parts.items():
@@ -126,11 +126,11 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
         """Write down which storages an operator reads, and which of them it changes."""
         tick = len(self.operators)
         for key in read:
-            life = self._live.get(key, (None, None))[1]
-            if life is not None:
-                self.reads.append((tick, life.number))
+            entry = self._live.get(key, (None, None))[1]
+            if entry is not None:
+                self.reads.append((tick, entry.number))
                 if works and key in made:
-                    self.writes.append((tick, life.number))
+                    self.writes.append((tick, entry.number))
             elif key in self._parameters:
                 self.uses.append((tick, self._parameters[key]))
 
@@ -139,26 +139,28 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
         for parameter, block in block_of.items():
             if parameter.grad is not None:
                 key = parameter.grad.untyped_storage()._cdata
-                life = self._live.get(key, (None, None))[1]
-                if life is not None:
-                    life.gradient_of = block
+                entry = self._live.get(key, (None, None))[1]
+                if entry is not None:
+                    entry.gradient_of = block
 
-    def _see(self, tensor: Tensor, born: int) -> Life | None:
+    def _see(self, tensor: Tensor, created: int) -> TracedStorage | None:
         """Follow a storage that is new; return it."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
         if known is not None and known[0]() is storage:
             return None
-        life = Life(storage.nbytes(), born, len(self.lives), tensor.is_floating_point())
-        self.lives.append(life)
-        self._live[key] = (weakref.ref(storage, partial(self._freed, key, life)), life)
-        return life
+        entry = TracedStorage(
+            storage.nbytes(), created, len(self.storages), tensor.is_floating_point()
+        )
+        self.storages.append(entry)
+        self._live[key] = (weakref.ref(storage, partial(self._freed, key, entry)), entry)
+        return entry
 
-    def _freed(self, key: int, life: Life, _: Any) -> None:
+    def _freed(self, key: int, entry: TracedStorage, _: Any) -> None:
         if not self._done:
-            life.died = len(self.operators) - 1
-        if self._live.get(key, (None, None))[1] is life:
+            entry.freed = len(self.operators) - 1
+        if self._live.get(key, (None, None))[1] is entry:
             del self._live[key]
 
     def _enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:

@@ -38,7 +38,11 @@ Factory = Callable[[], nn.Module]
 
 
 def trace(
-    name: str, *, precision: Precision = "fp32", typed: Sequence[str] = (), device: str = "cpu"
+    name: str,
+    *,
+    precision: Precision = "fp32",
+    input_shapes: Sequence[str] = (),
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Trace ``module:package.path:factory``; ``device``: whose operators, cpu or cuda."""
     check_precision(precision)
@@ -46,7 +50,7 @@ def trace(
         factory = load_factory(name)
     with _one_line(name), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         module = _build(factory, fake, MASTER_DTYPE[precision])
-        inputs, notes = inputs_of(factory, module, typed)
+        inputs, notes = inputs_of(factory, module, input_shapes)
         parts = blocks(module)
         run = _Run(module, parts, inputs, precision, device)
         passes = {"none": pass_lines([run.timeline(rows) for rows in ROWS])}
@@ -94,7 +98,7 @@ class _Run:
         gc.collect()
         arguments = {k: self._cast(v) for k, v in self.inputs(rows).items()}
         timeline = Timeline(self.module, self.parts)
-        timeline.keep(tensors(arguments))
+        timeline.add_inputs(tensors(arguments))
         gc.disable()  # cycles die when Python likes, which is no property of the module
         try:
             with timeline, self.rules(), torch.backends.mkldnn.flags(enabled=False):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_models.plan.workload import Optimizer as OptimizerName
-from executor.compat import in_fused_step, multiply_each_
+from executor.compat import foreach_multiply_, set_fused_step_inputs
 from executor.dtypes import local_tensor
 from executor.model.parameter_layout import ParameterLayout, Pieces
 from executor.model.stage import Stage
@@ -185,7 +185,7 @@ def clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
 def multiply_gradients(shards: Sequence[ParameterShard], factor: Tensor) -> None:
     """Multiply all gradients by one number."""
     gradients = [h.gradient for h in shards]  # all in the master precision
-    multiply_each_(gradients, factor.to(gradients[0].dtype))
+    foreach_multiply_(gradients, factor.to(gradients[0].dtype))
 
 
 MOMENTUM: Final = 0.9  # of sgd_momentum
@@ -272,7 +272,7 @@ class Optimizer:
         for h in self.shards:
             self.updated[id(h)].grad = copies.get(id(h), h.gradient)
         if self.fused:
-            in_fused_step(self.inner, nonfinite, factor)
+            set_fused_step_inputs(self.inner, nonfinite, factor)
             self.inner.step()
         elif nonfinite is None or not bool(nonfinite):
             self.inner.step()

@@ -22,7 +22,7 @@ INTERLEAVED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class VerificationCase:
     """One plan and the tiny model that it trains."""
 
     name: str
@@ -36,7 +36,7 @@ class Case:
         return tiny(self.plan, self.family, **{"num_layers": layers, **self.options})
 
 
-def cases() -> list[Case]:
+def cases() -> list[VerificationCase]:
     """Return all cases, few ranks first; each is legal."""
     found = [
         *_families(),
@@ -80,12 +80,12 @@ def describe(plan: Plan) -> str:
     return "·".join(words) or "one process"
 
 
-def _case(plan: Plan, family: str = "llama", **options: Any) -> Case:
+def _case(plan: Plan, family: str = "llama", **options: Any) -> VerificationCase:
     tied = ["tied"] if options.get("tied") else []
-    return Case(" ".join([family, describe(plan), *tied]), plan, family, options)
+    return VerificationCase(" ".join([family, describe(plan), *tied]), plan, family, options)
 
 
-def _families() -> Iterator[Case]:
+def _families() -> Iterator[VerificationCase]:
     """Every family under data, tensor and pipeline parallelism, alone and together."""
     for number, family in enumerate(sorted(CONFIGS)):
         tied = bool(number % 2)
@@ -102,7 +102,7 @@ def _families() -> Iterator[Case]:
         yield _case(everything, family, tied=tied)
 
 
-def _spans(family: str) -> Iterator[Case]:
+def _spans(family: str) -> Iterator[VerificationCase]:
     """An encoder and a decoder, whose stages hand on one hidden state, then two.
 
     Eager: on a CPU torch's fused attention takes no positions that are trained, and computes whole
@@ -125,7 +125,7 @@ def _spans(family: str) -> Iterator[Case]:
         yield _case(plan, family, tied=True, attention_kernel="eager")
 
 
-def _schedules() -> Iterator[Case]:
+def _schedules() -> Iterator[VerificationCase]:
     """Every schedule under every ZeRO stage, and with tensor parallelism and recomputation."""
     for schedule in SCHEDULES:
         virtual = 2 if schedule in (*V_SHAPED, *INTERLEAVED) else 1
@@ -136,14 +136,14 @@ def _schedules() -> Iterator[Case]:
         yield _case(plan, "qwen3")
 
 
-def _replicas() -> Iterator[Case]:
+def _replicas() -> Iterator[VerificationCase]:
     for zero in (1, 2, 3):
         yield _case(Plan(4, dp_replicate=2, zero_stage=zero, num_microbatches=2), "qwen3")
     yield _case(Plan(4, 2, dp_replicate=2, zero_stage=3, sequence_parallel=True), tied=True)
     yield _case(Plan(4, 1, 2, dp_replicate=2, zero_stage=2, num_microbatches=2), tied=True)
 
 
-def _context() -> Iterator[Case]:
+def _context() -> Iterator[VerificationCase]:
     for method in ("ring", "ulysses", "allgather"):
         along: dict[str, Any] = {"context_parallel_method": method, "num_microbatches": 2}
         yield _case(Plan(context_parallel=2, **along), "qwen3")
@@ -155,7 +155,7 @@ def _context() -> Iterator[Case]:
         yield _case(whole, "qwen3")
 
 
-def _experts() -> Iterator[Case]:
+def _experts() -> Iterator[VerificationCase]:
     for family in sorted(set(MIXTURES) & set(CONFIGS)):
         yield _case(Plan(2, expert_parallel=2, zero_stage=0, num_microbatches=2), family)
         yield _case(Plan(4, expert_parallel=2, zero_stage=3, num_microbatches=2), family)
@@ -165,7 +165,7 @@ def _experts() -> Iterator[Case]:
         yield _case(Plan(4, 1, 2, expert_parallel=4, zero_stage=1, num_microbatches=2), family)
 
 
-def _adapters() -> Iterator[Case]:
+def _adapters() -> Iterator[VerificationCase]:
     """A frozen base with LoRA, in 4 bits or not: what is trained is small, what is cut is not."""
     plans: tuple[tuple[str, Plan, dict[str, Any]], ...] = (
         ("llama", Plan(num_microbatches=2), {}),
@@ -182,15 +182,17 @@ def _adapters() -> Iterator[Case]:
     )
     for family, plan, options in plans:
         targets = " of attention" if "adapter_targets" in options else ""
-        yield Case(f"{family} {describe(plan)} lora{targets}", plan, family, {"lora": 4, **options})
+        yield VerificationCase(
+            f"{family} {describe(plan)} lora{targets}", plan, family, {"lora": 4, **options}
+        )
     for family, plan in (
         ("llama", Plan(1, 2, sequence_parallel=True, recompute="full", num_microbatches=2)),
         ("gpt2", Plan(2, 1, 2, 1, "zero_bubble", 2, num_microbatches=4)),
     ):
-        yield Case(f"{family} {describe(plan)} qlora", plan, family, {"qlora": 4})
+        yield VerificationCase(f"{family} {describe(plan)} qlora", plan, family, {"qlora": 4})
 
 
-def _offload() -> Iterator[Case]:
+def _offload() -> Iterator[VerificationCase]:
     """What layers save leaves the device: with every way to keep less of it, whole and split."""
     yield _case(Plan(2, zero_stage=3, num_microbatches=2, offload="optimizer"), tied=True)
     parts = Plan(2, 2, zero_stage=2, sequence_parallel=True, offload="activations")
@@ -201,7 +203,7 @@ def _offload() -> Iterator[Case]:
     yield _case(both, "gpt2", tied=True)
 
 
-def _kept_results() -> Iterator[Case]:
+def _kept_results() -> Iterator[VerificationCase]:
     """Layers that are recomputed around their matmuls, with everything that has results to keep."""
     ops: dict[str, Any] = {"recompute": "selective_ops", "num_microbatches": 2}
     yield _case(Plan(2, zero_stage=3, **ops), "gpt_neox")
@@ -215,29 +217,29 @@ def _kept_results() -> Iterator[Case]:
         yield _case(Plan(1, 2, sequence_parallel=True, **shared, **ops), "mistral")
     yield _case(Plan(2, 2, expert_parallel=2, zero_stage=1, **ops), "qwen2_moe")
     yield _case(Plan(1, 2, sequence_parallel=True, **ops), "deepseek_v3")
-    yield Case(
+    yield VerificationCase(
         "llama the first layer of each stage selective_ops, lora",
         Plan(1, 2, 2, recompute_layers=1, **ops),
         options={"lora": 4},
     )
     eager = {"attention_kernel": "eager"}
-    yield Case("qwen2 eager attention selective_ops", Plan(1, 2, **ops), "qwen2", eager)
+    yield VerificationCase("qwen2 eager attention selective_ops", Plan(1, 2, **ops), "qwen2", eager)
 
 
-def _together() -> Iterator[Case]:
+def _together() -> Iterator[VerificationCase]:
     """What the others leave out: uneven stages, odd sizes, eager attention."""
     uneven = ((0, 1), (1, 4), (4, 6))
-    yield Case(
+    yield VerificationCase(
         "llama uneven stages",
         Plan(1, 1, 3, num_microbatches=4),
         options={"layer_ranges": uneven, "num_layers": 6},
     )
-    yield Case(
+    yield VerificationCase(
         "llama uneven stages, the first layer of each recomputed",
         Plan(1, 2, 3, recompute="full", recompute_layers=1, num_microbatches=4),
         options={"layer_ranges": uneven, "num_layers": 6},
     )
-    yield Case(
+    yield VerificationCase(
         "llama uneven stages, one, none and two of their layers recomputed",
         Plan(1, 2, 3, recompute="full", num_microbatches=4),
         options={
@@ -247,31 +249,31 @@ def _together() -> Iterator[Case]:
         },
     )
     half: dict[str, Any] = {"recompute_layers": 1, "recompute_every": 2, "num_microbatches": 4}
-    yield Case(
+    yield VerificationCase(
         "qwen3 every other layer recomputed, virtual stages",
         Plan(2, 1, 2, 2, "interleaved_1f1b", 2, recompute="full", **half),
         "qwen3",
         {"num_layers": 8},
     )
-    yield Case(
+    yield VerificationCase(
         "gpt2 zero bubble, by stage 2 and 1 attention cores recomputed",
         Plan(1, 2, 2, 1, "zero_bubble", recompute="selective", num_microbatches=4),
         "gpt2",
         {"num_layers": 4, "stage_recompute_layers": (2, 1)},
     )
-    yield Case(
+    yield VerificationCase(
         "gpt2 odd vocabulary over three data ranks, tied over stages",
         Plan(3, 1, 2, zero_stage=2, num_microbatches=2),
         "gpt2",
         {"tied": True, "vocab_size": 131},
     )
-    yield Case(
+    yield VerificationCase(
         "mistral eager attention",
         Plan(1, 2, recompute="selective"),
         "mistral",
         {"attention_kernel": "eager"},
     )
-    yield Case(
+    yield VerificationCase(
         "llama multi-query and a padding token",
         Plan(2, zero_stage=2, num_microbatches=3),
         options={"num_key_value_heads": 1, "pad_token_id": 3},

@@ -23,7 +23,7 @@ import torch
 from cost_models.legality.executor_proofs import SUPPORTED_FILE
 from executor.processes.fork import run_forked
 from executor.training.traffic import is_as_predicted
-from executor.verify.matrix import Case, cases
+from executor.verify.matrix import VerificationCase, cases
 from executor.verify.parity import TOLERANCE, Verification, verify
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.fields import write_text_atomically
@@ -54,11 +54,11 @@ def _run(options: argparse.Namespace) -> int:
     chosen = _chosen(options.part, options.only)
     if options.write and len(chosen) < len(cases()):
         raise InputError("--write keeps the result of all cases: leave --part and --only out")
-    started, failed, worst = time.monotonic(), [], Worst()
+    started, failed, worst = time.monotonic(), [], LargestDifferences()
     for number, case in enumerate(chosen, start=1):
         begun = time.monotonic()
         try:
-            found = verified(case)
+            found = verify_case(case)
             problem = worst.take(case, found)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     if failed:
         return 5
     if options.write:
-        write_text_atomically(SUPPORTED_FILE, supported_text(chosen), force=True)
+        write_text_atomically(SUPPORTED_FILE, proofs_text(chosen), force=True)
         print(f"written: {SUPPORTED_FILE}")
     return 0
 
@@ -85,7 +85,7 @@ def _minutes(started: float) -> str:
     return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
-def _chosen(part: str, only: str) -> list[Case]:
+def _chosen(part: str, only: str) -> list[VerificationCase]:
     first, _, every = part.partition("/")
     if not (first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)):
         raise InputError(f"--part {part} (must be K/N with 1 <= K <= N)")
@@ -95,7 +95,7 @@ def _chosen(part: str, only: str) -> list[Case]:
     return found[int(first) - 1 :: int(every)]
 
 
-def verified(case: Case) -> Verification:
+def verify_case(case: VerificationCase) -> Verification:
     """Run one case on its ranks."""
     ranks = case.plan.world_size
     answer = run_forked(_on_rank, ranks, case.file(), timeout=TIMEOUT_SECONDS)[0]
@@ -107,13 +107,13 @@ def _on_rank(rank: int, file: Any) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 
-class Worst:
+class LargestDifferences:
     """The largest differences so far, and in which case."""
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[float, str]] = {}
 
-    def take(self, case: Case, found: Verification) -> str | None:
+    def take(self, case: VerificationCase, found: Verification) -> str | None:
         """Remember a case; return what is wrong with it, or None."""
         problems = []
         for what in ("loss", "gradient", "weight", "norm"):
@@ -140,7 +140,7 @@ class Worst:
             problems.append(f"memory {100 * off:+.0f} %")
         return "; ".join(problems) or None
 
-    def _note(self, what: str, difference: float, case: Case) -> None:
+    def _note(self, what: str, difference: float, case: VerificationCase) -> None:
         self.found[what] = max(self.found.get(what, (0.0, "")), (difference, case.name))
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Worst:
         return "\n".join(lines)
 
 
-def supported_text(proven: Sequence[Case]) -> str:
+def proofs_text(proven: Sequence[VerificationCase]) -> str:
     """Return the contents of executor_proofs.json."""
     import transformers
 
@@ -182,7 +182,7 @@ def supported_text(proven: Sequence[Case]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def axes(case: Case) -> set[str]:
+def axes(case: VerificationCase) -> set[str]:
     """Return the kinds of parallelism that a case uses."""
     plan = case.plan
     sizes = {

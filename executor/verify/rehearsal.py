@@ -25,7 +25,13 @@ from torch import Tensor, nn
 
 from cost_models.plan_file import PlanFile
 from executor.activity import ACTIVITY
-from executor.compat import cuda_flash, cuda_masked, fake_world, really, shadows
+from executor.compat import (
+    cuda_flash,
+    cuda_masked,
+    fake_world,
+    outside_fake_mode,
+    propagating_global_shapes,
+)
 from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.counters.memory_peak import MemoryPeak
 from executor.data.batch import Batch
@@ -42,7 +48,7 @@ STEPS = 2  # with the second one the optimizer has its states
 LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
 
 
-def rehearsed(
+def rehearse(
     file: PlanFile, rank: int, *, documents: bool = False, sends_stay: bool = False
 ) -> MemoryPeak:
     """Return the peak of one global rank, from a process of its own.
@@ -50,10 +56,10 @@ def rehearsed(
     ``sends_stay``: a message counts until the end of the step, as with gloo, which tells nobody
     when it has left; else until the next one is sent.
     """
-    return MemoryPeak(**in_child(partial(_rehearse, file, rank, documents, sends_stay)))
+    return MemoryPeak(**in_forked_process(partial(_rehearse, file, rank, documents, sends_stay)))
 
 
-def in_child(function: Callable[[], Any]) -> Any:
+def in_forked_process(function: Callable[[], Any]) -> Any:
     """Return what a function gives in a forked process, where it may change what it likes."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
@@ -88,10 +94,10 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         # where it is defined too: P2POp compares with that one
         dist.isend = dist.distributed_c10d.isend = _sent_at_once
     # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
-    train.shard_parameters = really(shard_parameters)  # type: ignore[attr-defined]
-    train.enable_gradient_reducer = really(enable_gradient_reducer)  # type: ignore[attr-defined]
+    train.shard_parameters = outside_fake_mode(shard_parameters)  # type: ignore[attr-defined]
+    train.enable_gradient_reducer = outside_fake_mode(enable_gradient_reducer)  # type: ignore[attr-defined]
     for kind in (Stage, EncoderDecoderStage):
-        kind.__init__ = really(kind.__init__)  # type: ignore[method-assign]
+        kind.__init__ = outside_fake_mode(kind.__init__)  # type: ignore[method-assign]
     with fake_world(rank, file.plan.world_size):
         trainer = train.Trainer(file, device=torch.device("cpu"), start=_start)
         batch = _batch(file, trainer, documents)
@@ -100,10 +106,10 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         for stage in trainer.stages:
             _tell_places(stage, tracker)
 
-        def mute(cast: bool) -> None:
-            tracker.muted = cast
+        def ignore_operators(propagating: bool) -> None:
+            tracker.muted = propagating
 
-        with shadows(mute), tracker:
+        with propagating_global_shapes(ignore_operators), tracker:
             for _ in range(STEPS):
                 trainer.step(batch)
         return tracker.result().to_dict()

@@ -61,7 +61,7 @@ def test_attention_kernels_take_what_we_give_them(name: str):
 
 def test_many_tensors_are_multiplied_in_place():
     tensors = [torch.ones(2), torch.ones(3, 1), torch.ones(0)]
-    compat.multiply_each_(tensors, torch.tensor(0.5))
+    compat.foreach_multiply_(tensors, torch.tensor(0.5))
     assert [float(t.sum()) for t in tensors] == [1.0, 1.5, 0.0]
 
 
@@ -73,7 +73,7 @@ def test_a_fused_step_is_skipped_on_demand(kind):
         before = weight.detach().clone()
         states = [value.clone() for value in optimizer.state[weight].values() if value is not None]
         weight.grad = torch.full((3,), float("nan") if spoiled else 1.0)
-        compat.in_fused_step(optimizer, torch.tensor(spoiled), None)
+        compat.set_fused_step_inputs(optimizer, torch.tensor(spoiled), None)
         optimizer.step()
         assert torch.equal(weight.detach(), before) == spoiled
         if spoiled:
@@ -89,7 +89,7 @@ def test_a_fused_step_multiplies_the_gradients(kind):
         weight = torch.nn.Parameter(torch.ones(3))
         optimizer = kind([weight], lr=0.1, fused=True)
         weight.grad = torch.tensor([1.0, -2.0, 3.0]) * (0.25 if factor is None else 1.0)
-        compat.in_fused_step(optimizer, None, factor)
+        compat.set_fused_step_inputs(optimizer, None, factor)
         optimizer.step()
         found.append(weight.detach())
     assert torch.equal(*found)
@@ -176,15 +176,15 @@ def test_rotary_positions_turn_pairs():
 def test_rotary_positions_turn_neighbours():
     q = torch.randn(1, 3, 2, 6)
     angle = torch.tensor([0.0, 0.5, 1.0])[None, :, None].expand(1, 3, 4)
-    part, _ = compat.turn_neighbours(q, q, angle.cos(), angle.sin(), unsqueeze_dim=2)
-    whole, _ = compat.turn_in_fp32(
+    part, _ = compat.rotate_adjacent(q, q, angle.cos(), angle.sin(), unsqueeze_dim=2)
+    whole, _ = compat.rotate_in_fp32(
         q[..., :4], q[..., :4], angle.cos(), angle.sin(), unsqueeze_dim=2
     )
     torch.testing.assert_close(part[..., 4:], q[..., 4:])
     torch.testing.assert_close(part[..., :4], whole)
     pair = torch.complex(q[..., 0], q[..., 1]) * torch.exp(1j * angle[..., :1])
     torch.testing.assert_close(part[..., :2], torch.view_as_real(pair))
-    narrow, _ = compat.turn_in_fp32(
+    narrow, _ = compat.rotate_in_fp32(
         q.bfloat16()[..., :4], q[..., :4], angle.cos(), angle.sin(), unsqueeze_dim=2
     )
     assert narrow.dtype == torch.bfloat16
@@ -225,7 +225,7 @@ def test_collectives_and_waits_can_be_watched():
     assert kinds == set(compat.COLLECTIVE_METHODS.values())  # by one name or another
     before = {name: vars(torch.distributed.ProcessGroup)[name] for name in methods}
     wait = vars(torch.distributed.Work)["wait"]
-    with compat.watching_collectives(lambda *_: None, lambda _: None):
+    with compat.observing_collectives(lambda *_: None, lambda _: None):
         assert vars(torch.distributed.Work)["wait"] is not wait
     assert vars(torch.distributed.Work)["wait"] is wait
     assert before == {name: vars(torch.distributed.ProcessGroup)[name] for name in methods}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.compat import apply_rotary_pos_emb, turn_in_fp32, turn_neighbours
+from executor.compat import apply_rotary_pos_emb, rotate_adjacent, rotate_in_fp32
 from executor.model.families.description import Layer, RotaryTables
 from executor.model.families.linears import column_parallel, row_parallel
 from executor.parallel.tensor_parallel import all_reduce_both_ways
@@ -37,13 +37,13 @@ def rotate_halves(query: Tensor, key: Tensor, rotary: RotaryTables) -> tuple[Ten
 
 def rotate_pairs(query: Tensor, key: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor]:
     """Rotate neighbours among the first n elements of a head (GLM-4)."""
-    turned: tuple[Tensor, Tensor] = turn_neighbours(query, key, *rotary, unsqueeze_dim=2)
+    turned: tuple[Tensor, Tensor] = rotate_adjacent(query, key, *rotary, unsqueeze_dim=2)
     return turned
 
 
 def rotate_pairs_in_fp32(query: Tensor, key: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor]:
     """Rotate neighbours of a head, in fp32 (Cohere)."""
-    turned: tuple[Tensor, Tensor] = turn_in_fp32(query, key, *rotary, unsqueeze_dim=2)
+    turned: tuple[Tensor, Tensor] = rotate_in_fp32(query, key, *rotary, unsqueeze_dim=2)
     return turned
 
 

@@ -215,12 +215,13 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_lost(
 
 
 def _made(rank: int, file: PlanFile, folder: str, free: int | None, hidden: bool) -> None:
+    trainer = Trainer(file)
     if free is not None:
         usage = type("Usage", (), {"free": free})
         writer.shutil.disk_usage = lambda path: usage
     if hidden and rank == 1:
         Path.is_dir = lambda self: False  # type: ignore[method-assign]
-    CheckpointManager(Trainer(file), Path(folder), every=1)
+    CheckpointManager(trainer, Path(folder), every=1)
 
 
 @pytest.mark.distributed

@@ -15,7 +15,7 @@ import torch
 
 from executor.data import SYNTHETIC, Corpus, DataOptions, open_corpus, require_same
 from executor.data.batch import IGNORED, Batch
-from executor.data.packing import Row
+from executor.data.packing import TokenSequence
 from executor.data.tokenize import tokenize
 from hardware_profiles.errors import InputError
 
@@ -107,7 +107,7 @@ def test_a_rank_reads_no_rows_but_its_own(documents: Path, monkeypatch: pytest.M
     read: list[int] = []
     original = Samples.row
 
-    def watched(self: Samples, sample: int) -> Row:
+    def watched(self: Samples, sample: int) -> TokenSequence:
         read.append(sample)
         return original(self, sample)
 
@@ -353,9 +353,9 @@ def test_skipped_rows_are_the_same_again(tmp_path: Path):
 def test_an_objective_makes_its_own_rows(text_file: Path):
     """Where each row is masked depends on its place alone; what counts is counted."""
 
-    def masked(row: Row, random: np.random.Generator) -> Row:
+    def masked(row: TokenSequence, random: np.random.Generator) -> TokenSequence:
         hidden = random.random(len(row.inputs)) < 0.3
-        return Row(np.where(hidden, 0, row.inputs), np.where(hidden, row.inputs, IGNORED))
+        return TokenSequence(np.where(hidden, 0, row.inputs), np.where(hidden, row.inputs, IGNORED))
 
     corpus = _open(text_file)
     corpus.objective = masked

@@ -8,7 +8,7 @@ import torch
 
 from executor.data import DataOptions, open_corpus
 from executor.data.objectives import PAD, corrupted_spans, masked_tokens, span_sizes
-from executor.data.packing import IGNORED, Row
+from executor.data.packing import IGNORED, TokenSequence
 from executor.model.families import FAMILIES
 from executor.support import MASKED_FAMILIES, SPAN_FAMILIES
 from hardware_profiles.errors import InputError
@@ -16,13 +16,13 @@ from hardware_profiles.errors import InputError
 VOCAB, MASK = 1000, 999
 
 
-def _row(length: int, filled: int = 0) -> Row:
+def _row(length: int, filled: int = 0) -> TokenSequence:
     random = np.random.default_rng(0)
     tokens = random.integers(0, MASK, length + 1)
     labels = tokens[1:].copy()
     if filled:
         labels[-filled - 1 :] = IGNORED
-    return Row(tokens[:-1], labels)
+    return TokenSequence(tokens[:-1], labels)
 
 
 def test_shares_are_those_of_bert():
@@ -42,7 +42,7 @@ def test_filling_is_never_asked_for_and_one_token_always_is():
         chosen = np.flatnonzero(made.labels != IGNORED)
         assert len(chosen) >= 1
         assert chosen.max() <= 3
-    nothing = Row(np.zeros(4, np.int64), np.full(4, IGNORED))
+    nothing = TokenSequence(np.zeros(4, np.int64), np.full(4, IGNORED))
     assert (masked_tokens(VOCAB, MASK)(nothing, np.random.default_rng(0)).labels == IGNORED).all()
 
 
@@ -66,7 +66,7 @@ def test_the_families_are_those_of_the_descriptions():
     assert sorted(SPAN_FAMILIES) == found
 
 
-def _put_back(made: Row) -> list[int]:
+def _put_back(made: TokenSequence) -> list[int]:
     """Return the tokens that source and target together hold."""
     spans: dict[int, list[int]] = {}
     for token in made.labels[made.labels != IGNORED].tolist():
@@ -100,7 +100,7 @@ def test_shares_are_those_of_t5():
     removed, spans = span_sizes(100_000)
     assert removed == 15_000
     assert spans == 5_000
-    nothing = Row(np.zeros(4, np.int64), np.full(4, IGNORED))
+    nothing = TokenSequence(np.zeros(4, np.int64), np.full(4, IGNORED))
     made = corrupted_spans(2000)(nothing, np.random.default_rng(0))
     assert (made.labels == IGNORED).all()
 

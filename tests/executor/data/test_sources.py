@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from executor.data import sources
-from executor.data.build import Reading, build
+from executor.data.build import TokenizationOptions, build
 from executor.data.sources import BadRow, Piece, files_of, rows_of
 from executor.data.token_file import open_token_file
 from executor.data.vocabulary import ByteVocabulary
@@ -75,7 +75,7 @@ def test_bad_json_rows(tmp_path: Path, line: bytes, problem: str):
     assert good[0] == "good"
     assert again[0] == "again"
     with pytest.raises(InputError, match=rf"a\.jsonl, line 2: {problem}"):
-        build([path], Reading(ByteVocabulary(), 256), tmp_path / "out.bin")
+        build([path], TokenizationOptions(ByteVocabulary(), 256), tmp_path / "out.bin")
     assert bad.startswith(f"{path}, line 2: ")
     assert not (tmp_path / "out.bin").exists()
 
@@ -84,7 +84,7 @@ def test_rows_that_are_tokens_already(tmp_path: Path):
     path = _jsonl(tmp_path / "a.jsonl", {"input_ids": [5, 6]}, {"input_ids": []})
     assert _rows(path)[0][0].tolist() == [5, 6]
     with pytest.raises(InputError, match=r"line 1: token 6 \(vocab_size = 6 allows 0 to 5\)"):
-        build([path], Reading(ByteVocabulary(), 6), tmp_path / "out.bin")
+        build([path], TokenizationOptions(ByteVocabulary(), 6), tmp_path / "out.bin")
 
 
 def _parquet(path: Path, rows_per_group: int = 2, **columns: Any) -> Path:
@@ -151,19 +151,23 @@ def test_bad_rows_are_skipped_counted_and_leave_no_trace(tmp_path: Path, monkeyp
     (tmp_path / "b.txt").write_bytes(b"good\n")
     _jsonl(tmp_path / "c.jsonl", {"text": "one"}, "{", {"text": 1}, {"text": ""}, {"text": "two"})
     files = files_of(str(tmp_path))
-    header = build(files, Reading(ByteVocabulary(), 256, "text", True), tmp_path / "out.bin")
+    header = build(
+        files, TokenizationOptions(ByteVocabulary(), 256, "text", True), tmp_path / "out.bin"
+    )
     file = open_token_file(tmp_path / "out.bin")
     assert bytes(file.tokens) == b"good\n\0one\0two\0"
     assert file.ends.tolist() == [6, 10, 14]
     assert (header.skipped_rows, header.documents) == (3, 3)
     with pytest.raises(InputError, match=r"a\.txt, line 2: not UTF-8"):
-        build(files, Reading(ByteVocabulary(), 256), tmp_path / "other.bin")
+        build(files, TokenizationOptions(ByteVocabulary(), 256), tmp_path / "other.bin")
 
 
 def test_nothing_left_is_an_error(tmp_path: Path):
     path = _jsonl(tmp_path / "a.jsonl", "{", {"text": ""})
     with pytest.raises(InputError, match=r"a\.jsonl: is empty \(1 rows were skipped\)"):
-        build([path], Reading(ByteVocabulary(), 256, "text", True), tmp_path / "out.bin")
+        build(
+            [path], TokenizationOptions(ByteVocabulary(), 256, "text", True), tmp_path / "out.bin"
+        )
 
 
 def test_files_of_a_folder_come_in_order_of_their_paths(tmp_path: Path):
@@ -200,7 +204,7 @@ def test_rows_of_tokens_get_the_end_of_a_named_tokenizer(tmp_path: Path, tokeniz
         tmp_path / "a.jsonl", {"input_ids": [2, 3]}, {"input_ids": [2, 1]}, {"text": "x y"}
     )
     vocabulary = open_vocabulary(tokenizer(["x", "y"]))
-    build([path], Reading(vocabulary, 4), tmp_path / "out.bin")
+    build([path], TokenizationOptions(vocabulary, 4), tmp_path / "out.bin")
     file = open_token_file(tmp_path / "out.bin")
     assert np.asarray(file.tokens).tolist() == [2, 3, 1, 2, 1, 2, 3, 1]
     assert file.ends.tolist() == [3, 5, 8]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from executor.__main__ import main
-from executor.data.build import KEPT_SECONDS, MAX_BYTES, Reading, build, cached
+from executor.data.build import KEPT_SECONDS, MAX_BYTES, TokenizationOptions, build, cached
 from executor.data.token_file import HEADER_BYTES, new_token_file, open_token_file, smallest_dtype
 from executor.data.vocabulary import ByteVocabulary, open_vocabulary
 from hardware_profiles.errors import InputError, RunError
@@ -28,7 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 def _built(text: Path, vocab_size: int = 256) -> Path:
     path = text.with_suffix(".bin")
-    build([text], Reading(ByteVocabulary(), vocab_size), path, force=True)
+    build([text], TokenizationOptions(ByteVocabulary(), vocab_size), path, force=True)
     return path
 
 
@@ -63,7 +63,9 @@ def test_where_documents_end_is_in_the_hash(tmp_path: Path):
         path = tmp_path / "a.jsonl"
         path.write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
         hashes.add(
-            build([path], Reading(ByteVocabulary(), 9), tmp_path / "a.bin", force=True).sha256
+            build(
+                [path], TokenizationOptions(ByteVocabulary(), 9), tmp_path / "a.bin", force=True
+            ).sha256
         )
     assert len(hashes) == 2
 
@@ -142,7 +144,7 @@ def test_a_full_disk_is_one_clear_error(text: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_cache_is_made_once_and_again_when_a_file_changes(text: Path, cache: Path):
-    reading = Reading(ByteVocabulary(), 256)
+    reading = TokenizationOptions(ByteVocabulary(), 256)
     first = cached([text], reading).path
     made = first.stat().st_ino
     assert cached([text], reading).path.stat().st_ino == made
@@ -156,7 +158,7 @@ def test_the_cache_is_made_once_and_again_when_a_file_changes(text: Path, cache:
 
 
 def test_what_no_run_opened_for_a_month_is_deleted(text: Path):
-    reading = Reading(ByteVocabulary(), 256)
+    reading = TokenizationOptions(ByteVocabulary(), 256)
     first = cached([text], reading).path
     text.write_text("other")
     second = cached([text], reading).path
@@ -174,13 +176,13 @@ def test_a_huge_source_is_refused_by_a_run(tmp_path: Path):
     with (tmp_path / "huge.txt").open("wb") as file:
         file.truncate(MAX_BYTES + 1)  # sparse: takes no room
     with pytest.raises(InputError, match=r"tokenize them once: shardplan tokenize"):
-        cached([tmp_path / "huge.txt"], Reading(ByteVocabulary(), 256))
+        cached([tmp_path / "huge.txt"], TokenizationOptions(ByteVocabulary(), 256))
 
 
 def test_an_unwritable_cache_says_what_to_set(text: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SHARDPLAN_CACHE", str(text / "below a file"))
     with pytest.raises(InputError, match="Set SHARDPLAN_CACHE to a folder that can be written"):
-        cached([text], Reading(ByteVocabulary(), 256))
+        cached([text], TokenizationOptions(ByteVocabulary(), 256))
 
 
 def test_the_command_tokenizes(tmp_path: Path, tokenizer: Any, capsys: Any):
@@ -222,7 +224,7 @@ def test_memory_does_not_grow_with_the_source(tmp_path: Path):
     row = json.dumps({"text": "word " * 2000}) + "\n"
     path.write_text(row * 4000)  # 40 MB
     tracemalloc.start()
-    build([path], Reading(ByteVocabulary(), 256), tmp_path / "out.bin")
+    build([path], TokenizationOptions(ByteVocabulary(), 256), tmp_path / "out.bin")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12e6

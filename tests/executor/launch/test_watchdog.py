@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cost_models.plan.plan import Plan
 from executor.activity import ACTIVITY, ActivityLog
 from executor.checkpoint.format.index import FileEntry, check_file
-from executor.compat import store_of_the_world
+from executor.compat import default_store
 from executor.config.learning_rate import LearningRate
 from executor.config.training_options import TrainingOptions
 from executor.data import DataOptions, open_corpus
@@ -206,7 +206,7 @@ def _beat(tensor, *args, **kwargs):
 
 def _stop_all(tensor, *args, **kwargs):
     """Stop both ranks for longer than a hang takes, as a scheduler does that suspends a job."""
-    other = store_of_the_world().get("watchdog/process/0").decode().split()[1].rstrip(",")
+    other = default_store().get("watchdog/process/0").decode().split()[1].rstrip(",")
     both = f"{other} {os.getpid()}"
     with subprocess.Popen(["sh", "-c", f"kill -STOP {both}; sleep 4; kill -CONT {both}"]):
         dist.all_reduce(tensor, *args, **kwargs)

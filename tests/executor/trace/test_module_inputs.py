@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
-from executor.trace.module_inputs import inputs_of, parse_shape
+from executor.trace.module_inputs import inputs_of, parse_input_shape
 from hardware_profiles.errors import InputError
 
 
@@ -40,7 +40,7 @@ def test_typed_shapes_win():
 )
 def test_what_is_no_shape(text: str, message: str):
     with pytest.raises(InputError, match=message):
-        parse_shape(text)
+        parse_input_shape(text)
 
 
 def test_a_function_beside_the_factory(monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ from cost_models.traced.module import traced_module
 from executor.counters.collectives_and_flops import FlopCounter
 from executor.processes.fork import run_forked
 from executor.trace.linear_fit import _envelope
-from executor.trace.module_inputs import parse_shape
+from executor.trace.module_inputs import parse_input_shape
 from executor.trace.trace import trace
 from hardware_profiles.errors import InputError
 
@@ -146,7 +146,7 @@ def test_flops_are_those_of_the_real_module():
     module = traced_module(traced("mlp", "fp32"))
     from benchmarks import traced_modules
 
-    batch = {s.name: s.tensor(5) for s in map(parse_shape, INPUTS["mlp"])}
+    batch = {s.name: s.tensor(5) for s in map(parse_input_shape, INPUTS["mlp"])}
     with FlopCounter() as counter:
         loss = traced_modules.mlp()(**batch)
         forward = counter.total
@@ -174,7 +174,7 @@ def test_flops_are_those_of_the_real_module():
 )
 def test_what_cannot_be_traced_is_one_line(name: str, message: str):
     with pytest.raises(InputError, match=message) as caught:
-        trace(HERE + name, typed=TYPED)
+        trace(HERE + name, input_shapes=TYPED)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(HERE + name)
 
@@ -185,14 +185,14 @@ def test_half_precision_without_a_loss_scale_is_refused():
 
 
 def test_a_module_that_cannot_be_built_of_fake_tensors_is_built():
-    found = trace(HERE + "Drawn", typed=TYPED)
+    found = trace(HERE + "Drawn", input_shapes=TYPED)
     assert found["outside"]["parameters"] == 20
 
 
 @pytest.mark.slow
 def test_on_a_gpu_dropout_keeps_bytes_and_attention_none_of_its_scores():
     def peak(device: str) -> float:
-        module = traced_module(trace(HERE + "Dropped", typed=TYPED, device=device))
+        module = traced_module(trace(HERE + "Dropped", input_shapes=TYPED, device=device))
         # four values a row
         return max(float(s.kept.at(1000)) for s in module.passes["none"].segments)
 
@@ -201,7 +201,9 @@ def test_on_a_gpu_dropout_keeps_bytes_and_attention_none_of_its_scores():
 
 @pytest.mark.slow
 def test_recomputed_blocks_follow_the_rules_of_a_gpu_too():
-    module = traced_module(trace(HERE + "Recomputed", typed=TYPED, precision="bf16", device="cuda"))
+    module = traced_module(
+        trace(HERE + "Recomputed", input_shapes=TYPED, precision="bf16", device="cuda")
+    )
     assert set(module.passes) == {"none", "full"}
 
 

@@ -11,7 +11,7 @@ from cost_models.legality.executor_proofs import supported, unproven
 from cost_models.plan.plan import CONTEXT_METHODS, SCHEDULES, Plan
 from executor.support import FAMILIES
 from executor.verify import prove
-from executor.verify.matrix import Case, cases
+from executor.verify.matrix import VerificationCase, cases
 from executor.verify.parity import Verification
 from executor.verify.tiny_models import tiny
 
@@ -78,8 +78,8 @@ def test_an_unknown_family_is_named() -> None:
     ],
 )
 def test_the_matrix_sees_what_is_wrong(changes: dict[str, Any], said: str | None) -> None:
-    worst = prove.Worst()
-    found = worst.take(Case("a case", Plan()), replace(GOOD, **changes))
+    worst = prove.LargestDifferences()
+    found = worst.take(VerificationCase("a case", Plan()), replace(GOOD, **changes))
     assert (found is None) if said is None else (found is not None and said in found)
     assert "a case" in str(worst)
 

@@ -18,12 +18,12 @@ from benchmarks.small_models import CONFIGS, small
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
-from executor.compat import fake_world, really, shadows
+from executor.compat import fake_world, outside_fake_mode, propagating_global_shapes
 from executor.counters.live_tensors import MemoryTracker
 from executor.processes.fork import run_forked
 from executor.training.step_measurement import memory_tracker
 from executor.verify.parity import random_batch
-from executor.verify.rehearsal import in_child, rehearsed
+from executor.verify.rehearsal import in_forked_process, rehearse
 from hardware_profiles.errors import InputError
 
 PLANS = {
@@ -57,7 +57,7 @@ def test_the_peak_is_that_of_real_steps(name: str) -> None:
     """A message's tensor can outlive its wait by a moment, in gloo's thread: the least of three."""
     file = small("llama", "bf16", PLANS[name], seq_len=128)
     ranks = range(file.plan.world_size)
-    fakes = [rehearsed(file, rank, sends_stay=True) for rank in ranks]
+    fakes = [rehearse(file, rank, sends_stay=True) for rank in ranks]
     peaks = {(rank, fake.phase): fake.peak_bytes for rank, fake in zip(ranks, fakes, strict=True)}
     least: dict[tuple[int, str], int] = {}
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_a_layer_costs_the_same_at_every_depth() -> None:
         file = file_of(
             {**llama, "num_hidden_layers": layers}, Plan(2, zero_stage=3), Workload(256, 2)
         )
-        peaks.append(rehearsed(file, 0).peak_bytes)
+        peaks.append(rehearse(file, 0).peak_bytes)
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
 
 
@@ -87,21 +87,21 @@ def test_shadows_of_global_shapes_are_not_counted() -> None:
 
     def peak(muting: bool) -> int:
         with fake_world(0, 8):
-            mesh = really(init_device_mesh)("cpu", (8,))
+            mesh = outside_fake_mode(init_device_mesh)("cpu", (8,))
             part = torch.zeros(64, 16)
             tracker = MemoryTracker()
 
             def mute(cast: bool) -> None:
                 tracker.muted = cast and muting
 
-            with shadows(mute), tracker:
+            with propagating_global_shapes(mute), tracker:
                 whole = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
                 whole + whole
         return tracker.result().peak_bytes
 
     part = 64 * 16 * 4
-    assert in_child(lambda: peak(True)) == 2 * part
-    assert in_child(lambda: peak(False)) >= 8 * part
+    assert in_forked_process(lambda: peak(True)) == 2 * part
+    assert in_forked_process(lambda: peak(False)) >= 8 * part
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_scores_that_a_cpu_would_hold_are_not_there() -> None:
     bert |= {"attention_probs_dropout_prob": 0.1, "max_position_embeddings": seq_len}
     scores = 4 * batch * heads * seq_len**2
     peaks = [
-        rehearsed(file_of(config, Plan(micro_batch_size=batch), Workload(seq_len, batch)), 0)
+        rehearse(file_of(config, Plan(micro_batch_size=batch), Workload(seq_len, batch)), 0)
         for config in (bert, t5)
     ]
     assert peaks[0].peak_bytes < scores
@@ -137,7 +137,7 @@ def test_a_failure_is_told() -> None:
         raise InputError("no such layer")
 
     with pytest.raises(InputError, match="no such layer"):
-        in_child(fails)
+        in_forked_process(fails)
 
 
 @pytest.mark.slow

@@ -32,8 +32,8 @@ def really(rates: float, links: float) -> Cluster:
     base = machine()
     return replace(
         base,
-        accelerator=scaled_rates(base.accelerator, rates, "really"),
-        tiers=tuple(scaled_tier(tier, links, "really") for tier in base.tiers),
+        accelerator=scaled_rates(base.accelerator, rates, "outside_fake_mode"),
+        tiers=tuple(scaled_tier(tier, links, "outside_fake_mode") for tier in base.tiers),
     )
 
 
