@@ -23,8 +23,8 @@ from cost_models.partition.recomputed_layers import (
 )
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
+from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.irregular_tree import read_rank_order
-from hardware_profiles.cluster.links import cluster_from_fields, cluster_to_dict
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Fields, read_json, write_text_atomically
@@ -148,10 +148,12 @@ def plan_file_from_fields(fields: Fields) -> PlanFile:
         problem = by_stage_error(by_stage, plan.num_stages, model.num_layers, layer_ranges)
         if problem is not None:
             raise InputError(f"{path}: stage_{problem}")
-    order = read_rank_order(fields, plan.world_size)
+    order = read_rank_order(fields.items("rank_order", None), path, plan.world_size)
     return PlanFile(
         model=model,
-        cluster=replace(cluster_from_fields(fields.sub("cluster")), rank_order=order),
+        cluster=replace(
+            cluster_from_dict(fields.sub("cluster").values, f"{path}: cluster"), rank_order=order
+        ),
         workload=workload,
         plan=plan,
         layer_ranges=layer_ranges,

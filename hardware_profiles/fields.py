@@ -7,6 +7,7 @@ have upper bounds, so that a broken file is refused before it reaches a formula.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,7 +17,17 @@ import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -106,9 +117,14 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file."""
     try:
-        return tomllib.loads(read_text(path, what))
+        values = tomllib.loads(read_text(path, what))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply (at most {MAX_DEPTH} levels)") from None
+    if _depth(values) > MAX_DEPTH:
+        raise InputError(f"{path}: nested too deeply (at most {MAX_DEPTH} levels)")
+    return values
 
 
 def convert(data: object, kind: type[T], where: str) -> T:
@@ -127,6 +143,58 @@ def convert(data: object, kind: type[T], where: str) -> T:
         raise _explained(str(error), data, kind, where) from None
 
 
+def tidied(data: Any) -> Any:
+    """Return plain values without keys that are null, and with 8.0 as 8.
+
+    For files that other programs wrote: both mean the same to whoever wrote them.
+
+    >>> tidied({"nodes": 2.0, "price": None, "tiers": [{"latency": 0.5}]})
+    {'nodes': 2, 'tiers': [{'latency': 0.5}]}
+    """
+    if isinstance(data, Mapping):
+        return {key: tidied(value) for key, value in data.items() if value is not None}
+    if isinstance(data, (list, tuple)):
+        return [tidied(value) for value in data]
+    if isinstance(data, float) and abs(data) < 2**53 and data.is_integer():
+        return int(data)
+    return data
+
+
+def struct_of(cls: type, *, without: Iterable[str] = (), **types: Any) -> Any:
+    """Return a Struct with the fields of a dataclass that refuses unknown ones.
+
+    ``types``: of fields whose values are checked against another type than the dataclass has, and
+    of further fields; a pair is a type and a default.
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    declared: dict[str, tuple[Any, ...]] = {}
+    for field in dataclasses.fields(cls):
+        if field.name not in without:
+            default = () if field.default is dataclasses.MISSING else (field.default,)
+            if field.default_factory is not dataclasses.MISSING:
+                default = (field.default_factory(),)
+            declared[field.name] = (hints[field.name], *default)
+    for name, kind in types.items():
+        if isinstance(kind, tuple):
+            declared[name] = kind
+        else:
+            declared[name] = (kind, *declared.get(name, ())[1:])
+    return msgspec.defstruct(
+        cls.__name__,
+        [(name, *rest) for name, rest in declared.items()],
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def wrong_value(where: str, key: str, value: object, allowed: str) -> InputError:
+    """Return the error for a value that is not allowed."""
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return InputError(f"{where}: {key} = {shown} (must be {allowed})")
+
+
 _ERROR: Final = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.S)
 _STEP: Final = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 
@@ -138,7 +206,7 @@ def _explained(message: str, data: Any, kind: Any, where: str) -> InputError:
     what = found["what"]
     names: list[str] = []
     for step in _STEP.finditer(found["path"] or ""):
-        data, kind, name = _stepped(data, _bare(kind), step["key"], step["index"])
+        data, kind, name = _stepped(data, _bare(kind, data), step["key"], step["index"])
         if step["index"] is not None and names:
             names[-1] += name
         else:
@@ -157,19 +225,30 @@ def _explained(message: str, data: Any, kind: Any, where: str) -> InputError:
         return InputError(f"{': '.join([where, *names])}: unknown key {quoted[1]!r}. {hint}")
     if not names:
         return InputError(f"{where}: must be {_allowed(kind, data)}")
-    source = Fields({}, ": ".join([where, *names[:-1]]))
-    return source.wrong(names[-1], data, _allowed(kind, data))
+    return wrong_value(": ".join([where, *names[:-1]]), names[-1], data, _allowed(kind, data))
 
 
-def _bare(kind: Any) -> Any:
-    """Return a type without bounds and without None."""
+def _bare(kind: Any, data: object = None) -> Any:
+    """Return a type without bounds and without None; of several types, the one that ``data`` is."""
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
         elif get_origin(kind) in (Union, types.UnionType):
-            kind = next(inner for inner in get_args(kind) if inner is not types.NoneType)
+            kinds = _alternatives(kind)
+            lists = [inner for inner in kinds if get_origin(inner) in (list, tuple)]
+            objects = [inner for inner in kinds if get_origin(inner) is dict or _is_struct(inner)]
+            fitting = lists if isinstance(data, list) else objects if isinstance(data, dict) else []
+            kind = (fitting or kinds)[0]
         else:
             return kind
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    return [inner for inner in get_args(kind) if inner is not types.NoneType]
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _stepped(data: Any, kind: Any, key: str | None, index: str | None) -> tuple[Any, Any, str]:
@@ -193,8 +272,10 @@ def _stepped(data: Any, kind: Any, key: str | None, index: str | None) -> tuple[
 
 def _allowed(kind: Any, value: object) -> str:
     """Return the words for the values that a type allows."""
-    while get_origin(kind) in (Union, types.UnionType):
-        kind = next(inner for inner in get_args(kind) if inner is not types.NoneType)
+    if get_origin(kind) in (Union, types.UnionType):
+        if not isinstance(value, (list, dict)):
+            return " or ".join(_allowed(inner, value) for inner in _alternatives(kind))
+        kind = _bare(kind, value)
     low, high = None, None
     while get_origin(kind) is Annotated:
         kind, *marks = get_args(kind)
@@ -273,9 +354,7 @@ class Fields:
 
     def wrong(self, key: str, value: object, allowed: str) -> InputError:
         """Return the error for a value that is not allowed."""
-        shown = json.dumps(value, default=str)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return InputError(f"{self.where}: {key} = {shown} (must be {allowed})")
+        return wrong_value(self.where, key, value, allowed)
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 0, high: int = 10**9) -> Any:
         """Return a whole number between ``low`` and ``high`` (both included)."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import tomli_w
 from msgspec import Meta, Struct
 
+from hardware_profiles.cluster.cluster_json import cluster_to_dict
 from hardware_profiles.cluster.measurement import cache_folder, this_host, write_to_cache
 from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Figure, Level, Tier
 from hardware_profiles.errors import InputError
@@ -190,8 +191,6 @@ def _read(path: Path) -> Calibration:
 
 def write_cluster_toml(path: Path, cluster: Cluster, *, force: bool = False) -> None:
     """Write a cluster with every figure and its source, to be named as CLUSTER."""
-    from hardware_profiles.cluster.links import cluster_to_dict  # numpy: only where it is needed
-
     text = tomli_w.dumps({"cluster": _without_none(cluster_to_dict(cluster))})
     write_text_atomically(path, text, force=force)
 

@@ -27,15 +27,17 @@ leave something open that one convention closes; the convention is given with th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
-from hardware_profiles.cluster.schema import DEVICES, KINDS, PRECISIONS, Accelerator, Figure, Node
+from msgspec import Meta, Struct, defstruct
+
+from hardware_profiles.cluster.schema import PRECISIONS, Accelerator, Figure, Kind, Node
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields, read_toml
+from hardware_profiles.fields import Positive, convert, read_toml, struct_of
 
 FOLDER: Final = Path(__file__).parent / "data"
 _VENDORS: Final = re.compile(
@@ -169,137 +171,176 @@ def _choice(name: str, what: str, choices: list[str]) -> str:
 # --- reading the files ---
 
 
+class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """``{ value, kind, source, note }``."""
+
+    value: Positive
+    kind: Kind
+    source: str
+    note: str | None = None
+
+
+class _Share(_Entry, frozen=True, forbid_unknown_fields=True):
+    value: Annotated[float, Meta(ge=1e-12, le=1.0)]
+
+
+_Rate = Annotated[float, Meta(ge=1.0, le=1e30)]
+_Count = Annotated[int, Meta(ge=1, le=10**9)]
+_Rates: Final = defstruct(  # { bf16 = …, fp16 = …, kind, source, note }: rates by precision
+    "Rates",
+    [
+        *((precision, _Rate | None, None) for precision in PRECISIONS),
+        ("kind", Kind),
+        ("source", str),
+        ("note", str | None, None),
+    ],
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+_OPTIONAL: Final = (
+    "usable_memory",
+    "host_bandwidth",
+    "power",
+    "price",
+    "compute_units",
+    "kernel_launch",
+)
+_FIGURES: Final[dict[str, Any]] = {
+    "memory_capacity": _Entry,
+    "memory_bandwidth": _Entry,
+    "peak_flops": tuple[_Rates, ...],  # type: ignore[valid-type]
+    "achievable_flops": (tuple[_Rates, ...], ()),  # type: ignore[valid-type]
+    "link_bandwidth": _Entry,
+    "link_share": _Share | None,
+    **dict.fromkeys(_OPTIONAL, _Entry | None),
+}
+_MEASURED: Final = ("score_seconds", "core_share")  # of a CPU process, never in a file
+_Accelerator: Final = struct_of(Accelerator, without=_MEASURED, **_FIGURES)
+_Listed: Final = struct_of(  # an accelerator of the catalogue
+    Accelerator,
+    without=_MEASURED,
+    **_FIGURES,
+    node=str,
+    assumed_aliases=(dict[str, str], {}),
+)
+_Node: Final = struct_of(
+    Node,
+    gpus_per_node=_Count,
+    network_bandwidth=_Entry,
+    domain_size=(_Count | None, None),
+    nodes=_Count,
+    host_links=Annotated[int, Meta(ge=0, le=10**9)],
+    link_bandwidth=_Entry | None,
+    peer_bandwidth=_Entry | None,
+    host_memory=_Entry | None,
+    nvme=_Entry | None,
+    assumed_aliases=(dict[str, str], {}),
+)
+
+
+class _Latencies(Struct, frozen=True, forbid_unknown_fields=True):
+    link: dict[str, _Entry]
+
+
+class _Sources(Struct, frozen=True, forbid_unknown_fields=True):
+    sources: dict[str, str]
+
+
 @lru_cache(maxsize=1)
 def _accelerator_index() -> tuple[_Index[Accelerator], dict[str, str]]:
     """Return the index and, by name, the kind of node in which each one usually comes."""
     index: _Index[Accelerator] = _Index()
     usual: dict[str, str] = {}
-    for table in _tables("accelerators", "accelerator"):
-        accelerator = accelerator_from_table(table, extra=("node", "assumed_aliases"))
-        index.add(accelerator, table.sub("assumed_aliases", {}).values, table.where)
-        usual[accelerator.name] = table.text("node")
+    for table, where in _tables("accelerators", "accelerator", _Listed):
+        accelerator = _accelerator(table, where, _catalogue_source)
+        index.add(accelerator, table.assumed_aliases, where)
+        usual[accelerator.name] = table.node
     return index, usual
 
 
 @lru_cache(maxsize=1)
 def _node_index() -> _Index[Node]:
     index: _Index[Node] = _Index()
-    for table in _tables("nodes", "node"):
-        index.add(_node_from_table(table), table.sub("assumed_aliases", {}).values, table.where)
+    for table, where in _tables("nodes", "node", _Node):
+        index.add(_node(table), table.assumed_aliases, where)
     return index
 
 
 @lru_cache(maxsize=1)
 def _latencies() -> dict[str, Figure]:
-    table = Fields(read_toml(FOLDER / "latencies.toml", "latencies"), "latencies.toml").sub("link")
-    return {link: figure(table, link) for link in table.values}
+    path = FOLDER / "latencies.toml"
+    found = convert(read_toml(path, "latencies"), _Latencies, path.name)
+    return {link: _figure(entry, _catalogue_source) for link, entry in found.link.items()}
 
 
 @lru_cache(maxsize=1)
 def _sources() -> dict[str, str]:
-    return dict(read_toml(FOLDER / "sources.toml", "sources")["sources"])
+    path = FOLDER / "sources.toml"
+    return convert(read_toml(path, "sources"), _Sources, path.name).sources
 
 
-def _tables(folder: str, key: str) -> list[Fields]:
-    """Return the tables ``[[key]]`` of every file of a folder."""
-    return [
-        Fields(values, f"{path.name}: {values.get('name')}")
-        for path in sorted((FOLDER / folder).glob("*.toml"))
-        for values in read_toml(path, "part of the catalogue")[key]
-    ]
+def _tables(folder: str, key: str, kind: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the tables ``[[key]]`` of every file of a folder, and where each one is."""
+    for path in sorted((FOLDER / folder).glob("*.toml")):
+        for values in read_toml(path, "part of the catalogue")[key]:
+            where = f"{path.name}: {values.get('name')}"
+            yield convert(values, kind, where), where
 
 
-def figure(
-    table: Fields, key: str, *, cited: Callable[[str], str] | None = None, high: float = 1e30
-) -> Figure:
-    """Read ``key = { value, kind, source, note }``."""
-    entry = table.sub(key)
-    entry.refuse_unknown(("value", "kind", "source", "note"))
-    return Figure(
-        entry.number("value", low=1e-12, high=high),
-        entry.text("kind", choices=KINDS),
-        _cited(entry, cited or _catalogue_source),
-    )
+def _figure(entry: _Entry, cited: Callable[[str], str]) -> Figure:
+    return Figure(entry.value, entry.kind, _with_note(entry, cited))
 
 
-def _optional(
-    table: Fields, key: str, cited: Callable[[str], str] | None, *, high: float = 1e30
-) -> Figure | None:
-    return figure(table, key, cited=cited, high=high) if key in table else None
-
-
-def _cited(entry: Fields, cited: Callable[[str], str]) -> str:
-    note = entry.text("note", None)
-    source = cited(entry.text("source"))
-    return source if note is None else f"{source} ({note})"
+def _with_note(entry: Any, cited: Callable[[str], str]) -> str:
+    source = cited(entry.source)
+    return source if entry.note is None else f"{source} ({entry.note})"
 
 
 def _catalogue_source(key: str) -> str:
     return _sources()[key]
 
 
-def _rates(table: Fields, key: str, cited: Callable[[str], str] | None) -> dict[str, Figure]:
-    """Read ``key = [{ bf16 = …, fp16 = …, kind, source, note }, …]``: rates by precision."""
+def _by_precision(groups: Iterable[Any], cited: Callable[[str], str]) -> dict[str, Figure]:
+    """Return the rates of several groups, each with one source."""
     rates: dict[str, Figure] = {}
-    for group in table.items(key, ()):
-        if not isinstance(group, Mapping):
-            raise table.wrong(key, group, "a list of tables with precisions, kind and source")
-        entry = Fields(group, f"{table.where}: {key}")
-        entry.refuse_unknown((*PRECISIONS, "kind", "source", "note"))
-        kind, source = entry.text("kind", choices=KINDS), _cited(entry, cited or _catalogue_source)
+    for group in groups:
+        source = _with_note(group, cited)
         for precision in PRECISIONS:
-            if precision in entry:
-                rates[precision] = Figure(entry.number(precision, low=1.0), kind, source)
+            if (value := getattr(group, precision)) is not None:
+                rates[precision] = Figure(value, group.kind, source)
     return rates
 
 
-def accelerator_from_table(
-    table: Fields, *, extra: tuple[str, ...] = (), cited: Callable[[str], str] | None = None
-) -> Accelerator:
-    """Read a table ``[[accelerator]]``; ``cited`` turns a source's key into words."""
-    table.refuse_unknown((*Accelerator.__slots__, *extra))
-    peak = _rates(table, "peak_flops", cited)
-    if not peak:
-        raise InputError(f"{table.where}: peak_flops is missing")
-    return Accelerator(
-        name=table.text("name"),
-        device=table.text("device", choices=DEVICES),
-        architecture=table.text("architecture"),
-        memory_capacity=figure(table, "memory_capacity", cited=cited),
-        memory_bandwidth=figure(table, "memory_bandwidth", cited=cited),
-        peak_flops=peak,
-        achievable_flops=_rates(table, "achievable_flops", cited),
-        link=table.text("link"),
-        link_bandwidth=figure(table, "link_bandwidth", cited=cited),
-        link_share=_optional(table, "link_share", cited, high=1.0),
-        usable_memory=_optional(table, "usable_memory", cited),
-        host_bandwidth=_optional(table, "host_bandwidth", cited),
-        power=_optional(table, "power", cited),
-        price=_optional(table, "price", cited),
-        compute_units=_optional(table, "compute_units", cited),
-        kernel_launch=_optional(table, "kernel_launch", cited),
-        aliases=tuple(table.items("aliases", ())),
-    )
+def accelerator_from_table(values: Mapping[str, Any], where: str) -> Accelerator:
+    """Read the table [accelerator] of a cluster's file, which cites its sources in words."""
+    return _accelerator(convert(values, _Accelerator, where), where, str)
 
 
-def _node_from_table(table: Fields) -> Node:
-    """Read a table ``[[node]]``; ``network_bandwidth`` there is that of a whole server."""
-    table.refuse_unknown((*Node.__slots__, "assumed_aliases"))
-    gpus_per_node = table.integer("gpus_per_node", low=1)
-    whole = figure(table, "network_bandwidth")
-    return Node(
-        name=table.text("name"),
-        accelerator=table.text("accelerator"),
-        gpus_per_node=gpus_per_node,
-        network=table.text("network"),
-        network_bandwidth=Figure(whole.value / gpus_per_node, whole.kind, whole.source),
-        domain_size=table.integer("domain_size", gpus_per_node, low=1),
-        nodes=table.integer("nodes", 1, low=1),
-        link=table.text("link", None),
-        link_bandwidth=_optional(table, "link_bandwidth", None),
-        peer_bandwidth=_optional(table, "peer_bandwidth", None),
-        host_memory=_optional(table, "host_memory", None),
-        nvme=_optional(table, "nvme", None),
-        host_links=table.integer("host_links", 0, low=0),
-        aliases=tuple(table.items("aliases", ())),
-    )
+def _accelerator(table: Any, where: str, cited: Callable[[str], str]) -> Accelerator:
+    """Return the accelerator of a table; ``cited`` turns a source's key into words."""
+    values = _plain(table, Accelerator, cited)
+    values["peak_flops"] = _by_precision(table.peak_flops, cited)
+    values["achievable_flops"] = _by_precision(table.achievable_flops, cited)
+    if not values["peak_flops"]:
+        raise InputError(f"{where}: peak_flops is missing")
+    return Accelerator(**values)
+
+
+def _node(table: Any) -> Node:
+    """Return the node of a table, whose ``network_bandwidth`` is that of a whole server."""
+    values = _plain(table, Node, _catalogue_source)
+    whole = values["network_bandwidth"]
+    values["network_bandwidth"] = replace(whole, value=whole.value / table.gpus_per_node)
+    values["domain_size"] = table.domain_size or table.gpus_per_node
+    return Node(**values)
+
+
+def _plain(table: Any, cls: type, cited: Callable[[str], str]) -> dict[str, Any]:
+    """Return the values of a table that a dataclass has, with figures instead of entries."""
+    names = {field.name for field in fields(cls)} & set(table.__struct_fields__)
+    values = {name: getattr(table, name) for name in names}
+    return {
+        name: _figure(value, cited) if isinstance(value, _Entry) else value
+        for name, value in values.items()
+    }

@@ -20,7 +20,7 @@
     nvme = 30e12                         # bytes of local NVMe drives
 
     [[level]]                            # instead of link and network: an irregular tree of links
-    name = "PCIe switch"                 # see ``levels.py``
+    name = "PCIe switch"                 # see ``irregular_tree.py``
 
     rank_order = [0, 2, 1, 3]            # optional, above the tables: the accelerator of each rank
 
@@ -39,7 +39,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from hardware_profiles.cluster.build import build_cluster, network_note
 from hardware_profiles.cluster.catalogue import (
@@ -48,69 +50,98 @@ from hardware_profiles.cluster.catalogue import (
     match_accelerator,
     usual_node,
 )
-from hardware_profiles.cluster.irregular_tree import levels_of_file, read_rank_order
+from hardware_profiles.cluster.cluster_json import cluster_from_dict
+from hardware_profiles.cluster.irregular_tree import LevelTable, levels_of_file, read_rank_order
 from hardware_profiles.cluster.schema import (
-    KINDS,
     MAX_GPUS,
     Accelerator,
     Cluster,
     Figure,
+    Kind,
     Level,
     Node,
-    Tier,
 )
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields, read_toml
+from hardware_profiles.fields import Positive, convert, read_toml, tidied, wrong_value
 
-_TABLES: Final = ("link", "network", "host", "level")
-_KEYS: Final = ("nodes", "gpus_per_node", "accelerator", "rank_order", *_TABLES)
-_HOST_KEYS: Final = ("memory", "nvme", "source", "kind")
-_NETWORK_KEYS: Final = ("name", "bandwidth", "latency", "source", "kind")
-_LINK_KEYS: Final = (*_NETWORK_KEYS, "domain_size", "peer_bandwidth")
+_Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+
+
+class _Host(Struct, frozen=True, forbid_unknown_fields=True):
+    memory: Positive | None = None
+    nvme: Positive | None = None
+    source: str | None = None
+    kind: Kind = "assumed"
+
+
+class _Network(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str | None = None
+    bandwidth: Positive | None = None
+    latency: Positive | None = None
+    source: str | None = None
+    kind: Kind = "assumed"
+
+
+class _Link(_Network, frozen=True, forbid_unknown_fields=True):
+    domain_size: _Count | None = None
+    peer_bandwidth: Positive | None = None
+
+
+class _Calibrated(Struct, frozen=True, forbid_unknown_fields=True):
+    cluster: dict[str, Any]
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    nodes: _Count
+    gpus_per_node: _Count
+    accelerator: str | dict[str, Any]
+    rank_order: list[int] | None = None
+    link: _Link | None = None
+    network: _Network | None = None
+    host: _Host = _Host()
+    level: tuple[LevelTable, ...] = ()
 
 
 def read_cluster_file(path: Path) -> Cluster:
-    """Return the cluster of a TOML file; see the head of this file for what it holds."""
-    source = Fields(read_toml(path, "a cluster"), str(path))
-    if "cluster" in source:
-        from hardware_profiles.cluster.links import (
-            cluster_from_fields,  # numpy: only where it is needed
-        )
-
-        source.refuse_unknown(("cluster",))
-        return replace(cluster_from_fields(source.sub("cluster")), name=str(path))
-    source.refuse_unknown(_KEYS)
-    num_nodes = source.integer("nodes", low=1, high=MAX_GPUS)
-    gpus_per_node = source.integer("gpus_per_node", low=1, high=MAX_GPUS)
-    link, network = source.sub("link", {}), source.sub("network", {})
-    host = source.sub("host", {})
-    host.refuse_unknown(_HOST_KEYS)
-    link.refuse_unknown(_LINK_KEYS)
-    network.refuse_unknown(_NETWORK_KEYS)
-    accelerator, notes = _accelerator(source)
-    levels = levels_of_file(source, num_nodes * gpus_per_node)
-    several = num_nodes > 1 and not levels
-    node = _node(accelerator, link, network, gpus_per_node, several=several)
+    """Return the cluster of a TOML file; the keys are listed at the top of this module."""
+    where = str(path)
+    values = tidied(read_toml(path, "a cluster"))
+    if "cluster" in values:
+        calibrated = convert(values, _Calibrated, where)
+        return replace(cluster_from_dict(calibrated.cluster, f"{where}: cluster"), name=where)
+    file = convert(values, _File, where)
+    for key in ("link", "network") if file.level else ():
+        if getattr(file, key) is not None:
+            raise InputError(f"{where}: [{key}] and [[level]]: the levels are all links")
+    link, network = file.link or _Link(), file.network or _Network()
+    accelerator, notes = _accelerator(file.accelerator, f"{where}: accelerator")
+    levels = levels_of_file(file.level, file.nodes * file.gpus_per_node, where)
+    several = file.nodes > 1 and not levels
+    node = _node(accelerator, link, network, file.gpus_per_node, where, several=several)
     cluster = build_cluster(
         accelerator,
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
+        num_nodes=file.nodes,
+        gpus_per_node=file.gpus_per_node,
         node=node,
-        name=str(path),
+        name=where,
         notes=notes,
     )
+    host_where = f"{where}: host"
     cluster = replace(
         cluster,
-        host_memory=_figure(host, "memory") or cluster.host_memory,
-        nvme=_figure(host, "nvme") or cluster.nvme,
-        rank_order=read_rank_order(source, cluster.num_gpus),
+        host_memory=_figure(file.host, file.host.memory, host_where) or cluster.host_memory,
+        nvme=_figure(file.host, file.host.nvme, host_where) or cluster.nvme,
+        rank_order=read_rank_order(file.rank_order, where, cluster.num_gpus),
     )
     if levels:
         return with_levels(replace(cluster, notes=notes), levels)
-    if "bandwidth" not in network and len(cluster.tiers) > 1:
+    if network.bandwidth is None and len(cluster.tiers) > 1:
         cluster = replace(cluster, notes=(*cluster.notes, network_note(node)))
-    own = (link, network)
-    tiers = tuple(_with_latency(tier, own[index]) for index, tier in enumerate(cluster.tiers))
+    own = ((link, f"{where}: link"), (network, f"{where}: network"))
+    tiers = tuple(
+        replace(tier, latency=_figure(table, table.latency, at) or link_latency(tier.name))
+        for tier, (table, at) in zip(cluster.tiers, own, strict=False)
+    )
     return replace(cluster, tiers=tiers)
 
 
@@ -123,21 +154,29 @@ def with_levels(cluster: Cluster, levels: tuple[Level, ...]) -> Cluster:
     return replace(cluster, levels=levels, tiers=tiers_of_levels(levels, cluster.num_gpus))
 
 
-def _accelerator(source: Fields) -> tuple[Accelerator, tuple[str, ...]]:
+def _accelerator(given: str | Mapping[str, Any], where: str) -> tuple[Accelerator, tuple[str, ...]]:
     """Return the accelerator, by name or by its figures, and the convention behind its name."""
-    if isinstance(source.values.get("accelerator"), Mapping):
-        return accelerator_from_table(source.sub("accelerator"), cited=str), ()
-    found = match_accelerator(source.text("accelerator"))
+    if not isinstance(given, str):
+        return accelerator_from_table(given, where), ()
+    found = match_accelerator(given)
     return found.entry, () if found.note is None else (found.note,)
 
 
 def _node(
-    accelerator: Accelerator, link: Fields, network: Fields, gpus_per_node: int, *, several: bool
+    accelerator: Accelerator,
+    link: _Link,
+    network: _Network,
+    gpus_per_node: int,
+    where: str,
+    *,
+    several: bool,
 ) -> Node:
     """Return the kind of node that the file describes: the usual one with the file's changes."""
     usual = usual_node(accelerator)
-    if usual is None and several and "bandwidth" not in network:
-        raise InputError(f"{network.where}: bandwidth is missing (bytes/s one way per accelerator)")
+    if usual is None and several and network.bandwidth is None:
+        raise InputError(
+            f"{where}: network: bandwidth is missing (bytes/s one way per accelerator)"
+        )
     base = usual or Node(
         name=accelerator.name,
         accelerator=accelerator.name,
@@ -146,29 +185,25 @@ def _node(
         network_bandwidth=accelerator.link_bandwidth,  # of one node: never used
         domain_size=gpus_per_node,
     )
-    domain_size = link.integer("domain_size", None, low=gpus_per_node, high=MAX_GPUS)
+    domain_size = link.domain_size
+    if domain_size is not None and domain_size < gpus_per_node:
+        allowed = f"a whole number from {gpus_per_node:,} to {MAX_GPUS:,}"
+        raise wrong_value(f"{where}: link", "domain_size", domain_size, allowed)
+    of_link, of_network = f"{where}: link", f"{where}: network"
     return replace(
         base,
         gpus_per_node=gpus_per_node if domain_size else base.gpus_per_node,
         domain_size=domain_size or base.domain_size,
-        link=link.text("name", base.link),
-        link_bandwidth=_figure(link, "bandwidth") or base.link_bandwidth,
-        peer_bandwidth=_figure(link, "peer_bandwidth") or base.peer_bandwidth,
-        network=network.text("name", base.network),
-        network_bandwidth=_figure(network, "bandwidth") or base.network_bandwidth,
+        link=base.link if link.name is None else link.name,
+        link_bandwidth=_figure(link, link.bandwidth, of_link) or base.link_bandwidth,
+        peer_bandwidth=_figure(link, link.peer_bandwidth, of_link) or base.peer_bandwidth,
+        network=base.network if network.name is None else network.name,
+        network_bandwidth=_figure(network, network.bandwidth, of_network) or base.network_bandwidth,
     )
 
 
-def _with_latency(tier: Tier, source: Fields) -> Tier:
-    latency = _figure(source, "latency") or link_latency(tier.name)
-    return replace(tier, latency=latency)
-
-
-def _figure(source: Fields, key: str) -> Figure | None:
+def _figure(table: _Host | _Network, value: float | None, where: str) -> Figure | None:
     """Return a figure of the user's own, None where it is left out."""
-    value = source.number(key, None, low=1e-12)
     if value is None:
         return None
-    return Figure(
-        value, source.text("kind", "assumed", choices=KINDS), source.text("source", source.where)
-    )
+    return Figure(value, table.kind, where if table.source is None else table.source)

@@ -16,88 +16,59 @@ accelerator below it (network cards of their own), which no single one can excee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from msgspec import Meta, Struct
 
 from hardware_profiles.cluster.catalogue import link_latency
-from hardware_profiles.cluster.schema import KINDS, MAX_GPUS, Figure, Level
+from hardware_profiles.cluster.schema import MAX_GPUS, Figure, Kind, Level
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
+from hardware_profiles.fields import Amount, Positive, wrong_value
 
 if TYPE_CHECKING:
     import networkx as nx
 
-_KEYS: Final = (
-    "name",
-    "each",
-    "above",
-    "bandwidth",
-    "per_accelerator",
-    "latency",
-    "source",
-    "kind",
-)
 MOST_LEVELS: Final = 16
-SMALLEST: Final = 1e-12
+_Index = Annotated[int, Meta(ge=0, le=MAX_GPUS)]
+_Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 
 
-def levels_of_file(source: Fields, num_gpus: int) -> tuple[Level, ...]:
+class LevelTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table [[level]] of a cluster's TOML file."""
+
+    name: str
+    each: _Count | tuple[_Count, ...] | None = None
+    above: tuple[_Index, ...] | None = None
+    bandwidth: Positive | tuple[Positive, ...] | None = None
+    per_accelerator: Positive | tuple[Positive, ...] | None = None
+    latency: Amount | tuple[Amount, ...] | None = None
+    source: str | None = None
+    kind: Kind = "assumed"
+
+
+def levels_of_file(tables: Sequence[LevelTable], num_gpus: int, where: str) -> tuple[Level, ...]:
     """Return the levels of a cluster's TOML file; none where it has no [[level]]."""
-    tables = source.items("level", ())
-    for key in ("link", "network") if tables else ():
-        if key in source:
-            raise InputError(f"{source.where}: [{key}] and [[level]]: the levels are all links")
     levels: list[Level] = []
     below = num_gpus
     for index, table in enumerate(tables):
-        where = f"{source.where}: level[{index}]"
-        if not isinstance(table, Mapping):
-            raise source.wrong("level", table, "tables [[level]]")
-        levels.append(_level(Fields(table, where), below))
+        levels.append(_level(table, below, f"{where}: level[{index}]"))
         below = levels[-1].num_switches
-    check_levels(levels, num_gpus, source.where)
+    check_levels(levels, num_gpus, where)
     return tuple(levels)
 
 
-def levels_of_fields(source: Fields, num_gpus: int, figure: Callable[..., Figure]) -> Any:
-    """Read what plan.json holds of the levels; ``figure`` reads one of a mapping."""
-    levels = []
-    for index, values in enumerate(source.items("levels", ())):
-        where = f"{source.where}: levels[{index}]"
-        if not isinstance(values, Mapping):
-            raise source.wrong("levels", values, "a list of objects with keys")
-        fields = Fields(values, where)
-        fields.refuse_unknown(Level.__slots__)
-
-        def figures(key: str, fields: Fields = fields, **low: float) -> tuple[Figure, ...]:
-            entries = enumerate(fields.items(key))
-            named = {f"{key}[{number}]": entry for number, entry in entries}
-            return tuple(figure(Fields(named, fields.where), name, **low) for name in named)
-
-        level = Level(
-            name=fields.text("name"),
-            above=_above(fields),
-            bandwidth=figures("bandwidth"),
-            latency=figures("latency", low=0.0),
-            per_accelerator=fields.flag("per_accelerator", False),
-        )
-        levels.append(level)
-    check_levels(levels, num_gpus, source.where)
-    return tuple(levels)
-
-
-def read_rank_order(source: Fields, ranks: int) -> tuple[int, ...] | None:
-    """Return the accelerator of each rank, where it is said.
+def read_rank_order(order: Sequence[Any] | None, where: str, ranks: int) -> tuple[int, ...] | None:
+    """Return the accelerator of each rank; None where no order is given.
 
     Rank 0, which reports and saves, keeps the first one.
     """
-    if "rank_order" not in source:
+    if order is None:
         return None
-    order = source.items("rank_order")
     whole = all(type(number) is int for number in order)
     if not whole or sorted(order) != list(range(ranks)) or order[0] != 0:
         allowed = f"every accelerator from 0 to {ranks - 1} once, 0 the first"
-        raise source.wrong("rank_order", order, allowed)
+        raise wrong_value(where, "rank_order", order, allowed)
     return tuple(order)
 
 
@@ -185,65 +156,50 @@ def _given(value: float) -> Figure:
     return Figure(value, "assumed", "the graph")
 
 
-def _level(source: Fields, below: int) -> Level:
-    """Read one table; ``below``: how many links it has."""
-    source.refuse_unknown(_KEYS)
-    name = source.text("name")
-    shared, each = "bandwidth" in source, "per_accelerator" in source
-    if shared == each:
+def _level(table: LevelTable, below: int, where: str) -> Level:
+    """Return the level of a table; ``below``: the number of its links."""
+    if (table.bandwidth is None) == (table.per_accelerator is None):
         raise InputError(
-            f"{source.where}: bandwidth (of a link) or per_accelerator (of each below it) is "
+            f"{where}: bandwidth (of a link) or per_accelerator (of each below it) is "
             "needed, one of them"
         )
-    if ("each" in source) == ("above" in source):
-        raise InputError(f"{source.where}: each or above is needed, one of them")
-    latency = _figures(source, "latency", 0.0) if "latency" in source else (link_latency(name),)
+    if (table.each is None) == (table.above is None):
+        raise InputError(f"{where}: each or above is needed, one of them")
+    cited = where if table.source is None else table.source
+
+    def figures(given: float | tuple[float, ...]) -> tuple[Figure, ...]:
+        values = given if isinstance(given, tuple) else (given,)
+        return tuple(Figure(value, table.kind, cited) for value in values)
+
+    shared = table.bandwidth if table.bandwidth is not None else table.per_accelerator
+    assert shared is not None
+    if table.above is not None:
+        check_above(table.above, where)
     return Level(
-        name=name,
-        above=_above(source) if "above" in source else _each(source, below),
-        bandwidth=_figures(source, "bandwidth" if shared else "per_accelerator", SMALLEST),
-        latency=latency,
-        per_accelerator=each,
+        name=table.name,
+        above=_each(table.each, below, where) if table.above is None else table.above,
+        bandwidth=figures(shared),
+        latency=(link_latency(table.name),) if table.latency is None else figures(table.latency),
+        per_accelerator=table.per_accelerator is not None,
     )
 
 
-def _each(source: Fields, below: int) -> tuple[int, ...]:
-    """Return the switch of each of what lies below, from how many share one."""
-    given = source.values["each"]
-    if not isinstance(given, list):
-        size = source.integer("each", low=1, high=MAX_GPUS)
-        if below % size:
-            raise source.wrong("each", size, f"a divisor of the {below} that lie below, or a list")
-        return tuple(index // size for index in range(below))
-    sizes = _whole_numbers(source, "each")
-    if sum(sizes) != below or min(sizes, default=0) < 1:
-        raise source.wrong("each", given, f"whole numbers above 0 that add up to {below}")
-    return tuple(number for number, size in enumerate(sizes) for _ in range(size))
+def _each(given: Any, below: int, where: str) -> tuple[int, ...]:
+    """Return the switch of each link, from the number of links of one switch or of each."""
+    if isinstance(given, int):
+        if below % given:
+            allowed = f"a divisor of the {below} that lie below, or a list"
+            raise wrong_value(where, "each", given, allowed)
+        return tuple(index // given for index in range(below))
+    if sum(given) != below:
+        raise wrong_value(where, "each", given, f"whole numbers above 0 that add up to {below}")
+    return tuple(number for number, size in enumerate(given) for _ in range(size))
 
 
-def _above(source: Fields) -> tuple[int, ...]:
-    above = _whole_numbers(source, "above")
-    if sorted(set(above)) != list(range(max(above) + 1)):
-        raise source.wrong("above", list(above), "switches numbered from 0 without gaps")
-    return above
-
-
-def _whole_numbers(source: Fields, key: str) -> tuple[int, ...]:
-    values = source.items(key)
-    if not values or not all(type(value) is int and 0 <= value < MAX_GPUS for value in values):
-        raise source.wrong(key, values, "a list of whole numbers")
-    return tuple(values)
-
-
-def _figures(source: Fields, key: str, low: float) -> tuple[Figure, ...]:
-    given = source.values[key]
-    entries = given if isinstance(given, list) else [given]
-    kind = source.text("kind", "assumed", choices=KINDS)
-    cited = source.text("source", source.where)
-    named = Fields(
-        {f"{key}[{n}]" if len(entries) > 1 else key: v for n, v in enumerate(entries)}, source.where
-    )
-    return tuple(Figure(named.number(name, low=low), kind, cited) for name in named.values)
+def check_above(above: Sequence[int], where: str) -> None:
+    """Raise an InputError unless the switches of a level are numbered without gaps."""
+    if sorted(set(above)) != list(range(max(above, default=0) + 1)):
+        raise wrong_value(where, "above", list(above), "switches numbered from 0 without gaps")
 
 
 def _twice(names: Sequence[str]) -> str:

@@ -8,15 +8,13 @@ columns of them; everything broadcasts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles.cluster.irregular_tree import levels_of_fields
 from hardware_profiles.cluster.link_tree import (
     GroupLink,
     is_regular,
@@ -24,24 +22,13 @@ from hardware_profiles.cluster.link_tree import (
     ring_link,
     tree_of,
 )
-from hardware_profiles.cluster.schema import (
-    DEVICES,
-    KINDS,
-    MAX_GPUS,
-    PRECISIONS,
-    Accelerator,
-    Cluster,
-    Figure,
-    Tier,
-)
-from hardware_profiles.fields import Fields
+from hardware_profiles.cluster.schema import Cluster, Tier
 
 if TYPE_CHECKING:
     import networkx as nx  # heavy: imported where it is used
 
 Count: TypeAlias = int | NDArray[np.integer[Any]]
 Column: TypeAlias = NDArray[np.float64]
-SMALLEST: Final = 1e-12  # a bandwidth, a rate or a size below this is a mistake
 
 
 def group_link(
@@ -229,132 +216,3 @@ def link_graph(cluster: Cluster) -> nx.Graph[Any]:
             )
         lower = switches
     return graph
-
-
-# --- as plain values, for plan.json ---
-
-
-def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """Return plain JSON values that hold every figure, so that a file stands alone."""
-    plain: dict[str, Any] = asdict(cluster)
-    del plain["rank_order"]  # a plan's, which stands beside it
-    if not cluster.levels:
-        del plain["levels"]
-    plain["accelerator"]["aliases"] = list(cluster.accelerator.aliases)
-    plain["tiers"] = list(plain["tiers"])
-    plain["notes"] = list(cluster.notes)
-    return plain
-
-
-def cluster_from_fields(source: Fields) -> Cluster:
-    """Read and check what ``cluster_to_dict`` made, edited by hand or not."""
-    source.refuse_unknown(name for name in Cluster.__slots__ if name != "rank_order")
-    num_nodes = source.integer("num_nodes", low=1, high=MAX_GPUS)
-    gpus_per_node = source.integer("gpus_per_node", low=1, high=MAX_GPUS)
-    if num_nodes * gpus_per_node > MAX_GPUS:
-        raise source.wrong(
-            "num_nodes", num_nodes, f"such that nodes times accelerators is at most {MAX_GPUS:,}"
-        )
-    return Cluster(
-        name=source.text("name"),
-        accelerator=_accelerator(source.sub("accelerator")),
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        tiers=_tiers(source, num_nodes * gpus_per_node),
-        notes=_texts(source, "notes"),
-        host_memory=_optional(source, "host_memory"),
-        nvme=_optional(source, "nvme"),
-        host_links=source.integer("host_links", 0, low=0, high=MAX_GPUS),
-        levels=levels_of_fields(source, num_nodes * gpus_per_node, _figure),
-    )
-
-
-def _tiers(source: Fields, num_gpus: int) -> tuple[Tier, ...]:
-    tiers = tuple(
-        _tier(Fields(_mapping(source, "tiers", values), f"{source.where}: tiers[{index}]"))
-        for index, values in enumerate(source.items("tiers"))
-    )
-    sizes = [tier.domain_size for tier in tiers]
-    if not sizes or sizes != sorted(set(sizes)) or sizes[-1] != num_gpus:
-        raise source.wrong(
-            "tiers", sizes, f"domain sizes that grow from the innermost tier to all {num_gpus:,}"
-        )
-    return tiers
-
-
-def _tier(source: Fields) -> Tier:
-    source.refuse_unknown(Tier.__slots__)
-    return Tier(
-        name=source.text("name"),
-        domain_size=source.integer("domain_size", low=1, high=MAX_GPUS),
-        bandwidth=_figure(source, "bandwidth"),
-        latency=_figure(source, "latency", low=0.0),
-        peer_bandwidth=_optional(source, "peer_bandwidth"),
-        peer_latency=_optional(source, "peer_latency", low=0.0),
-    )
-
-
-def _accelerator(source: Fields) -> Accelerator:
-    source.refuse_unknown(Accelerator.__slots__)
-    return Accelerator(
-        name=source.text("name"),
-        device=source.text("device", choices=DEVICES),
-        architecture=source.text("architecture"),
-        memory_capacity=_figure(source, "memory_capacity"),
-        memory_bandwidth=_figure(source, "memory_bandwidth"),
-        peak_flops=_peaks(source),
-        achievable_flops=_rates(source.sub("achievable_flops", {})),
-        link=source.text("link"),
-        link_bandwidth=_figure(source, "link_bandwidth"),
-        link_share=_optional(source, "link_share", high=1.0),
-        usable_memory=_optional(source, "usable_memory"),
-        host_bandwidth=_optional(source, "host_bandwidth"),
-        power=_optional(source, "power"),
-        price=_optional(source, "price"),
-        compute_units=_optional(source, "compute_units"),
-        kernel_launch=_optional(source, "kernel_launch"),
-        score_seconds=_optional(source, "score_seconds"),
-        core_share=_optional(source, "core_share"),
-        aliases=_texts(source, "aliases"),
-    )
-
-
-def _peaks(source: Fields) -> dict[str, Figure]:
-    peaks = _rates(source.sub("peak_flops"))
-    if not peaks:
-        raise source.wrong("peak_flops", {}, "at least one precision")
-    return peaks
-
-
-def _rates(source: Fields) -> dict[str, Figure]:
-    source.refuse_unknown(PRECISIONS)
-    return {precision: _figure(source, precision) for precision in source.values}
-
-
-def _figure(source: Fields, key: str, *, low: float = SMALLEST, high: float = 1e30) -> Figure:
-    entry = source.sub(key)
-    entry.refuse_unknown(Figure.__slots__)
-    return Figure(
-        value=entry.number("value", low=low, high=high),
-        kind=entry.text("kind", choices=KINDS),
-        source=entry.text("source"),
-    )
-
-
-def _optional(
-    source: Fields, key: str, *, low: float = SMALLEST, high: float = 1e30
-) -> Figure | None:
-    return _figure(source, key, low=low, high=high) if key in source else None
-
-
-def _texts(source: Fields, key: str) -> tuple[str, ...]:
-    texts = source.items(key, ())
-    if not all(isinstance(text, str) for text in texts):
-        raise source.wrong(key, texts, "a list of strings")
-    return tuple(texts)
-
-
-def _mapping(source: Fields, key: str, values: object) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        raise source.wrong(key, values, "a list of objects with keys")
-    return values

@@ -28,7 +28,7 @@ from hardware_profiles.cluster.calibration import (
     save_calibration,
     write_cluster_toml,
 )
-from hardware_profiles.cluster.links import cluster_to_dict
+from hardware_profiles.cluster.cluster_json import cluster_to_dict
 from hardware_profiles.cluster.local_machine import uncalibrated_here
 from hardware_profiles.cluster.measurement import available_cores, cache_path, this_host
 from hardware_profiles.cluster.schema import Cluster

@@ -12,11 +12,10 @@ import pytest
 from cost_models.communication.seconds import achieved
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.cluster.cluster_file import with_levels
+from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.irregular_tree import levels_of_graph
 from hardware_profiles.cluster.link_tree import groups_of
 from hardware_profiles.cluster.links import (
-    cluster_from_fields,
-    cluster_to_dict,
     group_link,
     link_graph,
     mean_hop_latency,
@@ -26,7 +25,6 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Figure, Level
 from hardware_profiles.cluster.subset import part_of
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
 
 TWO_RACKS = """
 nodes = 5
@@ -207,7 +205,7 @@ def test_a_file_may_say_the_order_of_ranks(tmp_path):
 def test_levels_survive_plan_json_and_the_graph(racks):
     plain = cluster_to_dict(racks)
     assert "rank_order" not in plain
-    assert cluster_from_fields(Fields(plain, "plan.json")) == racks
+    assert cluster_from_dict(plain, "plan.json") == racks
     regular = cluster_to_dict(parse_cluster("8xA100-80GB"))
     assert "levels" not in regular
     graph = link_graph(racks)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from hardware_profiles.cluster import local_machine as here
 from hardware_profiles.cluster import measurement
 from hardware_profiles.cluster.build import describe
-from hardware_profiles.cluster.links import cluster_from_fields, cluster_to_dict, group_link
+from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
+from hardware_profiles.cluster.links import group_link
 from hardware_profiles.cluster.local_machine import NeedsMeasurement, cpu_cluster, describe_here
 from hardware_profiles.cluster.measurement import (
     MachineMeasurement,
@@ -26,7 +27,6 @@ from hardware_profiles.cluster.measurement import (
 )
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
 
 H200 = "NVIDIA H200, 143771 MiB, 570.86.15"
 
@@ -166,7 +166,7 @@ def test_a_measured_machine():
     assert cluster.tiers[0].bandwidth.source.startswith("measured on this machine, 2026-05-04")
     assert describe(cluster) == "2 CPU processes on Some CPU, gloo 1.5 GB/s inside"
     plain = json.loads(json.dumps(cluster_to_dict(cluster)))
-    assert cluster_from_fields(Fields(plain, "plan.json")) == cluster
+    assert cluster_from_dict(plain, "plan.json") == cluster
 
 
 def test_one_process_sends_nothing():

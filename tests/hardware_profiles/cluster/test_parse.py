@@ -232,7 +232,7 @@ def test_file_with_a_domain_over_nodes(tmp_path):
         (OWN.replace("peak_flops = [{ bf16 = 5e14,", "peak_flops = [{ bf17 = 5e14,"), "bf17"),
         (OWN.replace('device = "gpu"', 'device = "fpga"'), "fpga"),
         (OWN.replace("value = 64e9, ", ""), "value is missing"),
-        (OWN.replace("peak_flops = [", "peak_flops = [3, "), "peak_flops = 3"),
+        (OWN.replace("peak_flops = [", "peak_flops = [3, "), "peak_flops[0] = 3"),
     ],
 )
 def test_bad_files(tmp_path, text, words):

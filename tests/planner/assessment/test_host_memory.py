@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from hardware_profiles.cluster.links import cluster_from_fields, cluster_to_dict
+from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster, Figure
 from hardware_profiles.cluster.subset import part_of
 from hardware_profiles.errors import NoLegalPlanError
-from hardware_profiles.fields import Fields
 from planner import fit, plan
 
 ASKED: dict[str, Any] = {"seq_len": 512, "zero_stage": 3, "recompute": "full"}
@@ -82,4 +81,4 @@ def test_a_file_says_what_a_host_has(tmp_path: Path) -> None:
     cluster = parse_cluster(str(path))
     assert cluster.host_memory == Figure(1e12, "assumed", "ours")
     assert cluster.nvme == Figure(7e12, "assumed", "ours")
-    assert cluster_from_fields(Fields(cluster_to_dict(cluster), "x")) == cluster
+    assert cluster_from_dict(cluster_to_dict(cluster), "x") == cluster
