@@ -8,9 +8,9 @@ import os
 def main() -> None:
     """Run ``shardplan``."""
     try:
-        from planner.search.gc_pause import seldom_collected
+        from planner.search.gc_pause import fewer_collections
 
-        with seldom_collected():
+        with fewer_collections():
             from planner.cli.app import main as run
     except KeyboardInterrupt:
         os.write(2, b"shardplan: interrupted\n")

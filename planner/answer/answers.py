@@ -18,7 +18,7 @@ from planner.answer.text import fit_text, plan_text
 from planner.assessment.assess import Assessment, amounts, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
-from planner.assessment.reach import reach
+from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
 
@@ -75,9 +75,9 @@ class FitAnswer:
         return ways_out(self.scenario, self.plan)
 
     @cached_property
-    def reach(self) -> Mapping[str, Any]:
-        """Where it fits: the largest micro-batch and the longest sequence that do as well."""
-        return reach(self.scenario, self.plan) if self.verdict == "fits" else {}
+    def reach(self) -> Reach | None:
+        """Largest micro-batch size and longest sequence that fit; None if the plan does not fit."""
+        return reach(self.scenario, self.plan) if self.verdict == "fits" else None
 
     @property
     def step_memory(self) -> StepMemory:
@@ -86,9 +86,9 @@ class FitAnswer:
 
     def explain(self) -> str:
         """Tell where the peak comes from, moment by moment."""
-        from planner.answer.memory_story import story_text
+        from planner.answer.memory_explanation import memory_explanation_text
 
-        return story_text(self.step_memory, self.assessment)
+        return memory_explanation_text(self.step_memory, self.assessment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -106,7 +106,7 @@ class FitAnswer:
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.scenario),
             "ways_out": [way.to_dict() for way in self.ways_out],
-            "reach": dict(self.reach),
+            "reach": {} if self.reach is None else self.reach.to_dict(),
         }
 
     def __str__(self) -> str:

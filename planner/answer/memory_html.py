@@ -6,7 +6,7 @@ from html import escape
 from typing import Final
 
 from cost_models.units import format_bytes, format_gib
-from planner.answer.memory_story import moment_name
+from planner.answer.memory_explanation import moment_name
 from planner.answer.memory_svg import memory_svg
 from planner.assessment.assess import Assessment
 from planner.assessment.step_memory import StepMemory
@@ -30,27 +30,27 @@ def drawing_title(name: str, assessment: Assessment) -> str:
     )
 
 
-def fragment(story: StepMemory, assessment: Assessment, title: str) -> str:
+def fragment(step: StepMemory, assessment: Assessment, title: str) -> str:
     """Return the drawing with what it shows, for a page or a notebook."""
-    when = moment_name(story, assessment.memory.moment)
+    when = moment_name(step, assessment.memory.moment)
     return (
-        memory_svg(story, assessment, title)
-        + f"<p><b>Peak: {escape(when)}</b>: {escape(story.peak_words)}. "
-        + f"{escape(story.schedule)}.</p>"
+        memory_svg(step, assessment, title)
+        + f"<p><b>Peak: {escape(when)}</b>: {escape(step.peak_words)}. "
+        + f"{escape(step.schedule)}.</p>"
     )
 
 
-def memory_html(story: StepMemory, assessment: Assessment, title: str, answer: str) -> str:
+def memory_html(step: StepMemory, assessment: Assessment, title: str, answer: str) -> str:
     """Return the whole page; ``answer`` is what the terminal says."""
     rows = "".join(
         f"<tr><td>{format_bytes(term.size)}</td><td>{escape(term.part)}: {escape(term.name)}</td>"
         f"<td>{escape(term.formula)}{' = ' if term.numbers else ''}{escape(term.numbers)}</td></tr>"
-        for term in story.terms
+        for term in step.terms
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1>{fragment(story, assessment, title)}"
+        f"<h1>{escape(title)}</h1>{fragment(step, assessment, title)}"
         f"<h2>The largest terms at the peak</h2><table>{rows}</table>"
         f"<h2>The answer</h2><pre>{escape(answer)}</pre></body></html>\n"
     )

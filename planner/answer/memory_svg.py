@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from cost_models.units import GIB, format_bytes, format_gib
-from planner.answer.memory_story import moment_name
+from planner.answer.memory_explanation import moment_name
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import ORDER, shown_scale, tick
@@ -33,21 +33,21 @@ STYLE: Final = (
 )
 
 
-def memory_svg(story: StepMemory, assessment: Assessment, title: str) -> str:
+def memory_svg(step: StepMemory, assessment: Assessment, title: str) -> str:
     """Return one drawing that stands alone; bars, axis and budget share one scale from 0."""
     budget = assessment.budget.size
-    stages = _drawn_stages(story)
-    peaks = [moment.parts for moment in story.moments] + [stage.parts for stage in stages]
+    stages = _drawn_stages(step)
+    peaks = [moment.parts for moment in step.moments] + [stage.parts for stage in stages]
     scale = 1.02 * shown_scale(max(float(parts.peak) for parts in peaks), budget)
     shown = [name for name in ORDER if any(amounts(parts)[name] > 0.0 for parts in peaks)]
     body = [_text(LEFT, 22, title, "strong")]
     y = 44 + _legend(body, shown, 44)
-    where = f" of stage {story.stage}, the fullest" if len(story.stages) > 1 else ""
+    where = f" of stage {step.stage}, the fullest" if len(step.stages) > 1 else ""
     y = _heading(body, f"The moments of one step{where}", y)
     top = y
-    for moment in story.shown:
-        strong = "strong" if moment is story.moments[story.peak] else ""
-        y = _bar(body, moment_name(story, moment.name), amounts(moment.parts), y, scale, strong)
+    for moment in step.shown_moments:
+        strong = "strong" if moment is step.moments[step.peak] else ""
+        y = _bar(body, moment_name(step, moment.name), amounts(moment.parts), y, scale, strong)
     _axis(body, top, y, scale, budget)
     y += 34
     if stages:
@@ -55,7 +55,7 @@ def memory_svg(story: StepMemory, assessment: Assessment, title: str) -> str:
         top = y
         for stage in stages:
             name = f"stage {stage.stage}: {stage.layers} layers × {stage.in_flight:.3g}"
-            strong = "strong" if stage.stage == story.stage else ""
+            strong = "strong" if stage.stage == step.stage else ""
             y = _bar(body, name, amounts(stage.parts), y, scale, strong)
         _axis(body, top, y, scale, budget)
         y += 34
@@ -66,13 +66,13 @@ def memory_svg(story: StepMemory, assessment: Assessment, title: str) -> str:
     )
 
 
-def _drawn_stages(story: StepMemory) -> list[StagePeak]:
+def _drawn_stages(step: StepMemory) -> list[StagePeak]:
     """Return the stages to draw: all, or with too many every so many and the fullest."""
-    if len(story.stages) == 1:
+    if len(step.stages) == 1:
         return []
-    every = -(-len(story.stages) // MOST_BARS)
-    last = len(story.stages) - 1
-    return [s for s in story.stages if s.stage % every == 0 or s.stage in (story.stage, last)]
+    every = -(-len(step.stages) // MOST_BARS)
+    last = len(step.stages) - 1
+    return [s for s in step.stages if s.stage % every == 0 or s.stage in (step.stage, last)]
 
 
 def _text(x: float, y: float, words: str, css: str = "", anchor: str = "start") -> str:

@@ -16,6 +16,7 @@ from hardware_profiles.cluster.build import describe
 from planner.assessment.assess import Assessed, Assessment, amounts
 from planner.assessment.confidence import confidence
 from planner.assessment.host_memory import host_text
+from planner.assessment.reach import Reach
 from planner.assessment.verdict import WORDS, Budget
 from planner.request.command import describe_plan, plan_command
 from planner.request.recompute import recompute_cell, typed_by_stage
@@ -200,7 +201,7 @@ def fit_text(
     *,
     assumptions: Sequence[str],
     ways_out: Sequence[WayOut],
-    reach: Mapping[str, Any],
+    reach: Reach | None,
     largest: str,
     not_run: str | None,
     job: Mapping[str, Any] | None = None,
@@ -235,13 +236,13 @@ def fit_text(
     return "\n".join(lines)
 
 
-def _reach(reach: Mapping[str, Any]) -> list[str]:
+def _reach(reach: Reach | None) -> list[str]:
     parts = []
-    if reach.get("largest_micro_batch_size"):
-        parts.append(f"micro-batch size {reach['largest_micro_batch_size']:,}")
-    if reach.get("longest_seq_len"):
-        parts.append(f"sequences of {reach['longest_seq_len']:,} tokens")
-    return labelled("Goes up to", " · ".join(parts)) if parts else []
+    if reach is not None and reach.largest_micro_batch_size:
+        parts.append(f"micro-batch size {reach.largest_micro_batch_size:,}")
+    if reach is not None and reach.longest_seq_len:
+        parts.append(f"sequences of {reach.longest_seq_len:,} tokens")
+    return labelled("Maximum", " · ".join(parts)) if parts else []
 
 
 def _ways(ways_out: Sequence[WayOut]) -> list[str]:

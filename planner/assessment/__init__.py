@@ -1,1 +1,1 @@
-"""The assessment of one plan: verdict, budget, host memory, reach."""
+"""Assessment of one plan: verdict, memory budget, host memory, largest sizes that fit."""

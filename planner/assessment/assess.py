@@ -100,7 +100,7 @@ class Assessment:
 
 
 def amounts(parts: MemoryParts | TimeParts) -> dict[str, float]:
-    """Return the parts of one plan's memory (bytes) or step (seconds) by name."""
+    """Return the parts of one plan's memory (bytes) or step time (seconds) by name."""
     return {f.name: float(getattr(parts, f.name)) for f in fields(parts)}
 
 
@@ -146,8 +146,8 @@ def _assessment(
     memory = memory_prediction(scenario, priced, ranks)
     budget = memory_budget(scenario.cluster.accelerator)
     host = host_memory(scenario, priced)
-    around = memory_spread(scenario.software.name)
-    on_device = verdict(memory.peak_bytes, budget.size, around)
+    spread = memory_spread(scenario.software.name)
+    on_device = verdict(memory.peak_bytes, budget.size, spread)
     return Assessment(
         plan=plan,
         verdict="does_not_fit" if host.short_of else on_device,
@@ -159,7 +159,7 @@ def _assessment(
 
 
 def plan_file(scenario: Scenario, plan: Plan, created_by: str) -> PlanFile:
-    """Return the contents of a plan.json, with the scenario's pinned stages or even ones."""
+    """Return the contents of a plan.json, with the scenario's pinned stages or even stages."""
     ranges = default_layer_ranges(scenario, plan)
     document = assess(scenario, plan, ranges).to_dict()
     return PlanFile(

@@ -1,4 +1,4 @@
-"""How much a prediction may be trusted, in one word with a rule."""
+"""Confidence in a prediction: measured, published or datasheet."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from cost_models.scenario import Scenario
 from cost_models.uncertainty import was_compared
 
 Confidence = Literal["measured", "published", "datasheet"]
-# what the published runs that the time model was compared with have in common
+# families, precisions and accelerators of the published runs that the time model was validated on
 COMPARED_FAMILIES: Final = ("gpt2", "llama")
 COMPARED_PRECISIONS: Final = ("bf16", "fp16")
 COMPARED: Final = ("A100-SXM-80GB", "H100-SXM-80GB")
 
 
 def confidence(scenario: Scenario) -> Confidence:
-    """Return the word for a scenario.
+    """Return the confidence in predictions for a scenario.
 
     measured   the rates were measured on this machine
-    published  runs of this trainer on this accelerator with such a model and precision are among
-               the published ones that ``shardplan validate`` compares with, inside the interval
-    datasheet  they are not: rates come from the vendor, the error is carried over
+    published  ``shardplan validate`` compares with published runs of this trainer on this
+               accelerator, with the same model family and precision, and the intervals contain them
+    datasheet  no such run: rates come from the vendor, the error from other runs
     """
     accelerator = scenario.cluster.accelerator
     if accelerator.device == "cpu":

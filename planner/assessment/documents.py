@@ -1,4 +1,4 @@
-"""Model and cluster as the plain JSON values that every answer begins with."""
+"""JSON values of model and cluster, the first entries of every answer."""
 
 from __future__ import annotations
 

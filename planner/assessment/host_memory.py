@@ -1,4 +1,4 @@
-"""Whether a node's host memory and drives hold what a plan puts there."""
+"""Check of the offloaded bytes of a plan against the host memory and NVMe drives of a node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cost_models.units import format_bytes
 from hardware_profiles.cluster.schema import Cluster, Figure
 from planner.assessment.verdict import CPU_SHARE
 
-HOST_SHARE: Final = CPU_SHARE  # the rest is the system's, here as on a CPU machine
+HOST_SHARE: Final = CPU_SHARE  # usable; the operating system keeps the rest, as on CPU machines
 TOO_LARGE: Final = 2  # position in VERDICTS
 
 
 def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
-    """Return positions in VERDICTS: fits, or does not; what is unknown is not checked."""
+    """Return positions in VERDICTS: fits or does_not_fit; unknown capacities are not checked."""
     short = np.zeros(np.shape(host.memory), dtype=bool)
     for needed, room in ((host.memory, cluster.host_memory), (host.nvme, cluster.nvme)):
         if room is not None:
@@ -33,7 +33,7 @@ def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory and drive space that a plan needs on a node, and what a node has, in bytes."""
+    """Host memory and NVMe space that a plan needs and that a node has, in bytes."""
 
     memory_bytes: float
     memory_budget_bytes: float | None  # None: unknown, not checked
@@ -55,7 +55,7 @@ class HostMemory:
 
 
 def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:
-    """Return what the host of a node holds of a table's first plan, and its budget."""
+    """Return the host memory and NVMe space of a table's first plan, with the budgets of a node."""
     cluster, host = scenario.cluster, priced.host
     memory, nvme = float(np.ravel(host.memory)[0]), float(np.ravel(host.nvme)[0])
     room = None if cluster.host_memory is None else HOST_SHARE * cluster.host_memory.value
@@ -69,7 +69,7 @@ def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:
 
 
 def host_text(host: HostMemory) -> str | None:
-    """Return one line about the host of a node; None where a plan puts nothing on it."""
+    """Return one line about the host of a node; None if the plan offloads nothing."""
     words = {"memory": "host memory", "nvme": "NVMe drives"}
     parts = []
     for name, needed, room in host.amounts:
@@ -93,7 +93,7 @@ def host_assumptions(scenario: Scenario, plan: Plan, host: HostMemory) -> list[s
             share = f", {100 * usable:.0f} % of it usable" if usable < 1.0 and figure else ""
             notes.append(f"{what} of a node: {_known(figure)}{share}")
     if plan.offloads_activations or plan.offloads_optimizer:
-        notes.append("seconds of offload were never measured")
+        notes.append("offload times are not validated by measurements")
     return notes
 
 
@@ -105,14 +105,16 @@ def _known(figure: Figure | None) -> str:
 
 def about_offload(scenario: Scenario, plan: Plan, host: HostMemory) -> list[str]:
     """Return the assumptions behind the price of offload."""
-    said = host_assumptions(scenario, plan, host)
+    notes = host_assumptions(scenario, plan, host)
     if plan.offload == "none":
-        return said
+        return notes
     if not scenario.on_gpu:
         return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
     if plan.offloads_optimizer:
         rate, drives = HOST_MEMORY_BANDWIDTH / 1e9, NVME_BANDWIDTH / 1e9
-        said.append(f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)")
+        notes.append(
+            f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)"
+        )
         if plan.offload_device == "nvme":
-            said.append(f"drives of a node move {drives:.1f} GB/s each way (a convention)")
-    return said
+            notes.append(f"drives of a node move {drives:.1f} GB/s each way (a convention)")
+    return notes

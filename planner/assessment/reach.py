@@ -1,11 +1,11 @@
-"""How far a plan goes: the largest micro-batch and the longest sequence that fit."""
+"""Largest micro-batch size and longest sequence with which a plan still fits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Final
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
@@ -26,22 +26,22 @@ def is_legal(scenario: Scenario, plan: Plan) -> bool:
 
 
 def fits(scenario: Scenario, plan: Plan) -> bool:
-    """Return whether a plan is legal and fits with its whole interval."""
+    """Return whether a plan is legal and the upper end of its peak's interval is in the budget."""
     return load(scenario, plan) <= 1.0
 
 
 def load(scenario: Scenario, plan: Plan) -> float:
-    """Return the peak as a share of the largest one that fits; infinity where it cannot be.
+    """Return the upper end of the peak's interval as a share of the budget.
 
-    At most 1: the upper end of the peak's interval is within the budget.
+    Infinity for plans that are illegal or do not fit into the host's memory.
     """
     if not is_legal(scenario, plan):
         return math.inf
     peaks, host = price_memory(scenario, PlanTable.from_plans([plan]))
     if host_codes(scenario.cluster, host)[0]:
         return math.inf
-    around, budget = memory_spread(scenario.software.name), budget_bytes(scenario.cluster)
-    return float(peaks[0]) * (1.0 + around.above) / budget
+    spread, budget = memory_spread(scenario.software.name), budget_bytes(scenario.cluster)
+    return float(peaks[0]) * (1.0 + spread.above) / budget
 
 
 def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:
@@ -52,7 +52,7 @@ def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:
 def longest_sequence(scenario: Scenario, plan: Plan, highest: int) -> int:
     """Return the longest sequence up to ``highest`` that fits, in steps of 128 tokens; 0 if none.
 
-    The search is exact because the peak never shrinks with the sequence.
+    The search is exact because the peak never falls when the sequence gets longer.
     """
 
     def longer(units: int) -> float:
@@ -62,7 +62,7 @@ def longest_sequence(scenario: Scenario, plan: Plan, highest: int) -> int:
 
 
 def largest_micro_batch(scenario: Scenario, plan: Plan) -> int:
-    """Return the largest micro-batch size that fits with as many micro-batches; 0 if none."""
+    """Return the largest micro-batch size that fits with the same num_microbatches; 0 if none."""
 
     def larger(size: int) -> float:
         batch = size * plan.num_microbatches * plan.data_parallel
@@ -75,8 +75,8 @@ def largest_micro_batch(scenario: Scenario, plan: Plan) -> int:
 def largest_load(loads: Callable[[int], float], highest: int) -> int:
     """Return the largest number up to ``highest`` whose load is at most 1; 0 if none.
 
-    Loads never shrink with the number. They are nearly linear in it, so the next number to try is
-    interpolated from the last two; every third one halves or doubles the interval.
+    The load must not fall when the number grows. It is nearly linear, so the next trial is
+    interpolated from the last two; every third trial bisects or doubles the interval.
 
     >>> largest_load(lambda n: n / 1000.5, 10**6)
     1000
@@ -101,7 +101,10 @@ def largest_load(loads: Callable[[int], float], highest: int) -> int:
 
 
 def largest(fitting: Callable[[int], bool], highest: int) -> int:
-    """Return the largest number up to ``highest`` that fits (smaller ones do too); 0 if none."""
+    """Return the largest number up to ``highest`` that fits, by bisection; 0 if none.
+
+    All smaller numbers must fit, too.
+    """
     if highest < 1 or not fitting(1):
         return 0
     low, high = 1, 2
@@ -114,9 +117,21 @@ def largest(fitting: Callable[[int], bool], highest: int) -> int:
     return low
 
 
-def reach(scenario: Scenario, plan: Plan) -> dict[str, Any]:
-    """How far a plan that fits can go: largest micro-batch, longest sequence."""
-    return {
-        "largest_micro_batch_size": largest_micro_batch(scenario, plan) or None,
-        "longest_seq_len": longest_sequence(scenario, plan, MAX_SEQ_LEN) or None,
-    }
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Largest micro-batch size and longest sequence of a plan, each with the other unchanged."""
+
+    largest_micro_batch_size: int | None
+    longest_seq_len: int | None  # tokens
+
+    def to_dict(self) -> dict[str, int | None]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def reach(scenario: Scenario, plan: Plan) -> Reach:
+    """Return the largest micro-batch size and the longest sequence of a plan that fits."""
+    return Reach(
+        largest_micro_batch(scenario, plan) or None,
+        longest_sequence(scenario, plan, MAX_SEQ_LEN) or None,
+    )

@@ -1,4 +1,4 @@
-"""The story of one step's memory: moments of the fullest stage, all stages, what the terms are."""
+"""Memory during one step: moments of the limiting stage, peaks of all stages, largest terms."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.prediction import MEMORY_PARTS, MemoryPrediction
 from cost_models.scenario import Scenario
 
-# what a newcomer reads; in the order of a step
-MOMENT_STORY: Final = {
+# explanations for newcomers, in the order of a step
+MOMENT_EXPLANATIONS: Final = {
     "loss_forward": "the forward pass of the last micro-batch in flight has ended: every layer's "
     "activations are kept, and the loss is computed from the logits",
     "loss_backward": "the backward pass begins: the logits and their gradient "
-    "are there at once, and nothing of the layers has been freed yet",
-    "head": "the gradient of the output projection is cast and shared out over the data ranks",
-    "backward": "the first layer is walked backward: its gathered weights, its gradient and all "
-    "that is still kept for the layers below it",
-    "later_backward": "the backward pass of the next micro-batch: gradients of the first one have "
-    "stayed, its activations are gone",
-    "last_layer": "the end of the last backward pass: one layer is left, and the gradients of all "
-    "others are there",
-    "embedding": "the gradient of the embedding, often the largest single tensor, is shared out",
-    "optimizer": "the optimizer step: reduced gradients and states, no activations",
+    "exist at once, and no layer has freed its activations yet",
+    "head": "the gradient of the output projection is cast and reduced over the data ranks",
+    "backward": "the backward pass of the last layer: its gathered weights, its gradient and the "
+    "activations of all layers below it",
+    "later_backward": "the backward pass of the next micro-batch: the gradients of the first one "
+    "are kept, its activations are freed",
+    "last_layer": "the end of the last backward pass: one layer remains, and the gradients of all "
+    "others are kept",
+    "embedding": "the gradient of the embedding, often the largest single tensor, is reduced",
+    "optimizer": "the optimizer step: reduced gradients and optimizer states, no activations",
 }
 # the same moments on a stage without the head
-WITHOUT_HEAD: Final = {
+EXPLANATIONS_WITHOUT_HEAD: Final = {
     "loss_forward": "the forward pass of the last micro-batch in flight has ended: the activations "
     "of all of them are kept",
-    "loss_backward": "between forward and backward pass: the layer that is next has been gathered, "
-    "and nothing has been freed yet",
+    "loss_backward": "between forward and backward pass: the weights of the next layer are "
+    "gathered, and no activations have been freed yet",
 }
-ONLY_WITH: Final = {"head": "head", "embedding": "embedding"}  # moments that a block brings
+ONLY_WITH: Final = {"head": "head", "embedding": "embedding"}  # moment: the block it needs
 
 
 @dataclass(frozen=True, slots=True)
 class MomentMemory:
-    """One moment of the fullest stage."""
+    """Memory of the limiting stage at one moment of a step."""
 
     name: str
     parts: MemoryParts
@@ -63,38 +63,38 @@ class MomentMemory:
 
 @dataclass(frozen=True, slots=True)
 class StagePeak:
-    """One pipeline rank: what it holds, and its own peak."""
+    """Peak memory of one pipeline rank, with its layers and micro-batches in flight."""
 
     stage: int
     layers: int
-    in_flight: float  # micro-batches whose activations it keeps when it is fullest
-    due: float  # micro-batches whose weight gradients are still to come then
-    holds: tuple[str, ...]  # embedding, head
+    in_flight: float  # micro-batches whose activations it keeps at its peak
+    deferred: float  # micro-batches whose weight gradients are not computed yet at its peak
+    end_blocks: tuple[str, ...]  # embedding, head
     moment: str
     parts: MemoryParts
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What ``fit --explain`` tells about the memory of one step."""
+    """Memory of one step, moment by moment (``fit --explain``)."""
 
-    stage: int  # the fullest one
+    stage: int  # with the highest peak
     peak: int  # position of its peak in ``moments``
     moments: tuple[MomentMemory, ...]
     stages: tuple[StagePeak, ...]
     terms: tuple[Term, ...]
-    layer: tuple[LayerTerm, ...]  # of the commonest kind of layer of the fullest stage
+    layer: tuple[LayerTerm, ...]  # of the most frequent kind of layer of the limiting stage
     num_microbatches: int
-    schedule: str  # why so many micro-batches are in flight
+    schedule: str  # explanation of the number of micro-batches in flight
 
     @property
-    def fullest(self) -> StagePeak:
-        """The stage that is told about."""
+    def limiting_stage(self) -> StagePeak:
+        """The stage with the highest peak."""
         return self.stages[self.stage]
 
     @property
-    def shown(self) -> tuple[MomentMemory, ...]:
-        """The moments that the stage has, in the order of a step."""
+    def shown_moments(self) -> tuple[MomentMemory, ...]:
+        """The moments that occur on the limiting stage, in the order of a step."""
         return tuple(
             moment
             for position, moment in enumerate(self.moments)
@@ -102,17 +102,17 @@ class StepMemory:
         )
 
     def _has(self, name: str) -> bool:
-        """Whether the fullest stage goes through a moment."""
+        """Whether a moment occurs on the limiting stage."""
         if name == "later_backward":
             return self.num_microbatches > 1
-        return name not in ONLY_WITH or ONLY_WITH[name] in self.fullest.holds
+        return name not in ONLY_WITH or ONLY_WITH[name] in self.limiting_stage.end_blocks
 
     @property
     def peak_words(self) -> str:
-        """What happens at the peak, for a newcomer."""
+        """Explanation of the moment of the peak, for newcomers."""
         name = self.moments[self.peak].name
-        words = {} if "head" in self.fullest.holds else WITHOUT_HEAD
-        return words.get(name, MOMENT_STORY[name])
+        words = {} if "head" in self.limiting_stage.end_blocks else EXPLANATIONS_WITHOUT_HEAD
+        return words.get(name, MOMENT_EXPLANATIONS[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the timeline and the terms."""
@@ -128,13 +128,13 @@ def _plain(term: Term) -> dict[str, Any]:
 
 
 def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> StepMemory:
-    """Tell the story of a plan that was priced; ``memory`` is its prediction."""
+    """Return the memory of one step; ``memory``: the plan's memory prediction."""
     ranges = default_layer_ranges(scenario, plan)
-    lines = timelines(scenario, plan, ranges)
+    moments_by_stage = timelines(scenario, plan, ranges)
     table = PlanTable.from_plans([plan])
-    fullest = memory.limiting_stage
+    limiting = memory.limiting_stage
     stages = []
-    for index, line in enumerate(lines):
+    for index, line in enumerate(moments_by_stage):
         rank = pipeline_rank(scenario, plan, ranges, index)
         held = held_activations(RankView(scenario, table, rank))
         peak = max(range(len(line)), key=lambda position: float(line[position].peak))
@@ -143,33 +143,35 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
                 stage=index,
                 layers=sum(rank.kind_counts),
                 in_flight=first(held.in_flight),
-                due=first(held.due),
-                holds=("embedding",) * rank.first + ("head",) * rank.last,
+                deferred=first(held.due),
+                end_blocks=("embedding",) * rank.first + ("head",) * rank.last,
                 moment=MOMENTS[peak],
                 parts=line[peak],
             )
         )
-    rank = pipeline_rank(scenario, plan, ranges, fullest)
+    rank = pipeline_rank(scenario, plan, ranges, limiting)
     moment = MOMENTS.index(memory.moment)
     kinds = scenario.model.kinds
     common = max(range(len(kinds)), key=lambda kind: rank.kind_counts[kind])
     return StepMemory(
-        stage=fullest,
+        stage=limiting,
         peak=moment,
-        moments=tuple(MomentMemory(n, p) for n, p in zip(MOMENTS, lines[fullest], strict=True)),
+        moments=tuple(
+            MomentMemory(n, p) for n, p in zip(MOMENTS, moments_by_stage[limiting], strict=True)
+        ),
         stages=tuple(stages),
-        terms=tuple(memory_terms(scenario, plan, rank, lines[fullest][moment], moment)),
+        terms=tuple(memory_terms(scenario, plan, rank, moments_by_stage[limiting][moment], moment)),
         layer=tuple(layer_terms(scenario, plan, kinds[common])),
         num_microbatches=plan.num_microbatches,
-        schedule=_schedule(plan, stages[fullest], len(stages_of_rank(plan, fullest))),
+        schedule=_schedule(plan, stages[limiting], len(stages_of_rank(plan, limiting))),
     )
 
 
 def _schedule(plan: Plan, stage: StagePeak, virtual: int) -> str:
-    """Say where the number of micro-batches in flight comes from."""
+    """Explain the number of micro-batches in flight."""
     if plan.pipeline_parallel == 1:
         more = f" ({plan.num_microbatches} a step)" if plan.num_microbatches > 1 else ""
-        return f"no pipeline: one micro-batch is walked back before the next one starts{more}"
+        return f"no pipeline: one micro-batch ends its backward pass before the next starts{more}"
     count, ranks = plan.num_microbatches, plan.pipeline_parallel
     formula = {
         "gpipe": f"all m = {count}",
@@ -181,6 +183,6 @@ def _schedule(plan: Plan, stage: StagePeak, virtual: int) -> str:
         "dualpipev": f"2 p + 1 = {2 * ranks + 1} stages of half its layers",
     }[plan.pipeline_schedule]
     held = f"{stage.in_flight:.3g} micro-batches of its layers"
-    due = f"; weight gradients of {stage.due:.3g} more are due" if stage.due else ""
+    due = f"; weight gradients of {stage.deferred:.3g} more are due" if stage.deferred else ""
     each = f", {virtual} stages on each rank" if virtual > 1 else ""
     return f"{plan.pipeline_schedule}{each}: stage {stage.stage} keeps {held} ({formula}){due}"

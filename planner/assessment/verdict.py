@@ -1,4 +1,4 @@
-"""FITS, TIGHT or DOES NOT FIT: the interval of the predicted peak against the budget."""
+"""Verdict FITS, TIGHT or DOES NOT FIT: the interval of the predicted peak against the budget."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster, Kind
 Verdict = Literal["fits", "tight", "does_not_fit"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("fits", "tight", "does_not_fit")
 WORDS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
-# What a process may use of a CPU machine's memory: the rest is the system's and the file cache's.
+# Share of a CPU machine's memory for the processes; the operating system and caches use the rest.
 CPU_SHARE: Final = 0.9
-# What CUDA keeps of the capacity that the driver reports, where nobody published what is left
-# (``Accelerator.usable_memory``): the largest of the published ones, in bytes and as a share
+# Memory that CUDA reserves of the capacity that the driver reports, for accelerators without a
+# published ``Accelerator.usable_memory``: the largest published value, in bytes and as a share
 # (79.25 of 80 GiB on an A100; 14.56 of 15 GiB on a T4).
 MOST_KEPT: Final = 0.75 * GIB
 LARGEST_SHARE_KEPT: Final = 0.03
@@ -40,7 +40,7 @@ class Budget:
 
 
 def memory_budget(accelerator: Accelerator) -> Budget:
-    """Return what a plan may use: what is published for the card, else the capacity less a share.
+    """Return the memory that a plan may use: as published, else the capacity less CUDA's share.
 
     >>> from hardware_profiles.cluster.catalogue import find_accelerator
     >>> memory_budget(find_accelerator("A100-SXM-80GB")).size / GIB
@@ -58,21 +58,24 @@ def memory_budget(accelerator: Accelerator) -> Budget:
 
 
 def budget_bytes(cluster: Cluster) -> float:
-    """Bytes that a plan may use on one accelerator, of those that the driver reports."""
+    """Return the bytes that a plan may use on one accelerator."""
     return memory_budget(cluster.accelerator).size
 
 
 def verdict_codes(
     peak: NDArray[np.float64], budget: float, spread: Spread = MEMORY
 ) -> NDArray[np.int8]:
-    """Return positions in VERDICTS: upper end within, interval astride, lower end above."""
+    """Return positions in VERDICTS, for peaks in bytes.
+
+    Fits: the whole interval is below the budget; tight: the interval contains the budget.
+    """
     fits = peak * (1.0 + spread.above) <= budget
     over = peak * (1.0 - spread.below) > budget
     return np.where(fits, 0, np.where(over, 2, 1)).astype(np.int8)
 
 
 def most_bytes(budget: float, spread: Spread, code: int) -> float:
-    """Return the largest peak with which a plan fits (0), or is at least tight (1)."""
+    """Return the largest peak in bytes with which a plan fits (code 0) or is tight (code 1)."""
     return budget / (1.0 + spread.above) if code == 0 else budget / (1.0 - spread.below)
 
 

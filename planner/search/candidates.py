@@ -1,4 +1,4 @@
-"""The candidates of a question: which of them are legal, and what became of the others."""
+"""Candidate plans of a search: the legal ones, and how many each rule or requirement removes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from planner.search.space import plan_products
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Every candidate, judged."""
+    """Legal candidates, and counts of the others by broken rule."""
 
-    legal: PlanTable  # by values: those that are also what is required
-    codes: NDArray[np.int64]  # how many there are of each of CODES
-    examples: Mapping[str, str]  # for each broken rule, the words for one candidate
-    unwanted: NDArray[np.int64]  # of legal ones, the requirement that they break
+    legal: PlanTable  # dictionary-encoded: legal plans that satisfy the requirements
+    codes: NDArray[np.int64]  # number of candidates for each of CODES
+    examples: Mapping[str, str]  # for each broken rule, its message for one candidate
+    excluded: NDArray[np.int64]  # legal plans that break a requirement: its position, from 1
 
     @classmethod
     def of(
@@ -35,10 +35,10 @@ class Candidates:
         require: Sequence[Constraint] = (),
         offloads: Sequence[str] = ("none",),
     ) -> Candidates:
-        """Enumerate and judge."""
+        """Enumerate all candidates and check legality and requirements."""
         counts = np.zeros(len(CODES), dtype=np.int64)
         examples: dict[str, str] = {}
-        unwanted: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
+        excluded: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
         for product in plan_products(
             scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed, offloads=offloads
@@ -49,8 +49,8 @@ class Candidates:
             codes = np.zeros(projection.size, dtype=np.int16)
             for position, flags in broken.items():
                 codes[values_at(projection, flags)] = position
-            here = np.bincount(codes, weights=projection.num_plans(), minlength=len(CODES))
-            counts += here.astype(np.int64)
+            number = np.bincount(codes, weights=projection.num_plans(), minlength=len(CODES))
+            counts += number.astype(np.int64)
             for code, row in zip(*np.unique(codes, return_index=True), strict=True):
                 if code and CODES[code] not in examples:
                     plan = product.plans(projection, row[None]).plan(0)
@@ -58,17 +58,17 @@ class Candidates:
             plans = product.plans(projection, np.flatnonzero(codes == 0))
             frame.release()
             if require:
-                unwilling = broken_by_plan(require, plans.plain())
-                unwanted.append(unwilling[unwilling > 0])
-                plans = plans.rows(unwilling == 0)
+                broken_codes = broken_by_plan(require, plans.plain())
+                excluded.append(broken_codes[broken_codes > 0])
+                plans = plans.rows(broken_codes == 0)
             legal.append(plans)
         columns = {
             f.name: concatenate([getattr(t, f.name) for t in legal]) for f in fields(PlanTable)
         }
-        return cls(PlanTable(**columns), counts, examples, np.concatenate(unwanted))
+        return cls(PlanTable(**columns), counts, examples, np.concatenate(excluded))
 
     @property
     def illegal(self) -> dict[str, int]:
-        """How many candidates each rule forbids, the most first."""
+        """Number of candidates that each rule forbids, in descending order."""
         found = {CODES[i]: int(n) for i, n in enumerate(self.codes) if i and n}
         return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,17 +1,17 @@
 """Candidate source: plans with every number of recomputed layers.
 
-Needed where the fewest layers that fit need not be the best: on Pareto fronts, with the objective
-memory, with constraints that ask for more memory or time than a plan needs, and with activations
-on the host (with fewer recomputed layers less is computed, but more is moved). Plans that do not
-fit with all layers recomputed are candidates, too.
+Needed if the fewest layers that fit are not always the best choice: for Pareto fronts, the
+objective memory, constraints with lower limits on memory or time, and offloaded activations (fewer
+recomputed layers mean less computation but more transfers). Plans that do not fit with all layers
+recomputed are candidates, too.
 
-With T, M, N and s as in ``partial_recompute``, and T' the seconds of a plan that offloads no
-activations:
+With T, M, N and s as in ``partial_recompute``, and T' the step time without offloaded
+activations, in seconds:
 
     T(n) >= T'(n) >= (2/3 + n / 3N) T'(all)
     M(n) >= (1 - n / s) M(0)    and    M(n) >= n / N M(all)
 
-Plans are dropped for which no n can come below the allowed memory or time; of all others every n
+Plans whose bounds exceed the allowed memory or time for every n are dropped; for all others every n
 is priced.
 """
 
@@ -31,15 +31,15 @@ from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from planner.search.feasible import Feasible
 from planner.search.partial_recompute import FULL, MOST_SAVED, ROUNDING, stage_sizes
-from planner.search.ranking import Batch, Ranking
+from planner.search.ranking import CandidateBatch, Ranking
 from planner.search.sources import Leaders
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 Flags = NDArray[np.bool_]
-AT_ONCE: Final = 200_000  # plans that are priced together
+MAX_TABLE: Final = 200_000  # plans priced in one table
 NONE, EMPTY = np.zeros(0, dtype=np.intp), np.zeros(0)
-# every way to offload, without the activations
+# for each word of OFFLOADS, the same without the activations
 KEPT: Final = np.array(
     [
         OFFLOADS.index(word.replace("+activations", "").replace("activations", "none"))
@@ -48,27 +48,28 @@ KEPT: Final = np.array(
 )
 
 
-def every_count(most: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
-    """Return the rows of numbers from 1 to ``most``, and these.
+def every_count(highest: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
+    """Return row indices and numbers: for each row all numbers from 1 to ``highest``.
 
     >>> [column.tolist() for column in every_count(np.array([2, 0, 1]))]
     [[0, 0, 2], [1, 2, 1]]
     """
-    rows = np.repeat(np.arange(len(most)), most)
-    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(most) - most, most) + 1
+    rows = np.repeat(np.arange(len(highest)), highest)
+    starts = np.repeat(np.cumsum(highest) - highest, highest)
+    return rows, np.arange(len(rows)) - starts + 1
 
 
 @dataclass(frozen=True, slots=True)
 class FullRecompute:
-    """Plans that recompute all layers, fitting or not, with two peaks in bytes."""
+    """Plans that recompute all layers, whether they fit or not, with two peaks in bytes."""
 
     table: PlanTable
-    none: Floats  # of the same plan with nothing recomputed; nan: unknown
+    none: Floats  # peak of the same plan without recomputation; nan: unknown
     peak: Floats
 
     @classmethod
     def of(cls, legal: PlanTable, peak: Floats, none: Floats, *, offloaded: bool) -> FullRecompute:
-        """Take them out of all legal plans; ``offloaded``: only those that offload activations."""
+        """Select them from all legal plans; ``offloaded``: only plans that offload activations."""
         rows = (decode(legal.recompute) == FULL).nonzero()[0]
         table = legal.rows(rows).plain()
         if offloaded:
@@ -79,19 +80,19 @@ class FullRecompute:
 
 @dataclass(frozen=True, slots=True)
 class LayerGrids:
-    """Plans that recompute all of their layers, which fewer of them may do, too."""
+    """Plans with full recomputation, each with bounds over all smaller numbers of layers."""
 
     table: PlanTable
-    most: NDArray[np.int64]  # layers of each stage that are not all
-    peak: Floats  # bytes, with all of them
-    least_peak: Floats  # that no number of layers comes below
-    least_step: Floats  # seconds
+    max_layers: NDArray[np.int64]  # largest number of recomputed layers of each stage below all
+    peak: Floats  # bytes, with all layers recomputed
+    least_peak: Floats  # bytes, lower bound for every number of layers
+    least_step: Floats  # seconds, lower bound for every number of layers
 
     @classmethod
     def of(
-        cls, scenario: Scenario, every: FullRecompute, most: float, *, timed: bool = True
+        cls, scenario: Scenario, every: FullRecompute, max_peak: float, *, timed: bool = True
     ) -> LayerGrids:
-        """Bound those that can come to ``most`` bytes; not ``timed``: a step takes what it may."""
+        """Return plans that may need at most ``max_peak`` bytes; ``timed``: with step bounds."""
         table, none, whole = every.table, every.none, every.peak
         smallest, largest = stage_sizes(scenario, table)
         counts = smallest - (smallest == largest)
@@ -100,7 +101,7 @@ class LayerGrids:
         if alike:
             share = whole * smallest / largest
             peak = np.nan_to_num(none * share / (none + share)) * (1.0 - ROUNDING)
-        rows = ((counts > 0) & (peak <= most)).nonzero()[0]
+        rows = ((counts > 0) & (peak <= max_peak)).nonzero()[0]
         table = table.rows(rows)
         kept = np.zeros(len(table))
         if timed:
@@ -110,18 +111,18 @@ class LayerGrids:
         return cls(table, counts[rows], whole[rows], peak[rows], step)
 
     def rows(self, index: Any) -> LayerGrids:
-        """Return some of them."""
-        columns = (self.most, self.peak, self.least_peak, self.least_step)
+        """Return a selection of rows."""
+        columns = (self.max_layers, self.peak, self.least_peak, self.least_step)
         return LayerGrids(self.table.rows(index), *(column[index] for column in columns))
 
     def slabs(self) -> Iterator[tuple[Rows, PlanTable]]:
-        """Yield every plan with every number of layers, and the grid of each."""
-        ends = np.cumsum(self.most)
+        """Yield every plan with every number of layers, and the row of its grid."""
+        ends = np.cumsum(self.max_layers)
         start = 0
         while start < len(self.table):
             done = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, done + AT_ONCE, side="right")))
-            grid, number = every_count(self.most[start:stop])
+            stop = max(start + 1, int(np.searchsorted(ends, done + MAX_TABLE, side="right")))
+            grid, number = every_count(self.max_layers[start:stop])
             yield start + grid, replace(self.table.rows(start + grid), recompute_layers=number)
             start = stop
 
@@ -130,13 +131,13 @@ class LayerGrids:
 class EveryNumber:
     """Candidate source: every number of recomputed layers.
 
-    For fronts, the objective memory, activations on the host and constraints that ask for more
-    memory or time than a plan needs.
+    For fronts, the objective memory, offloaded activations and constraints with lower limits on
+    memory or time.
     """
 
     scenario: Scenario
     grids: LayerGrids
-    largest: Floats  # bytes of the peak that the plans of each grid may have
+    max_peak: Floats  # bytes, largest peak allowed for the plans of each grid
     beaten: Callable[[Floats, Floats], Flags]
     feasible: Feasible
     ranking: Ranking
@@ -147,23 +148,23 @@ class EveryNumber:
     def of(
         cls, grids: LayerGrids, feasible: Feasible, leaders: Leaders, *, smaller: bool
     ) -> EveryNumber:
-        """Drop the grids that the leaders beat by their bounds.
+        """Drop the grids whose bounds do not beat the leaders.
 
         ``smaller``: only plans that need no more memory than with all layers recomputed.
         """
         ranking = leaders.ranking
         beaten = ranking.beaten(leaders.plans)
         left = grids.rows((~beaten(grids.least_step, grids.least_peak)).nonzero()[0])
-        largest = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
-        return cls(ranking.scenario, left, largest, beaten, feasible, ranking)
+        max_peak = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
+        return cls(ranking.scenario, left, max_peak, beaten, feasible, ranking)
 
-    def batches(self, leaders: Leaders) -> Iterator[Batch]:
-        """Yield all numbers of all grids that fit and are not beaten, as one batch."""
+    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield one batch: all plans of all grids that fit and that the leaders do not beat."""
         tables, columns = [self.grids.table.rows(slice(0, 0))], [(NONE, EMPTY, EMPTY)]
         for grid, table in self.grids.slabs():
             self.priced += len(table)
             fitting, peak = self.feasible.fits(table)
-            rows = (fitting & (peak <= self.largest[grid])).nonzero()[0]
+            rows = (fitting & (peak <= self.max_peak[grid])).nonzero()[0]
             table, grid, peak = table.rows(rows), grid[rows], peak[rows]
             step = table_steps(self.scenario, table)
             kept = self.feasible.may_satisfy(table, step, peak) & ~self.beaten(step, peak)
@@ -178,4 +179,4 @@ class EveryNumber:
         )
         table = joint.plain()
         order = self.ranking.order(table, np.arange(len(table)), step, peak)
-        yield Batch(table, order, step, peak, family=grid)
+        yield CandidateBatch(table, order, step, peak, family=grid)

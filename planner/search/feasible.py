@@ -1,4 +1,4 @@
-"""Feasibility of plans: memory of accelerator and host against the budgets, and constraints."""
+"""Feasibility of plans: accelerator and host memory against their budgets, and constraints."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from planner.request.objectives import results
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-NEAR: Final = 1e-9  # of a budget: closer peaks are priced again, summed in the order of one plan
+NEAR: Final = 1e-9  # of the budget; closer peaks are recomputed in the summation order of one plan
 # rows and their simulated steps -> 0, or the position (from 1) of a broken constraint
 Broken = Callable[[NDArray[np.intp], Floats], NDArray[np.int16]]
 
 
 def nothing_broken(rows: NDArray[np.intp], seconds: Floats) -> NDArray[np.int16]:
-    """Return the codes of rows without constraints on results."""
+    """Return zeros: no constraint on results is broken."""
     return np.zeros(len(rows), dtype=np.int16)
 
 
 @dataclass(slots=True)
 class Feasible:
-    """Tests of plans against one verdict, a largest peak and the constraints on results."""
+    """Tests of plans against one verdict, the largest allowed peak and constraints on results."""
 
     scenario: Scenario
     require: Sequence[Constraint]
@@ -41,11 +41,11 @@ class Feasible:
     seen_tight: bool = False  # whether a tested plan was tight
 
     @property
-    def most(self) -> float:
+    def max_peak(self) -> float:
         """Largest peak in bytes that verdict and constraints allow."""
-        return self.most_at(self.verdict)
+        return self.max_peak_at(self.verdict)
 
-    def most_at(self, verdict: int) -> float:
+    def max_peak_at(self, verdict: int) -> float:
         """Return the largest peak in bytes that another verdict and the constraints allow."""
         budget, spread = (
             budget_bytes(self.scenario.cluster),
@@ -54,13 +54,13 @@ class Feasible:
         return most_memory(self.require, most_bytes(budget, spread, verdict))
 
     def fits(self, table: PlanTable) -> tuple[Flags, Floats]:
-        """Return which plans have the verdict and no larger peak, and the peaks of all."""
+        """Return which plans have the verdict and an allowed peak, and all peaks in bytes."""
         peak, found = verdicts_of(self.scenario, table)
         self.seen_tight = self.seen_tight or bool(np.any(found == 1))
-        return (found == self.verdict) & (peak <= self.most), peak
+        return (found == self.verdict) & (peak <= self.max_peak), peak
 
     def may_satisfy(self, table: PlanTable, step: Floats, peak: Floats | None = None) -> Flags:
-        """Return which plans may satisfy the constraints; ``step``: lower bound."""
+        """Return which plans may satisfy the constraints; ``step``: lower bound in seconds."""
         found = results(self.scenario, table, step, np.zeros(len(table)) if peak is None else peak)
         kept: Flags = broken_by_result(self.require, found, len(table), at_best=True) == 0
         return kept
@@ -79,7 +79,7 @@ def verdicts_of(
 ) -> tuple[Floats, NDArray[np.int8]]:
     """Return peaks in bytes, and the worse of the verdicts on accelerator and host.
 
-    ``enough``: peaks above it need not be exact (``table_memory``).
+    ``enough``: bytes above which a peak need not be exact (``table_memory``).
     """
     peak, on_host = peaks_and_hosts(scenario, table, enough)
     spread = memory_spread(scenario.software.name)
@@ -90,7 +90,7 @@ def verdicts_of(
 def peaks_and_hosts(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, NDArray[np.int8]]:
-    """Return peaks in bytes and the verdicts on the host of a node (``table_memory``)."""
+    """Return peaks in bytes and verdict codes of the host of a node (``table_memory``)."""
     peak, host = table_memory(scenario, table, enough)
     near = np.flatnonzero(_at_a_border(scenario, peak))
     if len(near):

@@ -1,9 +1,9 @@
-"""The best plans by the simulated step: action by action, but only those that can still win.
+"""Ranking of plans by the simulated step, with branch and bound.
 
-A plan's step in closed form is never longer than its simulated one (``pipeline_time``). Plans are
-simulated in the order of that bound; once ``top`` of them are done and the next bound is longer
-than the longest of the best ones, no plan that is left can be among them. Constraints on results
-are about the simulated step, too: a plan that breaks one then is dropped, and beats no other.
+The closed form of a step is a lower bound on the simulated step (``pipeline_time``). Plans are
+simulated in the order of that bound; once ``top`` of them are simulated and the next bound exceeds
+the longest of the best steps, no remaining plan can be among the best. Constraints on results apply
+to the simulated step: a plan that breaks one is dropped and excludes no other plan.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from planner.search.feasible import Broken, nothing_broken
 
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
-AT_ONCE: Final = 16  # plans whose ranks are priced together before they are simulated
+CHUNK: Final = 16  # plans whose ranks are priced together before they are simulated
 Codes = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
 class Finalists:
-    """Rows of a table, best first, and their seconds of a step."""
+    """Rows of a table, best first, with their simulated steps in seconds."""
 
     rows: Rows
     seconds: Floats
-    simulated: int  # action by action; a plan without a pipeline needs none
-    bounded_away: int  # not simulated, since they cannot win
-    # of rows that break a constraint once they are simulated, the code of that
+    simulated: int  # number of simulations; plans without a pipeline need none
+    bounded_away: int  # not simulated: their bound is longer than the best steps
+    # of rows whose simulated step breaks a constraint, the position (from 1) of the constraint
     broken: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
 
     def plans(self, table: PlanTable, peak: Floats) -> list[tuple[float, float, Plan]]:
-        """Return seconds, bytes and plans, the best first."""
+        """Return step seconds, peak bytes and plan of each row, best first."""
         ranked = zip(self.seconds.tolist(), self.rows.tolist(), strict=True)
         return [(seconds, float(peak[row]), table.plan(row)) for seconds, row in ranked]
 
@@ -54,16 +54,16 @@ def simulate(
     broken: Broken = nothing_broken,
     family: Rows | None = None,
 ) -> Finalists:
-    """Rank rows that come in the order of ``step``, a lower bound; among equals the first stays.
+    """Rank rows that are sorted by ``step``, a lower bound; ties keep their order.
 
-    ``family``: of rows with the same number the best alone counts.
+    ``family``: only the best of the rows with the same number is ranked.
     """
     best: list[tuple[float, float, int]] = []  # seconds, peak, position in the order
     dropped = [np.zeros(0, dtype=np.int16)]
     simulated = done = 0
     while done < len(order):
         longest = best[top - 1][0] if len(best) >= top else np.inf
-        batch = order[done : done + max(AT_ONCE, top)]
+        batch = order[done : done + max(CHUNK, top)]
         batch = batch[step[batch] <= longest]
         if len(batch) == 0:
             break
@@ -85,7 +85,7 @@ def simulate(
 def _of_families(
     best: list[tuple[float, float, int]], order: Rows, family: Rows | None
 ) -> list[tuple[float, float, int]]:
-    """Return the first of every family."""
+    """Return the first entry of every family."""
     if family is None:
         return best
     first: dict[int, tuple[float, float, int]] = {}
@@ -95,7 +95,7 @@ def _of_families(
 
 
 def _seconds(scenario: Scenario, table: PlanTable, rows: Rows, step: Floats) -> tuple[Floats, int]:
-    """Return the simulated steps of some rows, and how many of them have a pipeline."""
+    """Return the simulated steps of some rows, and how many rows have a pipeline."""
     seconds = step[rows]
     piped = table.pipeline_parallel[rows] > 1
     if piped.any():
@@ -115,7 +115,7 @@ def smallest_first(
     broken: Broken = nothing_broken,
     family: Rows | None = None,
 ) -> Finalists:
-    """Rank rows that come in the order of ``peak``, then ``step``: equal peaks by simulation."""
+    """Rank rows that are sorted by ``peak``, then ``step``; equal peaks by the simulated step."""
     found: list[Finalists] = []
     done = known = 0
     while known < top and done < len(order):
@@ -148,10 +148,10 @@ def simulate_front(
     *,
     broken: Broken = nothing_broken,
 ) -> Finalists:
-    """Return the rows that no other one beats in simulated step and peak, the fastest first.
+    """Return the Pareto front of simulated step and peak, the fastest first.
 
-    A row whose bound and peak a simulated one has or beats cannot be one of them; all others are
-    simulated, in the order of the bound.
+    A row is not simulated if a simulated row has no longer step than its bound and no larger peak;
+    all others are simulated in the order of the bound.
     """
     left = order[np.argsort(step[order], kind="stable")]
     done: list[Rows] = [left[:0]]
@@ -159,7 +159,7 @@ def simulate_front(
     dropped = [np.zeros(0, dtype=np.int16)]
     simulated = bounded_away = 0
     while len(left):
-        batch, left = left[:AT_ONCE], left[AT_ONCE:]
+        batch, left = left[:CHUNK], left[CHUNK:]
         found, piped = _seconds(scenario, table, batch, step)
         simulated += piped
         codes = broken(batch, found)
@@ -170,7 +170,7 @@ def simulate_front(
             continue
         by_time = np.argsort(known, kind="stable")
         lowest = np.minimum.accumulate(peak[rows][by_time])
-        # of the simulated ones that take no longer than a bound, the smallest peak
+        # smallest peak of the simulated rows whose step is no longer than a bound
         before = np.searchsorted(known[by_time], step[left], side="right")
         beaten = (before > 0) & (lowest[np.maximum(before, 1) - 1] <= peak[left])
         bounded_away += int(np.sum(beaten))

@@ -1,7 +1,7 @@
-"""Python's collector of cycles, seldom: it looks through all objects again and again.
+"""Fewer runs of Python's cyclic garbage collector, which scans all objects each time.
 
-Pricing makes hundreds of thousands of short-lived objects, which their reference counts free; what
-refers to itself in a circle there (``levels.Frame``) is let go of by hand.
+Pricing creates hundreds of thousands of short-lived objects that reference counting frees; the
+reference cycles of ``ProductFrame`` are broken explicitly (``release``).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-OBJECTS: Final = 100_000  # more than before, until the youngest are looked through
+OBJECTS: Final = 100_000  # new objects before a collection of the youngest generation
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
-    """Let the collector wait for more objects; also as a decorator."""
+def fewer_collections() -> Iterator[None]:
+    """Raise the threshold of the garbage collector; context manager or decorator."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], OBJECTS) if before[0] else 0, *before[1:])
     try:

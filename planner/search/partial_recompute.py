@@ -1,22 +1,20 @@
 """Recomputation of the first n layers of every stage, as an axis of the search.
 
-A table of plans holds those that recompute all of their layers, or none. Between them, the first n
-of each stage need less memory than none and less time than all. With T the seconds of a step and M
-the bytes of its peak, N the layers of the largest stage and s those of the smallest, all of a kind:
+The enumerated plans recompute all layers or none. Recomputing the first n layers of each stage
+needs less memory than n = 0 and less time than all. With T the seconds of a step, M the bytes of
+its peak, N the layers of the largest stage and s of the smallest, for layers of one kind:
 
     T(n) <= T(n + 1)                   a recomputed layer makes no pass shorter
-    T(n) >= (2/3 + n / 3N) T(all)      its forward pass is at most a third of what it then takes
-    M(n) >= (1 - n / s) M(0)           no part of a peak falls by more than the share of its layers
+    T(n) >= (2/3 + n / 3N) T(all)      recomputation is at most a third of a layer's time
+    M(n) >= (1 - n / s) M(0)           no part of a peak falls by more than the share n / s
+    M(n) >= n / N M(all)               n layers keep at least their share of M(all)
 
-    M(n) >= n / N M(all)               n layers keep their share of what all of them keep
-
-The last one holds for layers of several kinds, too. Most plans that recompute are passed over
-without a price: with the fewest layers that may fit they already take longer than the best. Every n
-of those that are left is priced, and of each plan the fewest layers that fit are what counts. That
-a plan does not fit with all of its layers recomputed does not say that it fits with none of these
-n: the last layer's recomputation comes on top of what all others keep, and where it is not
-recomputed less may be there at once. Not looked at: plans whose activations leave the accelerator,
-where less is kept but more is moved (``exhaustive_recompute``).
+The last bound also holds for layers of several kinds. Most plans are dropped without pricing: with
+the fewest layers that may fit, their bound is longer than the best step. For the others every n is
+priced, and the smallest n that fits is ranked. A plan that does not fit with all layers recomputed
+may still fit with fewer: the recomputed activations of the last layer come on top of the kept ones,
+and without its recomputation the peak may be lower. Plans with offloaded activations are left out:
+they keep less but transfer more (``exhaustive_recompute``).
 """
 
 from __future__ import annotations
@@ -34,30 +32,30 @@ from cost_models.plan.plan import RECOMPUTE, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from planner.search.feasible import Feasible
-from planner.search.ranking import Batch
+from planner.search.ranking import CandidateBatch
 from planner.search.sources import Leaders
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 FULL: Final = RECOMPUTE.index("full")
 NONE: Final = RECOMPUTE.index("none")
-MOST_SAVED: Final = 1.0 / 3.0  # of a step, by recomputing nothing
+MOST_SAVED: Final = 1.0 / 3.0  # largest share of a step that recomputation can take
 ROUNDING: Final = 1e-9
-AT_ONCE: Final = 200_000  # plans, with all their numbers of layers, that are priced together
+MAX_TABLE: Final = 200_000  # plans, with all their numbers of layers, priced in one table
 PINNED: Final = ("recompute", "recompute_layers", "recompute_every")
 
 
 def varies_layers(scenario: Scenario, fixed: Mapping[str, Any]) -> bool:
-    """Whether numbers of recomputed layers are looked for: nothing of it is pinned."""
+    """Whether the search varies the number of recomputed layers: not if any part is pinned."""
     given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
     return not given and not any(name in fixed for name in PINNED)
 
 
-def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
-    """Return the peaks of the same plans with nothing recomputed; nan where there is none.
+def peaks_without(table: PlanTable, peak: Floats, max_offset: int) -> Floats:
+    """Return the peaks of the same plans without recomputation, in bytes; nan if not in the table.
 
-    ``apart``: how many rows ahead such a plan stands where all of a grid are there; it is nearer
-    where some of them are illegal.
+    ``max_offset``: how many rows earlier that plan is in a complete grid; the offset is smaller if
+    some plans between are illegal.
     """
     found = np.full(len(table), np.nan)
     recompute = decode(table.recompute)
@@ -68,7 +66,7 @@ def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
     ]
     values = [column for column in values if column.strides != (0,)]
     left = (recompute == FULL).nonzero()[0]
-    for ahead in range(min(apart, len(table) - 1), 0, -1):
+    for ahead in range(min(max_offset, len(table) - 1), 0, -1):
         rows = left[left >= ahead]
         rows = rows[recompute[rows - ahead] == NONE]
         for column in values:
@@ -81,7 +79,7 @@ def peaks_without(table: PlanTable, peak: Floats, apart: int) -> Floats:
 
 
 def stage_sizes(scenario: Scenario, table: PlanTable) -> tuple[Whole, Whole]:
-    """Return the layers of the smallest and of the largest stage of every plan."""
+    """Return the number of layers of the smallest and the largest stage of every plan."""
     return _sizes(scenario, table.pipeline_parallel * table.virtual_stages)
 
 
@@ -90,44 +88,46 @@ def _sizes(scenario: Scenario, stages: Whole) -> tuple[Whole, Whole]:
 
 
 def numbers_that_may_fit(
-    scenario: Scenario, sizes: tuple[Whole, Whole], whole: Floats, none: Floats, most: float
+    scenario: Scenario, sizes: tuple[Whole, Whole], whole: Floats, none: Floats, max_peak: float
 ) -> tuple[Whole, Whole]:
-    """Return the fewest and the most layers of each stage that may come to ``most`` bytes.
+    """Return bounds on the recomputed layers of a stage with a peak of ``max_peak`` bytes or less.
 
-    Not all of them. ``sizes``: ``stage_sizes``; ``whole``, ``none``: peaks with all layers
-    recomputed and with none (nan: unknown), or less than these. None may fit where the fewest are
-    more than the most.
+    The upper bound is below the number of all layers. ``sizes``: ``stage_sizes``; ``whole``,
+    ``none``: peaks in bytes with all layers recomputed and with none (nan: unknown), or lower
+    bounds on these. No number can fit where the lower bound exceeds the upper one.
     """
     smallest, largest = sizes
     share = np.zeros(len(whole))
     if len(scenario.model.kinds) == 1:
-        share = np.nan_to_num(1.0 - most / none)
+        share = np.nan_to_num(1.0 - max_peak / none)
     fewest = np.maximum(1.0, np.ceil(smallest * share - ROUNDING))
-    last = np.floor(largest * (most / whole) * (1.0 + ROUNDING))
+    last = np.floor(largest * (max_peak / whole) * (1.0 + ROUNDING))
     counts = np.minimum(smallest - (smallest == largest), last)
     return fewest.astype(np.int64), counts.astype(np.int64)
 
 
 def rows_too_large(
-    scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, most: float
+    scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, max_peak: float
 ) -> NDArray[np.intp]:
-    """Return plans above ``most`` bytes with all layers recomputed that fewer may bring below."""
-    rows = ((decode(legal.recompute) == FULL) & (peak > most) & ~(none <= most)).nonzero()[0]
+    """Return plans above ``max_peak`` bytes that may need less with fewer recomputed layers."""
+    rows = ((decode(legal.recompute) == FULL) & (peak > max_peak) & ~(none <= max_peak)).nonzero()[
+        0
+    ]
     stages = legal.pipeline_parallel[rows] * legal.virtual_stages[rows]
     sizes = _sizes(scenario, stages)
-    fewest, last = numbers_that_may_fit(scenario, sizes, peak[rows], none[rows], most)
+    fewest, last = numbers_that_may_fit(scenario, sizes, peak[rows], none[rows], max_peak)
     found: NDArray[np.intp] = rows[fewest <= last]
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Plans that recompute all layers, and the least that fewer can come to."""
+    """Plans with full recomputation, each with bounds on its variants with fewer layers."""
 
     table: PlanTable
-    fewest: Whole  # layers of each stage that may fit
-    most: Whole  # that are not all
-    floor: Floats  # seconds
+    min_layers: Whole  # fewest recomputed layers of each stage that may fit
+    max_layers: Whole  # most recomputed layers of each stage, fewer than all
+    floor: Floats  # seconds, lower bound on the step
 
     @classmethod
     def of(
@@ -136,11 +136,11 @@ class Families:
         table: PlanTable,
         step: Floats,
         peaks: tuple[Floats, Floats],
-        most: float,
+        max_peak: float,
     ) -> Families:
-        """Bound those that may come to ``most`` bytes; ``peaks``: with all and with no layers."""
+        """Return bounds for ``max_peak`` bytes; ``peaks``: with all layers and with none."""
         sizes = stage_sizes(scenario, table)
-        fewest, last = numbers_that_may_fit(scenario, sizes, *peaks, most)
+        fewest, last = numbers_that_may_fit(scenario, sizes, *peaks, max_peak)
         alike = len(scenario.model.kinds) == 1
         recomputed = fewest / sizes[1] if alike else np.zeros(len(table))
         floor = step * (1.0 - MOST_SAVED * (1.0 - recomputed)) * (1.0 - ROUNDING)
@@ -148,23 +148,26 @@ class Families:
 
     @property
     def counts(self) -> Whole:
-        """How many numbers of layers each may recompute."""
-        counts: Whole = np.maximum(0, self.most - self.fewest + 1)
+        """Number of variants of each plan."""
+        counts: Whole = np.maximum(0, self.max_layers - self.min_layers + 1)
         return counts
 
     def rows(self, index: Any) -> Families:
-        """Return some of them."""
+        """Return a selection of rows."""
         return Families(
-            self.table.rows(index), self.fewest[index], self.most[index], self.floor[index]
+            self.table.rows(index),
+            self.min_layers[index],
+            self.max_layers[index],
+            self.floor[index],
         )
 
     def with_every_number(self) -> tuple[NDArray[np.intp], PlanTable]:
-        """Return every plan with every number of layers, and which family it is of."""
+        """Return the family of every variant, and the table of all variants."""
         counts = self.counts
         family = np.repeat(np.arange(len(self.table)), counts)
         number = np.arange(len(family)) - np.repeat(np.cumsum(counts) - counts, counts)
         return family, replace(
-            self.table.rows(family), recompute_layers=self.fewest[family] + number
+            self.table.rows(family), recompute_layers=self.min_layers[family] + number
         )
 
 
@@ -172,8 +175,8 @@ class Families:
 class FewestLayers:
     """Candidate source: the fewest recomputed layers with which a plan fits.
 
-    For the objectives time, cost and energy without activations on the host, where no plan gains
-    from recomputing more layers than it must.
+    For the objectives time, cost and energy without offloaded activations: no plan gets faster by
+    recomputing more layers than necessary.
     """
 
     scenario: Scenario
@@ -182,26 +185,26 @@ class FewestLayers:
     enumerated: bool = False
     priced: int = 0
 
-    def batches(self, leaders: Leaders) -> Iterator[Batch]:
-        """Yield the plans of some families at a time, the lowest bounds first."""
+    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield the plans of a few families at a time, the lowest bounds first."""
         left, feasible = self.families, self.feasible
-        left = left.rows((left.most >= left.fewest).nonzero()[0])
+        left = left.rows((left.max_layers >= left.min_layers).nonzero()[0])
         left = left.rows(feasible.may_satisfy(left.table, left.floor))
         left = left.rows(np.argsort(left.floor, kind="stable"))
         while len(left.table):
             longest = leaders.longest_step
-            cut = max(1, int(np.searchsorted(np.cumsum(left.counts), AT_ONCE, side="right")))
+            cut = max(1, int(np.searchsorted(np.cumsum(left.counts), MAX_TABLE, side="right")))
             some, left = left.rows(slice(0, cut)), left.rows(slice(cut, None))
             some = some.rows((some.floor < longest).nonzero()[0])
             if len(some.table) == 0:
                 break
             yield self._batch(some, longest)
 
-    def _batch(self, some: Families, longest: float) -> Batch:
-        """Price the numbers of layers of some families; keep the fewest that fit."""
+    def _batch(self, some: Families, longest: float) -> CandidateBatch:
+        """Price all variants of some families; keep the fewest layers that fit."""
         scenario, feasible = self.scenario, self.feasible
         if longest < np.inf:
-            least = table_steps(scenario, replace(some.table, recompute_layers=some.fewest))
+            least = table_steps(scenario, replace(some.table, recompute_layers=some.min_layers))
             self.priced += len(least)
             some = some.rows((least < longest) & feasible.may_satisfy(some.table, least))
         family, table = some.with_every_number()
@@ -213,7 +216,7 @@ class FewestLayers:
             fitting, peak = feasible.fits(table)
             index = fitting.nonzero()[0]
             step, peak = step[index], peak[index]
-        else:  # no leader to beat: memory first, since most of these searches end with what fits
+        else:  # no leader to beat: memory first, which usually excludes most plans
             fitting, peak = feasible.fits(table)
             index = fitting.nonzero()[0]
             step, peak = table_steps(scenario, table.rows(index)), peak[index]
@@ -224,4 +227,4 @@ class FewestLayers:
         _, first = np.unique(family[index], return_index=True)  # the fewest layers
         index = index[first]
         table, step, peak = table.rows(index), step[index], peak[index]
-        return Batch(table, np.lexsort((peak, step)), step, peak)
+        return CandidateBatch(table, np.lexsort((peak, step)), step, peak)

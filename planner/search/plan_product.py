@@ -1,4 +1,4 @@
-"""Plans as products of choices: judged as they are, multiplied out into columns by values."""
+"""Plans as Cartesian products of choices, expanded into dictionary-encoded columns on demand."""
 
 from __future__ import annotations
 
@@ -21,38 +21,40 @@ Codes = NDArray[np.integer[Any]]
 
 
 class ProductBlock(NamedTuple):
-    """All plans of one grid: its own columns, and choices that are multiplied with each other."""
+    """All plans of one grid of ranks: fixed columns, and the product of independent choices."""
 
     same: dict[str, Any]
-    choices: Mapping[tuple[str, ...], Sequence[Any]]  # of some columns: a value, or one of each
+    choices: Mapping[
+        tuple[str, ...], Sequence[Any]
+    ]  # columns -> values, or tuples with one value of each column
 
     @property
     def size(self) -> int:
-        """How many plans there are."""
+        """Number of plans."""
         return prod(map(len, self.choices.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanProduct:
-    """The plans of many grids, the last choice fastest."""
+    """The plans of many grids; the last choice varies fastest."""
 
-    values: Mapping[str, NDArray[Any]]  # of every column, those that there are
-    same: Mapping[str, Codes]  # of every grid
-    choices: tuple[Mapping[str, Codes], ...]  # of every grid's values, one below the other
-    sizes: NDArray[np.int64]  # how many values each choice has (a row) in each grid
-    pinned: Mapping[str, Any]  # columns of one value
+    values: Mapping[str, NDArray[Any]]  # distinct values of every column
+    same: Mapping[str, Codes]  # codes of each grid
+    choices: tuple[Mapping[str, Codes], ...]  # codes of all grids, concatenated
+    sizes: NDArray[np.int64]  # number of values, (choices, grids)
+    pinned: Mapping[str, Any]  # columns with a single value
 
     @classmethod
     def of(cls, blocks: Sequence[ProductBlock], pinned: Mapping[str, Any]) -> PlanProduct:
-        """Put grids side by side."""
+        """Concatenate the plans of several grids."""
         same = {
-            name: encode(_typed(name, [b.same[name] for b in blocks])) for name in blocks[0].same
+            name: encode(_as_array(name, [b.same[name] for b in blocks])) for name in blocks[0].same
         }
         choices = []
         for names in blocks[0].choices:
             rows = np.array(list(chain.from_iterable(block.choices[names] for block in blocks)))
             columns = zip(names, rows.reshape(len(rows), len(names)).T, strict=True)
-            choices.append({name: encode(_typed(name, column)) for name, column in columns})
+            choices.append({name: encode(_as_array(name, column)) for name, column in columns})
         sizes = [[len(values) for values in block.choices.values()] for block in blocks]
         return cls(
             {name: c.values for group in (same, *choices) for name, c in group.items()},
@@ -62,13 +64,13 @@ class PlanProduct:
             pinned,
         )
 
-    def slabs(self, most: int) -> Iterator[PlanProduct]:
-        """Yield some grids after the other, each time at least ``most`` plans but for the last."""
+    def slabs(self, min_size: int) -> Iterator[PlanProduct]:
+        """Split by grids into products of at least ``min_size`` plans, except for the last."""
         begin = candidates = 0
         sizes = np.prod(self.sizes, axis=0).tolist()
         for end, size in enumerate(sizes, start=1):
             candidates += size
-            if candidates >= most or end == len(sizes):
+            if candidates >= min_size or end == len(sizes):
                 yield self._grids(begin, end)
                 begin, candidates = end, 0
 
@@ -87,11 +89,11 @@ class PlanProduct:
         )
 
     def factored(self) -> tuple[PlanTable, ProductFrame]:
-        """Return the plans with each column by what it depends on; and the levels of these."""
+        """Return the plans with factored columns, and the frame of their projections."""
         frame = ProductFrame(self.sizes)
         groups = [(frame.project(0), self.same)]
         groups += [(frame.project(1 << n), choice) for n, choice in enumerate(self.choices)]
-        columns = {name: _typed(name, [value]) for name, value in self.pinned.items()}
+        columns = {name: _as_array(name, [value]) for name, value in self.pinned.items()}
         for projection, group in groups:
             for name, codes in group.items():
                 values = self.values[name][codes]
@@ -100,7 +102,7 @@ class PlanProduct:
         return PlanTable(**columns), frame
 
     def plans(self, projection: ProductProjection, rows: Index) -> PlanTable:
-        """Multiply out some rows of a level: by every choice after those that it tells apart."""
+        """Expand some rows of a projection into all plans that share them."""
         frame, (grid, digits) = projection.product, projection.grid_and_choices(rows)
         inner = frame.suffix(projection)
         times = inner.counts[grid]
@@ -121,11 +123,11 @@ class PlanProduct:
             name: _column(self.values[name], codes) for name, codes in columns.items()
         }
         for name, value in self.pinned.items():
-            found[name] = np.broadcast_to(_typed(name, [value])[0], len(places))
+            found[name] = np.broadcast_to(_as_array(name, [value])[0], len(places))
         return PlanTable(**found)
 
 
-def _typed(name: str, values: Any) -> NDArray[Any]:
+def _as_array(name: str, values: Any) -> NDArray[Any]:
     return np.asarray(values, dtype=np.bool_ if name in FLAGS else np.int64)
 
 

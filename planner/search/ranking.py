@@ -1,4 +1,4 @@
-"""How plans are ranked: by the simulated step, by the peak, or as a front of both."""
+"""Ranking of plans: by the simulated step, by the peak, or as a Pareto front of both."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Ranked: TypeAlias = tuple[float, float, Plan]  # seconds, bytes, plan
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CandidateBatch:
     """Legal plans that fit and may satisfy the constraints, with a lower bound on their steps."""
 
     table: PlanTable
     order: Rows  # rows to rank, the lowest bound first
     step: Floats  # seconds, lower bound, of every row
     peak: Floats  # bytes, of every row
-    family: Rows | None = None  # of rows with the same number only the best one is ranked
+    family: Rows | None = None  # only the best of the rows with the same number is ranked
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What is asked of a search: the first ``top`` by an objective, or a front."""
+    """Order of the results of a search: the first ``top`` by an objective, or a Pareto front."""
 
     scenario: Scenario
     objective: Objective
@@ -41,12 +41,12 @@ class Ranking:
     front: bool
 
     def order(self, table: PlanTable, rows: Rows, step: Floats, peak: Floats) -> Rows:
-        """Return some rows of a table by bound of the objective, then by the simpler plan."""
-        keys = (_rank_of_effort(table), *sort_keys(self.objective, step, peak))
+        """Sort rows of a table by the bound on the objective; simpler plans first among ties."""
+        keys = (_complexity(table), *sort_keys(self.objective, step, peak))
         return rows[np.lexsort([key[rows] for key in keys])]
 
-    def rank(self, batch: Batch, broken: Broken) -> Finalists:
-        """Simulate the rows of a batch that can win; ``broken``: test of simulated steps."""
+    def rank(self, batch: CandidateBatch, broken: Broken) -> Finalists:
+        """Simulate the rows of a batch that can be among the best; ``broken``: constraint test."""
         columns = self.scenario, batch.table, batch.order, batch.step, batch.peak
         if self.front:
             return simulate_front(*columns, broken=broken)
@@ -54,7 +54,7 @@ class Ranking:
         return rank(*columns, top=self.top, broken=broken, family=batch.family)
 
     def merged(self, some: Sequence[Ranked], more: Sequence[Ranked]) -> list[Ranked]:
-        """Rank what was found apart; among equals ``some`` come first."""
+        """Merge two rankings; ties keep the order of ``some`` before ``more``."""
         every = [*some, *more]
         if self.front:
             seconds, peak = (np.array([one[i] for one in every], dtype=float) for i in (0, 1))
@@ -64,9 +64,9 @@ class Ranking:
         return sorted(every, key=lambda one: one[:2])[: self.top]
 
     def beaten(self, known: Sequence[Ranked]) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
-        """Return what says which plans are behind those that are known.
+        """Return a test of which plans cannot beat the known ones.
 
-        It takes what a step and a peak come to at least.
+        Its arguments are lower bounds on steps (seconds) and peaks (bytes).
         """
         if self.front and known:
             seconds, peaks = (np.array(column) for column in list(zip(*known, strict=True))[:2])
@@ -82,8 +82,8 @@ class Ranking:
         return lambda step, peak: (peak if smallest else step) > last
 
 
-def _rank_of_effort(table: PlanTable) -> NDArray[np.int64]:
-    """Among equals, the plan that shards and splits less is the simpler one."""
+def _complexity(table: PlanTable) -> NDArray[np.int64]:
+    """Return a sort key for ties: plans that shard and split less come first."""
     simpler: NDArray[np.int64] = (
         table.tensor_parallel * table.pipeline_parallel * 16
         + table.zero_stage * 4

@@ -24,7 +24,7 @@ from planner.request.objectives import Objective, results
 from planner.search.candidates import Candidates
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
-from planner.search.gc_pause import seldom_collected
+from planner.search.gc_pause import fewer_collections
 from planner.search.partial_recompute import (
     FULL,
     Families,
@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the candidates."""
+    """Numbers of candidates by outcome."""
 
     enumerated: int
     illegal: Mapping[str, int]
@@ -49,14 +49,14 @@ class Counts:
     too_large: int
     tight: int
     seconds: float
-    simulated: int = 0  # event by event
-    bounded_away: int = 0  # their step in closed form is longer than the simulated ones
-    excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but not what is required
-    part_recomputed: int = 0  # more of them, with some layers of every stage recomputed
+    simulated: int = 0
+    bounded_away: int = 0  # not simulated: the closed form exceeds the best simulated steps
+    excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but break a requirement
+    part_recomputed: int = 0  # additional plans that recompute some layers of every stage
 
     @property
     def legal(self) -> int:
-        """Candidates that break no rule, as required or not."""
+        """Candidates that break no legality rule."""
         return self.enumerated - sum(self.illegal.values())
 
     @property
@@ -67,15 +67,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best plans, best first, and what the search saw."""
+    """The best plans, best first, and counts of all candidates."""
 
     plans: tuple[Plan, ...]
     counts: Counts
     smallest: Plan | None  # the legal plan with the smallest peak
-    illegal_example: Mapping[str, str]  # for each broken rule, the words for one candidate
+    illegal_example: Mapping[str, str]  # for each broken rule, its message for one candidate
 
 
-@seldom_collected()
+@fewer_collections()
 def search(
     scenario: Scenario,
     fixed: Mapping[str, Any] | None = None,
@@ -89,19 +89,18 @@ def search(
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
     Exhaustive: every candidate is enumerated, every legal one priced with the formulas that ``fit``
-    uses. Plans that fit come first, by step time, then by peak memory (the other way round where
-    memory is the ``objective``); where none fits, those whose interval straddles the budget. Only
-    plans that satisfy ``require`` are priced, or shown. ``offloads``: what may leave the
-    accelerators. ``front``: all plans that no other one beats in time and memory at once, instead
-    of the first ``top``.
+    uses. Plans that fit are sorted by step time, then by peak memory (by memory first for the
+    ``objective`` memory); if none fits, plans whose interval contains the budget. Only plans that
+    satisfy ``require`` are priced and returned. ``offloads``: allowed values of Plan.offload.
+    ``front``: the Pareto front of time and memory instead of the first ``top``.
     """
     started = time.perf_counter()
     candidates = Candidates.of(scenario, fixed or {}, require, offloads)
     ranking = Ranking(scenario, objective, top, front)
     space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads)
     simulated = bounded_away = priced = 0
-    codes: list[NDArray[Any]] = [candidates.unwanted, space.short[space.verdicts < 2]]
-    for verdict in (0, 1):  # plans that fit; only where there are none, those that may
+    codes: list[NDArray[Any]] = [candidates.excluded, space.short[space.verdicts < 2]]
+    for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
         leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
         for source in space.sources(feasible, leaders):
             for batch in source.batches(leaders):
@@ -137,18 +136,18 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """The legal plans of a scenario with memory, verdicts and steps."""
+    """Legal plans of a scenario with peaks, verdicts and bounds on their steps."""
 
-    table: PlanTable  # those that fit, are tight, or may fit with fewer recomputed layers
+    table: PlanTable  # plans that fit, are tight, or may fit with fewer recomputed layers
     peak: Floats
-    none: Floats  # bytes of the same plan with nothing recomputed; nan: unknown
+    none: Floats  # peak bytes of the same plan without recomputation; nan: unknown
     step: Floats  # seconds, lower bound
     verdicts: NDArray[np.int8]
-    short: NDArray[np.int16]  # position (from 1) of a constraint that the plan breaks at best; 0
-    fewest: bool  # of the numbers of recomputed layers the fewest that fit are the best
-    every: FullRecompute | None  # plans of which every number of recomputed layers is a candidate
+    short: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
+    fewest: bool  # the fewest recomputed layers that fit are the best
+    every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
     smallest: Plan | None  # with the smallest peak of all legal plans
-    smaller: bool  # a larger peak than with all layers recomputed never wins
+    smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
 
     @classmethod
     def of(
@@ -166,18 +165,18 @@ class _Space:
         if len(legal) and peak.min() > enough:
             peak, verdicts = verdicts_of(scenario, legal)
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
-        apart = len(offloads) * SEARCHED_RECOMPUTE.index("full")
+        max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
         varies = varies_layers(scenario, fixed)
         fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
         leaves_some = any("activations" in words for words in offloads)
-        none = peaks_without(legal, peak, apart) if varies else np.full(len(legal), np.nan)
+        none = peaks_without(legal, peak, max_offset) if varies else np.full(len(legal), np.nan)
         every = None
         if varies and (leaves_some or not fewest):
             every = FullRecompute.of(legal, peak, none, offloaded=fewest)
         rows = np.flatnonzero(verdicts < 2)
         if varies and fewest:
-            most = Feasible(scenario, require, 1).most
-            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, most))
+            max_peak = Feasible(scenario, require, 1).max_peak
+            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, max_peak))
         table, peak = legal.rows(rows).plain(), peak[rows]
         step = table_steps(scenario, table)
         at_best = results(scenario, table, step, peak)
@@ -197,30 +196,30 @@ class _Space:
     def sources(self, feasible: Feasible, leaders: Leaders) -> Iterator[CandidateSource]:
         """Yield the sources for one verdict, the enumerated space first.
 
-        The others are bounded by the leaders that the enumerated space leaves behind.
+        The leaders found in the enumerated space bound the other sources.
         """
         ranking, scenario = leaders.ranking, feasible.scenario
         mine = np.flatnonzero((self.short == 0) & (self.verdicts == feasible.verdict))
         order = ranking.order(self.table, mine, self.step, self.peak)
         yield EnumeratedSpace(self.table, order, self.step, self.peak)
-        # without a leader plans that may be tight are candidates, too
-        widest = feasible.most if leaders.plans else feasible.most_at(1)
+        # without a leader, plans that may be tight are candidates, too
+        max_peak = feasible.max_peak if leaders.plans else feasible.max_peak_at(1)
         sources: list[CandidateSource] = []
         if self.fewest:
             whole = np.flatnonzero(_recomputes_all(self.table))
-            whole = whole[~(self.none[whole] <= feasible.most)]  # those are faster, and fit
+            whole = whole[~(self.none[whole] <= feasible.max_peak)]  # without recomputation: faster
             peaks = self.peak[whole], self.none[whole]
             families = Families.of(
-                scenario, self.table.rows(whole), self.step[whole], peaks, widest
+                scenario, self.table.rows(whole), self.step[whole], peaks, max_peak
             )
             sources.append(FewestLayers(scenario, families, feasible))
         if self.every is not None:
-            grids = LayerGrids.of(scenario, self.every, widest, timed=bool(leaders.plans))
+            grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
             sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
         yield from sources
 
 
 def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:
     """Return which plans recompute all layers and keep their activations on the accelerator."""
-    all_of_them: NDArray[np.bool_] = (table.recompute == FULL) & ~table.offloads_activations
-    return all_of_them
+    rows: NDArray[np.bool_] = (table.recompute == FULL) & ~table.offloads_activations
+    return rows

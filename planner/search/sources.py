@@ -1,8 +1,8 @@
-"""Candidate sources: where the search gets its plans from, and the leaders they have to beat.
+"""Candidate sources of a search, and the leaders: the best plans so far.
 
-The search asks one source after another for batches of plans. A source holds a lower bound on the
-step (or the peak) of each of its candidates; before every batch it drops the candidates whose
-bound does not beat the leaders, and the leaders improve with every batch that is ranked.
+The search takes batches of plans from one source after another. A source has a lower bound on the
+step (or the peak) of each candidate; before every batch it drops the candidates whose bound does
+not beat the leaders. Every ranked batch updates the leaders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import PlanTable
-from planner.search.ranking import Batch, Ranked, Ranking
+from planner.search.ranking import CandidateBatch, Ranked, Ranking
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -29,12 +29,12 @@ class Leaders:
     plans: list[Ranked] = field(default_factory=list)
 
     def add(self, more: list[Ranked]) -> None:
-        """Merge in more plans; of equal plans the earlier one stays first."""
+        """Merge more plans into the ranking; among ties earlier plans stay first."""
         self.plans = self.ranking.merged(self.plans, more)
 
     @property
     def longest_step(self) -> float:
-        """Seconds that a plan has to beat by its step; infinite while there are too few leaders."""
+        """Step in seconds that a plan has to beat; infinite while there are fewer than ``top``."""
         top = self.ranking.top
         return self.plans[top - 1][0] if len(self.plans) >= top else np.inf
 
@@ -44,22 +44,22 @@ class CandidateSource(Protocol):
 
     @property
     def enumerated(self) -> bool:
-        """Whether the plans are rows of the enumerated space, rather than variations of them."""
+        """Whether the plans are rows of the enumerated space rather than variants of them."""
         ...
 
     @property
     def priced(self) -> int:
-        """Variations priced so far."""
+        """Number of variants priced so far."""
         ...
 
-    def batches(self, leaders: Leaders) -> Iterator[Batch]:
-        """Yield the candidates that the leaders do not beat by their bounds."""
+    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield the candidates whose bounds beat the leaders."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnumeratedSpace:
-    """Rows of the enumerated space that fit: one batch, priced before."""
+    """Feasible rows of the enumerated space: one batch, already priced."""
 
     table: PlanTable
     order: Rows
@@ -68,6 +68,6 @@ class EnumeratedSpace:
     enumerated: bool = True
     priced: int = 0
 
-    def batches(self, leaders: Leaders) -> Iterator[Batch]:
-        """Yield all rows; the simulation bounds them by their steps in closed form."""
-        yield Batch(self.table, self.order, self.step, self.peak)
+    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield all rows; their closed-form steps bound the simulation."""
+        yield CandidateBatch(self.table, self.order, self.step, self.peak)

@@ -1,4 +1,4 @@
-"""The space of plans: every way to lay a job out on a number of accelerators, as one table."""
+"""Search space: all candidate plans for a number of accelerators, as one table."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from planner.request.divisors import divisors
 from planner.search.plan_product import PlanProduct, ProductBlock
 
 MAX_VIRTUAL_STAGES: Final = 12
-LONG: Final = 8_192  # tokens of a sequence from which on ranks may share it unasked
-MIN_TOKENS: Final = 4_096  # that a rank then has at least
-ENDS: Final = 2  # embedding and head, where they count as layers
+LONG: Final = 8_192  # tokens; shorter sequences are not split unless cp is pinned
+MIN_TOKENS: Final = 4_096  # tokens of a sequence on each rank, at least
+ENDS: Final = 2  # embedding and head, if they count as layers
 MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
-# fields of a plan that the search varies; all others keep their default unless they are pinned
+# fields of a plan that the search varies; all others keep their default unless pinned
 VARIED: Final = frozenset(
     (
         "data_parallel",
@@ -65,20 +65,20 @@ def enumerate_plans(
     *,
     offloads: Sequence[str] = ("none",),
 ) -> PlanTable:
-    """Return every candidate; ``legality`` says which of them can exist.
+    """Return all candidates, legal or not.
 
-    Degrees are the divisors of the number of accelerators; virtual stages those that divide the
-    layers evenly, with or without embedding and head as two layers more (Llama 3's 126 layers on
-    128 places), up to MAX_VIRTUAL_STAGES; experts are shared by every number of ranks that
-    divides them and the ranks there are. Columns that mean nothing are not varied: sequence
-    parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
+    Degrees are the divisors of the number of accelerators. Numbers of virtual stages divide the
+    layers evenly, with or without embedding and head as two more layers (Llama 3: 126 layers and
+    2), up to MAX_VIRTUAL_STAGES. Expert-parallel degrees divide the number of experts and the
+    number of ranks. Columns without effect are not varied: sequence parallelism and whole experts
+    without tensor parallelism, sharding and schedules over one rank.
 
-    ZeRO shards over all data ranks, or over equal groups of them, replicas of each other (HSDP).
+    ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
 
-    Sequences of LONG tokens are also shared out (context parallelism), as long as MIN_TOKENS are
-    left for each rank: shorter ones fit with less communication in other ways.
+    Context parallelism is tried for sequences of at least LONG tokens, with at least MIN_TOKENS on
+    each rank: shorter sequences fit with less communication in other ways.
 
-    ``offloads``: what may leave the accelerators (``allowed_offloads``).
+    ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
     product = PlanProduct.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
     projection = product.factored()[1].project(0)
@@ -93,12 +93,12 @@ def plan_products(
     *,
     offloads: Sequence[str] = ("none",),
 ) -> Iterator[PlanProduct]:
-    """Yield the rows of ``enumerate_plans`` in products of about SLAB candidates."""
+    """Yield the candidates of ``enumerate_plans`` as products of about SLAB candidates."""
     blocks = _blocks(model, workload, num_gpus, fixed, offloads)
     total = sum(block.size for block in blocks)
     if total > MAX_CANDIDATES:
         raise InputError(
-            f"{total:,} candidate plans, more than the {MAX_CANDIDATES:,} that one search takes: "
+            f"{total:,} candidate plans exceed the limit of {MAX_CANDIDATES:,} for one search: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
     yield from PlanProduct.of(blocks, _pinned(fixed)).slabs(SLAB)
@@ -111,8 +111,8 @@ def _blocks(
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
 ) -> list[ProductBlock]:
-    """Return the plans of every grid of ranks."""
-    grids = itertools.product(  # plans of the same pipeline side by side: they are priced together
+    """Return the products of choices of every grid of ranks."""
+    grids = itertools.product(  # plans of the same pipeline are adjacent: priced together
         _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
         _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
         _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
@@ -125,7 +125,7 @@ def _blocks(
         for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
             grid = DegreeGrid(tensor, pipeline, context, data, copies)
             blocks.append(_block(model, workload, grid, fixed, offloads))
-    if not blocks:  # what is pinned cannot be: one candidate, of which legality says what is wrong
+    if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
@@ -135,7 +135,7 @@ def _blocks(
 
 
 def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
-    """Return every way to offload some of ``parts`` (optimizer, activations, weights), none first.
+    """Return all values of Plan.offload that offload only ``parts``, none first.
 
     >>> allowed_offloads(["optimizer", "activations"])
     ('none', 'optimizer', 'activations', 'optimizer+activations')
@@ -145,24 +145,24 @@ def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 class DegreeGrid(NamedTuple):
-    """How many ranks there are along each axis."""
+    """Number of ranks along each axis."""
 
     tensor: int
     pipeline: int
     context: int
     data: int
-    copies: int  # of the shards
+    copies: int  # replicas of the shards
 
 
 def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
-    """Return how many ranks may share a sequence: where each still has MIN_TOKENS of it."""
+    """Return the context-parallel degrees to try: at least MIN_TOKENS on each rank."""
     causal = all(kind.attention.causal and kind.cross_attention is None for kind in model.kinds)
     most = workload.seq_len // MIN_TOKENS if causal and workload.seq_len >= LONG else 1
     return [n for n in divisors(num_gpus) if n <= most] or [1]
 
 
 def _replicas(data: int, context: int) -> list[int]:
-    """Return how many copies of the shards to try: every split of the data ranks but single ones.
+    """Return the values of dp_replicate to try: those that leave at least two ranks to shard over.
 
     >>> _replicas(8, 1), _replicas(4, 2)
     ([1, 2, 4], [1, 2, 4])
@@ -181,12 +181,12 @@ def _block(
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
 ) -> ProductBlock:
-    """Return the choices of one grid."""
+    """Return the product of choices of one grid."""
     tensor, pipeline, context, data, copies = grid
     stages = [0, 1, 2, 3] if data * context > 1 else [0]
     known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
     methods = _wanted(fixed, "context_parallel_method", known)
-    shards = stages if copies == 1 else stages[1:] or stages  # of one rank: never legal
+    shards = stages if copies == 1 else stages[1:] or stages  # one rank: never legal
     zero = _wanted(fixed, "zero_stage", shards)
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
     recompute = _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))
@@ -219,7 +219,7 @@ def _block(
 def _experts(
     model: ModelSpec, tensor: int, ranks: int, fixed: Mapping[str, Any]
 ) -> list[tuple[int, bool]]:
-    """Return expert_parallel and expert_tensor_parallel to try on ``ranks`` x ``tensor`` ranks."""
+    """Return pairs of expert_parallel and expert_tensor_parallel to try."""
     sizes = [kind.feed_forward.num_experts for kind in model.kinds]
     common = gcd(*sizes)
     pairs = []
@@ -233,7 +233,7 @@ def _experts(
 
 
 def _pinned(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that vary only where they are pinned."""
+    """Return the columns that the search does not vary: pinned or default values."""
     default = Plan()
     values = {name: fixed.get(name, getattr(default, name)) for name in UNVARIED}
     return {n: WORDS[n].index(v) if n in WORDS else v for n, v in values.items()}
@@ -254,7 +254,7 @@ def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> lis
     kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
     if kept:
         return kept
-    # legality says what is wrong
+    # legality reports the broken rule
     return [(schedule or "1f1b", virtual or default_virtual_stages(schedule))]
 
 
@@ -264,7 +264,7 @@ def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tu
     if micro is not None and count is not None:
         return [(micro, count)]
     if left or not share:
-        return [(micro or 1, count or 1)]  # legality says what is wrong
+        return [(micro or 1, count or 1)]  # legality reports the broken rule
     if micro is not None:
         return [(micro, max(1, share // micro))]
     if count is not None:

@@ -196,7 +196,7 @@ def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
         longest = reach["longest_context_len"]
         words = f"sequences of {longest:,} tokens"
         parts.append(words + " (its longest)" * (longest == scenario.model.max_seq_len))
-    return labelled("Goes up to", " · or ".join(parts)) if parts else []
+    return labelled("Maximum", " · or ".join(parts)) if parts else []
 
 
 def _ways(ways_out: Sequence[ServingWayOut]) -> list[str]:

@@ -75,7 +75,7 @@ def fit_text(
     lines += labelled("Budget", budget_words(assessment.budget))
     lines += labelled("Step", time_line(assessment.time))
     if fits and reach.get("largest_micro_batch_size"):
-        lines += labelled("Goes up to", f"micro-batch size {reach['largest_micro_batch_size']:,}")
+        lines += labelled("Maximum", f"micro-batch size {reach['largest_micro_batch_size']:,}")
     if not fits:
         lines += _ways(sizes, ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))

@@ -75,7 +75,7 @@ def test_verdicts_are_said_in_capitals_with_the_margin() -> None:
     fits = str(planner.fit(llama(), "8xA100-80GB"))
     assert "\nFITS " in fits
     assert "margin" in fits
-    assert "Goes up to" in fits
+    assert "Maximum" in fits
     does_not = str(answer_to("does not fit"))
     assert "\nDOES NOT FIT " in does_not
     assert "short of" in does_not

@@ -14,8 +14,8 @@ import planner
 from cost_models.memory.peak import MOMENTS
 from cost_models.pricing.prediction import MEMORY_PARTS
 from hardware_profiles.errors import InputError
-from planner.answer.memory_story import SHORT_MOMENT, SHORT_WITHOUT_HEAD
-from planner.assessment.step_memory import MOMENT_STORY, WITHOUT_HEAD
+from planner.answer.memory_explanation import SHORT_MOMENT, SHORT_WITHOUT_HEAD
+from planner.assessment.step_memory import EXPLANATIONS_WITHOUT_HEAD, MOMENT_EXPLANATIONS
 from planner.cli.app import app
 from planner.text.bars import MARKS, ORDER, stacked_bar
 from planner.text.paragraphs import MOMENT_WORDS, WIDTH
@@ -61,9 +61,9 @@ def answer(request: pytest.FixtureRequest) -> Any:
 
 
 def test_every_moment_and_part_has_words_and_marks() -> None:
-    for words in (MOMENT_STORY, SHORT_MOMENT, MOMENT_WORDS):
+    for words in (MOMENT_EXPLANATIONS, SHORT_MOMENT, MOMENT_WORDS):
         assert set(words) == set(MOMENTS)
-    assert set(WITHOUT_HEAD) == set(SHORT_WITHOUT_HEAD) <= set(MOMENTS)
+    assert set(EXPLANATIONS_WITHOUT_HEAD) == set(SHORT_WITHOUT_HEAD) <= set(MOMENTS)
     assert set(MARKS) == set(ORDER) == set(MEMORY_PARTS)
     assert len(set(MARKS.values())) == len(MARKS)
 
@@ -133,7 +133,7 @@ def test_stages_say_what_they_keep_in_flight() -> None:
 
 
 def test_moments_that_do_not_happen_are_not_shown() -> None:
-    shown = planner.fit("llama-3-8b", "8xA100-80GB").step_memory.shown
+    shown = planner.fit("llama-3-8b", "8xA100-80GB").step_memory.shown_moments
     assert [moment.name for moment in shown] == [m for m in MOMENTS if m != "later_backward"]
 
 

@@ -47,10 +47,10 @@ def test_products_are_judged_as_every_plan_is(
         for code in np.unique(codes[codes > 0])
     }
     legal = table.rows(codes == 0)
-    unwanted = broken_by_plan(require, legal)
-    assert np.array_equal(found.unwanted, unwanted[unwanted > 0])
+    excluded = broken_by_plan(require, legal)
+    assert np.array_equal(found.excluded, excluded[excluded > 0])
     for f in fields(PlanTable):
-        expected = getattr(legal, f.name)[unwanted == 0]
+        expected = getattr(legal, f.name)[excluded == 0]
         assert np.array_equal(decode(getattr(found.legal, f.name)), expected)
 
 

@@ -471,7 +471,7 @@ def test_plans_without_recomputation_are_found_where_others_between_are_illegal(
     legal = table.rows(legality_codes(scenario, table) == 0)
     assert len(legal) < len(table)
     peak = np.arange(len(legal), dtype=np.float64)
-    found = peaks_without(legal, peak, apart=len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full"))
+    found = peaks_without(legal, peak, max_offset=len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full"))
     whole = np.flatnonzero(legal.recompute == FULL)
     row_of = {plan: row for row, plan in enumerate(legal)}
     expected = [row_of.get(replace(legal.plan(int(row)), recompute="none")) for row in whole[::7]]

@@ -13,7 +13,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
 from planner.request.scenario import build_scenario
 from planner.search.candidates import Candidates
-from planner.search.gc_pause import OBJECTS, seldom_collected
+from planner.search.gc_pause import OBJECTS, fewer_collections
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def thresholds() -> Iterator[None]:
 def test_thresholds_are_as_before_after_an_error(thresholds: None) -> None:
     gc.set_threshold(700, 11, 12)
 
-    @seldom_collected()
+    @fewer_collections()
     def fails() -> None:
         assert gc.get_threshold() == (OBJECTS, 11, 12)
         raise KeyError
@@ -39,7 +39,7 @@ def test_thresholds_are_as_before_after_an_error(thresholds: None) -> None:
 @pytest.mark.parametrize("youngest", [0, 10 * OBJECTS])
 def test_whoever_collects_less_keeps_that(thresholds: None, youngest: int) -> None:
     gc.set_threshold(youngest, 11, 12)
-    with seldom_collected():
+    with fewer_collections():
         assert gc.get_threshold() == (youngest, 11, 12)
 
 

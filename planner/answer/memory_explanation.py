@@ -42,89 +42,89 @@ SHORT_WITHOUT_HEAD: Final = {
 MOST_STAGES: Final = 16  # a line each; with more, those that differ from the one before
 
 
-def moment_name(story: StepMemory, name: str) -> str:
+def moment_name(step: StepMemory, name: str) -> str:
     """Return a few words for a moment of the fullest stage."""
-    words = {} if "head" in story.fullest.holds else SHORT_WITHOUT_HEAD
+    words = {} if "head" in step.limiting_stage.end_blocks else SHORT_WITHOUT_HEAD
     return words.get(name, SHORT_MOMENT[name])
 
 
-def story_text(story: StepMemory, assessment: Assessment) -> str:
+def memory_explanation_text(step: StepMemory, assessment: Assessment) -> str:
     """Return the whole story, at most 100 columns wide."""
-    lines = [*_timeline(story, assessment.budget.size), ""]
-    lines += labelled("Peak", f"{moment_name(story, assessment.memory.moment)}: {story.peak_words}")
-    lines += labelled("In flight", story.schedule)
-    lines += ["", *_terms(story)]
-    lines += _layer(story)
-    lines += ["", *_moments_table(story)]
-    if len(story.stages) > 1:
-        lines += ["", *_stages_table(story)]
+    lines = [*_timeline(step, assessment.budget.size), ""]
+    lines += labelled("Peak", f"{moment_name(step, assessment.memory.moment)}: {step.peak_words}")
+    lines += labelled("In flight", step.schedule)
+    lines += ["", *_terms(step)]
+    lines += _layer(step)
+    lines += ["", *_moments_table(step)]
+    if len(step.stages) > 1:
+        lines += ["", *_stages_table(step)]
     return "\n".join(lines)
 
 
-def _timeline(story: StepMemory, budget: float) -> list[str]:
-    whole = len(story.stages) == 1
-    where = "" if whole else f", stage {story.stage} of {len(story.stages)} (the fullest)"
-    largest = max(float(moment.parts.peak) for moment in story.moments)
+def _timeline(step: StepMemory, budget: float) -> list[str]:
+    whole = len(step.stages) == 1
+    where = "" if whole else f", stage {step.stage} of {len(step.stages)} (the fullest)"
+    largest = max(float(moment.parts.peak) for moment in step.moments)
     scale = shown_scale(largest, budget)
     line = "the line is" if budget <= scale else "beyond the right edge lies"
     union = {
-        name: max(amounts(moment.parts)[name] for moment in story.moments) for name in MEMORY_PARTS
+        name: max(amounts(moment.parts)[name] for moment in step.moments) for name in MEMORY_PARTS
     }
     lines = [f"One step's memory{where}; {line} the budget, {format_bytes(budget)}", ""]
     lines.append(f"{'':<{NAME}} {'GiB':>6}  {axis(scale, BAR)}")
-    for moment in story.shown:
-        mark = "▶" if moment is story.moments[story.peak] else " "
+    for moment in step.shown_moments:
+        mark = "▶" if moment is step.moments[step.peak] else " "
         bar = stacked_bar(amounts(moment.parts), scale, BAR, budget)
-        words = f"{mark} {moment_name(story, moment.name)}"
+        words = f"{mark} {moment_name(step, moment.name)}"
         lines.append(f"{words:<{NAME}} {format_gib(float(moment.parts.peak)):>6}  {bar}")
     return [*lines, "", f"  {legend(union)}"]
 
 
-def _terms(story: StepMemory) -> list[str]:
+def _terms(step: StepMemory) -> list[str]:
     lines = ["The largest terms at the peak"]
-    for term in story.terms:
+    for term in step.terms:
         lines.append(f"  {format_bytes(term.size):>10}  {term.part}: {term.name}")
         numbers = f" = {term.numbers}" if term.numbers else ""
         lines += labelled("", f"  {term.formula}{numbers}")
     return lines
 
 
-def _layer(story: StepMemory) -> list[str]:
+def _layer(step: StepMemory) -> list[str]:
     """What a layer saves, tensor by tensor."""
-    if not any(term.part == "activations" for term in story.terms):
+    if not any(term.part == "activations" for term in step.terms):
         return []
-    saved = sum(each.size for each in story.layer)
-    shown = "; ".join(f"{e.name} {e.formula} = {e.size:,.0f}" for e in story.layer)
+    saved = sum(each.size for each in step.layer)
+    shown = "; ".join(f"{e.name} {e.formula} = {e.size:,.0f}" for e in step.layer)
     words = f"saves {saved:,.0f} bytes a token where nothing is recomputed: {shown}"
     return ["", *labelled("A layer", words)]
 
 
-def _moments_table(story: StepMemory) -> list[str]:
+def _moments_table(step: StepMemory) -> list[str]:
     rows = [
         (
-            moment_name(story, moment.name),
+            moment_name(step, moment.name),
             moment.parts,
-            "▶" if moment is story.moments[story.peak] else " ",
+            "▶" if moment is step.moments[step.peak] else " ",
         )
-        for moment in story.shown
+        for moment in step.shown_moments
     ]
     head = f"{'GiB at each moment':<{NAME}}"
     return [_heads(head), *(_row(f"{mark} {name}", parts) for name, parts, mark in rows)]
 
 
-def _stages_table(story: StepMemory) -> list[str]:
+def _stages_table(step: StepMemory) -> list[str]:
     lines = [_heads(f"{'GiB of each stage at its peak':<{NAME}}")]
     before: StagePeak | None = None
-    for stage in story.stages:
+    for stage in step.stages:
         same = before is not None and (stage.parts, stage.layers) == (before.parts, before.layers)
-        if len(story.stages) > MOST_STAGES and same and stage.stage != story.stage:
+        if len(step.stages) > MOST_STAGES and same and stage.stage != step.stage:
             continue
         before = stage
-        mark = "▶" if stage.stage == story.stage else " "
+        mark = "▶" if stage.stage == step.stage else " "
         held = f"{mark} {stage.stage}: {stage.layers} layers × {stage.in_flight:.3g}"
-        holds = ("emb." if name == "embedding" else name for name in stage.holds)
+        holds = ("emb." if name == "embedding" else name for name in stage.end_blocks)
         lines.append(_row(" + ".join((held, *holds)), stage.parts))
-    if len(lines) - 1 < len(story.stages):
+    if len(lines) - 1 < len(step.stages):
         lines.append("  stages that are not listed are as the one above them")
     lines.append("  (layers × micro-batches whose activations the stage keeps)")
     return lines
