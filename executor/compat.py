@@ -1,6 +1,6 @@
-"""Every private or version-dependent name of torch and transformers that the executor uses.
+"""Private and version-dependent names of torch and transformers that the executor uses.
 
-torch 2.11 to 2.13 and transformers 5.17 or newer; tests/executor/test_compat.py tries each one.
+torch 2.11 to 2.13 and transformers 5.17 or newer; tests/executor/test_compat.py checks each name.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ __all__ = [
     "version_of",
 ]
 
-# torch 2.13 renamed them and warns of the old names
+# torch 2.13 renamed these functions and deprecated the old names
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_to_all = dist.all_to_all_single
 
-# attention kernels that also return, and take, the log-sum-exp of the scores
+# attention kernels that return and accept the log-sum-exp of the scores
 _ATEN = torch.ops.aten
 cpu_attention = _ATEN._scaled_dot_product_flash_attention_for_cpu
 cpu_attention_backward = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
@@ -90,11 +90,10 @@ cuda_flash_backward = _ATEN._scaled_dot_product_flash_attention_backward
 cuda_masked = _ATEN._scaled_dot_product_efficient_attention
 cuda_masked_backward = _ATEN._scaled_dot_product_efficient_attention_backward
 
-all_to_all = dist.all_to_all_single
-# one kernel for one matmul an expert; public since torch 2.10
+# one kernel for the matmuls of all experts; public since torch 2.10
 grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 
-# matmuls with a weight, and fused attention: what selective recomputation of torch's kind keeps
+# results saved by torch-style selective recomputation: matmuls with a weight, fused attention
 _KEPT: Final = (
     "mm",
     "addmm",
@@ -107,16 +106,16 @@ KEPT_OPERATORS: Final = frozenset(getattr(_ATEN, name).default for name in _KEPT
 
 
 def alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached alias that sees, by its version, when the tensor is changed in place.
+    """Return a detached alias that shares the version counter of in-place changes.
 
-    Inside ``__torch_dispatch__`` a plain ``detach`` would have a version of its own.
+    Inside ``__torch_dispatch__`` a plain ``detach`` would have its own version counter.
     """
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place."""
+    """Return the number of in-place changes of a tensor."""
     version: int = tensor._version
     return version
 
@@ -130,7 +129,7 @@ _OPERATIONS = {int(kind): name for name, kind in _OpType.__members__.items()}
 
 
 def operation_of(work: dist.Work) -> str:
-    """Return what a collective under way is: all_reduce, recv, ... (gloo does not name them all).
+    """Return the kind of a running collective: all_reduce, recv, ...; "other" where gloo sets none.
 
     >>> from types import SimpleNamespace
     >>> [operation_of(SimpleNamespace(_get_op_type=lambda: n)) for n in (1, 5, 13, 16, 100)]
@@ -142,26 +141,26 @@ def operation_of(work: dist.Work) -> str:
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass is under way in this thread."""
+    """Return whether this thread is running a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def set_fused_step_inputs(
     optimizer: torch.optim.Optimizer, spoiled: torch.Tensor | None, factor: torch.Tensor | None
 ) -> None:
-    """Have the next step of a fused optimizer multiply the gradients with ``factor`` as it goes.
+    """Make the next step of a fused optimizer multiply the gradients by ``factor``.
 
-    It changes nothing if ``spoiled`` is true. That is how torch.amp.GradScaler does both without a
-    word to the host; the kernel divides by a number in fp32.
+    The step changes nothing if ``spoiled`` is true. This is the interface of torch.amp.GradScaler,
+    which needs no synchronization with the host; the kernel divides by a number in fp32.
     """
     optimizer.grad_scale = None if factor is None else factor.to(torch.float32).reciprocal()
     optimizer.found_inf = None if spoiled is None else spoiled.to(torch.float32)
 
 
-# 8-bit matrices, (N, K) in rows with (K, M) in columns, times both scales
+# product of 8-bit matrices, (N, K) row-major and (K, M) column-major, times both scales
 scaled_matmul: Final = torch._scaled_mm
 
-# methods of a process group (as many of them as this torch has), and what they are called here
+# methods of a process group (some exist only in some versions of torch), and their kinds
 COLLECTIVE_METHODS: Final = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -193,10 +192,10 @@ COLLECTIVE_METHODS: Final = {
 def observing_collectives(
     enter: Callable[[str, str, int | None], None], wait: Callable[[int], None]
 ) -> Iterator[None]:
-    """Call ``enter(group name, kind, peer)`` before each collective that Python starts meanwhile.
+    """Call ``enter(group name, kind, peer)`` before each collective that Python starts.
 
-    And ``wait(1)`` before, ``wait(-1)`` after each wait for one. FSDP2, pipelines and our own code
-    all end in these methods.
+    Also calls ``wait(1)`` before and ``wait(-1)`` after each wait for one. FSDP2, pipelines and the
+    executor all use these methods.
     """
 
     def entering(method: Any, kind: str) -> Any:
@@ -235,32 +234,31 @@ def observing_collectives(
 
 
 def ranks_of_group(name: str) -> list[int]:
-    """Return the global ranks of the process group with a name."""
+    """Return the global ranks of the process group with this name."""
     group = dist.distributed_c10d._resolve_process_group(name)
     ranks: list[int] = dist.get_process_group_ranks(group)
     return ranks
 
 
 def set_timeout(timeout: datetime.timedelta) -> None:
-    """Set after which time torch gives up a collective of the default process group."""
+    """Set the timeout of collectives of the default process group."""
     dist.distributed_c10d._set_pg_timeout(timeout)
 
 
 def default_store() -> Any:
-    """Return where all ranks can leave words for each other, for a thread of its own."""
+    """Return a connection to the store of the default process group, for use in another thread."""
     return dist.distributed_c10d._get_default_store().clone()
 
 
-# families whose attention transformers writes out: fused kernels know neither caps nor sinks
-_MASKED = ("bert",)  # trained to predict hidden tokens
+_MASKED = ("bert",)  # trained to predict masked tokens
 _ENCODER_DECODER = ("t5",)
-_EAGER_ONLY = ("gemma2", "gpt_oss")
-# what a config of transformers says about files, generation or tools, not about the module
+_EAGER_ONLY = ("gemma2", "gpt_oss")  # soft caps, attention sinks: not in fused kernels
+# fields of a transformers config that do not describe the module
 _NOT_MODULE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 
 
 def hugging_face_config(values: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return transformers' config object for the values of a config.json."""
+    """Return the transformers config object for the values of a config.json."""
     kept = {key: value for key, value in values.items() if key not in _NOT_MODULE}
     with _quiet():
         return CONFIG_MAPPING[values["model_type"]].from_dict(kept)
@@ -282,11 +280,11 @@ def causal_lm(
             model = _auto_class(config.model_type).from_config(
                 config, attn_implementation=implementation, dtype=dtype
             )
-    except Exception as error:  # whatever the module's own checks raise
+    except Exception as error:  # the module's own checks raise various errors
         words = " ".join(str(error).split())
-        raise InputError(f"model config: transformers refuses it: {words[:300]}") from error
+        raise InputError(f"model config: rejected by transformers: {words[:300]}") from error
     if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # the others refuse float64
+        model.set_experts_implementation("eager")  # other implementations do not support float64
     return model.train()
 
 
@@ -303,13 +301,13 @@ Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # whole parameter and gradi
 class ParameterGroup:
     """Parameters that FSDP2 gathers and reduces together."""
 
-    whole: tuple[torch.Tensor, ...]  # as the forward pass sees them
-    end: Callable[[], None]  # their gradients of a backward pass are complete
-    take: Callable[[], Gradients]  # away what the last backward pass has given, not reduced
+    whole: tuple[torch.Tensor, ...]  # unsharded, as in the forward pass
+    end: Callable[[], None]  # to be called when all gradients of a backward pass are computed
+    take: Callable[[], Gradients]  # removes and returns the unreduced gradients
 
 
 def parameter_groups(module: FSDPModule) -> list[ParameterGroup]:
-    """Return FSDP2's groups inside a root module, in the order of a backward pass."""
+    """Return the FSDP2 groups of a root module, in the order of a backward pass."""
     found = []
     for state in module._get_fsdp_state()._state_ctx.all_states:
         groups = getattr(state, "_fsdp_param_groups", None)
@@ -322,11 +320,11 @@ def parameter_groups(module: FSDPModule) -> list[ParameterGroup]:
 
 
 def _take(group: Any) -> Gradients:
-    """Return the gradients that wait for their reduction, and forget them."""
+    """Return the gradients that are not reduced yet, and remove them from the parameters."""
     found = []
     for parameter in group.fsdp_params:
         whole = parameter.unsharded_param
-        # in the precision of the reduction, where that is not the parameter's
+        # in the precision of the reduction, if it differs from the parameter's
         gradient = parameter.unsharded_accumulated_grad
         gradient = whole.grad if gradient is None else gradient
         if gradient is not None:
@@ -336,13 +334,13 @@ def _take(group: Any) -> Gradients:
 
 
 def end_backward(module: FSDPModule) -> None:
-    """Do what FSDP2 does when a backward pass of a root module is over."""
+    """Run FSDP2's final callback of a root module's backward pass."""
     module._get_fsdp_state()._root_post_backward_final_callback()
 
 
 @contextmanager
 def fake_world(rank: int, size: int) -> Iterator[None]:
-    """Be one rank of as many as you like: tensors have no memory, and collectives move nothing."""
+    """Run as one rank of ``size``, with fake tensors and collectives that move no data."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -352,7 +350,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
 
 
 def outside_fake_mode(function: Any) -> Any:
-    """Return a function that makes real tensors in a fake world, such as those on ``meta``."""
+    """Wrap a function to create real tensors in a fake world, such as those on ``meta``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with unset_fake_temporarily():
@@ -362,19 +360,19 @@ def outside_fake_mode(function: Any) -> Any:
 
 
 @contextmanager
-def propagating_global_shapes(casts: Callable[[bool], None]) -> Iterator[None]:
-    """Call ``casts(True)`` before, ``casts(False)`` after DTensor works out a global shape.
+def propagating_global_shapes(notify: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``notify(True)`` before and ``notify(False)`` after DTensor infers a global shape.
 
-    It does so on tensors of that shape; inside a FakeTensorMode they are that mode's own.
+    DTensor infers it on tensors of that shape; in a FakeTensorMode they belong to that mode.
     """
 
     def casting(method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            casts(True)
+            notify(True)
             try:
                 return method(*args, **kwargs)
             finally:
-                casts(False)
+                notify(False)
 
         return call
 
@@ -389,7 +387,7 @@ def propagating_global_shapes(casts: Callable[[bool], None]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what transformers says while it builds a config that we checked before."""
+    """Suppress warnings of transformers about a config that was checked before."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -1,4 +1,7 @@
-"""Training data: from files to the batches of a rank, the same on every layout of ranks."""
+"""Training data.
+
+Reads files and returns the batches of a rank, equal under every parallel layout.
+"""
 
 from executor.config.data_options import SYNTHETIC, DataOptions
 from executor.data.corpus import Corpus, MarkovCorpus, require_same

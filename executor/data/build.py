@@ -1,4 +1,4 @@
-"""From files of documents to one token file: for ``tokenize``, and for the data of a run."""
+"""Conversion of document files to one token file, for ``tokenize`` and for the data of a run."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from executor.data.vocabulary import Tokens, Vocabulary
 from hardware_profiles.cluster.measurement import cache_folder
 from hardware_profiles.errors import InputError
 
-MAX_BYTES: Final = 2**32  # of documents that a run tokenizes by itself
-KEPT_SECONDS: Final = 30 * 24 * 3600.0  # in the cache after their last use
-QUIET_SECONDS: Final = 3.0  # until progress is told, and between
-PIECES: Final = 1024  # that are tokenized together, at most
+MAX_BYTES: Final = 2**32  # largest size of documents that a run tokenizes
+KEPT_SECONDS: Final = 30 * 24 * 3600.0  # age in the cache since the last use
+QUIET_SECONDS: Final = 3.0  # between progress messages
+PIECES: Final = 1024  # tokenized in one call, at most
 _NO_TOKENS: Final = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizationOptions:
-    """How documents are read."""
+    """How documents are converted to tokens."""
 
     vocabulary: Vocabulary
     vocab_size: int  # tokens are 0 to vocab_size - 1
@@ -50,7 +50,7 @@ class TokenizationOptions:
 def build(
     files: Sequence[Path], tokenization: TokenizationOptions, path: Path, *, force: bool = False
 ) -> Header:
-    """Write the documents of files to a token file."""
+    """Tokenize the documents of files and write them to a token file."""
     progress = _Progress()
     dtype = smallest_dtype(tokenization.vocab_size)
     with new_token_file(path, dtype, force=force) as writer:
@@ -67,15 +67,15 @@ def build(
 
 
 def cached(files: Sequence[Path], tokenization: TokenizationOptions) -> TokenFile:
-    """Return the tokens of files from the user's cache, where they are put the first time.
+    """Return the tokens of files from the user's cache; the first call fills it.
 
-    All processes of a machine share them: one makes them while the others wait.
+    All processes of a machine share the cache: one process tokenizes while the others wait.
     """
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:
         raise InputError(
             f"{files[0]}{' and others' * (len(files) > 1)}: {size:,} bytes of documents (a run "
-            f"tokenizes at most {MAX_BYTES:,} by itself; tokenize them once: shardplan tokenize)"
+            f"tokenizes at most {MAX_BYTES:,}; tokenize them in advance: shardplan tokenize)"
         )
     path = cache_folder() / "tokens" / f"{_key(files, tokenization)}.bin"
     try:
@@ -83,7 +83,7 @@ def cached(files: Sequence[Path], tokenization: TokenizationOptions) -> TokenFil
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
-                with contextlib.suppress(InputError):  # damaged: made anew
+                with contextlib.suppress(InputError):  # damaged: tokenized again
                     found = open_token_file(path)
                     os.utime(path)
                     return found
@@ -91,14 +91,14 @@ def cached(files: Sequence[Path], tokenization: TokenizationOptions) -> TokenFil
             build(files, tokenization, path, force=True)
     except OSError as error:
         raise InputError(
-            f"{path.parent}: tokens cannot be kept there: {error.strerror or error}. "
-            "Set SHARDPLAN_CACHE to a folder that can be written"
+            f"{path.parent}: tokens cannot be cached there: {error.strerror or error}. "
+            "Set SHARDPLAN_CACHE to a writable folder"
         ) from None
     return open_token_file(path)
 
 
 def _drop_unused(folder: Path) -> None:
-    """Delete what no run has opened for long; runs that have it mapped keep it."""
+    """Delete token files unused for KEPT_SECONDS; runs that mapped one keep its pages."""
     for file in folder.glob("*.bin"):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > KEPT_SECONDS:
@@ -107,7 +107,7 @@ def _drop_unused(folder: Path) -> None:
 
 
 def _key(files: Sequence[Path], tokenization: TokenizationOptions) -> str:
-    """Name the files as they are now and how they are read."""
+    """Return a hash of the files' current state and of the tokenization options."""
     stats = [(str(file.resolve()), file.stat()) for file in files]
     parts = [
         VERSION,
@@ -123,8 +123,8 @@ def _key(files: Sequence[Path], tokenization: TokenizationOptions) -> str:
 def _add_file(
     file: Path, tokenization: TokenizationOptions, writer: TokenFileWriter, progress: _Progress
 ) -> None:
-    """Add the documents of one file; a bad row is skipped or raised."""
-    spoilt = False  # the document at hand
+    """Add the documents of one file; bad rows are skipped, or raise."""
+    spoilt = False  # whether the current document is skipped
     for piece, tokens in _tokenized(file, tokenization):
         progress(file, writer.count)
         if isinstance(piece, BadRow):
@@ -148,7 +148,7 @@ def _add_file(
 def _tokenized(
     file: Path, tokenization: TokenizationOptions
 ) -> Iterator[tuple[Piece | BadRow, Tokens]]:
-    """Yield the rows of a file with their tokens; texts are tokenized many at a time."""
+    """Yield the rows of a file with their tokens; texts are tokenized in groups."""
     waiting: list[Piece | BadRow] = []
     characters = 0
 
@@ -164,7 +164,7 @@ def _tokenized(
 
     for row in rows_of(file, tokenization.text_field):
         if isinstance(row, BadRow) and not tokenization.skip_bad_rows:
-            yield from flush()  # what comes before it is looked at first
+            yield from flush()  # an earlier bad row is reported first
             raise row
         waiting.append(row)
         characters += len(row.content) if isinstance(row, Piece) else 0
@@ -184,7 +184,7 @@ def _unknown_token(
 
 
 def _end(piece: Piece, tokens: Tokens, vocabulary: Vocabulary) -> int | None:
-    """Return the token that ends a document; rows of tokens may have theirs already."""
+    """Return the token that ends a document, None if its tokens already end with it."""
     if isinstance(piece.content, str):
         return vocabulary.end
     has_end = len(tokens) and int(tokens[-1]) == vocabulary.end
@@ -192,7 +192,7 @@ def _end(piece: Piece, tokens: Tokens, vocabulary: Vocabulary) -> int | None:
 
 
 class _Progress:
-    """Tells on stderr how far a long tokenization is."""
+    """Prints the progress of a long tokenization on stderr."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()

@@ -1,7 +1,7 @@
-"""Batches: a function of the data, the seed and the step alone.
+"""Batches as a function of the data, the seed and the step only.
 
-So every layout of ranks, and the single process that a run is compared with, sees the same tokens;
-each rank reads only its own rows; and a run that resumes goes on with the very next sample.
+Every parallel layout, and the single process that a run is compared with, therefore trains on the
+same tokens; each rank reads only its own rows; and a resumed run continues with the next sample.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hardware_profiles.errors import InputError
 if TYPE_CHECKING:
     from executor.data.batch import Batch
 
-# The synthetic language: every token has four successors with these probabilities, so that its
-# entropy (the lowest possible loss) is 1.06 nats, far below the log of the vocabulary.
+# Transition probabilities of the Markov chain; each token has four successors. Its entropy (the
+# lowest possible loss) is 1.06 nats, far below the logarithm of the vocabulary size.
 SUCCESSORS: Final = (0.6, 0.2, 0.15, 0.05)
-SYNTHETIC_VOCABULARY: Final = 512  # tokens that it uses at most: more are not learnt in few steps
+SYNTHETIC_VOCABULARY: Final = 512  # largest vocabulary that is learnt in a few steps
 
-# An objective that is not "predict the next token" makes its own row of a sample; the generator's
-# state depends on the seed and the place of the sample alone.
+# An objective other than next-token prediction transforms the row of a sample; the generator's
+# state depends on the seed and the position of the sample only.
 Objective = Callable[[TokenSequence, np.random.Generator], TokenSequence]
 
 
@@ -36,7 +36,7 @@ class Corpus(ABC):
     """A source of batches."""
 
     skipped_rows = 0
-    notes: tuple[str, ...] = ()  # what the reader of the results must know
+    notes: tuple[str, ...] = ()  # caveats for readers of the results
     objective: Objective | None = None
 
     def __init__(self, name: str, seq_len: int, seed: int) -> None:
@@ -45,7 +45,7 @@ class Corpus(ABC):
         self.seed = seed
 
     def batch(self, step: int, global_batch_size: int, rows: range | None = None) -> Batch:
-        """Return the batch of a step, or only some consecutive rows of it."""
+        """Return the global batch of a step, or a range of its rows."""
         first = step * global_batch_size
         places = np.arange(first, first + global_batch_size, dtype=np.int64)
         return self._batch(places, rows or range(global_batch_size), shuffled=True)
@@ -53,9 +53,10 @@ class Corpus(ABC):
     def evaluation(
         self, global_batch_size: int, rows: range | None = None, *, batches: int | None = None
     ) -> Iterator[Batch]:
-        """Yield every sample once in order of the data, the same at every call.
+        """Yield every sample once, in the order of the data; every call yields the same batches.
 
-        The last batch is filled up with rows that do not count. ``batches``: at most so many.
+        The last batch is padded with rows of ignored labels. ``batches``: the largest number to
+        yield.
         """
         whole = -(-self.count // global_batch_size)
         for number in range(whole if batches is None else min(whole, batches)):
@@ -64,17 +65,17 @@ class Corpus(ABC):
             yield self._batch(places, rows or range(global_batch_size), shuffled=False)
 
     def identity(self) -> dict[str, Any]:
-        """Return what the batches depend on, as JSON; paths are not among it."""
+        """Return everything that the batches depend on, as JSON values; excludes paths."""
         found = {**self._identity(), "seq_len": self.seq_len, "seed": self.seed}
         return found if self.objective is None else {**found, "objective": str(self.objective)}
 
     def fingerprint(self) -> str:
-        """Return a short name of the identity."""
+        """Return a short hash of the identity."""
         text = json.dumps(self.identity(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def summary(self) -> dict[str, Any]:
-        """Return what run.json says about the data."""
+        """Return the description of the data in run.json."""
         return {
             "name": self.name,
             "fingerprint": self.fingerprint(),
@@ -86,22 +87,22 @@ class Corpus(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """Samples of an epoch, and of an evaluation."""
+        """Number of samples in an epoch, and in an evaluation."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def _samples(self, places: Indices, *, shuffled: bool) -> Any:
-        """Return which samples stand at some places."""
+        """Return the samples at positions of the training or evaluation order."""
 
     @abstractmethod
     def _rows(self, samples: Any, here: slice) -> list[TokenSequence]:
-        """Return the rows of some of the samples."""
+        """Return the rows of a slice of the samples."""
 
     @abstractmethod
     def _counted(self, samples: Any) -> int:
-        """Return how many labels of all samples count."""
+        """Return the number of labels of all samples that are not ignored."""
 
     def _batch(self, places: Indices, rows: range, *, shuffled: bool) -> Batch:
         import torch
@@ -139,7 +140,7 @@ class Corpus(ABC):
 
 
 class TokenCorpus(Corpus):
-    """Samples of token files, all of them in turn or as a weighted mixture of groups of them."""
+    """Samples of token files: of all files, or a weighted mixture of groups of files."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class TokenCorpus(Corpus):
 
     @property
     def count(self) -> int:
-        """Samples of all files."""
+        """Number of samples in all files."""
         return int(self._bounds[-1])
 
     def _identity(self) -> dict[str, Any]:
@@ -210,9 +211,9 @@ class TokenCorpus(Corpus):
 
 
 class MarkovCorpus(Corpus):
-    """A made-up language in which the next token depends on the last one."""
+    """Synthetic text: a first-order Markov chain over the tokens."""
 
-    count = 1024  # of an evaluation; there is no end otherwise
+    count = 1024  # samples of an evaluation; training data is unlimited
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int) -> None:
         super().__init__(SYNTHETIC, seq_len, seed)
@@ -245,13 +246,13 @@ class MarkovCorpus(Corpus):
 
 
 def require_same(saved: Mapping[str, Any], corpus: Corpus) -> None:
-    """Raise an InputError where a run that is resumed would go on with other data."""
+    """Raise an InputError if a resumed run would continue with different data."""
     own = corpus.identity()
     for name in dict.fromkeys([*saved, *own]):
         before, now = saved.get(name), own.get(name)
         if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
             raise InputError(
-                f"{corpus.name}: not the data that the run began with: {name} was "
+                f"{corpus.name}: differs from the data at the start of the run: {name} was "
                 f"{_short(before)}, is {_short(now)}"
             )
 

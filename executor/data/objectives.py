@@ -1,4 +1,4 @@
-"""What a sample asks for, where that is not the next token."""
+"""Training objectives other than next-token prediction."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from executor.data.corpus import Objective
 from executor.data.packing import IGNORED, TokenSequence
 
-# of the tokens that are to be predicted (Devlin et al., arXiv:1810.04805, sec. 3.1)
-CHOSEN: Final = 0.15
-HIDDEN: Final = 0.8  # become the mask token
-RANDOM: Final = 0.1  # become any token; the others stay as they are
+# shares of masked language modelling (Devlin et al., arXiv:1810.04805, sec. 3.1)
+CHOSEN: Final = 0.15  # of the tokens are predicted
+HIDDEN: Final = 0.8  # of these are replaced by the mask token
+RANDOM: Final = 0.1  # by a random token; the others are unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedTokens:
-    """Hides some tokens of a sample, which are to be predicted; at least one."""
+    """Masked language modelling: predicts a random subset of the tokens (at least one)."""
 
     vocab_size: int
     mask_token: int
 
     def __call__(self, row: TokenSequence, random: np.random.Generator) -> TokenSequence:
-        """Return the row with hidden tokens."""
+        """Return the row with masked inputs; labels of all other tokens are ignored."""
         real = _real(row)
         chosen = real & (random.random(len(real)) < CHOSEN)
         if real.any() and not chosen.any():
@@ -43,29 +43,31 @@ def masked_tokens(vocab_size: int, mask_token: int) -> Objective:
 
 
 # Raffel et al. (arXiv:1910.10683), sec. 3.1.4
-CORRUPTED: Final = 0.15  # of the tokens are taken out,
-MEAN_SPAN: Final = 3  # so many one after the other
-PAD: Final = 0  # fills the source up, and stands in front of what a decoder reads
+CORRUPTED: Final = 0.15  # of the tokens are removed
+MEAN_SPAN: Final = 3  # tokens
+PAD: Final = 0  # pads the source, and is the first input of the decoder
 
 
 @dataclass(frozen=True, slots=True)
 class CorruptedSpans:
-    """Takes spans out of a sample: the source without them, the target made of them alone.
+    """Span corruption.
 
-    Sentinels count down from ``sentinel``. One stands in the source for every span and in front of
-    it in the target, which a last one ends.
+    The source is the sample without some spans, the target consists of these spans.
+
+    Sentinels count down from ``sentinel``. A sentinel replaces each span in the source and precedes
+    it in the target; one more sentinel ends the target.
     """
 
     sentinel: int
 
     def __call__(self, row: TokenSequence, random: np.random.Generator) -> TokenSequence:
-        """Return the source as inputs and the target as labels, each of the row's length."""
+        """Return the source as inputs and the target as labels, each padded to the row's length."""
         size = len(row.inputs)
         tokens = row.inputs[: int(_real(row).sum())]
         inputs, labels = np.full(size, PAD, np.int64), np.full(size, IGNORED, dtype=np.int64)
         if len(tokens):
             source, target = self._split(tokens, random)
-            target = target[:size]  # of two tokens at most it would be longer
+            target = target[:size]  # would be longer for samples of one or two tokens
             inputs[: len(source)], labels[: len(target)] = source, target
         return TokenSequence(inputs, labels)
 
@@ -74,7 +76,7 @@ class CorruptedSpans:
     ) -> tuple[np.ndarray, np.ndarray]:
         removed, spans = span_sizes(len(tokens))
         outs = _composition(removed, spans, random)
-        # what stays lies in front of each span and behind the last one, where it may be nothing
+        # tokens that remain: before each span, and after the last one (possibly none)
         stays = _composition(len(tokens) - removed + 1, spans + 1, random)
         stays[-1] -= 1
         source, target, place = [], [], 0
@@ -88,12 +90,12 @@ class CorruptedSpans:
 
 
 def corrupted_spans(sentinel: int) -> Objective:
-    """Return the objective of T5."""
+    """Return the span-corruption objective of T5."""
     return CorruptedSpans(sentinel)
 
 
 def span_sizes(length: int) -> tuple[int, int]:
-    """Return how many of so many tokens are taken out, and in how many spans.
+    """Return the number of tokens that are removed from ``length`` tokens, and the number of spans.
 
     >>> span_sizes(512), span_sizes(4), span_sizes(1)
     ((77, 26), (1, 1), (1, 1))
@@ -103,15 +105,15 @@ def span_sizes(length: int) -> tuple[int, int]:
 
 
 def _composition(total: int, parts: int, random: np.random.Generator) -> np.ndarray:
-    """Cut ``total`` into so many parts of at least 1; every way to do it is as likely."""
-    if parts > total:  # a sample of one token: its span has nothing in front
+    """Return a uniformly random composition of ``total`` into ``parts`` positive integers."""
+    if parts > total:  # a sample of one token: no tokens before its span
         return np.array([0] * (parts - total) + [1] * total)
     cuts = np.sort(random.choice(total - 1, size=parts - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
 def _real(row: TokenSequence) -> np.ndarray:
-    """Return which tokens belong to a document: what fills a sequence up follows them all."""
+    """Return which tokens belong to a document; padding follows all of them."""
     counted = np.flatnonzero(row.labels != IGNORED)
-    end = counted[-1] + 2 if len(counted) else 0  # the last label is the token behind it
+    end = counted[-1] + 2 if len(counted) else 0  # the last label is the token after it
     return np.arange(len(row.inputs)) < end

@@ -1,4 +1,4 @@
-"""From what a user names to a corpus."""
+"""Opening of training data by the names that the user gives."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def open_corpus(
     masked: bool = False,
     spans: bool = False,
 ) -> Corpus:
-    """Open the data of a run; raises an InputError for what cannot be used.
+    """Open the data of a run; raises an InputError if it cannot be used.
 
-    ``masked``: samples ask for tokens that were hidden (BERT). The tokenizer says which token hides
-    them; without one it is the last token of the vocabulary. ``spans``: samples ask for spans of
-    tokens that were taken out (T5). The tokenizer names the sentinels that stand for them; without
-    one they are the last tokens of the vocabulary.
+    ``masked``: the objective is masked-token prediction (BERT). The tokenizer defines the mask
+    token; without a tokenizer it is the last token of the vocabulary. ``spans``: the objective is
+    span corruption (T5). The tokenizer defines the sentinels; without a tokenizer they are the last
+    tokens of the vocabulary.
     """
     sentinel = _first_sentinel(options, vocab_size, seq_len) if spans else None
     corpus = _open(options, vocab_size, seq_len, seed)
@@ -48,8 +48,7 @@ def open_corpus(
 def _first_sentinel(options: DataOptions, vocab_size: int, seq_len: int) -> int:
     if options.packing == "documents":
         raise InputError(
-            "packing = documents: samples with spans taken out hold one document each (concat, "
-            "none)"
+            "packing = documents: span corruption does not support it (must be concat or none)"
         )
     needed = span_sizes(seq_len)[1] + 1
     first, found, where = vocab_size - 1, vocab_size, f"vocab_size = {vocab_size}"
@@ -70,7 +69,9 @@ def _open(options: DataOptions, vocab_size: int, seq_len: int, seed: int) -> Cor
         raise InputError(f"packing = {options.packing} (allowed: {', '.join(PACKINGS)}). {hint}")
     if SYNTHETIC in options.sources:
         if len(options.sources) > 1:
-            raise InputError(f"data = {', '.join(options.sources)}: {SYNTHETIC} data stands alone")
+            raise InputError(
+                f"data = {', '.join(options.sources)}: {SYNTHETIC} data cannot be combined"
+            )
         if options.tokenizer is not None:
             raise InputError(
                 f"tokenizer = {options.tokenizer}: synthetic data has no text to tokenize"
@@ -98,7 +99,7 @@ def _open(options: DataOptions, vocab_size: int, seq_len: int, seed: int) -> Cor
 
 
 def _weighted(source: str) -> tuple[str, float | None]:
-    """Split ``PATH:0.7``; a file that is really called so goes before."""
+    """Split ``PATH:0.7`` into path and weight; an existing file of that full name has none."""
     path, colon, text = source.rpartition(":")
     try:
         weight = float(text)
@@ -112,7 +113,7 @@ def _weighted(source: str) -> tuple[str, float | None]:
 
 
 def _token_files(source: str, tokenization: TokenizationOptions) -> list[TokenFile]:
-    """Return the token files of a source: those that are there, and one of all its documents."""
+    """Return the token files of a source: existing ones, and one with all its documents."""
     files = files_of(source)
     ready = [open_token_file(file) for file in files if file.suffix in TOKEN_SUFFIXES]
     for file in ready:
@@ -131,7 +132,7 @@ def _token_files(source: str, tokenization: TokenizationOptions) -> list[TokenFi
 
 
 def _check_vocabulary(file: TokenFile, vocabulary: Vocabulary) -> None:
-    """Refuse tokens of another tokenizer than the one that was named."""
+    """Raise an InputError if the tokens come from a different tokenizer than the given one."""
     own = file.header.vocabulary_fingerprint
     if vocabulary.fingerprint == "bytes" or own in ("none", vocabulary.fingerprint):
         return

@@ -1,7 +1,7 @@
-"""In which order samples come: shuffled epochs and weighted mixtures, without memory.
+"""Order of samples: shuffled epochs and weighted mixtures, computed without state.
 
-Every place in the order is computed from the seed alone, so a run that resumes at step N reads what
-it would have read, and every rank can ask for its own rows.
+The sample at every position follows from the seed alone. A run that resumes at step N reads the
+same samples as an uninterrupted one, and every rank can compute its own rows.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-ROUNDS: Final = 6  # of the Feistel network; 4 make a pseudorandom permutation (Luby, Rackoff 1988)
-BLOCK: Final = 1000  # samples in which the weights of a mixture are kept exactly
+ROUNDS: Final = 6  # of the Feistel network; 4 give a pseudorandom permutation (Luby, Rackoff 1988)
+BLOCK: Final = 1000  # samples in which the shares of a mixture are exact
 
 
 def key_of(*parts: Any) -> int:
-    """Return 63 bits that differ for different parts."""
+    """Return a 63-bit hash of the parts."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 def permuted(places: Indices, count: int, key: int) -> Indices:
-    """Return which of ``count`` samples stand at ``places`` of a pseudorandom permutation.
+    """Return the samples at ``places`` of a pseudorandom permutation of ``count`` samples.
 
-    A Feistel network over the next power of four permutes; what falls outside of ``count`` is
-    permuted again until it falls inside (cycle walking), at most four times on average.
+    A Feistel network permutes the next power of four. Results >= ``count`` are permuted again until
+    they are smaller (cycle walking), at most four times on average.
     """
     half = max(1, (max(1, count - 1).bit_length() + 1) // 2)
     found = _feistel(places.astype(np.uint64), half, key)
@@ -47,7 +47,10 @@ def _feistel(values: NDArray[np.uint64], half: int, key: int) -> NDArray[np.uint
 
 
 def _mixed(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """Hash numbers: the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014); it overflows."""
+    """Hash numbers with the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+
+    It overflows.
+    """
     z = values + np.uint64(key)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -55,7 +58,7 @@ def _mixed(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 
 def epochs(places: Indices, count: int, seed: int) -> Indices:
-    """Return which samples stand at places that go on over epochs, each shuffled anew."""
+    """Return the samples at places of consecutive epochs; each epoch has its own shuffle."""
     found = np.empty_like(places)
     rounds = places // count
     for epoch in np.unique(rounds):
@@ -66,14 +69,14 @@ def epochs(places: Indices, count: int, seed: int) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Draws from several sources, in every block of samples in exactly the same shares."""
+    """Draws from several sources; every block of BLOCK samples has exactly the same shares."""
 
     counts: tuple[int, ...]  # of each source in a block of BLOCK samples
     seed: int
 
     @classmethod
     def of(cls, weights: tuple[float, ...], seed: int) -> Mixture:
-        """Round weights to whole samples of a block (largest remainders), none to nothing."""
+        """Round weights to whole samples of a block (largest remainders), at least one each."""
         exact = np.array(weights) / sum(weights) * BLOCK
         counts = np.maximum(1, np.floor(exact)).astype(int)
         while (missing := BLOCK - counts.sum()) != 0:
@@ -83,7 +86,7 @@ class Mixture:
         return cls(tuple(int(count) for count in counts), seed)
 
     def __call__(self, places: Indices) -> tuple[Indices, Indices]:
-        """Return for every place its source, and its place among the samples of that source."""
+        """Return the source of every place, and the index among the samples of that source."""
         sources, inner = np.empty_like(places), np.empty_like(places)
         blocks = places // BLOCK
         for block in np.unique(blocks):

@@ -1,9 +1,9 @@
-"""Samples of one token file: sequences of ``seq_len`` tokens and the labels they are to predict.
+"""Samples of one token file: sequences of ``seq_len`` tokens and their labels.
 
-concat     all documents one after the other, cut every seq_len tokens
-documents  the same, but a document sees itself alone: attention stays inside, positions start anew,
-           and no token predicts the first one of the next document
-none       every document for itself, cut after seq_len tokens or filled up with ignored labels
+concat     all documents concatenated, split every seq_len tokens
+documents  like concat, but each document attends only to itself, its positions start at 0, and no
+           token predicts the first token of the next document
+none       one document per sequence, truncated or padded to seq_len tokens (labels ignored)
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from executor.data.order import Indices
 from executor.data.token_file import TokenFile
 from hardware_profiles.errors import InputError
 
-IGNORED: Final = -100  # the label of a token that does not count, as in torch and transformers
+IGNORED: Final = -100  # label of tokens without a loss, as in torch and transformers
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class TokenSequence:
-    """One sequence of a batch, see ``batch.Batch``."""
+    """One sequence of a batch; the fields are those of ``batch.Batch``."""
 
     inputs: Numbers  # (seq_len,)
     labels: Numbers
@@ -33,7 +33,7 @@ class TokenSequence:
 
 
 class Samples:
-    """The sequences of one token file; a sample is a function of its number alone."""
+    """The sequences of one token file; a sample depends on its number only."""
 
     def __init__(self, file: TokenFile, seq_len: int, packing: str, vocab_size: int) -> None:
         self.file, self.seq_len, self.packing = file, seq_len, packing
@@ -47,11 +47,11 @@ class Samples:
         if not self.count:
             raise InputError(
                 f"{file.name}: {header.tokens:,} tokens (seq_len = {seq_len:,} needs at least "
-                f"{seq_len + 1:,}; --packing none fills sequences up)"
+                f"{seq_len + 1:,}; --packing none pads sequences)"
             )
 
     def row(self, sample: int) -> TokenSequence:
-        """Return a sample."""
+        """Return one sample."""
         first, stop = (int(bound) for bound in self._bounds(np.array([sample]))[:, 0])
         tokens = np.asarray(self.file.tokens[first:stop]).astype(np.int64)
         if len(tokens) and (largest := int(tokens.max())) >= self.vocab_size:
@@ -71,7 +71,7 @@ class Samples:
         return TokenSequence(inputs, labels, np.maximum.accumulate(begins))
 
     def counted(self, samples: Indices) -> int:
-        """Return how many labels of some samples count, without reading them."""
+        """Return the number of labels that are not ignored, without reading the tokens."""
         first, stop = self._bounds(samples)
         if self.packing != "documents":
             return int(np.maximum(0, stop - first - 1).sum())
@@ -82,7 +82,7 @@ class Samples:
 
     @property
     def cut_documents(self) -> int:
-        """Documents of which the end is never seen."""
+        """Number of documents that are truncated."""
         if self.packing != "none":
             return 0
         longest, before, found = self.seq_len + 1, 0, 0
@@ -93,7 +93,7 @@ class Samples:
         return found
 
     def _bounds(self, samples: Indices) -> Numbers:
-        """Return the first token of each sample, and the one behind its last; (2, samples)."""
+        """Return the first token of each sample, and the first one after it; shape (2, samples)."""
         if self.packing != "none":
             first = samples * self.seq_len
             return np.stack([first, first + self.seq_len + 1])
@@ -103,7 +103,7 @@ class Samples:
         return np.stack([first, np.minimum(stop, first + self.seq_len + 1)])
 
     def _ends(self, first: int, last: int) -> Numbers:
-        """Return where documents end in the tokens (first, last], counted from ``first``."""
+        """Return the document ends within tokens (first, last], relative to ``first``."""
         ends: Any = self.file.ends
         low, high = np.searchsorted(ends, [first, last], "right")
         return np.asarray(ends[low:high]).astype(np.int64) - first

@@ -1,4 +1,4 @@
-"""Batches read ahead by a thread, so that a step does not wait for its data."""
+"""Batches that a thread reads ahead, so that a step does not wait for its data."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from executor.data.corpus import Corpus
 if TYPE_CHECKING:
     from executor.data.batch import Batch
 
-AHEAD: Final = 2  # batches that wait, at most
-LOOK_SECONDS: Final = 0.2  # how often a full queue asks whether it is still wanted
+AHEAD: Final = 2  # batches in the queue, at most
+LOOK_SECONDS: Final = 0.2  # interval at which a full queue checks for the end
 
 
 @contextmanager
 def prefetched(
     corpus: Corpus, global_batch_size: int, rows: range, steps: range
 ) -> Iterator[Iterator[Batch]]:
-    """Give the batches of some steps in order; the thread ends with the block.
+    """Yield the batches of steps in order; the thread ends with the context.
 
-    What goes wrong in the thread is raised where the batch would have been taken.
+    An error in the thread is raised where its batch would have been returned.
     """
     waiting: queue.Queue[Batch | BaseException] = queue.Queue(AHEAD)
     stopped = threading.Event()
 
     def put(item: Batch | BaseException) -> bool:
-        """Wait for room; return False when nobody wants the item any more."""
+        """Wait for a free slot; return False if the consumer has ended."""
         while not stopped.is_set():
             try:
                 waiting.put(item, timeout=LOOK_SECONDS)

@@ -1,6 +1,7 @@
-"""Documents of text files, JSONL and Parquet, one after the other, each with its place.
+"""Documents of text, JSONL and Parquet files, each with its position in the file.
 
-A file is read as it goes, so that size does not matter. What cannot be used raises a BadRow.
+Files are read incrementally, so that memory does not grow with their size. Unusable rows are
+BadRows.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ JSONL_SUFFIXES: Final = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES: Final = (".parquet",)
 TOKEN_SUFFIXES: Final = (".bin", ".npy")
 KNOWN: Final = TEXT_SUFFIXES + JSONL_SUFFIXES + PARQUET_SUFFIXES + TOKEN_SUFFIXES
-TOKEN_IDS: Final = "input_ids"  # the field of rows that are tokens already
+TOKEN_IDS: Final = "input_ids"  # the field of rows that hold token numbers
 MAX_LINE: Final = 2**28  # bytes of a row of JSONL
-CHUNK: Final = 2**20  # characters of a long text at a time
+CHUNK: Final = 2**20  # characters of a long text in one piece
 _SPECIAL: Final[dict[Callable[[int], bool], str]] = {
     stat.S_ISFIFO: "a FIFO",
     stat.S_ISCHR: "a character device",
@@ -35,7 +36,7 @@ _SPECIAL: Final[dict[Callable[[int], bool], str]] = {
 
 
 class BadRow(InputError):
-    """A row that cannot be used: file, place, what is wrong."""
+    """A row that cannot be used: file, position, problem."""
 
     def __init__(self, path: Path, place: str, problem: str) -> None:
         super().__init__(f"{path}{', ' * bool(place)}{place}: {problem}")
@@ -43,18 +44,18 @@ class BadRow(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A document, or a part of a long one."""
+    """A document, or a part of a long document."""
 
-    content: str | Tokens  # text, or tokens
+    content: str | Tokens
     place: str  # in the file: "line 12"
-    last: bool = True  # of its document
+    last: bool = True  # whether the document ends with this piece
 
 
-Rows = Iterator[Piece | BadRow]  # after a BadRow the reader goes on with the next row
+Rows = Iterator[Piece | BadRow]  # after a BadRow the reader continues with the next row
 
 
 def files_of(source: str) -> list[Path]:
-    """Return the file, or the files of known kinds below a folder in order of their paths."""
+    """Return the file itself, or all files of known formats under a folder, sorted by path."""
     path = Path(source)
     try:
         mode = path.stat().st_mode
@@ -92,7 +93,7 @@ def rows_of(path: Path, text_field: str) -> Rows:
 
 
 def _text(path: Path) -> Rows:
-    """Yield a text in pieces that end at line ends, where there are some."""
+    """Yield a text in pieces that end at line ends, if it has any."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     kept, line = "", 1
     with path.open("rb") as file:
@@ -109,7 +110,7 @@ def _text(path: Path) -> Rows:
                 yield Piece(kept, f"line {line}")
                 return
             end = kept.rfind("\n") + 1
-            if end == 0 and len(kept) >= 4 * CHUNK:  # one line without an end
+            if end == 0 and len(kept) >= 4 * CHUNK:  # one very long line
                 end = len(kept)
             if end:
                 yield Piece(kept[:end], f"line {line}", last=False)
@@ -138,7 +139,7 @@ def _json_row(path: Path, place: str, line: bytes, text_field: str) -> Piece | B
         return BadRow(path, place, f"not UTF-8 text: {error.reason}")
     except json.JSONDecodeError as error:
         return BadRow(path, place, f"not JSON: {error.msg} (column {error.colno})")
-    except (RecursionError, ValueError) as error:  # nested too deep; a number of too many digits
+    except (RecursionError, ValueError) as error:  # too deeply nested; too many digits
         return BadRow(path, place, f"not JSON: {str(error) or type(error).__name__}")
     if not isinstance(row, dict):
         return BadRow(path, place, f"{_kind(row)} (an object expected)")
@@ -172,7 +173,7 @@ def _parquet(path: Path, text_field: str) -> Rows:
 
 
 def _python(value: Any) -> Any:
-    """Return a value of pyarrow as Python's, or the bytes of a text that is not UTF-8."""
+    """Return a pyarrow value as a Python value, or empty bytes for text that is not UTF-8."""
     try:
         return value.as_py()
     except UnicodeDecodeError:

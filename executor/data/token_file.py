@@ -1,11 +1,11 @@
-"""Files of tokens that are mapped into memory, not read.
+"""Token files, which runs map into memory instead of reading them.
 
-    one line of JSON, padded with spaces to HEADER_BYTES     what is inside
+    one line of JSON, padded with spaces to HEADER_BYTES     the header
     tokens, little-endian unsigned                           1, 2 or 4 bytes each
     zeros up to a multiple of 8
-    ends of the documents, uint64                            counted in tokens from the start
+    ends of the documents, uint64                            in tokens from the start
 
-A one-dimensional .npy file of unsigned integers is read too: one document without a vocabulary.
+A one-dimensional .npy file of unsigned integers is also accepted: one document, no vocabulary.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ ALIGNMENT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands at the head of a token file."""
+    """Header of a token file."""
 
     dtype: str
     tokens: int
     documents: int
-    largest: int  # token
+    largest: int  # largest token
     vocabulary: str  # "bytes", or the folder of the tokenizer
     vocabulary_fingerprint: str
-    end: int | None  # token behind every document
-    sha256: str  # of the tokens and of the ends of the documents
+    end: int | None  # token after every document
+    sha256: str  # of the tokens and the document ends
     skipped_rows: int
     format: str = FORMAT
     version: int = VERSION
 
     @property
     def ends_offset(self) -> int:
-        """Where the ends of the documents begin, in bytes."""
+        """Offset of the document ends, in bytes."""
         size = HEADER_BYTES + self.tokens * DTYPES[self.dtype]
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """An opened token file."""
+    """An open token file."""
 
     path: Path
     header: Header
     tokens: Tokens
-    ends: NDArray[np.uint64]  # of the documents, ascending; the last one is the number of tokens
-    source: str = ""  # what the user named, where that is another file or a folder
+    ends: NDArray[np.uint64]  # of the documents, ascending; the last equals the number of tokens
+    source: str = ""  # the path that the user gave, if it differs
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """Name of the file in messages."""
         return self.source or str(self.path)
 
 
 def smallest_dtype(size: int) -> str:
-    """Return the dtype that holds the tokens 0 to ``size - 1``."""
+    """Return the smallest dtype that represents tokens 0 to ``size - 1``."""
     return next(name for name, width in DTYPES.items() if size <= 2 ** (8 * width))
 
 
 class TokenFileWriter:
-    """Writes a token file document by document; memory does not grow with it.
+    """Writes a token file document by document, in constant memory.
 
-    A document can be taken back until the next one begins.
+    A document can be removed until the next one begins.
     """
 
     def __init__(self, tokens: IO[bytes], ends: IO[bytes], dtype: str) -> None:
@@ -95,7 +95,7 @@ class TokenFileWriter:
         self._mark = (self.count, self.largest, self._hash.copy())
 
     def add(self, tokens: Tokens) -> None:
-        """Add tokens to the document."""
+        """Append tokens to the document."""
         if len(tokens):
             self.largest = max(self.largest, int(tokens.max()))
             data = tokens.astype(self._dtype).tobytes()
@@ -104,7 +104,7 @@ class TokenFileWriter:
             self.count += len(tokens)
 
     def end(self, end: int | None) -> None:
-        """End the document, with a token where there is one; an empty document is none."""
+        """End the document, with an end token if there is one; empty documents are dropped."""
         if self.count == self._mark[0]:
             return
         if end is not None:
@@ -114,7 +114,7 @@ class TokenFileWriter:
         self.begin()
 
     def take_back(self) -> None:
-        """Forget what was added since ``begin``."""
+        """Remove the document that was begun last, and count it as skipped."""
         self.count, self.largest, self._hash = self._mark
         self._tokens.seek(HEADER_BYTES + self.count * self._dtype.itemsize)
         self._tokens.truncate()
@@ -122,7 +122,7 @@ class TokenFileWriter:
         self.begin()
 
     def finish(self, vocabulary: Vocabulary | None) -> Header:
-        """Append the ends, write the header."""
+        """Append the document ends and write the header."""
         data = self._tokens
         data.write(bytes(-data.tell() % ALIGNMENT))
         self._ends.seek(0)
@@ -142,7 +142,7 @@ class TokenFileWriter:
         )
         line = json.dumps(asdict(header)).encode()
         if len(line) >= HEADER_BYTES:
-            raise InputError(f"{header.vocabulary[:200]}…: a tokenizer with so long a name")
+            raise InputError(f"{header.vocabulary[:200]}…: the tokenizer's name is too long")
         data.seek(0)
         data.write(line.ljust(HEADER_BYTES - 1) + b"\n")
         return header
@@ -150,7 +150,10 @@ class TokenFileWriter:
 
 @contextlib.contextmanager
 def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[TokenFileWriter]:
-    """Give a writer to a file that appears, whole, when the caller is done; else nothing stays."""
+    """Yield a writer of a file that appears complete when the context ends.
+
+    On an error, not at all.
+    """
     if path.exists() and not force:
         raise InputError(f"{path}: exists already (--force replaces it)")
     try:
@@ -163,7 +166,7 @@ def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[T
                 data.flush()
                 os.fsync(data.fileno())
                 os.umask(umask := os.umask(0))
-                os.chmod(data.name, 0o666 & ~umask)  # a temporary file is its maker's alone
+                os.chmod(data.name, 0o666 & ~umask)  # temporary files are private to their owner
                 os.replace(data.name, path)
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -173,7 +176,7 @@ def new_token_file(path: Path, dtype: str, *, force: bool = False) -> Iterator[T
 
 
 def open_token_file(path: Path) -> TokenFile:
-    """Map a token file; raises an InputError where it is none, or not whole."""
+    """Map a token file into memory; raises an InputError if it is invalid or incomplete."""
     try:
         return _open_array(path) if path.suffix == ".npy" else _open(path)
     except OSError as error:
@@ -187,14 +190,18 @@ def _open(path: Path) -> TokenFile:
     header = _header(path, line)
     expected = header.ends_offset + 8 * header.documents
     if size != expected:
-        raise InputError(f"{path}: {size:,} bytes (its header promises {expected:,}): not whole")
+        raise InputError(
+            f"{path}: {size:,} bytes (expected from its header: {expected:,}): incomplete"
+        )
     if not header.tokens:
-        raise InputError(f"{path}: holds no token")
+        raise InputError(f"{path}: contains no tokens")
     dtype = np.dtype(header.dtype).newbyteorder("<")
     tokens = np.memmap(path, dtype, "r", HEADER_BYTES, (header.tokens,))
     ends = np.memmap(path, np.dtype("<u8"), "r", header.ends_offset, (header.documents,))
     if int(ends[-1]) != header.tokens:
-        raise InputError(f"{path}: its documents end at {int(ends[-1]):,}, its tokens do not")
+        raise InputError(
+            f"{path}: its last document ends at {int(ends[-1]):,}, not at its number of tokens"
+        )
     return TokenFile(path, header, tokens, ends)
 
 
@@ -206,12 +213,12 @@ def _header(path: Path, line: bytes) -> Header:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise InputError(f"{path}: not a token file (made with: shardplan tokenize)")
     if values.get("version") != VERSION:
-        raise InputError(f"{path}: version {values.get('version')!r} (this one reads {VERSION})")
+        raise InputError(f"{path}: version {values.get('version')!r} (supported: {VERSION})")
     types = {"tokens": int, "documents": int, "largest": int, "skipped_rows": int, "sha256": str}
     wrong = [name for name, kind in types.items() if type(values.get(name)) is not kind]
     unknown = set(values) ^ {field.name for field in fields(Header)}
     if wrong or unknown or values["dtype"] not in DTYPES or values["documents"] < 1:
-        raise InputError(f"{path}: a damaged header ({', '.join([*wrong, *sorted(unknown)])})")
+        raise InputError(f"{path}: invalid header ({', '.join([*wrong, *sorted(unknown)])})")
     return Header(**values)
 
 
@@ -229,7 +236,7 @@ def _open_array(path: Path) -> TokenFile:
         dtype=tokens.dtype.name,
         tokens=len(tokens),
         documents=1,
-        largest=0,  # not known: every batch is looked at
+        largest=0,  # unknown: every batch is checked
         vocabulary="none",
         vocabulary_fingerprint="none",
         end=None,
@@ -240,7 +247,7 @@ def _open_array(path: Path) -> TokenFile:
 
 
 def _sampled_hash(tokens: Tokens, pieces: int = 64, length: int = 2**14) -> str:
-    """Hash the length and evenly spread pieces of an array that is too large to read whole."""
+    """Hash the length and evenly spaced pieces of an array that is too large to read in full."""
     digest = hashlib.sha256(f"{len(tokens)} {tokens.dtype}".encode())
     for start in np.linspace(0, max(0, len(tokens) - length), pieces).astype(int):
         digest.update(tokens[start : start + length].tobytes())

@@ -1,4 +1,4 @@
-"""The command ``tokenize``: a token file that runs map into memory."""
+"""The command ``tokenize``: writes a token file that runs map into memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokenize(
 ) -> Header:
     """Write the documents of all sources to one token file; return its header."""
     if output.suffix != ".bin":
-        raise InputError(f"{output}: must end in .bin, by which a run knows token files")
+        raise InputError(f"{output}: must end in .bin, the suffix of token files")
     if output.exists() and not force:
         raise InputError(f"{output}: exists already (--force replaces it)")
     if not output.parent.is_dir():
@@ -32,7 +32,7 @@ def tokenize(
     files = [file for source in sources for file in files_of(source)]
     for file in files:
         if file.suffix in TOKEN_SUFFIXES:
-            raise InputError(f"{file}: holds tokens already (text, JSONL or Parquet expected)")
+            raise InputError(f"{file}: is already tokenized (text, JSONL or Parquet expected)")
     vocabulary = open_vocabulary(tokenizer)
     allowed = vocabulary.size if vocab_size is None else vocab_size
     tokenization = TokenizationOptions(vocabulary, allowed, text_field, skip_bad_rows)

@@ -1,4 +1,4 @@
-"""How text becomes tokens: every byte one, or through a local tokenizer."""
+"""Vocabularies: bytes, or the tokens of a local tokenizer."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from numpy.typing import NDArray
 from hardware_profiles.errors import InputError
 
 BYTE_VALUES: Final = 256
-BYTE_END: Final = 0  # no text holds the byte 0, so that it can end a document
+BYTE_END: Final = 0  # does not occur in text
 
 Tokens = NDArray[Any]
 
 
 class Vocabulary(ABC):
-    """A meaning of token numbers."""
+    """Maps text to token numbers."""
 
     name: str
-    size: int  # its tokens are 0 to size - 1
-    end: int | None  # the token behind every document
-    mask: int | None = None  # the token that hides another one
-    sentinels: tuple[int, ...] = ()  # that stand for spans, <extra_id_0> first
+    size: int  # tokens are 0 to size - 1
+    end: int | None  # the token after every document
+    mask: int | None = None  # the mask token
+    sentinels: tuple[int, ...] = ()  # of removed spans, <extra_id_0> first
     fingerprint: str
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, without an end."""
+        """Return the tokens of each text, without an end token."""
 
 
 class ByteVocabulary(Vocabulary):
-    """Every byte of UTF-8 is a token; the byte 0 ends a document."""
+    """Each byte of the UTF-8 text is a token; byte 0 ends a document."""
 
     name, size, end, fingerprint = "bytes", BYTE_VALUES, BYTE_END, "bytes"
 
@@ -45,7 +45,10 @@ class ByteVocabulary(Vocabulary):
 
 
 class TokenizerVocabulary(Vocabulary):
-    """A fast tokenizer of transformers from a local folder; code beside it is never run."""
+    """A fast tokenizer of transformers from a local folder.
+
+    Custom code in the folder is not executed.
+    """
 
     def __init__(self, folder: str) -> None:
         if not Path(folder).is_dir():
@@ -53,7 +56,7 @@ class TokenizerVocabulary(Vocabulary):
         self.name = folder
         self._tokenizer = _load(folder)
         if not self._tokenizer.is_fast:
-            raise InputError(f"{folder}: no fast tokenizer (a folder with a tokenizer.json)")
+            raise InputError(f"{folder}: not a fast tokenizer (a folder with a tokenizer.json)")
         self.size = len(self._tokenizer)
         self.end = self._tokenizer.eos_token_id
         self.mask = self._tokenizer.mask_token_id
@@ -62,7 +65,7 @@ class TokenizerVocabulary(Vocabulary):
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, without those that a tokenizer puts around a text."""
+        """Return the tokens of each text, without special tokens around it."""
         found = self._tokenizer(
             list(texts),
             add_special_tokens=False,
@@ -74,12 +77,12 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def open_vocabulary(tokenizer: str | None) -> Vocabulary:
-    """Return the vocabulary of a local tokenizer, or of bytes."""
+    """Return the vocabulary of a local tokenizer, or of bytes if it is None."""
     return ByteVocabulary() if tokenizer is None else TokenizerVocabulary(tokenizer)
 
 
 def _sentinels(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
-    """Return T5's sentinels as far as each lies one below the one before."""
+    """Return the leading run of T5's sentinels whose numbers are consecutive and descending."""
     found: list[int] = []
     while (token := vocabulary.get(f"<extra_id_{len(found)}>")) is not None:
         if found and token != found[-1] - 1:
@@ -97,6 +100,6 @@ def _load(folder: str) -> Any:
         ) from None
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... alike
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ...
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{folder}: no tokenizer that can be loaded: {reason}") from None
+        raise InputError(f"{folder}: the tokenizer cannot be loaded: {reason}") from None

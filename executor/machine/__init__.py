@@ -1,1 +1,1 @@
-"""Measurement of this machine for ``calibrate``."""
+"""Measurements of this machine for ``calibrate``."""

@@ -1,7 +1,7 @@
-"""Measures this machine with N processes at work at the same time.
+"""Measurement of this machine with N concurrent processes.
 
-Everything is timed in all processes at once and with as many threads as training uses, so that
-shared caches, memory channels and cores are in the numbers. The rates are those of one process.
+All processes run at the same time, each with as many threads as in training, so that contention for
+caches, memory channels and cores is included. Rates are per process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hardware_profiles.cluster.measurement import (
     this_host,
 )
 
-LONGEST: Final = 120.0  # seconds until the measurement is given up
+LONGEST: Final = 120.0  # seconds, timeout of the measurement
 
 
 def threads_per_process(processes: int) -> int:
-    """Return the threads that each of so many processes on this machine uses."""
+    """Return the number of threads of each of ``processes`` processes on this machine."""
     return max(1, available_cores() // processes)
 
 
@@ -52,12 +52,12 @@ def measure_machine(processes: int) -> MachineMeasurement:
     ranks = run_forked(measure_rank, processes, processes, timeout=LONGEST, threads=threads)
 
     def best(key: str) -> float:
-        """Return the calls or units of work per second and process in the best window."""
+        """Return the rate of the best window, as a mean over the processes."""
         return float(np.mean([rank[key] for rank in ranks], axis=0).max())
 
     links: dict[str, Any] = {}
     if processes > 1:
-        # an all-gather is half an all-reduce
+        # an all-gather has half the steps of an all-reduce
         steps = [kind * (processes - 1) for kind in (2, 1) for _ in COLLECTIVE_BYTES]
         sizes = [*COLLECTIVE_BYTES, *COLLECTIVE_BYTES]
         links["collective_bandwidth"], links["collective_latency"] = fit_link(
@@ -86,7 +86,7 @@ def measure_machine(processes: int) -> MachineMeasurement:
 
 
 def measure_gpu() -> dict[str, Any]:
-    """Measure the matmul rate and the memory bandwidth of the first GPU."""
+    """Measure the matmul rate and memory bandwidth of the first GPU."""
     import torch
 
     rates = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -108,8 +108,8 @@ def fit_link(
 ) -> tuple[float, float]:
     """Return (bandwidth, latency) of ``seconds = moved / bandwidth + messages * latency``.
 
-    Least squares of the relative errors, so that small messages weigh as much as large ones; both
-    are kept from being negative.
+    Non-negative least squares of the relative errors, so that small and large messages have equal
+    weight.
 
     >>> bandwidth, latency = fit_link([1e3, 1e6], [1e3 / 1e9 + 2e-5, 1e6 / 1e9 + 2e-5], [2, 2])
     >>> round(bandwidth), round(latency, 9)
@@ -120,13 +120,13 @@ def fit_link(
     weight = 1.0 / np.array(seconds)
     columns = np.stack([np.array(moved) * weight, np.array(messages) * weight], axis=1)
     (seconds_per_byte, latency), _ = nnls(columns, np.ones(len(weight)))
-    if seconds_per_byte == 0.0:  # noise: every size took the same time
+    if seconds_per_byte == 0.0:  # noise: all sizes took equally long
         seconds_per_byte = min(np.array(seconds) / np.array(moved))
     return 1.0 / float(seconds_per_byte), float(latency)
 
 
 def cpu_model(path: Path) -> str:
-    """Return the processor's name from /proc/cpuinfo, or what Python knows elsewhere."""
+    """Return the processor's name from /proc/cpuinfo, else from ``platform``."""
     try:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -140,7 +140,7 @@ def cpu_model(path: Path) -> str:
 def free_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the memory that can still be had without swapping, the container's limit counted."""
+    """Return the memory available without swapping, within the container's limit."""
     free = machine_memory_bytes()
     try:
         for line in meminfo.read_text(encoding="ascii").splitlines():

@@ -1,4 +1,4 @@
-"""Small measurements in one process, while every process of the machine does the same."""
+"""Short measurements in one process, run by all processes of the machine at the same time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any, Final
 
-# Each rate is measured in several windows; the best one counts, so that other programs disturb
-# less. A window is longer than the operating system's time slices, and its rate the mean of all
-# processes, so that a process that has a core to itself for a moment does not win.
+# Each rate is the best of several windows, to reduce the influence of other programs. A window is
+# longer than the operating system's time slices, and its rate is the mean over all processes, so
+# that a process that briefly has a core to itself does not determine the result.
 WINDOW: Final = 0.15  # seconds
 WINDOWS: Final = 4
-MATRIX: Final = 512  # rows and columns of the CPU's matmuls: larger ones are hardly faster
-COLD_PAIRS: Final = 24  # of matrices, in turn: in training a matmul's operands come from memory
+MATRIX: Final = 512  # rows and columns of matmuls on a CPU; larger ones are hardly faster
+COLD_PAIRS: Final = 24  # of matrices, used in turn: in training, operands come from memory
 GPU_MATRIX: Final = 8192
-COPY_BYTES: Final = 2**25  # larger than a core's share of the cache
+COPY_BYTES: Final = 2**25  # larger than a core's share of the caches
 CHAIN: Final = 100  # small operators in one forward and backward pass
 COLLECTIVE_BYTES: Final = (2**10, 2**16, 2**20, 2**23)
 MESSAGE_BYTES: Final = (2**10, 2**18, 2**22)
@@ -24,7 +24,7 @@ ATTENTION: Final = (1, 4, 256, 64)  # sequences, heads, tokens, head_dim
 
 
 def measure_rank(rank: int, processes: int) -> dict[str, Any]:
-    """Measure in one process; every rank runs the same sequence at the same time."""
+    """Run all measurements in one process; every rank runs the same sequence."""
     import torch
 
     measured: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def measure_rank(rank: int, processes: int) -> dict[str, Any]:
 
 
 def _calls_per_second(call: Callable[[], object], device: str) -> list[float]:
-    """Return how often all processes together can repeat a call per second, window by window."""
+    """Return the calls per second of this process in each window."""
     import torch
     import torch.distributed as dist
 
@@ -63,7 +63,7 @@ def _calls_per_second(call: Callable[[], object], device: str) -> list[float]:
 
 
 def matmul_rates(dtype: Any, size: int, device: str) -> list[float]:
-    """Return the FLOP/s of square matmuls; on a CPU each works on matrices that no cache holds."""
+    """Return the FLOP/s of square matmuls; on a CPU the matrices exceed the caches."""
     import torch
 
     pairs = COLD_PAIRS if device == "cpu" else 1
@@ -76,7 +76,7 @@ def matmul_rates(dtype: Any, size: int, device: str) -> list[float]:
 
 
 def copy_rates(size: int, device: str) -> list[float]:
-    """Return bytes/s of copies, read and written bytes both counted."""
+    """Return the bytes/s of copies; both the bytes read and those written count."""
     import torch
 
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -85,7 +85,7 @@ def copy_rates(size: int, device: str) -> list[float]:
 
 
 def operator_rates(device: str) -> list[float]:
-    """Return tiny operators per second, autograd's bookkeeping included."""
+    """Return small operators per second, including autograd's overhead."""
     import torch
 
     leaf = torch.ones(8, device=device, requires_grad=True)
@@ -100,7 +100,7 @@ def operator_rates(device: str) -> list[float]:
 
 
 def attention_rates() -> list[float]:
-    """Return forward and backward passes of the fused attention core per second."""
+    """Return forward and backward passes of fused attention per second."""
     import torch
     import torch.nn.functional as F
 
@@ -115,9 +115,10 @@ def attention_rates() -> list[float]:
 
 
 def score_seconds(attention_seconds: float, flops: float) -> float:
-    """Return the seconds of one attention score in a forward pass, its matmuls left out.
+    """Return the seconds per attention score in a forward pass, without its matmuls.
 
-    Two matmuls forward and five backward; the rest is shared out in the same ratio.
+    There are two matmuls in the forward pass and five in the backward pass; the remaining time is
+    split in the same ratio.
 
     >>> round(score_seconds(1e-3 + 7 * 2 * 64 * 4 * 256 * 256 / 1e11, 1e11) * 3.5 * 4 * 256**2, 9)
     0.001
@@ -129,7 +130,7 @@ def score_seconds(attention_seconds: float, flops: float) -> float:
 
 
 def _all_reduce_seconds(size: int) -> float:
-    """Return the seconds of one all-reduce of so many bytes on the slowest rank."""
+    """Return the seconds of one all-reduce of ``size`` bytes on the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -138,7 +139,7 @@ def _all_reduce_seconds(size: int) -> float:
 
 
 def _all_gather_seconds(size: int) -> float:
-    """Return the seconds of one all-gather of so many bytes on the slowest rank."""
+    """Return the seconds of one all-gather of ``size`` bytes on the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -150,7 +151,7 @@ def _all_gather_seconds(size: int) -> float:
 
 
 def _message_seconds(rank: int, size: int) -> float:
-    """Return the seconds of one message of so many bytes while neighbours (0-1, 2-3, ...) talk."""
+    """Return the seconds of one message of ``size`` bytes between neighbours (0-1, 2-3, ...)."""
     import torch
     import torch.distributed as dist
 
@@ -167,11 +168,12 @@ def _message_seconds(rank: int, size: int) -> float:
 
 
 def _together(call: Callable[[], object], *, busy: bool) -> float:
-    """Return the seconds of a call that all ranks repeat together: slowest rank, best window.
+    """Return the seconds of a call that all ranks repeat: slowest rank, best window.
 
-    ``busy``: each computes before every call, as training does, so that processes come apart, fall
-    asleep and are woken; the seconds of the computation are taken off. Where other programs disturb
-    that difference, calls back to back are the least it can be.
+    ``busy``: each rank computes before every call, as in training, so that ranks arrive at
+    different times and are woken from sleep; the seconds of the computation are subtracted. The
+    result is at least the time of consecutive calls, because other programs can disturb that
+    difference.
     """
     import torch
     import torch.distributed as dist

@@ -1,7 +1,7 @@
-"""What torch does otherwise on a GPU than on a CPU, for a trace on the CPU's fake tensors.
+"""Operators that torch runs differently on a GPU than on a CPU, for traces on fake CPU tensors.
 
-Dropout keeps a mask of one byte an element, fused attention drops out inside its kernel, and under
-autocast more functions compute in fp32.
+On a GPU, dropout keeps a mask of one byte per element, fused attention applies dropout inside its
+kernel, and autocast computes more functions in fp32.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IN_FP32: Final = frozenset(
 
 
 class CudaRules(TorchFunctionMode):  # type: ignore[misc]
-    """Entered around a trace: functions call what they would call on a GPU."""
+    """Makes functions call the operators that they call on a GPU, while it is active."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

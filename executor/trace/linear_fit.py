@@ -1,4 +1,4 @@
-"""From what happened at several numbers of rows to lines in the rows, stretch by stretch."""
+"""Fits the memory and work of traces at several numbers of rows as affine functions of the rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 from executor.trace.timeline import BACKWARD, FORWARD, Timeline
 from hardware_profiles.errors import InputError
 
-ROWS: Final = (2, 3, 4)  # that are traced; with 1 row some kernels skip a copy
-NOT_AFFINE: Final = 1e-3  # of the peak: how far the middle size may lie from the line
+ROWS: Final = (2, 3, 4)  # traced; with 1 row some kernels skip a copy
+NOT_AFFINE: Final = 1e-3  # of the peak: largest deviation of the middle size
 
 
 def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Describe a forward and a backward pass, run with ROWS rows each."""
+    """Describe a forward and a backward pass, traced with each number of rows in ROWS."""
     first = timelines[0]
     places = [(op.name, op.phase, op.block) for op in first.operators]
     for rows, other in zip(ROWS[1:], timelines[1:], strict=True):
         if [(op.name, op.phase, op.block) for op in other.operators] != places:
             raise InputError(
-                f"it runs other operators with {rows} rows than with {ROWS[0]}: its memory at "
-                "other micro-batch sizes cannot be told"
+                f"its operators differ between {ROWS[0]} and {rows} rows: its memory at other "
+                "micro-batch sizes is unknown"
             )
     kept = _lines([_live_bytes(t, accumulates=False) for t in timelines])
     freed = _lines([_live_bytes(t, accumulates=True) for t in timelines])
@@ -61,7 +61,10 @@ def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
 
 def _live_bytes(timeline: Timeline, *, accumulates: bool) -> np.ndarray:
-    """Live bytes after every operator; gradients stay, or are added up and freed at once."""
+    """Return the live bytes after every operator.
+
+    ``accumulates``: gradients are added to existing ones and freed at once; otherwise they stay.
+    """
     change = np.zeros(len(timeline.operators) + 1)
     for entry in timeline.storages:
         freed = entry.freed
@@ -74,7 +77,7 @@ def _live_bytes(timeline: Timeline, *, accumulates: bool) -> np.ndarray:
 
 
 def _gradients_before(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of parameters' gradients that were made before each operator: blocks', and outside."""
+    """Return the bytes of parameter gradients before each operator: (in blocks, outside)."""
     in_blocks, outside = (np.zeros(len(timeline.operators) + 1) for _ in range(2))
     for entry in timeline.storages:
         if entry.gradient_of is not None:
@@ -83,7 +86,7 @@ def _gradients_before(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Return (constant, per row) of every operator from its bytes at the traced sizes."""
+    """Return (constant, slope per row) of every operator from its values for ROWS."""
     low, middle, high = (np.asarray(column) for column in columns)
     slope = (high - low) / (ROWS[2] - ROWS[0])
     constant = low - ROWS[0] * slope
@@ -96,20 +99,20 @@ def _lines(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _envelope(lines: np.ndarray) -> list[list[float]]:
-    """Return the lines that are the largest at some number of rows from 1 on."""
+    """Return the upper envelope of the lines over 1 and more rows."""
     order = np.lexsort((lines[:, 0], lines[:, 1]))  # by slope, then by constant
     kept: list[tuple[float, float]] = []
     for constant, slope in lines[order].tolist():
         while kept and _covered(kept, constant, slope):
             kept.pop()
         kept.append((constant, slope))
-    while len(kept) > 1 and sum(kept[0]) <= sum(kept[1]):  # at 1 row the next is larger already
+    while len(kept) > 1 and sum(kept[0]) <= sum(kept[1]):  # the next is larger from 1 row on
         kept.pop(0)
     return [list(line) for line in kept]
 
 
 def _covered(kept: list[tuple[float, float]], constant: float, slope: float) -> bool:
-    """Whether the last line is nowhere above both the one before it and a steeper one."""
+    """Whether the last line is nowhere above both its predecessor and a steeper line."""
     last = kept[-1]
     if slope == last[1] or constant >= last[0]:
         return True
@@ -121,33 +124,36 @@ def _covered(kept: list[tuple[float, float]], constant: float, slope: float) -> 
 
 
 def _operator_lines(timelines: Sequence[Timeline]) -> tuple[np.ndarray, np.ndarray]:
-    """Return FLOP and bytes of every operator as lines."""
+    """Return the FLOP and the bytes moved of every operator as lines."""
     flops = [np.array([float(op.flops) for op in t.operators]) for t in timelines]
     moved = [np.array([float(op.bytes) for op in t.operators]) for t in timelines]
     return _lines(flops), _lines(moved)
 
 
 def _counted(lines: np.ndarray) -> list[list[float]]:
-    """Equal operators counted: [count, FLOP, FLOP a row, bytes, bytes a row]."""
+    """Group equal operators: [count, FLOP, FLOP per row, bytes, bytes per row]."""
     kinds = Counter(tuple(line) for line in lines.tolist() if any(line))
     return [[float(n), *line] for line, n in sorted(kinds.items())]
 
 
 def _used(timeline: Timeline, start: int, stop: int) -> list[list[int]]:
-    """Return the parameters that a stretch of the forward pass reads: number, elements, trained."""
+    """Return the parameters that a segment of the forward pass reads.
+
+    Number, elements, trainable.
+    """
     numbers = {parameter: n for n, parameter in enumerate(timeline.parameters)}
     found = dict.fromkeys(p for tick, p in timeline.uses if start <= tick < stop)
     return [[numbers[p], p.numel(), int(p.requires_grad)] for p in found]
 
 
 def _tensors_between(timelines: Sequence[Timeline], segment_of: list[int]) -> list[list[Any]]:
-    """Return what one stretch of the forward pass makes and later ones read.
+    """Return the tensors that one segment of the forward pass writes and later segments read.
 
-    [stretch, [stretches that read it], bytes, bytes a row, whether a gradient comes back]
+    [segment, [segments that read it], bytes, bytes per row, whether it has a gradient]
     """
     first = timelines[0]
     if any(len(other.storages) != len(first.storages) for other in timelines[1:]):
-        raise InputError("it makes other tensors with another number of rows")
+        raise InputError("its tensors differ between numbers of rows")
     sizes = _lines([np.array([float(entry.bytes) for entry in t.storages]) for t in timelines])
     written = {entry.number: [entry.created] for entry in first.storages if not entry.is_input}
     for tick, number in first.writes:

@@ -1,8 +1,8 @@
-"""The blocks of an ``nn.Module`` of unknown layers: what is gathered, and recomputed, at a time.
+"""Blocks of an arbitrary ``nn.Module``: the units of parameter gathering and recomputation.
 
-Blocks are the members of the outermost lists (``ModuleList``, ``Sequential``) that hold parameters.
-Where a list has no more than MOST_STAGES members and each of them holds a list of composite modules
-itself (the stages of a ResNet or a Swin transformer), the members of those lists are the blocks.
+Blocks are the members with parameters of the outermost lists (``ModuleList``, ``Sequential``). If a
+list has at most MOST_STAGES members, each of which contains a list of composite modules (the stages
+of a ResNet or a Swin transformer), the members of those inner lists are the blocks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-MOST_STAGES: Final = 5  # ResNet, ConvNeXt and Swin have 4; a transformer of so few layers is a toy
+MOST_STAGES: Final = 5  # ResNet, ConvNeXt and Swin have 4; transformers have more layers
 LISTS: Final = (nn.ModuleList, nn.Sequential)
 BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks by name, in the order in which the module lists them."""
+    """Return the blocks by name, in the order of the module's children."""
     found: dict[str, nn.Module] = {}
     for name, group in _lists(module, ""):
         members = dict(_members(name, group))
@@ -37,9 +37,9 @@ def blocks(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def recompute(parts: Iterable[nn.Module]) -> None:
-    """Have blocks keep only their inputs, and run again in the backward pass.
+    """Make blocks save only their inputs and recompute the rest in the backward pass.
 
-    The second run leaves the running statistics of batch norms alone.
+    The recomputation does not update the running statistics of batch norms.
     """
     for part in parts:
         norms = [module for module in part.modules() if isinstance(module, BATCH_NORMS)]
@@ -47,9 +47,11 @@ def recompute(parts: Iterable[nn.Module]) -> None:
 
 
 def loss_of(output: Any) -> Tensor | None:
-    """Return the loss in what a module returned: a single number, or its ``loss``; None: neither.
+    """Return the loss in a module's output: a single number, or its ``loss``.
 
-    A mapping's (or a Hugging Face output's) ``loss`` counts.
+    None if it has neither.
+
+    ``loss`` may be a key of a mapping or an attribute, as in Hugging Face outputs.
     """
     if not isinstance(output, Tensor):
         output = output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
@@ -84,7 +86,7 @@ def _unchanged(norms: list[Any]) -> Iterator[None]:
 
 
 def _lists(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost lists inside a module (itself included) that hold parameters."""
+    """Yield the outermost lists with parameters; the module itself if it is one."""
     if isinstance(module, LISTS):
         if _has_parameters(module):
             yield prefix, module
@@ -100,7 +102,7 @@ def _members(name: str, group: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _composite(lists: list[tuple[str, nn.Module]]) -> bool:
-    """Whether there are lists, whose members with parameters are made of other modules."""
+    """Whether the lists have members with parameters, all of which contain other modules."""
     members = [member for name, group in lists for _, member in _members(name, group)]
     return bool(members) and all(any(True for _ in member.children()) for member in members)
 

@@ -1,8 +1,8 @@
-"""What a module is called with: made by the user's function, from typed shapes, or guessed.
+"""Arguments of a traced module: from a function of the user, from given shapes, or guessed.
 
-In this order: ``--input 'x=float32[B,3,224,224]'`` (B: the rows of a micro-batch);
-``example_inputs(batch_size)``, an attribute of the factory or a function of its module, which
-returns arguments by name; for a Hugging Face module a guess from its config, which is said.
+The first of these that applies: ``--input 'x=float32[B,3,224,224]'`` (B: rows of a micro-batch);
+``example_inputs(batch_size)``, an attribute of the factory or a function of its Python module that
+returns arguments by name; for Hugging Face modules a guess from the config, which is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hardware_profiles.errors import InputError
 
 FUNCTION: Final = "example_inputs"
 LONGEST: Final = 4096  # tokens of a guessed sequence
-IMAGE_SIZE: Final = 224  # where a vision config names none
+IMAGE_SIZE: Final = 224  # if the vision config has none
 DTYPES: Final = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -33,22 +33,22 @@ DTYPES: Final = {
 }
 _INPUT: Final = re.compile(r"([A-Za-z_]\w*)=(\w+)\[([^\]]*)\]")
 _HOW: Final = (
-    "say what the module is called with: --input 'x=float32[B,3,224,224]' (B: the rows of a "
-    f"micro-batch), or a function {FUNCTION}(batch_size) beside the factory"
+    "its arguments are unknown: use --input 'x=float32[B,3,224,224]' (B: rows of a micro-batch), "
+    f"or define {FUNCTION}(batch_size) in the module of the factory"
 )
-Inputs = Callable[[int], dict[str, Tensor]]  # of so many rows
+Inputs = Callable[[int], dict[str, Tensor]]  # rows to arguments
 
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
-    """One argument: a dimension None is the number of rows."""
+    """One argument; a size of None is the number of rows."""
 
     name: str
     dtype: str
     sizes: tuple[int | None, ...]
 
     def tensor(self, rows: int) -> Tensor:
-        """Return zeros of that shape."""
+        """Return zeros of this shape."""
         sizes = [rows if size is None else size for size in self.sizes]
         return torch.zeros(sizes, dtype=DTYPES[self.dtype])
 
@@ -58,9 +58,9 @@ class InputShape:
 
 
 def parse_input_shape(text: str) -> InputShape:
-    """Read one ``--input``.
+    """Parse one ``--input``.
 
-    >>> str(parse_shape("x=float32[B, 3, 8]"))
+    >>> str(parse_input_shape("x=float32[B, 3, 8]"))
     'x=float32[B,3,8]'
     """
     found = _INPUT.fullmatch(text.strip())
@@ -81,7 +81,7 @@ def parse_input_shape(text: str) -> InputShape:
 def inputs_of(
     factory: Callable[..., Any], module: nn.Module, input_shapes: Sequence[str]
 ) -> tuple[Inputs, list[str]]:
-    """Return what makes the arguments for so many rows, and what was assumed on the way."""
+    """Return a function from rows to arguments, and a list of the assumptions made."""
     if input_shapes:
         return _of_shapes([parse_input_shape(text) for text in input_shapes]), []
     function = getattr(factory, FUNCTION, None) or getattr(
@@ -92,8 +92,8 @@ def inputs_of(
     shapes = _guess(module)
     if not shapes:
         raise InputError(_HOW)
-    said = f"the module is called with {', '.join(str(shape) for shape in shapes)} (a guess)"
-    return _of_shapes(shapes), [f"{said}; --input or {FUNCTION} say otherwise"]
+    guess = f"the module is called with {', '.join(str(shape) for shape in shapes)} (a guess)"
+    return _of_shapes(shapes), [f"{guess}; --input or {FUNCTION} overrides it"]
 
 
 def _of_shapes(shapes: Sequence[InputShape]) -> Inputs:
@@ -111,7 +111,7 @@ def _of_function(function: Callable[[int], Any]) -> Inputs:
 
 
 def _guess(module: nn.Module) -> list[InputShape]:
-    """Return the usual arguments of a Hugging Face module; none where it is something else."""
+    """Return the usual arguments of a Hugging Face module; an empty list for other modules."""
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     if config is None:
         return []

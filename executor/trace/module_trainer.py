@@ -1,11 +1,11 @@
-"""Training any ``nn.Module`` over data ranks, with ZeRO 0 to 3; nothing is cut inside a layer.
+"""Data-parallel training of any ``nn.Module`` with ZeRO 0 to 3; layers are not split.
 
-A factory returns the module; called with the rows of a micro-batch it returns their mean loss, or
-something whose ``loss`` it is. Blocks (``executor.trace.module_blocks``) are gathered one at a time
-and may be recomputed. ``executor.trace.trace`` says what it keeps and computes.
+A factory returns the module. Called with the rows of a micro-batch, the module returns their mean
+loss, or an object with this ``loss``. Blocks (``executor.trace.module_blocks``) are gathered one at
+a time and may be recomputed. ``executor.trace.trace`` measures their memory and work.
 
-In bf16 weights, gradients and optimizer states are fp32 and operators run under torch.autocast,
-which knows those that need fp32 (batch norms, losses); fp16 would need a loss scale.
+In bf16, weights, gradients and optimizer states are fp32 and operators run under torch.autocast,
+which keeps those that need it in fp32 (batch norms, losses). fp16 would need loss scaling.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Factory = Callable[[], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class ParameterCounts:
-    """What can be said of a module without running it."""
+    """Numbers of all and of trainable parameters."""
 
     parameters: int
     trainable_parameters: int
 
 
 def load_factory(name: str) -> Factory:
-    """Return the function that ``module:package.path:factory`` names."""
+    """Import the function that ``module:package.path:factory`` names."""
     path, _, function = name.removeprefix(PREFIX).partition(":")
     if not name.startswith(PREFIX) or not path or not function:
-        raise InputError(f"{name}: no module ({PREFIX}package.path:factory expected)")
+        raise InputError(f"{name}: not a module ({PREFIX}package.path:factory expected)")
     try:
         found = getattr(importlib.import_module(path), function)
     except ImportError as error:
@@ -57,13 +57,13 @@ def load_factory(name: str) -> Factory:
     except AttributeError:
         raise InputError(f"{name}: {path} has no {function}") from None
     if not callable(found):
-        raise InputError(f"{name}: {function} is no function that returns an nn.Module")
+        raise InputError(f"{name}: {function} is not a function that returns an nn.Module")
     factory: Factory = found
     return factory
 
 
 def count_parameters(factory: Factory) -> ParameterCounts:
-    """Count the parameters, without memory for them where the factory asks for none itself."""
+    """Count the parameters on ``meta``, unless the factory chooses a device itself."""
     with torch.device("meta"):
         module = module_of(factory)
     found = list(module.parameters())
@@ -73,7 +73,7 @@ def count_parameters(factory: Factory) -> ParameterCounts:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise an InputError that names the first option that asks for more than data ranks."""
+    """Raise an InputError for the first option of a plan that is not data parallelism."""
     default = Plan()
     for field in fields(Plan):
         value, allowed = getattr(plan, field.name), getattr(default, field.name)
@@ -87,7 +87,10 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_precision(precision: str) -> None:
-    """Raise an InputError for a precision that needs more than autocast: fp16 a loss scale."""
+    """Raise an InputError for a precision that autocast alone does not support.
+
+    Fp16 needs a loss scale.
+    """
     if precision not in PRECISIONS:
         raise InputError(
             f"precision = {precision!r}: a module of unknown layers is trained in "
@@ -96,7 +99,7 @@ def check_precision(precision: str) -> None:
 
 
 class ModuleTrainer:
-    """One process's part of the training of a module; every rank makes the same calls."""
+    """Training of a module in one process; every rank makes the same calls."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class ModuleTrainer:
         )
 
     def step(self, batch: Mapping[str, Tensor]) -> tuple[float, float]:
-        """Train on a global batch; return its mean loss and the gradient's norm before clipping.
+        """Train on a global batch; return its mean loss and the gradient norm before clipping.
 
         ``batch``: arguments of the module by name, each with global_batch_size rows.
         """
@@ -143,7 +146,7 @@ class ModuleTrainer:
         return float(loss), norm
 
     def accumulate(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Run this rank's micro-batches; return its summand of the mean loss."""
+        """Run this rank's micro-batches; return its contribution to the mean loss."""
         plan = self.plan
         for name, rows in batch.items():
             if len(rows) != plan.global_batch_size:
@@ -167,11 +170,11 @@ class ModuleTrainer:
         with torch.autocast(kind, compute) if master != compute else nullcontext():
             loss = loss_of(self.module(**arguments))
         if loss is None:
-            raise InputError("the module returns no loss (a single number, or something with one)")
+            raise InputError("the module returns no loss (a single number, or an object with one)")
         return loss
 
     def _share(self) -> None:
-        """Share the parameters over the data ranks, a block at a time."""
+        """Shard or replicate the parameters over the data ranks, block by block."""
         if self.plan.data_parallel == 1:
             return
         mesh = self.grid.sharding_mesh()
@@ -183,8 +186,8 @@ class ModuleTrainer:
             fully_shard(part, mesh=mesh, reshard_after_forward=frees)
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
-                part.set_gradient_divide_factor(1.0)  # losses are shares of the mean already
-                part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+                part.set_gradient_divide_factor(1.0)  # losses are already divided
+                part.set_force_sum_reduction_for_comms(True)  # gloo cannot scale sums
 
     def _before_backward(self, *, last: bool) -> None:
         if isinstance(self.module, FSDPModule):
@@ -193,7 +196,7 @@ class ModuleTrainer:
             self.module.set_requires_gradient_sync(last or self.plan.zero_stage >= 2)
 
     def _clip(self) -> float:
-        """Return the norm of the whole gradient, and scale the gradient down to the allowed one."""
+        """Return the norm of the full gradient, and scale the gradient down to the allowed norm."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         local = [local_tensor(gradient) for gradient in gradients]
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -210,7 +213,7 @@ class ModuleTrainer:
 
 
 def module_of(factory: Factory) -> nn.Module:
-    """Call the factory; raise an InputError unless it returns a module."""
+    """Call the factory; raise an InputError if its result is not a module."""
     module = factory()
     if not isinstance(module, nn.Module):
         raise InputError(f"the factory returns {type(module).__name__} (an nn.Module is expected)")

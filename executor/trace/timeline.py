@@ -1,9 +1,8 @@
 """Storage lifetimes in a module's forward and backward pass on fake tensors, by operator.
 
-Follows tensor storages (as ``executor.counters.live_tensors`` does for a real step), which block of
-the module is at work, and what every operator computes and moves. Parameters and buffers are not
-counted; the gradients of parameters are told from all else, because a plan decides what becomes of
-them.
+Records tensor storages (as ``executor.counters.live_tensors`` does for a real step), the block of
+the module that is running, and the FLOP and bytes of every operator. Parameters and buffers are not
+counted. Gradients of parameters are marked, because their lifetime depends on the plan.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from executor.trace.module_blocks import tensors
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
-OUTSIDE: Final = ""  # of all blocks
+OUTSIDE: Final = ""  # outside all blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator (a tick): where it ran, what it computed and moved; views move nothing."""
+    """One operator: its block, FLOP, and bytes read and written (none for views)."""
 
     name: str
     phase: str
@@ -41,25 +40,25 @@ class Operator:
 
 @dataclass(slots=True)
 class TracedStorage:
-    """A storage, alive from the end of operator ``created`` to that of ``freed``."""
+    """A storage, live from the end of operator ``created`` to the end of ``freed``."""
 
     bytes: int
     created: int
-    number: int  # among all, in the order of birth
-    floating: bool  # numbers that a gradient belongs to
+    number: int  # index in order of creation
+    floating: bool  # whether its dtype can have a gradient
     is_input: bool = False  # an argument of the module
     freed: int | None = None
-    gradient_of: str | None = None  # the block of the parameter, where it is a gradient
+    gradient_of: str | None = None  # the parameter's block, if it is a gradient
 
 
 class Timeline(TorchDispatchMode):  # type: ignore[misc]
-    """What happens while it is entered, once forward and once backward."""
+    """Records one forward and one backward pass while it is active."""
 
     def __init__(self, module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.operators: list[Operator] = []
         self.storages: list[TracedStorage] = []
-        # of the forward pass: the operator, and the storage or parameter that it reads or writes
+        # of the forward pass: (operator, storage or parameter that it reads or writes)
         self.reads: list[tuple[int, int]] = []
         self.writes: list[tuple[int, int]] = []
         self.uses: list[tuple[int, nn.Parameter]] = []
@@ -101,10 +100,10 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator and write down what it did."""
+        """Run one operator and record it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func.namespace == "prim":  # fake tensors ask for each other's device
+        if func.namespace == "prim":  # device queries of fake tensors
             return result
         before = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         fresh = [t for t in tensors(result) if t.untyped_storage()._cdata not in before]
@@ -123,7 +122,7 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _note(self, read: set[int], made: set[int], works: bool) -> None:
-        """Write down which storages an operator reads, and which of them it changes."""
+        """Record the storages that an operator reads, and those that it modifies."""
         tick = len(self.operators)
         for key in read:
             entry = self._live.get(key, (None, None))[1]
@@ -135,7 +134,7 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
                 self.uses.append((tick, self._parameters[key]))
 
     def name_gradients(self, block_of: Mapping[nn.Parameter, str]) -> None:
-        """Say which storages are gradients, once the backward pass is over."""
+        """Mark the storages that are gradients, after the backward pass."""
         for parameter, block in block_of.items():
             if parameter.grad is not None:
                 key = parameter.grad.untyped_storage()._cdata
@@ -144,7 +143,7 @@ class Timeline(TorchDispatchMode):  # type: ignore[misc]
                     entry.gradient_of = block
 
     def _see(self, tensor: Tensor, created: int) -> TracedStorage | None:
-        """Follow a storage that is new; return it."""
+        """Start tracking a storage and return its entry; None if it is tracked already."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)

@@ -1,8 +1,8 @@
-"""What a module of unknown layers holds, keeps and computes: traced on fake tensors.
+"""Memory and work of an arbitrary module, traced on fake tensors.
 
-The module runs forward and backward at a few numbers of rows. Every operator's live bytes are
-affine in the rows (checked), so that a few lines for each stretch of the passes say the peak at any
-micro-batch size. ``cost_models.traced.module`` reads the result, which is plain JSON values.
+Runs the module forward and backward with several numbers of rows. The live bytes after every
+operator are affine in the rows (checked), so that a few lines per segment give the peak at any
+micro-batch size. The result consists of JSON values, which ``cost_models.traced.module`` reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hardware_profiles.errors import InputError, ShardplanError
 SCHEMA_VERSION: Final = 1
 RECURRENT: Final = (
     "recurrent layers are traced step by step: fused kernels (cuDNN, oneDNN) keep workspaces that "
-    "no trace sees (oneDNN: up to 13 % of the peak of a small LSTM)"
+    "are not traced (oneDNN: up to 13 % of the peak of a small LSTM)"
 )
 Factory = Callable[[], nn.Module]
 
@@ -44,7 +44,7 @@ def trace(
     input_shapes: Sequence[str] = (),
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Trace ``module:package.path:factory``; ``device``: whose operators, cpu or cuda."""
+    """Trace ``module:package.path:factory`` with the operators of ``device`` (cpu or cuda)."""
     check_precision(precision)
     with _one_line(name):
         factory = load_factory(name)
@@ -55,7 +55,7 @@ def trace(
         run = _Run(module, parts, inputs, precision, device)
         passes = {"none": pass_lines([run.timeline(rows) for rows in ROWS])}
         if run.sums:
-            notes.append("the module returns no loss: the sum of what it returns is differentiated")
+            notes.append("the module returns no loss: the sum of its outputs is differentiated")
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
             notes.append(RECURRENT)
         document = _describe(name, module, parts, inputs, run)
@@ -74,7 +74,7 @@ def trace(
 
 
 class _Run:
-    """One forward and backward pass after the other, of some rows each."""
+    """Runs forward and backward passes with different numbers of rows."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class _Run:
         self.master, self.compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
         self.rules = CudaRules if device == "cuda" else nullcontext
         self.block_of = block_of_parameters(module, parts)
-        self.sums = False  # the outputs, where there is no loss
+        self.sums = False  # whether the outputs are summed, for lack of a loss
         self.output_bytes: dict[int, int] = {}  # by rows
 
     def timeline(self, rows: int) -> Timeline:
-        """Run once and return what happened."""
+        """Run one forward and backward pass; return its timeline."""
         for parameter in self.module.parameters():
             parameter.grad = None
         gc.collect()
         arguments = {k: self._cast(v) for k, v in self.inputs(rows).items()}
         timeline = Timeline(self.module, self.parts)
         timeline.add_inputs(tensors(arguments))
-        gc.disable()  # cycles die when Python likes, which is no property of the module
+        gc.disable()  # the time at which Python frees cycles is not a property of the module
         try:
             with timeline, self.rules(), torch.backends.mkldnn.flags(enabled=False):
                 self._loss(arguments, rows).backward()
@@ -109,7 +109,10 @@ class _Run:
         return timeline
 
     def rule_blocks(self) -> None:
-        """Have blocks follow the rules by themselves: in a backward pass torch leaves modes out."""
+        """Make blocks apply the rules themselves.
+
+        Torch disables function modes in the backward pass.
+        """
         for part in self.parts.values():
             part.forward = self._ruled(part.forward)
 
@@ -132,7 +135,7 @@ class _Run:
             self.sums = True
             summands = [t.sum() for t in found if t.requires_grad]
             if not summands:
-                raise InputError("nothing that it returns can be differentiated")
+                raise InputError("none of its outputs can be differentiated")
             loss = torch.stack([s.to(self.master) for s in summands]).sum()
         return loss
 
@@ -145,7 +148,7 @@ class _Run:
 def block_of_parameters(
     module: nn.Module, parts: Mapping[str, nn.Module]
 ) -> dict[nn.Parameter, str]:
-    """Return the block of every parameter; one that blocks share lies outside, as in FSDP2."""
+    """Return the block of every parameter; shared ones belong to no block, as in FSDP2."""
     found: dict[nn.Parameter, str] = {}
     for name, part in parts.items():
         for parameter in part.parameters():
@@ -158,7 +161,8 @@ def block_of_parameters(
 def _build(factory: Factory, fake: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
     """Return the module with fake parameters of ``dtype``.
 
-    It is built for real where fake tensors do not do (a number is read off one, for example).
+    Factories that fail under fake tensors (because they read a value, for example) run with real
+    ones.
     """
     try:
         module = module_of(factory)
@@ -209,7 +213,7 @@ def _describe(
 
 
 def _sizes(parameters: Iterator[nn.Parameter]) -> dict[str, Any]:
-    """Elements, and tensors as [rows, elements of a row, how many, trained]."""
+    """Return element counts, and tensors as [rows, elements per row, count, trainable]."""
     found = list(parameters)
     kinds = Counter(
         (p.shape[0] if p.dim() else 1, p.numel() // (p.shape[0] if p.dim() else 1), p.requires_grad)
@@ -225,7 +229,7 @@ def _sizes(parameters: Iterator[nn.Parameter]) -> dict[str, Any]:
 
 @contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Turn whatever the user's module raises into one line."""
+    """Convert any error of the user's module to a one-line message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -237,5 +241,5 @@ def _one_line(name: str) -> Iterator[None]:
         words = (str(error).strip().splitlines() or [""])[0][:200]
         kind = type(error).__name__
         if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
-            words = f"what it computes depends on the values of tensors ({words})"
+            words = f"its operators depend on the values of tensors ({words})"
         raise InputError(f"{name}: cannot be traced: {kind}: {words}") from error

@@ -1,6 +1,6 @@
-"""The plans that prove what the executor can run: families, layouts, schedules, and all together.
+"""Plans that verify the executor: all families, layouts and schedules, and combinations of them.
 
-``python -m executor.verify --matrix`` runs each of them against a single process.
+``python -m executor.verify --matrix`` compares each of them with a single process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from executor.verify.tiny_models import CONFIGS, tiny
 
 MAX_RANKS: Final = 8
 MIXTURES: Final = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-V_SHAPED: Final = ("zbv", "dualpipev")  # two stages a rank, there and back
+V_SHAPED: Final = ("zbv", "dualpipev")  # two stages per rank, in opposite order
 INTERLEAVED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")
 
 
@@ -37,7 +37,7 @@ class VerificationCase:
 
 
 def cases() -> list[VerificationCase]:
-    """Return all cases, few ranks first; each is legal."""
+    """Return all cases, sorted by their number of ranks; each is legal."""
     found = [
         *_families(),
         *_schedules(),
@@ -46,8 +46,8 @@ def cases() -> list[VerificationCase]:
         *_experts(),
         *_adapters(),
         *_offload(),
-        *_kept_results(),
-        *_together(),
+        *_saved_results(),
+        *_combinations(),
     ]
     found = list({case.name: case for case in found}.values())
     for case in found:
@@ -58,7 +58,7 @@ def cases() -> list[VerificationCase]:
 
 
 def describe(plan: Plan) -> str:
-    """Return a plan in short words."""
+    """Return a short description of a plan."""
     sizes = {
         "dp": plan.data_parallel,
         "rep": plan.dp_replicate,
@@ -86,11 +86,11 @@ def _case(plan: Plan, family: str = "llama", **options: Any) -> VerificationCase
 
 
 def _families() -> Iterator[VerificationCase]:
-    """Every family under data, tensor and pipeline parallelism, alone and together."""
+    """Every family with data, tensor and pipeline parallelism, separately and combined."""
     for number, family in enumerate(sorted(CONFIGS)):
         tied = bool(number % 2)
         if family in SPAN_FAMILIES:
-            yield from _spans(family)
+            yield from _encoder_decoder(family)
             continue
         yield _case(Plan(4, zero_stage=3, num_microbatches=2), family, tied=not tied)
         yield _case(Plan(2, 1, 2, zero_stage=1, num_microbatches=2), family, tied=tied)
@@ -102,11 +102,11 @@ def _families() -> Iterator[VerificationCase]:
         yield _case(everything, family, tied=tied)
 
 
-def _spans(family: str) -> Iterator[VerificationCase]:
-    """An encoder and a decoder, whose stages hand on one hidden state, then two.
+def _encoder_decoder(family: str) -> Iterator[VerificationCase]:
+    """Encoder-decoder models, whose stages pass on one hidden state, then two.
 
-    Eager: on a CPU torch's fused attention takes no positions that are trained, and computes whole
-    scores instead, which a counter sees.
+    Attention is eager: on a CPU, torch's fused attention does not support trained position biases
+    and computes full score matrices instead, which the memory counter would see.
     """
     plans: tuple[Plan, ...] = (
         Plan(2, zero_stage=1, num_microbatches=2),
@@ -126,7 +126,7 @@ def _spans(family: str) -> Iterator[VerificationCase]:
 
 
 def _schedules() -> Iterator[VerificationCase]:
-    """Every schedule under every ZeRO stage, and with tensor parallelism and recomputation."""
+    """Every schedule with every ZeRO stage, and with tensor parallelism and recomputation."""
     for schedule in SCHEDULES:
         virtual = 2 if schedule in (*V_SHAPED, *INTERLEAVED) else 1
         for zero in range(4):
@@ -166,7 +166,7 @@ def _experts() -> Iterator[VerificationCase]:
 
 
 def _adapters() -> Iterator[VerificationCase]:
-    """A frozen base with LoRA, in 4 bits or not: what is trained is small, what is cut is not."""
+    """LoRA on a frozen base model, also quantized to 4 bits."""
     plans: tuple[tuple[str, Plan, dict[str, Any]], ...] = (
         ("llama", Plan(num_microbatches=2), {}),
         ("qwen3", Plan(1, 2, sequence_parallel=True, num_microbatches=2), {}),
@@ -193,7 +193,7 @@ def _adapters() -> Iterator[VerificationCase]:
 
 
 def _offload() -> Iterator[VerificationCase]:
-    """What layers save leaves the device: with every way to keep less of it, whole and split."""
+    """Activation and optimizer offload with every recomputation mode, with and without splits."""
     yield _case(Plan(2, zero_stage=3, num_microbatches=2, offload="optimizer"), tied=True)
     parts = Plan(2, 2, zero_stage=2, sequence_parallel=True, offload="activations")
     yield _case(parts, "qwen3")
@@ -203,8 +203,8 @@ def _offload() -> Iterator[VerificationCase]:
     yield _case(both, "gpt2", tied=True)
 
 
-def _kept_results() -> Iterator[VerificationCase]:
-    """Layers that are recomputed around their matmuls, with everything that has results to keep."""
+def _saved_results() -> Iterator[VerificationCase]:
+    """Recomputation that saves matmul results, with every feature that has results to save."""
     ops: dict[str, Any] = {"recompute": "selective_ops", "num_microbatches": 2}
     yield _case(Plan(2, zero_stage=3, **ops), "gpt_neox")
     for family in ("llama", "gpt2", "gemma2", "olmo2", "bert"):
@@ -226,8 +226,8 @@ def _kept_results() -> Iterator[VerificationCase]:
     yield VerificationCase("qwen2 eager attention selective_ops", Plan(1, 2, **ops), "qwen2", eager)
 
 
-def _together() -> Iterator[VerificationCase]:
-    """What the others leave out: uneven stages, odd sizes, eager attention."""
+def _combinations() -> Iterator[VerificationCase]:
+    """Remaining cases: uneven stages, odd sizes, eager attention."""
     uneven = ((0, 1), (1, 4), (4, 6))
     yield VerificationCase(
         "llama uneven stages",

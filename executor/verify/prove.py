@@ -1,9 +1,8 @@
-"""``python -m executor.verify --matrix``: every case of ``matrix`` against a single process.
+"""``python -m executor.verify --matrix``: compares every case of ``matrix`` with a single process.
 
-For each: loss and all gradients, with gradient accumulation, and the weights after three updates;
-bytes of every collective; floating-point operations; peak memory of every rank. ``--write`` keeps
-what was proven in ``cost_models/legality/executor_proofs.json``, which the planner and ``run``
-read.
+For each case: loss and all gradients with gradient accumulation, and the weights after three
+updates; bytes of every collective; FLOP; peak memory of every rank. ``--write`` saves the verified
+features to ``cost_models/legality/executor_proofs.json``, which the planner and ``run`` read.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from hardware_profiles.fields import write_text_atomically
 
 BATCHES: Final = 3
 TIMEOUT_SECONDS: Final = 300.0
-# of the peak, at these sizes, where small temporary tensors weigh; how far predictions are off on
-# larger models: python -m benchmarks.memory_truth
+# of the peak; small temporary tensors matter at these sizes. For larger models the errors of
+# predictions are measured by python -m benchmarks.memory_truth
 MEMORY_TOLERANCE: Final = 0.5
 
 
@@ -39,9 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m executor.verify", description=__doc__)
     parser.add_argument("--matrix", action="store_true", required=True, help="run the cases")
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="only every N-th case")
+    parser.add_argument(
+        "--part", default="1/1", metavar="K/N", help="run every N-th case, from the K-th"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in the name")
-    parser.add_argument("--write", action="store_true", help="keep what was proven")
+    parser.add_argument("--write", action="store_true", help="save the verified features")
     options = parser.parse_args(arguments)
     try:
         return _run(options)
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     chosen = _chosen(options.part, options.only)
     if options.write and len(chosen) < len(cases()):
-        raise InputError("--write keeps the result of all cases: leave --part and --only out")
+        raise InputError("--write needs the results of all cases: remove --part and --only")
     started, failed, worst = time.monotonic(), [], LargestDifferences()
     for number, case in enumerate(chosen, start=1):
         begun = time.monotonic()
@@ -68,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{number:>3}/{len(chosen)}  {case.name:<60} {seconds:5.1f} s  {words}", flush=True)
         if problem:
             failed.append(case.name)
-    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} cases hold, {_minutes(started)}")
+    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} cases passed, {_minutes(started)}")
     print(worst)
     for name in failed:
         print(f"failed: {name}")
@@ -91,7 +92,7 @@ def _chosen(part: str, only: str) -> list[VerificationCase]:
         raise InputError(f"--part {part} (must be K/N with 1 <= K <= N)")
     found = [case for case in cases() if only in case.name]
     if not found:
-        raise InputError(f"--only {only}: no case has that in its name")
+        raise InputError(f"--only {only}: no case has this text in its name")
     return found[int(first) - 1 :: int(every)]
 
 
@@ -108,13 +109,13 @@ def _on_rank(rank: int, file: Any) -> dict[str, Any] | None:
 
 
 class LargestDifferences:
-    """The largest differences so far, and in which case."""
+    """Largest difference of each quantity, and the case it occurred in."""
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[float, str]] = {}
 
     def take(self, case: VerificationCase, found: Verification) -> str | None:
-        """Remember a case; return what is wrong with it, or None."""
+        """Record a case; return a description of its problems, or None."""
         problems = []
         for what in ("loss", "gradient", "weight", "norm"):
             difference = getattr(found, f"{what}_difference")

@@ -1,12 +1,13 @@
-"""Training steps without the machine: the executor on fake tensors, as one rank of many.
+"""Training steps on fake tensors: the executor as one rank of a world of any size.
 
-Everything runs as it does on a machine (the real modules, our sharding, FSDP2, the pipeline's
-schedule, the optimizer), but tensors have no memory and collectives move nothing; what would live
-when is followed by the tracker. A router that nobody trained is taken to spread its tokens evenly.
+Runs the real modules, sharding, FSDP2, pipeline schedule and optimizer, but tensors have no memory
+and collectives move no data; the memory tracker records the lifetimes of storages. Routers are
+assumed to distribute tokens evenly.
 
-The device is a CPU, whose flash attention keeps what a GPU's does; where it cannot drop scores or
-train what is added to them, a GPU's kernels are taken. Not seen: memory inside a kernel, the
-caching allocator, the libraries' own buffers; host and device are one, so offload shows nothing.
+The device is a CPU, whose flash attention saves the same tensors as a GPU's. With dropout of scores
+or a trained bias, GPU kernels are used, because the CPU's support neither. Not included: memory
+inside kernels, the caching allocator, buffers of libraries. Host and device are the same, so that
+offload has no effect.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ from executor.processes.fork import describe_failure, error_from_failure
 from executor.training import trainer as train
 from executor.training.step_measurement import memory_tracker
 
-STEPS = 2  # with the second one the optimizer has its states
+STEPS = 2  # optimizer states exist in the second step
 LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
 
 
 def rehearse(
     file: PlanFile, rank: int, *, documents: bool = False, sends_stay: bool = False
 ) -> MemoryPeak:
-    """Return the peak of one global rank, from a process of its own.
+    """Return the peak memory of one global rank, computed in a separate process.
 
-    ``sends_stay``: a message counts until the end of the step, as with gloo, which tells nobody
-    when it has left; else until the next one is sent.
+    ``sends_stay``: a sent message counts until the end of the step, as with gloo, which does not
+    report its completion; otherwise until the next message is sent.
     """
     return MemoryPeak(**in_forked_process(partial(_rehearse, file, rank, documents, sends_stay)))
 
 
 def in_forked_process(function: Callable[[], Any]) -> Any:
-    """Return what a function gives in a forked process, where it may change what it likes."""
+    """Return the result of a function that runs in a forked process and may modify global state."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(sending, function))
@@ -69,7 +70,7 @@ def in_forked_process(function: Callable[[], Any]) -> Any:
     try:
         answer = json.loads(receiving.recv_bytes())
     except EOFError:
-        answer = {"error": "ended without a word"}
+        answer = {"error": "ended without a result"}
     child.join()
     if "error" in answer:
         raise error_from_failure(0, answer)
@@ -91,9 +92,9 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         _fused_attention, torch.nn.functional.scaled_dot_product_attention
     )
     if not sends_stay:
-        # where it is defined too: P2POp compares with that one
-        dist.isend = dist.distributed_c10d.isend = _sent_at_once
-    # before they have memory, parameters are on ``meta``; and device meshes read their own tensors
+        # P2POp compares with the name in the module that defines it
+        dist.isend = dist.distributed_c10d.isend = _send_without_delay
+    # parameters are first created on ``meta``, and device meshes read the values of their tensors
     train.shard_parameters = outside_fake_mode(shard_parameters)  # type: ignore[attr-defined]
     train.enable_gradient_reducer = outside_fake_mode(enable_gradient_reducer)  # type: ignore[attr-defined]
     for kind in (Stage, EncoderDecoderStage):
@@ -104,7 +105,7 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         tracker = memory_tracker(trainer, _hint(file, trainer.stages))
         tracker.tag("other", [batch.inputs, batch.labels, batch.starts])
         for stage in trainer.stages:
-            _tell_places(stage, tracker)
+            _track_places(stage, tracker)
 
         def ignore_operators(propagating: bool) -> None:
             tracker.muted = propagating
@@ -129,7 +130,7 @@ def _batch(file: PlanFile, trainer: train.Trainer, documents: bool) -> Batch:
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Drop out as a GPU does: the mask that is kept has a byte an element."""
+    """Apply dropout as on a GPU: the saved mask has one byte per element."""
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
@@ -145,7 +146,7 @@ def _fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend with a GPU's kernels where a CPU has none and would hold whole scores."""
+    """Use GPU attention kernels where a CPU has none and would store full score matrices."""
     trained = attn_mask is not None and attn_mask.requires_grad
     if not (dropout_p or trained):
         options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
@@ -159,8 +160,8 @@ def _fused_attention(
     return output
 
 
-class _Left:
-    """A message that has left."""
+class _CompletedSend:
+    """A send that has completed."""
 
     def is_completed(self) -> bool:
         return True
@@ -169,8 +170,8 @@ class _Left:
         pass
 
 
-def _sent_at_once(*_: Any, **__: Any) -> _Left:
-    return _Left()
+def _send_without_delay(*_: Any, **__: Any) -> _CompletedSend:
+    return _CompletedSend()
 
 
 def _zeros(values: Tensor) -> list[Any]:
@@ -185,10 +186,10 @@ def _spread_evenly(values: Tensor, total: int) -> list[Any]:
 
 
 def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
-    """Tell logits by their width, and gradients on their way by the shapes of whole parameters.
+    """Identify logits by their width, and unreduced gradients by the shapes of whole parameters.
 
-    Activations are such a matrix, too, where it has as many rows as there are tokens: then only
-    what is multiplied over the tokens, in the order in which autograd does it, is a gradient.
+    An activation can have the shape of a parameter if it has as many rows as there are tokens. Such
+    a tensor is a gradient only if it is a product over the tokens, in autograd's operand order.
     """
     start, stop = stages[-1].start, stages[-1].stop
     plan = file.plan
@@ -212,15 +213,18 @@ def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
 
 
 def _over_tokens(operator: str, inputs: Sequence[Any], rows: set[int]) -> bool:
-    """Tell a transposed matrix, with tokens as columns, times another: a weight's gradient."""
+    """Whether the operator multiplies a transposed matrix, with tokens as columns.
+
+    A weight gradient.
+    """
     if operator != "aten::mm":
         return False
     first = inputs[0]
     return bool(first.size(1) in rows and first.stride(0) < first.stride(1))
 
 
-def _tell_places(stage: Stage, tracker: MemoryTracker) -> None:
-    """Have the tracker know the module whose forward or backward pass runs, and the micro-batch."""
+def _track_places(stage: Stage, tracker: MemoryTracker) -> None:
+    """Report the module and micro-batch of the current forward or backward pass to the tracker."""
 
     def note(name: str) -> None:
         action = ACTIVITY.action

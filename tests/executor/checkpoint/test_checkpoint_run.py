@@ -164,11 +164,13 @@ def test_what_cannot_be_resumed_is_refused(plan, run, tmp_path: Path):
         r"another model: model_type = \"llama\" in the checkpoint, \"qwen3\"",
         plan(DP2, family="qwen3"),
     )
-    refused(r"not the data that the run began with: seed was 0, is 1", plan(DP2), "--seed", 1)
+    refused(
+        r"differs from the data at the start of the run: seed was 0, is 1", plan(DP2), "--seed", 1
+    )
     refused(r"global_batch_size was 4, is 8", plan(replace(DP2, micro_batch_size=4)))
     refused(r"--resume nowhere: no such folder", plan(DP2), "nowhere")
     text.write_text("Another text.\n" * 40)
-    refused("not the data that the run began with", plan(DP2))
+    refused("differs from the data at the start of the run", plan(DP2))
     more = (*options, "--data", text, "--resume", "--allow-other-data", "--weight-decay", 0.2)
     found, said = run(plan(DP2, precision="fp32"), "--steps", 2, *more)
     assert found["first_step"] == 1

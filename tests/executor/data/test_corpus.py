@@ -265,7 +265,7 @@ def test_code_beside_a_tokenizer_is_not_run(text_file: Path, tmp_path: Path):
         '{"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", null]}}'
     )
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    with pytest.raises(InputError, match="no tokenizer that can be loaded"):
+    with pytest.raises(InputError, match="the tokenizer cannot be loaded"):
         _open(text_file, tokenizer=str(folder))
     assert not (tmp_path / "ran").exists()
 
@@ -300,7 +300,7 @@ def test_other_bad_input(tmp_path: Path, text_file: Path):
         _open(SYNTHETIC, tokenizer=str(tmp_path))
     with pytest.raises(InputError, match="packing = none: synthetic data has no documents"):
         _open(SYNTHETIC, packing="none")
-    with pytest.raises(InputError, match="synthetic data stands alone"):
+    with pytest.raises(InputError, match="synthetic data cannot be combined"):
         _open(SYNTHETIC, text_file)
     with pytest.raises(InputError, match=r"a weight .* for every source or for none"):
         _open(text_file, f"{text_file}:2")
@@ -330,7 +330,9 @@ def test_the_identity_says_what_the_batches_depend_on(text_file: Path, tmp_path:
         (_open(text_file, packing="documents"), 'packing was "concat", is "documents"'),
         (_open(SYNTHETIC), "packing was"),
     ):
-        with pytest.raises(InputError, match=f"not the data that the run began with: .*{what}"):
+        with pytest.raises(
+            InputError, match=f"differs from the data at the start of the run: .*{what}"
+        ):
             require_same(saved, other)
     moved.write_text(TEXT.replace("dusk", "dawn"))
     with pytest.raises(InputError, match=r"files was .* \(sha256 .*\), is "):

@@ -122,5 +122,5 @@ def test_what_spans_cannot_be_taken_out_of():
     with pytest.raises(InputError, match=r"64 sentinels \(seq_len = 2,048 needs 103"):
         _spans(seq_len=2048)
     options = DataOptions(sources=("nowhere",), packing="documents")
-    with pytest.raises(InputError, match="one document each"):
+    with pytest.raises(InputError, match="span corruption does not support"):
         open_corpus(options, vocab_size=300, seq_len=32, seed=0, spans=True)

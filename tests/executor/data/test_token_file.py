@@ -89,16 +89,16 @@ def _damaged(path: Path, change: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("short", r"bytes \(its header promises .*\): not whole"),
+        ("short", r"bytes \(expected from its header: .*\): incomplete"),
         ("empty", r"not a token file \(made with: shardplan tokenize\)"),
         ("raw", "not a token file"),
-        ("version=2", r"version 2 \(this one reads 1\)"),
-        ('tokens="17"', r"a damaged header \(tokens\)"),
-        ('dtype="int8"', "a damaged header"),
-        ("surprise=1", r"a damaged header \(surprise\)"),
-        ("documents=0", "a damaged header"),
-        ("tokens=18", r"its documents end at 17, its tokens do not"),
-        ("tokens=1000", r"not whole"),
+        ("version=2", r"version 2 \(supported: 1\)"),
+        ('tokens="17"', r"invalid header \(tokens\)"),
+        ('dtype="int8"', "invalid header"),
+        ("surprise=1", r"invalid header \(surprise\)"),
+        ("documents=0", "invalid header"),
+        ("tokens=18", r"its last document ends at 17, not at its number of tokens"),
+        ("tokens=1000", r"incomplete"),
     ],
 )
 def test_what_is_damaged_is_refused(text: Path, change: str, message: str):
@@ -175,13 +175,13 @@ def test_what_no_run_opened_for_a_month_is_deleted(text: Path):
 def test_a_huge_source_is_refused_by_a_run(tmp_path: Path):
     with (tmp_path / "huge.txt").open("wb") as file:
         file.truncate(MAX_BYTES + 1)  # sparse: takes no room
-    with pytest.raises(InputError, match=r"tokenize them once: shardplan tokenize"):
+    with pytest.raises(InputError, match=r"tokenize them in advance: shardplan tokenize"):
         cached([tmp_path / "huge.txt"], TokenizationOptions(ByteVocabulary(), 256))
 
 
 def test_an_unwritable_cache_says_what_to_set(text: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SHARDPLAN_CACHE", str(text / "below a file"))
-    with pytest.raises(InputError, match="Set SHARDPLAN_CACHE to a folder that can be written"):
+    with pytest.raises(InputError, match="Set SHARDPLAN_CACHE to a writable folder"):
         cached([text], TokenizationOptions(ByteVocabulary(), 256))
 
 
@@ -210,7 +210,7 @@ def test_what_the_command_refuses(tmp_path: Path, text: Path, capsys: Any):
     for arguments, message in (
         ([str(text), "-o", str(tmp_path / "a.txt")], "must end in .bin"),
         ([str(text), "-o", str(tmp_path / "no" / "a.bin")], "no such folder"),
-        ([str(_built(text)), "-o", str(tmp_path / "a.bin")], "holds tokens already"),
+        ([str(_built(text)), "-o", str(tmp_path / "a.bin")], "is already tokenized"),
         (["/dev/zero", "-o", str(tmp_path / "a.bin")], "is a character device"),
     ):
         assert main(["tokenize", *arguments]) == 2

@@ -1,4 +1,4 @@
-"""What a module is called with: typed, from a function, guessed."""
+"""Arguments of a traced module: given shapes, a function, a guess."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_parameters_are_counted_and_factories_found():
         ("net", "module:package.path:factory expected"),
         ("module:no.such:net", "no.such cannot be imported"),
         (f"module:{__name__}:nothing", "has no nothing"),
-        (f"module:{__name__}:not_a_module", "no function"),
+        (f"module:{__name__}:not_a_module", "not a function"),
     ):
         with pytest.raises(InputError, match=message):
             load_factory(name)

@@ -168,7 +168,7 @@ def test_flops_are_those_of_the_real_module():
         ("fails", "cannot be traced: ValueError: no weights"),
         ("Reads", "depends on the values of tensors"),
         ("Square", "not affine in the rows"),
-        ("Even", "other operators with 3 rows than with 2"),
+        ("Even", "its operators differ between 2 and 3 rows"),
         ("Wider", "cannot be traced: RuntimeError: "),
     ],
 )

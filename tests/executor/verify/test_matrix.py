@@ -96,4 +96,4 @@ def test_a_part_and_a_name_choose_cases(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_case_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert prove.main(["--matrix", "--only", "llama lora"]) == 2
     assert prove.main(["--matrix", "--only", "llama one process lora"]) == 0
-    assert "1 of 1 cases hold" in capsys.readouterr().out
+    assert "1 of 1 cases passed" in capsys.readouterr().out
