@@ -1,4 +1,4 @@
-"""Activations outside the layers: of the embedding, of the head, tables and masks of all layers.
+"""Activations outside the layers: embedding, head, and tables and masks shared by layers.
 
 Symbols   c compute_bytes   h hidden_size   s seq_len   d head_dim   t tensor_parallel
 Units     bytes a token of one micro-batch, unless a name says otherwise.
@@ -22,14 +22,14 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 
 def embedding_bytes_per_token(view: RankView) -> Real:
-    """What the embedding saves on the first stage, and an encoder's end where a decoder begins.
+    """Saved tensors of the embedding (first stage) and of dropout between encoder and decoder.
 
         mask h / (t if sp)    dropout: of the embedding, and of a decoder's and its encoder's output
         norm / (t if sp)      of the embedding (BERT, BLOOM)
         c in / (t if sp)      the input of its projection (OPT)
 
-    Where the embedding is frozen, none of that, nor what the first norm of what is trained would
-    save but for its weight.
+    A frozen embedding saves none of these. The result is then negative: the first trained layer's
+    norm needs no gradient of its input, so it saves only the tensors that its weight needs.
     Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.3: s b h of the embedding's dropout.
     """
     model, workload, software = view.model, view.workload, view.software
@@ -37,16 +37,15 @@ def embedding_bytes_per_token(view: RankView) -> Real:
     along = view.sequence_shards
     kind, compute = model.kinds[model.pattern[0]], workload.compute_bytes
     if embedding_is_frozen(model):
-        # nothing asks the first norm for its input's gradient; recomputed, it is not among what is
-        # saved
-        walked = [model.kinds[i] for i in model.pattern if not model.kinds[i].forward_only]
-        kind = walked[0] if walked else kind
+        # the first norm's input needs no gradient; a recomputed norm saves nothing
+        trained = [model.kinds[i] for i in model.pattern if not model.kinds[i].forward_only]
+        kind = trained[0] if trained else kind
         opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
         # a layer norm that is trained needs its input for its weight too
-        asked = kind.norm == "layer" and any(
+        needed = kind.norm == "layer" and any(
             w.part == "norm" and not w.frozen for w in kind.weights
         )
-        counts = rank.first and opens and not asked and bool(walked)
+        counts = rank.first and opens and not needed and bool(trained)
         saved = np.where(table.recompute < FULL, float(counts), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = (
@@ -60,7 +59,7 @@ def embedding_bytes_per_token(view: RankView) -> Real:
 
 
 def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
-    """Return what norm and projection save; logits kept, at the loss, and back.
+    """Saved tensors of norm and projection; logits kept, at the loss, and in its backward pass.
 
     norm + c h            of the last norm and of the output projection, as far as trained
     c h (1 + activation)  a dense layer before the norm, and its activation (BERT)
@@ -78,29 +77,29 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
     inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along
     matrices, norms = _matrices(model.head), _norms(model.head)
     frozen = projection_is_frozen(model)
-    tail = norm_bytes(kind, model.hidden_size, compute, software)
+    saved = norm_bytes(kind, model.hidden_size, compute, software)
     passing = _frozen_norm_bytes(model, kind, compute, software)
     if all(w.frozen for w in norms):
-        tail = passing
+        saved = passing
     if kind.norm != "layer" and all(model.kinds[i].forward_only for i in model.pattern):
-        tail -= passing  # nothing below asks for a gradient
-    tail *= len(norms)
+        saved -= passing  # no layer below needs a gradient
+    saved *= len(norms)
     for matrix in matrices:
-        tail += compute * matrix.shape[-1]
+        saved += compute * matrix.shape[-1]
         if norms and model.head.index(matrix) < model.head.index(norms[0]):
             copies = activation_copies(kind.feed_forward, software)
-            tail += compute * copies * model.hidden_size
+            saved += compute * copies * model.hidden_size
     if model.bridge and model.embedding_dropout:
-        tail += software.activations.dropout_mask_bytes * model.hidden_size
+        saved += software.activations.dropout_mask_bytes * model.hidden_size
     width = matrices[-1].shape[0] if matrices else model.hidden_size
-    # what a frozen projection reads is kept by the functions of tensor parallelism alone
+    # only the functions of tensor parallelism save the input of a frozen projection
     reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
-    saved = tail / along + reads * compute * width / inputs_over
+    total = saved / along + reads * compute * width / inputs_over
     tokens = view.tokens
     logits = logits_bytes_per_token(
         model.vocab_size, compute, table.tensor_parallel, software, tokens
     )
-    return zeros + saved, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
+    return zeros + total, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
 
 
 def _frozen_norm_bytes(
@@ -115,14 +114,14 @@ def _norms(weights: tuple[Weight, ...]) -> list[Weight]:
 
 
 def _matrices(weights: tuple[Weight, ...]) -> list[Weight]:
-    """Return the matrices that every rank holds: not the vocabulary's."""
+    """Return the replicated matrices; those of the vocabulary are sharded."""
     return [w for w in weights if w.role == "linear" and w.sharding == "replicate"]
 
 
-def head_walk_bytes_per_token(view: RankView) -> Real:
-    """Bytes of the projection on its way backward: the gradient of its input.
+def head_backward_bytes_per_token(view: RankView) -> Real:
+    """Bytes of the projection's backward pass: the gradient of its input, c h.
 
-    With sequence parallelism also that input, gathered again.
+    With sequence parallelism also that input, gathered: c h more.
     """
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
@@ -131,28 +130,28 @@ def head_walk_bytes_per_token(view: RankView) -> Real:
 
 
 def head_norm_bytes_per_token(view: RankView) -> Real:
-    """Bytes a token of the norm in front of the head, saved and on its way backward."""
+    """Bytes a token of the norm before the head, saved and in its backward pass."""
     model, workload, software = view.model, view.workload, view.software
     rank = view.rank
     along = view.sequence_shards
     kind = model.kinds[model.pattern[-1]]
     compute = workload.compute_bytes
     saved = norm_bytes(kind, model.hidden_size, compute, software)
-    turned = norm_working_bytes(kind, model.hidden_size, compute, software)
-    passing = compute * model.hidden_size  # nothing passes by the last norm
-    return float(rank.last) * (saved + turned - passing) / along
+    working = norm_working_bytes(kind, model.hidden_size, compute, software)
+    residual = compute * model.hidden_size  # no residual connection around the last norm
+    return float(rank.last) * (saved + working - residual) / along
 
 
 def head_gradient_bytes_per_token(view: RankView) -> Real:
-    """Bytes a token of the gradient that norm and projection give to the layers below: c h."""
+    """Bytes a token of the gradient of the head's input: c h."""
     model, workload, rank = view.model, view.workload, view.rank
     along = view.sequence_shards
-    walked = any(not model.kinds[i].forward_only for i in model.pattern)
-    return workload.compute_bytes * model.hidden_size * float(rank.last and walked) / along
+    trained = any(not model.kinds[i].forward_only for i in model.pattern)
+    return workload.compute_bytes * model.hidden_size * float(rank.last and trained) / along
 
 
 def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:
-    """Bytes of cosine and sine that each stage keeps for a micro-batch: 2 c s d a table."""
+    """Bytes of the tables of cosines and sines of a stage and micro-batch: 2 c s d a table."""
     attentions = [kind.attention for kind in model.kinds if kind.attention.rotary]
     if not attentions:
         return 0.0
@@ -162,7 +161,7 @@ def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:
 
 
 def window_mask_bytes(model: ModelSpec, workload: Workload, software: SoftwareProfile) -> float:
-    """Bytes of the masks that all layers and micro-batches share, for every window.
+    """Bytes of attention masks that all layers and micro-batches share, one for every window.
 
     c s^2 of a flash kernel; s^2 of eager attention that is causal.
     """

@@ -1,4 +1,4 @@
-"""Activations beside the layers of an encoder and a decoder: the encoder's output, the positions.
+"""Activations outside the layers of encoder-decoder models: encoder output, position biases.
 
 Symbols  c compute_bytes   h hidden_size   a num_heads   s seq_len   t tensor_parallel
          b micro_batch_size
@@ -18,16 +18,17 @@ from cost_models.plan.workload import Workload
 
 
 def shared_bytes_per_token(view: RankView) -> Real:
-    """What layers of a rank's stages share.
+    """Bytes a token that layers of a rank's stages share.
 
         the norm behind the encoder, and c h / (t if sp)    where the decoder begins
-        c h                                                 with sp, a stage that reads it: gathered
-        c a s / t                                           an encoder's stack on a stage: added to
-        c a s / t / b                                       its scores; a decoder's
+        c h                                                 with sp, a stage that reads the
+                                                            encoder's output: gathered
+        c a s / t                                           position bias of an encoder's scores
+        c a s / t / b                                       of a decoder's
 
     Without sequence parallelism a stage reads the encoder's output as it was received. The
-    decoder's positions are one table for all sequences, the encoder's one for each, since what
-    fills a sequence up is hidden. Eager attention saves neither, unless it is computed again.
+    decoder's bias is one table for all sequences, the encoder's one for each sequence, since it
+    includes the padding mask. Eager attention saves neither, unless it is recomputed.
     """
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
@@ -48,28 +49,34 @@ def shared_bytes_per_token(view: RankView) -> Real:
     return shared
 
 
-def walk_bytes_per_token(
-    kind: LayerKind, hidden_size: int, workload: Workload, table: PlanTable, walk: Real, done: float
+def position_bias_backward_bytes_per_token(
+    kind: LayerKind,
+    hidden_size: int,
+    workload: Workload,
+    table: PlanTable,
+    working: Real,
+    freed: float,
 ) -> Real:
-    """What one layer on its way backward adds, where its positions are trained.
+    """Working memory of one layer's backward pass, with the gradient of trained position biases.
 
-        walk + c a s / t                             the MLP, beside the gradient of the positions
+        working + c a s / t                          the MLP, and the gradient of the bias
         (2 eager, 1 flash) c a s / t + that + 3 c h  the attention: gradients of weights and scores
 
-    ``walk``: of the MLP; ``done``: what the MLP had saved, gone when the attention's turn comes.
+    ``working``: of the backward pass without biases; ``freed``: bytes a token that the MLP saved,
+    freed before the attention's backward pass.
     """
     if not kind.trains_position_bias:
-        return walk
+        return working
     scores = _scores(kind, workload, table)
     own = 2.0 if workload.attention_kernel == "eager" else 1.0
     attention = (1.0 + own) * scores + 3.0 * workload.compute_bytes * hidden_size
-    return np.maximum(walk + scores, attention - done / table.tensor_parallel)
+    return np.maximum(working + scores, attention - freed / table.tensor_parallel)
 
 
 def positions_gradient_bytes(kind: LayerKind, workload: Workload, table: PlanTable) -> Real:
-    """Bytes a token of the gradient of its positions, once a layer of the stack has given its own.
+    """Bytes a token of the gradient of a stack's position bias, once one layer has added its own.
 
-    c a s / t: an encoder adds them for every sequence, whose places differ; a decoder once for all.
+    c a s / t in an encoder, whose bias differs by sequence; a decoder's is one for all: / b.
     """
     if not kind.trains_position_bias:
         return np.zeros(len(table))

@@ -1,27 +1,29 @@
-"""Places on the way back through one layer at which a rank may be fullest.
+"""Points of one layer's backward pass at which the memory of a rank may be at its peak.
 
 Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d, e sizes of a head
           s seq_len   t tensor_parallel   c compute_bytes
 Units     bytes a token, elements of gradients; columns of a plan table.
 
-    closing    the norm of what the MLP adds (OLMo 2), whose backward pass is wide
-    last       the MLP's last matrix: its gradient, its input's (an adapter's beside), and
-               what dropout gave it
+    closing    the norm of the MLP's output (OLMo 2), whose backward pass is wide
+    last       the MLP's last matrix: its gradient, the gradients of its input (and of an adapter's
+               input) and of dropout's output
     mlp        gradients inside the MLP: c (3 F / t) gated, c (2 F / t) plain
     routed     the experts' outputs, whose gradients are weighted in fp32
-    experts    they are done, and where others share them than the layer, on their way
-    columns    the MLP's first matrices: their input is whole again, and its gradient too
+    experts    the experts are done; where they are sharded over other ranks than the layer, their
+               gradients are being reduced
+    columns    the MLP's first matrices: their input and its gradient are whole (gathered)
     norm       the norm before the MLP, whose own backward pass is wide where h is
-    attention  gradients inside the core: of queries, keys and values, or of scores (eager), or what
-               travels between ranks (context parallelism)
+    attention  gradients inside the core: of queries, keys and values, or of scores (eager), or the
+               buffers of context parallelism
     queries    the attention's first matrices
-    end        the first norm: nothing else is left of the layer but all its weights' gradients
-    done       the gradient of its input, and the layer's gradients on their way to other ranks
+    end        the first norm: of the layer only the gradients of all its weights are left
+    done       the gradient of the layer's input, and its weight gradients while they are reduced
 
-The gradient of the hidden state is there all the way. A norm in fp32 that is written out (Llama)
-holds five fp32 tensors while the square of its input is differentiated; what it saved in 16 bits is
-gone, the gradient that passes it by is there instead. A layer norm is one kernel, or written out
-(Cohere) holds three: its output's gradient, and that times weight and times what it normalised.
+The gradient of the hidden state exists at every point. A norm in fp32 that is written out (Llama)
+has five fp32 tensors while the square of its input is differentiated; its saved 16-bit tensor is
+freed, and the gradient of the residual connection exists instead. A layer norm is one kernel; one
+that is written out (Cohere) has three tensors: its output's gradient, that times the weight, and
+that times the normalised input.
 """
 
 from __future__ import annotations
@@ -53,23 +55,30 @@ from hardware_profiles.software.trainer import SoftwareProfile
 MLP_PARTS = ("mlp", "experts", "shared_experts", "router")
 
 
-class Place(NamedTuple):
-    """One place."""
+class BackwardPoint(NamedTuple):
+    """One point of a layer's backward pass."""
 
-    freed: Real  # of what the layer saved, gone by then
-    working: Real  # there beside
-    gradients: Real  # elements of weight gradients that are there by then
+    freed: Real  # of the layer's saved tensors
+    working: Real  # gradients of activations, and copies
+    gradients: Real  # elements of weight gradients that exist
     # of a product with a matrix that has just been unpacked from few bits; -1: none
     product: Real = -1.0
-    has_core: bool = False  # a dropped attention core is there again
+    has_core: bool = False  # selective recomputation has restored the attention core
     done: bool = False
-    experts: str = "reduced"  # those that are apart: "gathered", "gathering", "fresh", "reducing"
+    # of experts that are sharded otherwise than the layer: "gathered", "gathering", "fresh",
+    # "reducing"
+    experts: str = "reduced"
 
 
 def norm_working_bytes(
     kind: LayerKind, width: float, compute: float, software: SoftwareProfile
 ) -> float:
-    """Bytes a token that the backward pass of a norm holds beside what was saved."""
+    """Bytes a token of a norm's backward pass, saved tensors not counted.
+
+    3 c h  one kernel, or a layer norm; 5 w h  RMS written out; (3 w + c) h  layer norm in fp32
+
+    w = max(4, c).
+    """
     if kind.norm == "layer" or software.activations.rms_norm_saved_fp32_bytes == 0.0:
         return 3.0 * compute * width
     if kind.norm == "layer_in_fp32":
@@ -79,7 +88,7 @@ def norm_working_bytes(
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What the places of one layer are made of, under every plan of a table."""
+    """Terms of the points of one layer's backward pass, under every plan of a table."""
 
     model: ModelSpec
     kind: LayerKind
@@ -110,13 +119,13 @@ class _Layer:
 
     @property
     def norm(self) -> Real:
-        """Bytes that a norm saves; a frozen one not what its weight would multiply."""
+        """Bytes that a norm saves; a frozen one does not save its normalised input."""
         saved = norm_bytes(self.kind, self.model.hidden_size, self.compute, self.software)
         return saved / self.along - (0.0 if self.trains_norms else self.normalised)
 
     @property
     def normalised(self) -> Real:
-        """Bytes of what only the weight of a norm multiplies."""
+        """Bytes of the normalised input of a norm, which only its weight's gradient needs."""
         width = self.model.hidden_size
         return normalised_bytes(self.kind, width, self.compute, self.software) / self.along
 
@@ -128,7 +137,7 @@ class _Layer:
 
     @property
     def turned(self) -> Real:
-        """Bytes while a norm is differentiated."""
+        """Bytes of a norm's backward pass."""
         width = self.model.hidden_size
         return norm_working_bytes(self.kind, width, self.compute, self.software) / self.along
 
@@ -155,7 +164,7 @@ class _Layer:
         return routed_numel(self.trained, table.expert_tensor, table.expert_parallel)
 
 
-def places(
+def backward_points(
     model: ModelSpec,
     kind: LayerKind,
     trained: LayerKind,
@@ -163,8 +172,11 @@ def places(
     workload: Workload,
     software: SoftwareProfile,
     table: PlanTable,
-) -> list[Place]:
-    """Return the places of one layer, which saved ``everything``; ``trained``: its own weights."""
+) -> list[BackwardPoint]:
+    """Return the points of one layer's backward pass, in order.
+
+    ``everything``: bytes a token that the layer saved; ``trained``: without frozen weights.
+    """
     layer = _Layer(model, kind, trained, workload, software, table)
     hidden, norm, turned, by_mlp = layer.hidden, layer.norm, layer.turned, _by_mlp(layer)
     by_core, whole = _by_core(layer, by_mlp)
@@ -173,24 +185,24 @@ def places(
     first = norm if opens else 0.0 * norm
     product = layer.compute * model.hidden_size
     shares_norm = kind.parallel_residual and kind.num_norms == 1
-    closes = kind.norms_after and kind.norm != "layer"  # of what the MLP adds
-    gone = layer.normalised if layer.trains_norms else 0.0 * norm
+    closes = kind.norms_after and kind.norm != "layer"  # a norm of the MLP's output
+    closed = layer.normalised if layer.trains_norms else 0.0 * norm  # freed before it
     found = [
-        *([Place(gone, hidden + turned, 0.0 * by_mlp)] if closes else []),
+        *([BackwardPoint(closed, hidden + turned, 0.0 * by_mlp)] if closes else []),
         *_mixture(layer, by_mlp, behind),
         *_mlp(layer, by_mlp, behind),
-        # one norm may be for both: then it comes last
-        *([] if shares_norm else [Place(behind + layer.inside + hidden, turned, by_mlp)]),
-        Place(_before_core(layer), _core(layer), by_core, has_core=True),
-        Place(everything - first - hidden, hidden + _queries(layer), whole, product),
-        Place(everything - first, turned * float(opens), whole),
-        Place(everything, hidden, whole, done=True),
+        # a norm shared by MLP and attention comes last
+        *([] if shares_norm else [BackwardPoint(behind + layer.inside + hidden, turned, by_mlp)]),
+        BackwardPoint(_before_core(layer), _core(layer), by_core, has_core=True),
+        BackwardPoint(everything - first - hidden, hidden + _queries(layer), whole, product),
+        BackwardPoint(everything - first, turned * float(opens), whole),
+        BackwardPoint(everything, hidden, whole, done=True),
     ]
-    return [place._replace(freed=np.clip(place.freed, 0.0, everything)) for place in found]
+    return [point._replace(freed=np.clip(point.freed, 0.0, everything)) for point in found]
 
 
-def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
-    """Return the places inside the MLP; ``behind``: what had been saved behind it, gone."""
+def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
+    """Return the points inside the MLP; ``behind``: freed bytes that were saved behind it."""
     feed_forward, compute, tensor = layer.kind.feed_forward, layer.compute, layer.tensor
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     one = compute * (width + feed_forward.shared_ffn_hidden_size) / tensor
@@ -198,52 +210,54 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     share = 1.0 / (3.0 if feed_forward.gated else 2.0)  # of an expert, its last matrix
     by_last = block_numel(last, layer.table.tensor_parallel) + share * layer.routed
     drops = layer.model.hidden_dropout > 0
-    # the last matrix has given back its input, unless the activation keeps that itself
+    # the last matrix has freed its input, unless the activation saves it too
     saves = activation_copies(feed_forward, layer.software) > 0.0
     closed = one * float(saves or feed_forward.gated)
     if feed_forward.inner_dropout and drops:
         closed = (compute + layer.software.activations.dropout_mask_bytes) / compute * one
-    # the gradient of its output: from dropout, and put together from all ranks
+    # the gradient of its output: from dropout, and gathered from all ranks
     copies = np.where(np.greater(layer.table.micro_batch_size, 1), 2.0, 1.0)
     gathered = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
     output: Real = gathered * layer.model.hidden_size + layer.hidden * float(drops)
     matrices = 2.0 if feed_forward.gated else 1.0
     columns = _columns(layer, matrices * one, one, alone=matrices == 1.0)
     hidden, whole = layer.hidden, compute * layer.model.hidden_size
-    if feed_forward.num_experts:  # of every row that a token is sent as
+    if feed_forward.num_experts:  # of every copy of a token that is sent to an expert
         copied = feed_forward.experts_per_token * compute * layer.model.hidden_size
         rows = copied * layer.table.expert_tensor / tensor
         behind, output = behind + rows, rows + hidden
-    # a packed matrix needs nothing that was saved: only what follows it has the layer computed
-    # again, up to the activation, beside another unpacked matrix and the layer's hidden state
+    # the input gradient of a packed matrix reads no saved tensor: it only triggers recomputation of
+    # the layer up to the activation, with another unpacked matrix and the layer's hidden state live
     packed = any(w.quantised and w.sharding == "row" for w in layer.kind.weights)
     later = np.where(np.equal(layer.table.recompute, FULL) & packed, matrices * one, 0.0)
     state = np.where(later > 0.0, hidden, 0.0)
-    # the adapter beside the last matrix gives a summand of the gradient of what both read, when the
-    # gradient of what both gave is gone; of one that was packed, the unpacked matrix has gone too
+    # the adapter of the last matrix adds a summand to the gradient of their common input, when the
+    # gradient of their output is freed; of a packed matrix the unpacked copy is freed too
     adapted = any(w.is_adapter and w.sharding == "row" for w in _matrices(layer.kind))
     summand = one * float(adapted and not packed)
-    # a view of its matmul's result, it is added to the other one in a third tensor
+    # the summand is a view of a matmul's result, so that the sum is a third tensor
     widest = np.maximum(matrices + 1.0, 3.0 * float(adapted))
     found = [
-        Place(behind + later, hidden + state + one + np.maximum(output, summand), by_last, one),
-        Place(behind + closed, hidden + widest * one, by_last),
-        Place(behind + layer.inside, hidden + columns, by_mlp, whole),
+        BackwardPoint(
+            behind + later, hidden + state + one + np.maximum(output, summand), by_last, one
+        ),
+        BackwardPoint(behind + closed, hidden + widest * one, by_last),
+        BackwardPoint(behind + layer.inside, hidden + columns, by_mlp, whole),
     ]
     if feed_forward.num_experts:  # their first matrices: in ``_mixture``
-        found = [place._replace(experts="fresh") for place in found[:2]]
-    if packed and adapted:  # computed again: what first matrices and adapters give, and their sums
+        found = [point._replace(experts="fresh") for point in found[:2]]
+    if packed and adapted:  # recomputed: outputs of first matrices and adapters, and their sums
         sums = state + np.where(later > 0.0, (2.0 * matrices + 1.0) * one, 0.0)
-        found.append(Place(behind + layer.inside, hidden + one + sums, 0.0 * by_last))
+        found.append(BackwardPoint(behind + layer.inside, hidden + one + sums, 0.0 * by_last))
     return found
 
 
 def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Real:
-    """Bytes a token while matrices that share an input are walked backward.
+    """Bytes a token of the backward pass of matrices that share an input.
 
-    outputs + 2 c h + c h / t   with sp: the input gathered again, its gradient, this rank's part
+    outputs + 2 c h + c h / t   with sp: the gathered input, its gradient, this rank's part of that
     outputs + c h               tensor parallel without sp: the sum is taken in place
-    largest output + 2 c h      one rank: matrix by matrix, each gives a summand
+    largest output + 2 c h      one rank: matrix by matrix, each adds a summand
     """
     whole = layer.compute * layer.model.hidden_size
     gathered = np.where(layer.table.sequence_parallel, whole + layer.hidden, 0.0)
@@ -252,29 +266,29 @@ def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Rea
 
 
 def _queries(layer: _Layer) -> Real:
-    """The same of the attention's first matrices."""
+    """Bytes a token of the backward pass of the attention's first matrices (``_columns``)."""
     attention, each = layer.kind.attention, layer.compute / layer.tensor
     queries = each * attention.num_heads * attention.head_dim
     keys = each * attention.num_kv_heads * (attention.head_dim + attention.value_head_dim)
     return _columns(layer, queries + keys, queries, alone=False)
 
 
-def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
-    """Return the places around the experts, none in another layer."""
+def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
+    """Return the points around routed experts; none in a dense layer."""
     feed_forward, compute, table = layer.kind.feed_forward, layer.compute, layer.table
     if not feed_forward.num_experts:
         return []
-    # what each rank routes: all tokens, or its share where it holds experts whole
+    # rows that each rank routes: all tokens, or its share where its experts are whole
     rows = feed_forward.experts_per_token * layer.model.hidden_size * table.expert_tensor
     rows = rows / layer.tensor
     wide = max(FP32, compute) if feed_forward.weighted_in_fp32 else compute
     cast = compute if compute < wide else 0.0
-    # the gradient of the sum comes whole, and that of what the sum is added to
+    # gradients of the experts' sum (whole), and of the residual stream
     whole = compute * layer.model.hidden_size
     arrived = np.where(table.sequence_parallel, whole, layer.hidden) + layer.hidden
     weighted = (wide + cast) * rows + arrived
-    # computed again up to the last tensor that is saved: what came back is there meanwhile, the
-    # sum, what it is added to and, cut along the sequence, what the mixture was given
+    # recomputed up to the last saved tensor: meanwhile the returned rows, their sum, the residual
+    # stream and, cut along the sequence, the mixture's input are live
     full = np.equal(table.recompute, FULL)
     back = np.where(table.expert_parallel > 1, compute, 0.0)
     sums = (wide + cast) * layer.model.hidden_size
@@ -287,16 +301,16 @@ def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[Place]:
     width = feed_forward.ffn_hidden_size * feed_forward.experts_per_token
     opened = compute * width * (2.0 if feed_forward.gated else 1.0) / layer.tensor
     return [
-        Place(behind, weighted, none, experts="gathered"),
-        # (computed again they are gathered before there is anything else of the MLP)
-        Place(
+        BackwardPoint(behind, weighted, none, experts="gathered"),
+        # (recomputed experts are gathered before any other tensor of the MLP exists)
+        BackwardPoint(
             behind + rows + np.where(full, layer.inside + rows, 0.0),
             one,
             none,
             experts="gathering",
         ),
-        Place(inside, one + opened, by_mlp, experts="fresh"),
-        Place(inside + rows, one, by_mlp, experts="reducing"),
+        BackwardPoint(inside, one + opened, by_mlp, experts="fresh"),
+        BackwardPoint(inside + rows, one, by_mlp, experts="reducing"),
     ]
 
 
@@ -305,23 +319,23 @@ def _matrices(trained: LayerKind) -> tuple[Weight, ...]:
 
 
 def _by_mlp(layer: _Layer) -> Real:
-    """Elements of gradients that are there once the MLP is done."""
+    """Elements of weight gradients after the MLP's backward pass."""
     return block_numel(_matrices(layer.trained), layer.table.tensor_parallel) + layer.routed
 
 
 def _by_core(layer: _Layer, by_mlp: Real) -> tuple[Real, Real]:
-    """Elements of gradients at the turn of the (first) core, and of the whole layer."""
+    """Elements of weight gradients at the (first) attention core, and of the whole layer."""
     weights, tensor = layer.trained.weights, layer.table.tensor_parallel
     attention = tuple(w for w in weights if w.part == "attention" and w.role == "linear")
     outputs = block_numel(tuple(w for w in attention if w.sharding == "row"), tensor)
-    if layer.kind.cross_attention is not None:  # that one is done, of the same size
+    if layer.kind.cross_attention is not None:  # it is done, and of the same size
         outputs = 0.5 * (outputs + block_numel(attention, tensor))
     rest = tuple(w for w in weights if not w.is_routed_expert)
     return by_mlp + outputs, block_numel(rest, tensor) + layer.routed
 
 
 def _before_core(layer: _Layer) -> Real:
-    """Bytes that were saved behind the core of self-attention."""
+    """Bytes saved behind the core of self-attention, freed before its backward pass."""
     kind, compute = layer.kind, layer.compute
     opens = not (kind.norms_after and kind.num_norms == 2)
     norms = kind.num_norms - float(opens)
@@ -345,11 +359,11 @@ def _core(layer: _Layer) -> Real:
 
     flash     2 c (a + k) d / t    of its output, queries, keys and values
     eager     whole rows of scores, a s of them, softmax in w = 4 bytes: its gradient and its
-              result, 2 w - c (the 16-bit weights, which were saved too, are gone); with dropout
-              its mask is gone too; softmax in compute precision: 2 c, c with dropout
+              result, 2 w - c (the saved 16-bit weights are freed); with dropout its mask is freed
+              too; softmax in compute precision: 2 c, c with dropout
     capped    blocks of Q queries: three fp32 tensors of a Q s / t, and products
     trained   c a s / t            of the positions that are added to the scores (T5)
-    exchange  what travels between ranks (context parallelism)
+    exchange  buffers of context parallelism
     """
     attention, compute, workload = layer.kind.attention, layer.compute, layer.workload
     exact = max(FP32, compute)

@@ -1,6 +1,8 @@
-"""Activations that a pipeline rank holds: its layers in flight, the head, the messages.
+"""Live activations of a pipeline rank: layers of micro-batches in flight, the head, messages.
 
-Units: bytes. Columns of a plan table whose rows share the stages (``estimate``).
+Symbols   c compute_bytes   h hidden_size   a, k query and key/value heads   d, e sizes of a head
+Units     bytes; names that end in ``per_token`` and private functions: bytes a token of one
+          micro-batch. Columns of a plan table whose rows share the stages (``estimate``).
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ import numpy as np
 from cost_models.activations.document_masks import mask_bytes, masked_key_bytes
 from cost_models.activations.embedding_and_head import (
     embedding_bytes_per_token,
+    head_backward_bytes_per_token,
     head_bytes_per_token,
     head_gradient_bytes_per_token,
     head_norm_bytes_per_token,
-    head_walk_bytes_per_token,
     rotary_table_bytes,
     window_mask_bytes,
 )
 from cost_models.activations.encoder_decoder import (
+    position_bias_backward_bytes_per_token,
     positions_gradient_bytes,
     shared_bytes_per_token,
-    walk_bytes_per_token,
 )
 from cost_models.activations.fp8 import fp8_regions
 from cost_models.activations.frozen_layers import of_frozen_layer, sharded_input_bytes
-from cost_models.activations.layer_backward import places
+from cost_models.activations.layer_backward import backward_points
 from cost_models.activations.saved import (
     Regions,
     backward_working_bytes_per_token,
@@ -40,173 +42,193 @@ from cost_models.activations.saved import (
 )
 from cost_models.activations.selective_ops import kept_results
 from cost_models.activations.stage_messages import messages
-from cost_models.arrays import Count, Real, pick
+from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.communication.context_parallel import (
     context_buffer_bytes_per_token,
     is_blockwise,
     ulysses_saved_bytes,
 )
 from cost_models.model.lora import trainable_part
-from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.model.spec import LayerKind
 from cost_models.partition.in_flight import in_flight_peaks, weight_gradients_pending_at_end
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS, PlanTable
-from cost_models.plan.workload import Workload
-from hardware_profiles.software.trainer import SoftwareProfile
+from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS
 
 TOKEN_ID_BYTES: Final = 8.0  # int64 inputs and labels
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """Bytes added at one point of a layer's backward pass (see ``layer_backward``)."""
+class LayerBackward:
+    """One point of a layer's backward pass: bytes that it adds (see ``layer_backward``)."""
 
-    beside: Real  # to what all layers save
-    alone: Real  # to what all ranks' other layers have left: nothing
-    shared: Real  # of these, once a layer of its stack is done: the gradient of its positions
-    gradients: Real  # elements of weight gradients of this layer that are there
-    kept: Real  # that such a layer had saved, recomputed or not
-    product: Real  # of these beside, where a matrix was unpacked for it; less than 0: none was
-    experts: str  # state of those that others share than the rest, see ``layer_backward``
-    complete: bool  # the layer is done, and its gradients are reduced now
-    kind: int = 0  # of the model's kinds
-    again: bool = False  # of a layer that is recomputed, if the plan recomputes
+    added: Real  # to the saved tensors of all layers of the rank
+    alone: Real  # to nothing: no other layer of the rank has saved tensors left
+    positions_gradient: Real  # of both, once another layer of its stack is done
+    gradients: Real  # elements of this layer's weight gradients that exist
+    saved: Real  # by such a layer in its forward pass, recomputed or not
+    product: Real  # of ``added``, a product with an unpacked matrix; less than 0: none is unpacked
+    experts: str  # state of experts that are sharded otherwise, see ``layer_backward``
+    complete: bool  # the layer is done, its gradients are being reduced
+    kind: int = 0  # index into the model's kinds
+    recomputed: bool = False  # of a layer that is recomputed, if the plan recomputes
+    has_core: bool = False  # selective recomputation has restored the attention core
 
     def unpacked(self, used: tuple[Real, Real] | None) -> Real:
-        """Bytes of a matrix that is unpacked here; its product comes when what helped has gone."""
+        """Bytes of the matrix that is unpacked at this point, and of its workspace.
+
+        ``used``: bytes of the matrix and of the workspace, or None where no matrix is packed. The
+        product is allocated after the workspace is freed: the larger of the two counts.
+        """
         if used is None:
             return 0.0
-        matrix, helping = used
-        there = matrix + np.maximum(helping - self.product, 0.0)
-        return np.where(np.less(self.product, 0.0), 0.0, there)
+        matrix, workspace = used
+        live = matrix + np.maximum(workspace - self.product, 0.0)
+        return np.where(np.less(self.product, 0.0), 0.0, live)
+
+    def of_tokens(self, tokens: Real, shared: Real) -> LayerBackward:
+        """Return bytes of a micro-batch from bytes a token; ``shared``: see ``shared_bytes``."""
+        return replace(
+            self,
+            added=self.added * tokens,
+            alone=(self.alone + shared) * tokens,
+            positions_gradient=self.positions_gradient * tokens,
+            saved=self.saved * tokens,
+            product=self.product * tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes of activations of one pipeline rank."""
+class LiveActivations:
+    """Bytes of activations of one pipeline rank when most micro-batches are in flight."""
 
     in_flight: Real  # micro-batches, counted by the rank's layers
-    due: Real  # micro-batches whose weight gradients are still to come
-    due_bytes: Real  # of ``saved``, the operands of these
-    saved: Real  # by layers and head of all micro-batches in flight, logits of finished heads too
-    saved_later: Real  # one micro-batch less
+    pending: Real  # micro-batches whose weight gradients are pending
+    pending_bytes: Real  # of ``saved``, the operands of these
+    saved: Real  # by layers and head of all micro-batches in flight, and logits of finished heads
+    saved_later: Real  # with one micro-batch less in flight
     stage: Real  # of ``saved``, by all layers of one of the rank's stages for one micro-batch
-    working: Real  # one layer on its way backward: gradients, and what is recomputed
-    last_layer: Real  # the same, and what that layer saved: all that is left at the end
-    walks: tuple[Walk, ...]  # our executor's: place by place
-    # that go with a layer of each kind, and with a recomputed one; where layers differ in size
-    kept: tuple[tuple[Real, Real], ...]
-    head_walk: Real  # the projection on its way backward
-    head_norm: Real  # the last norm on its way backward
-    head_gradient: Real  # what both give to the layers: the gradient of their input
-    tail: Real  # of ``saved``, by the head: gone before the layers
-    logits_forward: Real  # of the micro-batch that is at the loss
+    working: Real  # of one layer's backward pass: gradients, and recomputed tensors
+    last_layer: Real  # ``working`` and saved tensors of the layer whose backward pass is the last
+    layer_backward: tuple[LayerBackward, ...]  # points of it, where blocks are sharded one by one
+    # bytes freed with a layer of each kind, and with a recomputed one; where layers differ in size
+    saved_by_kind: tuple[tuple[Real, Real], ...]
+    head_backward: Real  # of the output projection's backward pass
+    head_norm: Real  # of the last norm's backward pass
+    head_gradient: Real  # gradient of the head's input, which the layers receive
+    head_saved: Real  # of ``saved``, by the head: freed before the layers' backward pass
+    logits_forward: Real  # of the micro-batch at the loss
     logits_backward: Real
-    logits_gradient: Real  # of the same, once its own backward pass is over
-    logits_later: Real  # at the loss of the next one, where the first's layers are already gone
+    logits_gradient: Real  # of the same, after its backward pass
+    logits_later: Real  # at the loss of the next one, when the first one's layers are freed
     messages: Real  # between stages
     offloaded: Real  # of layers, in host memory
 
 
-def held_activations(view: RankView) -> Held:
-    """Return what a pipeline rank holds while it is fullest; sources: ``activations``."""
-    model, workload, software = view.model, view.workload, view.software
-    table, rank = view.table, view.rank
-    tokens = view.tokens
-    layers, due, working, last_layer, largest, walks, by_kind = _layers(view)
-    # the last layer on its way backward still keeps all of its own
-    behind = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
-    moments = []
-    for number, (flying, owed) in enumerate(in_flight_peaks(table, rank)):
-        shift = np.where(owed > 0, behind * (number > 0), 0.0)
-        moments.append(((flying + shift) / rank.num_stages, (owed - shift) / rank.num_stages))
-    fullest = np.argmax(np.stack([layers * f + due * d for f, d in moments]), axis=0)
-    in_flight = pick([f for f, _ in moments], fullest)
-    late = pick([d for _, d in moments], fullest)
+def live_activations(view: RankView) -> LiveActivations:
+    """Return the activations of a pipeline rank at its peak, in bytes.
+
+    ``saved`` = layers x in flight + operands of pending weight gradients + head + token ids +
+    tables and masks. Sources: the modules of ``activations``, term by term.
+    """
+    table, rank, tokens = view.table, view.rank, view.tokens
+    layers = _layers(view)
+    in_flight, pending = _at_peak(view, layers)
     ids = 2.0 * TOKEN_ID_BYTES
-    tail, kept, forward, backward = head_bytes_per_token(view)
-    # at the head of a pipeline that runs all forward passes first, every micro-batch waits
+    head_saved, kept, forward, backward = head_bytes_per_token(view)
+    # GPipe's last stage runs all forward passes before the first loss is differentiated
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
-    rows = np.where(workload.document_mask, table.micro_batch_size, 1.0)
-    tables = rotary_table_bytes(model, workload) * rows / table.context_parallel
-    masks = mask_bytes(view)
-    tables = (tables + np.where(is_blockwise(table), 0.0, masks)) * in_flight * table.virtual_stages
-    masks = window_mask_bytes(model, workload, software)
-    tables = tables + np.where(is_blockwise(table), 0.0, masks)  # blocks make their own, one by one
+    tables = _table_bytes(view, in_flight)
     one_less = np.maximum(in_flight - 1.0, 0.0)
-    flying, flying_later = layers * in_flight, layers * one_less
-    # offloaded: the layer that runs, and the one before on its way to the host
-    here = np.where(table.offloads_activations, 2.0 * largest, np.inf)
-    away = flying - np.minimum(flying, here)
-    flying, flying_later = np.minimum(flying, here), np.minimum(flying_later, here)
+    every, every_later = layers.saved * in_flight, layers.saved * one_less
+    # offloaded: the running layer, and the previous one on its way to the host
+    on_device = np.where(table.offloads_activations, 2.0 * layers.largest, np.inf)
+    offloaded = every - np.minimum(every, on_device)
+    every, every_later = np.minimum(every, on_device), np.minimum(every_later, on_device)
     shared = shared_bytes_per_token(view)
     shared = shared + embedding_bytes_per_token(view)
-    flying, flying_later = flying + shared * in_flight, flying_later + shared * one_less
-    saved = flying + due * late + (tail + ids) * waiting + kept * (waiting - 1.0)
-    saved_later = flying_later + due * late + (tail + ids + kept) * np.maximum(waiting - 1.0, 0.0)
-    arrived = messages(view, in_flight)
-    return Held(
+    every, every_later = every + shared * in_flight, every_later + shared * one_less
+    late = layers.operands * pending
+    saved = every + late + (head_saved + ids) * waiting + kept * (waiting - 1.0)
+    saved_later = every_later + late + (head_saved + ids + kept) * np.maximum(waiting - 1.0, 0.0)
+    at_end = layers.operands * weight_gradients_pending_at_end(table, rank)
+    return LiveActivations(
         in_flight=in_flight,
-        due=late,
-        due_bytes=due * late * tokens,
+        pending=pending,
+        pending_bytes=late * tokens,
         saved=saved * tokens + tables,
         saved_later=saved_later * tokens + tables,
-        # offloaded they are not here
-        stage=np.where(table.offloads_activations, 0.0, layers * tokens / rank.num_stages),
-        working=working * tokens,
-        walks=tuple(
-            replace(
-                walk,
-                beside=walk.beside * tokens,
-                alone=(walk.alone + shared) * tokens,
-                shared=walk.shared * tokens,
-                kept=walk.kept * tokens,
-                product=walk.product * tokens,
-            )
-            for walk in walks
-        ),
-        kept=tuple((every * tokens, left * tokens) for every, left in by_kind),
-        head_walk=head_walk_bytes_per_token(view) * tokens,
+        # offloaded tensors are not on the device
+        stage=np.where(table.offloads_activations, 0.0, layers.saved * tokens / rank.num_stages),
+        working=layers.working * tokens,
+        layer_backward=tuple(each.of_tokens(tokens, shared) for each in layers.backward),
+        saved_by_kind=tuple((saved * tokens, left * tokens) for saved, left in layers.by_kind),
+        head_backward=head_backward_bytes_per_token(view) * tokens,
         head_norm=head_norm_bytes_per_token(view) * tokens,
         head_gradient=head_gradient_bytes_per_token(view) * tokens,
-        tail=tail * tokens,
-        last_layer=(
-            np.maximum(last_layer, due * weight_gradients_pending_at_end(table, rank)) + shared
-        )
-        * tokens,
+        head_saved=head_saved * tokens,
+        last_layer=(np.maximum(layers.alone, at_end) + shared) * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_gradient=kept * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
-        messages=arrived * tokens,
-        offloaded=away * tokens,
+        messages=messages(view, in_flight) * tokens,
+        offloaded=offloaded * tokens,
     )
 
 
-def _layers(
-    view: RankView,
-) -> tuple[Real, Real, Real, Real, Real, list[Walk], list[tuple[Real, Real]]]:
-    """Return bytes a token of a rank's layers.
+def _at_peak(view: RankView, layers: _Layers) -> tuple[Real, Real]:
+    """Micro-batches in flight, and with pending weight gradients, when their bytes are largest."""
+    rank = view.rank
+    # the last layer on its way backward still keeps all of its own tensors
+    last = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
+    peaks = []
+    for number, (in_flight, pending) in enumerate(in_flight_peaks(view.table, rank)):
+        shift = np.where(pending > 0, last * (number > 0), 0.0)
+        peaks.append(((in_flight + shift) / rank.num_stages, (pending - shift) / rank.num_stages))
+    largest = np.argmax(
+        np.stack([layers.saved * f + layers.operands * d for f, d in peaks]), axis=0
+    )
+    return pick([f for f, _ in peaks], largest), pick([d for _, d in peaks], largest)
 
-    Saved for the backward pass; kept for their weight gradients; added by one on its way backward;
-    by that one alone; saved by the largest; our executor's way back, place by place; what goes with
-    a layer of each kind that is done, and with one that is recomputed.
+
+def _table_bytes(view: RankView, in_flight: Real) -> Real:
+    """Bytes of rotary tables and attention masks of the micro-batches in flight.
+
+    Context parallelism over blocks of keys makes its masks block by block: none is saved.
     """
-    model, workload, software = view.model, view.workload, view.software
-    table, rank = view.table, view.rank
-    compute = workload.compute_bytes
-    saved: Real = np.zeros(len(table))
-    due: Real = np.zeros(len(table))
-    working: Real = np.zeros(len(table))
-    alone: Real = np.zeros(len(table))
-    repeated: Real = np.zeros(len(table))  # as ``working``, of layers that are recomputed
-    done_before: Real = np.zeros(len(table))
-    largest: Real = np.zeros(len(table))
-    copies: Real = np.zeros(len(table))
-    walks: list[Walk] = []
-    again_walks: list[Walk] = []  # of layers that are recomputed
+    model, workload, table = view.model, view.workload, view.table
+    blockwise = is_blockwise(table)
+    rows = np.where(workload.document_mask, table.micro_batch_size, 1.0)
+    tables = rotary_table_bytes(model, workload) * rows / table.context_parallel
+    tables = tables + np.where(blockwise, 0.0, mask_bytes(view))
+    tables = tables * in_flight * table.virtual_stages
+    return tables + np.where(blockwise, 0.0, window_mask_bytes(model, workload, view.software))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Bytes a token of a rank's layers for one micro-batch."""
+
+    saved: Real  # for the backward pass, by all layers
+    operands: Real  # of weight gradients, between input gradients and weight gradients
+    working: Real  # added by the backward pass of one layer
+    alone: Real  # the same and that layer's saved tensors
+    largest: Real  # saved by the largest layer
+    backward: list[LayerBackward]  # points of a layer's backward pass
+    by_kind: list[tuple[Real, Real]]  # freed with a layer of each kind, and with a recomputed one
+
+
+def _layers(view: RankView) -> _Layers:
+    """Return sums and maxima over the kinds of layers of a rank."""
+    model, software, table, rank = view.model, view.software, view.table, view.rank
+    zeros: Real = np.zeros(len(table))
+    saved = operands = working = alone = largest = copies = zeros
+    with_recompute: Real = zeros  # ``working`` of recomputed layers
+    done_before: Real = zeros
+    backward: list[LayerBackward] = []
+    recomputed_backward: list[LayerBackward] = []
     by_kind: list[tuple[Real, Real]] = [(0.0, 0.0)] * len(model.kinds)
     counts = zip(
         range(len(model.kinds)),
@@ -217,99 +239,171 @@ def _layers(
         trainable_part(model).kinds,
         strict=True,
     )
-    for number, count, recomputed, behind, kind, trained in counts:
+    for number, count, recomputed, after, kind, trained in counts:
         if not count or kind.forward_only:
             continue
-        regions = _regions(model, workload, software, table, kind)
-        everything = _saved(model, compute, software, table, regions, NONE)
-        left = _saved(model, compute, software, table, regions, table.recompute)
-        full = table.recompute == FULL
-        left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
-        # copies that come while later layers are walked backward
-        copies = copies + count * sharded_input_bytes(model, compute, software, table)
-        saved = saved + recomputed * left + (count - recomputed) * everything
-        if rank.layer_neighbours:  # offloaded it had left already
-            away = table.offloads_activations
-            by_kind[number] = np.where(away, 0.0, everything), np.where(away, 0.0, left)
-        largest = np.maximum(largest, left * (recomputed > 0))
-        largest = np.maximum(largest, everything * (recomputed < count))
-        # by the time a stage's first recomputed layer is reached those behind it are done
-        done_before = done_before + behind * everything / rank.num_stages
-        due = due + count * due_bytes_per_token(
+        one = _layer(view, kind)
+        # copies that are made while later layers run backward
+        copies = copies + count * sharded_input_bytes(
+            model, view.workload.compute_bytes, software, table
+        )
+        saved = saved + recomputed * one.left + (count - recomputed) * one.saved
+        if rank.layer_neighbours:  # offloaded tensors were freed before
+            moved = table.offloads_activations
+            by_kind[number] = np.where(moved, 0.0, one.saved), np.where(moved, 0.0, one.left)
+        largest = np.maximum(largest, one.left * (recomputed > 0))
+        largest = np.maximum(largest, one.saved * (recomputed < count))
+        # layers behind a stage's first recomputed layer are done when that one runs backward
+        done_before = done_before + after * one.saved / rank.num_stages
+        operands = operands + count * one.operands
+        restored = one.recomputed(table.recompute)
+        with_recompute = np.maximum(with_recompute, (restored + one.working) * (recomputed > 0))
+        working = np.maximum(working, one.working * (recomputed < count))
+        alone = np.maximum(alone, one.at_mlp + one.working)
+        if software.sharding.blockwise_backward:
+            points = _backward(view, number, kind, trained, one)
+            if recomputed < count:
+                backward += points
+            if recomputed:
+                recomputed_backward += _recomputed(view, kind, one, points)
+    # offloaded, the layers behind it have left the device already
+    done_before = np.where(table.offloads_activations, 0.0, done_before)
+    working = np.maximum(working, with_recompute - done_before) + copies
+    if not rank.layer_neighbours:  # else ``fsdp2`` subtracts layers that are done, by position
+        recomputed_backward = [
+            replace(each, added=each.added - done_before) for each in recomputed_backward
+        ]
+    backward += recomputed_backward
+    if not backward:  # no layer has a backward pass
+        backward = [LayerBackward(zeros, zeros, zeros, zeros, zeros, zeros - 1.0, "reduced", False)]
+    return _Layers(saved, operands, working, alone + copies, largest, backward, by_kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Bytes a token of one layer."""
+
+    saved: Real  # where nothing is recomputed
+    left: Real  # under the plan's recompute setting
+    selective: Real  # under selective recomputation
+    input: Real  # under full recomputation
+    at_mlp: Real  # of ``saved``, alive during the MLP's backward pass
+    operands: Real  # of pending weight gradients
+    working: Real  # gradients of activations that are alive at once
+
+    @property
+    def beyond_results(self) -> Real:
+        """Bytes that ``selective_ops`` recomputes; each kept result is freed as it is read."""
+        return np.maximum(0.0, self.at_mlp - (self.left - self.input))
+
+    def recomputed(self, recompute: Count) -> Real:
+        """Bytes that the layer's backward pass restores."""
+        core = np.where(recompute == SELECTIVE, self.at_mlp - self.selective, 0.0)
+        restored = np.where(recompute == FULL, self.at_mlp, core)
+        return np.where(recompute == SELECTIVE_OPS, self.beyond_results, restored)
+
+
+def _layer(view: RankView, kind: LayerKind) -> _Layer:
+    """Return the bytes of one layer of a kind."""
+    model, workload, software, table = view.model, view.workload, view.software, view.table
+    compute, regions = workload.compute_bytes, _regions(view, kind)
+    saved = _saved(view, regions, NONE)
+    left = _saved(view, regions, table.recompute)
+    full = table.recompute == FULL
+    left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
+    at_mlp = saved
+    if kind.norms_after:  # the norm's backward pass comes before the MLP's
+        norm = norm_bytes(kind, model.hidden_size, compute, software)
+        at_mlp = at_mlp - norm / view.sequence_shards
+    return _Layer(
+        saved=saved,
+        left=left,
+        selective=_saved(view, regions, SELECTIVE),
+        input=_saved(view, regions, FULL),
+        at_mlp=at_mlp,
+        operands=due_bytes_per_token(
             kind,
             regions,
             model.hidden_size,
             compute,
             table.tensor_parallel,
             table.sequence_parallel,
-        )
-        whole = everything
-        if kind.norms_after:  # walked before the MLP is
-            along = view.sequence_shards
-            whole = whole - norm_bytes(kind, model.hidden_size, compute, software) / along
-        wide = backward_working_bytes_per_token(
-            kind, model.hidden_size, compute, table.tensor_parallel, software
-        )
-        # the walk through the attention holds what travels between the ranks; the MLP is done then
-        done = feed_forward_bytes(kind.feed_forward, compute, software)
-        exchange = context_buffer_bytes_per_token(kind.attention, compute, table)[1]
-        exchange = exchange - done / table.tensor_parallel
-        walk: Real = np.maximum(wide, exchange + compute * 3.0 * model.hidden_size)
-        walk = walk_bytes_per_token(kind, model.hidden_size, workload, table, walk, done)
-        # what was dropped is there again while its layer is walked backward
-        kept = _saved(model, compute, software, table, regions, SELECTIVE)
-        dropped = np.where(table.recompute == SELECTIVE, whole - kept, 0.0)
-        again = np.where(table.recompute == FULL, whole, dropped)
-        # what was kept beside the input is given out once, and freed where nothing saves it
-        inputs = _saved(model, compute, software, table, regions, FULL)
-        rest = np.maximum(0.0, whole - (left - inputs))
-        again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
-        repeated = np.maximum(repeated, (again + walk) * (recomputed > 0))
-        working = np.maximum(working, walk * (recomputed < count))
-        alone = np.maximum(alone, whole + walk)
-        if not software.sharding.blockwise_backward:
-            continue
-        core = np.where(table.recompute == SELECTIVE, everything - kept, 0.0)
-        core = core / (1.0 if kind.cross_attention is None else 2.0)
-        # the input that stayed is the one that the layer saves
-        anew = everything - saves_input(kind, compute) * inputs
-        shared = positions_gradient_bytes(kind, workload, table)
-        for place in places(model, kind, trained, everything, workload, software, table):
-            there = place.working - place.freed
-            ends = (place.product, place.experts, place.done)
-            way = Walk(
-                there, everything + there, shared, place.gradients, everything, *ends, number, False
+        ),
+        working=_working(view, kind),
+    )
+
+
+def _working(view: RankView, kind: LayerKind) -> Real:
+    """Gradients of activations in a layer's backward pass: the larger of MLP and attention.
+
+    Attention adds the buffers of context parallelism, when the MLP's saved tensors are freed.
+    """
+    model, workload, software, table = view.model, view.workload, view.software, view.table
+    compute = workload.compute_bytes
+    mlp = backward_working_bytes_per_token(
+        kind, model.hidden_size, compute, table.tensor_parallel, software
+    )
+    freed = feed_forward_bytes(kind.feed_forward, compute, software)
+    exchange = context_buffer_bytes_per_token(kind.attention, compute, table)[1]
+    exchange = exchange - freed / table.tensor_parallel
+    working: Real = np.maximum(mlp, exchange + compute * 3.0 * model.hidden_size)
+    return position_bias_backward_bytes_per_token(
+        kind, model.hidden_size, workload, table, working, freed
+    )
+
+
+def _backward(
+    view: RankView, number: int, kind: LayerKind, trained: LayerKind, one: _Layer
+) -> list[LayerBackward]:
+    """Return the points of the backward pass of a layer that is not recomputed."""
+    workload, software, table = view.workload, view.software, view.table
+    positions = positions_gradient_bytes(kind, workload, table)
+    points = []
+    for point in backward_points(view.model, kind, trained, one.saved, workload, software, table):
+        added = point.working - point.freed
+        points.append(
+            LayerBackward(
+                added=added,
+                alone=one.saved + added,
+                positions_gradient=positions,
+                gradients=point.gradients,
+                saved=one.saved,
+                product=point.product,
+                experts=point.experts,
+                complete=point.done,
+                kind=number,
+                has_core=point.has_core,
             )
-            walks += [way] if recomputed < count else []
-            again = np.where(table.recompute == FULL, anew, core * place.has_core)
-            again = np.where(table.recompute == SELECTIVE_OPS, rest, again)
-            if recomputed:
-                again_walks += [replace(way, beside=again + there, kept=left, again=True)]
-    # offloaded, the layers behind it had left already
-    done_before = np.where(table.offloads_activations, 0.0, done_before)
-    working = np.maximum(working, repeated - done_before) + copies
-    if rank.layer_neighbours:  # what is done before a layer is told from its place
-        walks += again_walks
-    else:
-        walks += [replace(walk, beside=walk.beside - done_before) for walk in again_walks]
-    if not walks:  # no layer is walked back
-        none = np.zeros(len(table))
-        walks = [Walk(none, none, none, none, none, none - 1.0, "reduced", False)]
-    return saved, due, working, alone + copies, largest, walks, by_kind
+        )
+    return points
+
+
+def _recomputed(
+    view: RankView, kind: LayerKind, one: _Layer, points: list[LayerBackward]
+) -> list[LayerBackward]:
+    """Return the same points of a recomputed layer: tensors that it restores are added."""
+    table = view.table
+    core = np.where(table.recompute == SELECTIVE, one.saved - one.selective, 0.0)
+    core = core / (1.0 if kind.cross_attention is None else 2.0)
+    # the input that was kept is one of the layer's saved tensors
+    rest = one.saved - saves_input(kind, view.workload.compute_bytes) * one.input
+    found = []
+    for point in points:
+        restored = np.where(table.recompute == FULL, rest, core * point.has_core)
+        restored = np.where(table.recompute == SELECTIVE_OPS, one.beyond_results, restored)
+        found.append(replace(point, added=restored + point.added, saved=one.left, recomputed=True))
+    return found
 
 
 def layer_bytes(view: RankView) -> Real:
     """Bytes that all layers of a rank save for the backward pass of one micro-batch."""
-    return _layers(view)[0] * view.tokens
+    return _layers(view).saved * view.tokens
 
 
-def _regions(
-    model: ModelSpec,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    kind: LayerKind,
-) -> Regions:
+def _regions(view: RankView, kind: LayerKind) -> Regions:
+    """Return saved bytes of a layer by region, under every option of a view that changes them."""
+    model, workload, software, table = view.model, view.workload, view.software, view.table
+    blockwise = is_blockwise(table)
     regions = layer_regions(
         kind,
         model.hidden_size,
@@ -319,19 +413,11 @@ def _regions(
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
         software=software,
-        blockwise=is_blockwise(table),
+        blockwise=blockwise,
     )
     if workload.precision == "fp8":
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes)
-    more = ulysses_saved_bytes(kind.attention, workload.compute_bytes, table)
-    masked = masked_key_bytes(kind.attention, workload, software)
-    # of all tensor-parallel ranks, as the others
-    more = more * table.tensor_parallel + np.where(is_blockwise(table), 0.0, masked)
-    if workload.attention_kernel == "eager":  # keys and values of every query head
-        each = kind.attention.head_dim + kind.attention.value_head_dim
-        groups = max(0, kind.attention.num_heads - kind.attention.num_kv_heads)
-        repeated = workload.compute_bytes * groups * each * (not software.activations.repeats_keys)
-        more = more + np.where(is_blockwise(table), 0.0, repeated)
+    more = _attention_copies(view, kind, blockwise)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not np.any(table.recompute == SELECTIVE_OPS):
@@ -340,21 +426,33 @@ def _regions(
     return replace(regions, results_split=split, results_along=along, results_whole=whole)
 
 
-def _saved(
-    model: ModelSpec,
-    compute_bytes: float,
-    software: SoftwareProfile,
-    table: PlanTable,
-    regions: Regions,
-    recompute: Count,
-) -> Real:
+def _attention_copies(view: RankView, kind: LayerKind, blockwise: Flag) -> Real:
+    """Saved copies around attention, of all tensor-parallel ranks together.
+
+    Tensors of Ulysses' exchange; keys and values repeated for a mask, or for eager attention:
+    c (a - k) (d + e).
+    """
+    workload, software, table = view.workload, view.software, view.table
+    more = ulysses_saved_bytes(kind.attention, workload.compute_bytes, table)
+    masked = masked_key_bytes(kind.attention, workload, software)
+    more = more * table.tensor_parallel + np.where(blockwise, 0.0, masked)
+    if workload.attention_kernel == "eager":
+        each = kind.attention.head_dim + kind.attention.value_head_dim
+        groups = max(0, kind.attention.num_heads - kind.attention.num_kv_heads)
+        repeated = workload.compute_bytes * groups * each * (not software.activations.repeats_keys)
+        more = more + np.where(blockwise, 0.0, repeated)
+    return more
+
+
+def _saved(view: RankView, regions: Regions, recompute: Count) -> Real:
+    table = view.table
     return saved_bytes_per_token(
         regions,
-        model.hidden_size,
-        compute_bytes=compute_bytes,
+        view.model.hidden_size,
+        compute_bytes=view.workload.compute_bytes,
         tensor_parallel=table.tensor_parallel,
         sequence_parallel=table.sequence_parallel,
         recompute=recompute,
-        keeps_gathered_inputs=software.activations.keeps_gathered_inputs,
+        keeps_gathered_inputs=view.software.activations.keeps_gathered_inputs,
         expert_tensor=table.expert_tensor,
     )

@@ -1,20 +1,20 @@
-"""Weights and gradients on their way while a backward pass goes from block to block (FSDP2).
+"""Gathered weights and reducing gradients in a backward pass, block by block (FSDP2).
 
-A block is what is gathered and reduced together: a layer, the embedding, or norm and head; a tied
-table is one block with both ends. Symbols, for a block of P elements:
+A block is gathered and reduced as one: a layer, the embedding, or norm and head; a tied table is
+one block of embedding and head. Symbols, for a block of P elements:
 
     c, g   bytes of the compute precision, and of the reduction        d ranks that share a shard
-    gathered   c P under ZeRO-3; the block that comes next is gathered meanwhile, c P more
-    fresh      c P of weight gradients, as far as the block's backward pass has come
+    gathered   c P under ZeRO-3; the next block is gathered meanwhile, c P more
+    fresh      c P of the weight gradients that the block's backward pass has computed so far
     reducing   max(c + g, g + g / d) P: the fresh gradient and its copy for the reduction, then that
-               copy and what comes out (and one more where every rank gets all of it), c more of the
+               copy and its result (one more where every rank receives the whole), and c more of the
                block's last parameter where it is scattered; g P where a whole gradient had been
                accumulated
     left over  g P of the block that was reduced last, until the next reduction (torch 2.13,
                FSDPCommContext.reduce_scatter_state): a gradient that an earlier micro-batch left
 
-Below ZeRO-3 a block's gathered weights go when its last gradient of a step is reduced. Whether the
-last micro-batch of a step or one before it is fuller depends on the plan: both are priced.
+Below ZeRO-3 a block's gathered weights are freed when its last gradient of a step is reduced. The
+peak may fall in the last micro-batch of a step or in one before it, by plan: both are priced.
 
 Units: bytes, columns of a plan table.
 """
@@ -27,12 +27,12 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from cost_models.activations.live import Held, Walk
+from cost_models.activations.live import LayerBackward, LiveActivations
 from cost_models.arrays import Flag, Real
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.gradients import rearranged_bytes
-from cost_models.memory.moments import AtMoment, Moment, walked_layers
+from cost_models.memory.step_points import StepPoint, TransientParts, backward_layers
 from cost_models.model.lora import embedding_is_frozen
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import RankParameters, block_numel, last_trained_share
@@ -47,57 +47,60 @@ DUALPIPEV: Final = SCHEDULES.index("dualpipev")
 
 @dataclass(frozen=True, slots=True)
 class LayerBlock:
-    """A layer that is walked, and the blocks beside it; elements."""
+    """A layer in its backward pass, and the blocks around it; elements."""
 
-    own: Real  # what is gathered and reduced with it: all but experts that are apart
-    experts: Real  # these, where others than the layer's ranks share them
+    own: Real  # gathered and reduced with it: all but separately sharded experts
+    experts: Real  # separately sharded: over other ranks than the layer
     before: Real  # of the block that was reduced before
     ahead: Real  # of the block that is gathered meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """The first or the last of layers with the same neighbours."""
+class GroupEnd:
+    """The first or the last layer of a group."""
 
-    done: Real  # elements of all blocks that were walked before
-    # layers that were walked before: how many, or of each kind how many, and how many recomputed
+    done: Real  # elements of all blocks whose backward pass is done
+    # layers whose backward pass is done: their number, or by kind all of them and recomputed ones
     passed: Real | tuple[LayerCounts, LayerCounts]
-    there: Flag = True
+    exists: Flag = True
 
-    def freed(self, walk: Walk, kept: Sequence[tuple[Real, Real]]) -> Real:
-        """Bytes that these layers had saved; ``kept``: one of each kind, and a recomputed one."""
+    def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Real:
+        """Bytes that the layers that are done had saved.
+
+        ``kept``: bytes of a layer of each kind, and of a recomputed one.
+        """
         if not isinstance(self.passed, tuple):
-            return self.passed * walk.kept
+            return self.passed * layer.saved
         found: Real = 0.0
-        for count, again, (every, left) in zip(*self.passed, kept, strict=True):
-            found = found + (count - again) * every + again * left
+        for count, recomputed, (every, left) in zip(*self.passed, kept, strict=True):
+            found = found + (count - recomputed) * every + recomputed * left
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Layers with the same neighbours, on the way back."""
+class LayerGroup:
+    """Layers with the same neighbours in backward order."""
 
     block: LayerBlock
-    ends: tuple[End, ...]
+    ends: tuple[GroupEnd, ...]
     kind: int | None = None  # of the model's kinds; None: any, they are of one size
-    again: bool = False  # recomputed ones, if the plan recomputes
-    follows: bool = False  # a layer of its stack
+    recomputed: bool = False  # recomputed ones, if the plan recomputes
+    in_stack: bool = False  # another layer of its stack
 
-    def has(self, walk: Walk) -> bool:
-        """Whether a way back is one of these layers."""
-        return self.kind is None or (self.kind, self.again) == (walk.kind, walk.again)
+    def contains(self, layer: LayerBackward) -> bool:
+        """Whether a point belongs to the backward pass of one of these layers."""
+        return self.kind is None or (self.kind, self.recomputed) == (layer.kind, layer.recomputed)
 
 
-class WayBack(NamedTuple):
+class BlockBackward(NamedTuple):
     """One point of a layer's backward pass, in one of the two modes (``Blocks._modes``)."""
 
-    walk: Walk
-    spot: int
+    layer: LayerBackward
+    group: int
     mode: int
     buffers: Real
-    gone: Real  # gathered weights of this layer that are not there any more
-    unpacked: Real  # a matrix, see ``Walk.unpacked``
+    freed: Real  # gathered weights of this layer that are freed
+    unpacked: Real  # a matrix, see ``LayerBackward.unpacked``
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,37 +109,39 @@ class Blocks:
 
     compute: float
     reduction: float
-    gathered: Real  # bytes of an element that is gathered: with the int8 values it is made of (qwZ)
+    gathered: Real  # bytes of a gathered element, with its int8 values (qwZ)
     copied: Real  # of a gradient's copy for its reduction; int4 sent and received (qgZ)
-    mixed: bool
-    managed: Flag  # by FSDP2, or as good as that: gradients are copied for their reduction
+    mixed: bool  # compute and master precision differ
+    managed: Flag  # gradients are copied for their reduction: by FSDP2, or in another precision
     sharded: Flag
-    frees: Flag  # gathered weights go with the last reduction
+    frees: Flag  # gathered weights are freed after the last reduction
     zero_3: Flag
-    every: Flag  # every micro-batch is reduced
-    alone: Flag  # one micro-batch is in flight: the last one may be fullest
-    several: Flag  # there are micro-batches before the last
-    added: Flag  # gradients have memory already: what is fresh is added to it, or copied there
-    two: Flag  # one before the last, which begins without gradients
+    reduces_each: Flag  # every micro-batch's gradients are reduced
+    one_in_flight: Flag  # one micro-batch is in flight: the last one may be the peak
+    accumulates: Flag  # a step has several micro-batches
+    added: Flag  # gradients have their memory already: fresh ones are added to it, or copied to it
+    two_micro_batches: Flag  # two micro-batches, the first of which starts without gradients
     shards: Real
-    replicas: Flag  # nothing is scattered, but added up over others: in a copy more (torch 2.13)
+    replicas: Flag  # gradients are summed over replicas, not scattered: one more copy (torch 2.13)
     head: Real  # elements
     layer: Real  # the largest
-    spots: tuple[Spot, ...]  # of layers, from the loss on
-    first_layer: Spot  # that is walked last, when nothing else is left
+    groups: tuple[LayerGroup, ...]  # in backward order
+    first_layer: LayerGroup  # whose backward pass is the last, when no other activations are left
     lowest: Real  # elements of that layer
-    highest: Real  # of the one that is walked first, without experts that are apart
+    highest: Real  # of the layer that is first in backward order, without separate experts
     embedding: Real
     total: Real
     ends: tuple[float, float]  # share of the head's and the embedding's last parameter in its block
-    pair: Real  # two largest matrices of a layer
+    largest_pair: Real  # two largest matrices of a layer
     expert_shards: Real
-    inside: Real  # bytes an element: experts cut inside are rearranged matrix by matrix
-    tied: Real  # elements of a block that is both ends
-    table: Real  # of these, of the table that is both
-    behind: Real  # of the block that a backward pass reduced last
-    split: Flag  # weight gradients come after those of inputs
-    turns_once: Flag  # DualPipeV of 2 p micro-batches: fullest before its first stage is due
+    rearranged: Real  # bytes an element: experts cut inside are rearranged matrix by matrix
+    tied: Real  # elements of a block that is both embedding and head
+    tied_table: Real  # of these, of the tied table
+    reduced_last: Real  # of the block that a backward pass reduced last
+    split: Flag  # weight gradients are computed after those of inputs
+    peaks_early: (
+        Flag  # DualPipeV of 2 p micro-batches: its peak precedes its first stage's backward
+    )
     later_share: Real  # of gradients: those of the rank's last stage
 
     @classmethod
@@ -154,14 +159,14 @@ class Blocks:
         trains_first = rank.first and not embedding_is_frozen(model)
         keeps = software.gradients.whole_replica_buffer and not mixed
         several = by_value(table.num_microbatches > 1)
-        lonely = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
+        unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
-        layers = _Layers.of(params, lonely, zeros)
+        layers = _Layers.of(params, unreduced, zeros)
         behind = params.embedding + zeros if trains_first else layers.lowest(rank)
-        # what was reduced before the last layer
+        # the block that was reduced before the last layer
         before = np.where(tied > 0.0, 0.0, head)
         before = np.where(head > 0.0, before, np.where(several, behind, 0.0))
-        spots = layers.spots(model, rank, head, before)
+        groups = layers.groups(model, rank, head, before)
         return cls(
             compute=workload.compute_bytes,
             reduction=workload.reduction_bytes,
@@ -175,17 +180,17 @@ class Blocks:
             & (not software.gradients.whole_buffer)
             & np.logical_not(table.offloads_weights),
             zero_3=table.zero_stage >= 3,
-            every=table.zero_stage >= 2,
-            alone=by_value(in_flight <= 1.0),
-            several=several,
+            reduces_each=table.zero_stage >= 2,
+            one_in_flight=by_value(in_flight <= 1.0),
+            accumulates=several,
             added=several | by_value((ranks > 1) & ~sharded & keeps),
-            two=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
+            two_micro_batches=by_value((table.num_microbatches == 2) & (in_flight <= 1.0)),
             shards=np.where(sharded, 1.0 * table.shard_ranks, 1.0),
             replicas=managed & (ranks > 1) & ~(sharded & (table.shard_ranks > 1)),
             head=head,
             layer=layers.largest,
-            spots=spots,
-            first_layer=layers.first(model, rank, head, spots),
+            groups=groups,
+            first_layer=layers.first(model, rank, head, groups),
             lowest=layers.sizes[rank.layer_neighbours[-1].kind + 1 if rank.layer_neighbours else 0],
             highest=layers.own(rank.layer_neighbours[0].kind if rank.layer_neighbours else None),
             embedding=params.embedding + zeros,
@@ -194,15 +199,15 @@ class Blocks:
                 last_trained_share(model.head),
                 0.0 if alone else last_trained_share(model.embedding),
             ),
-            pair=params.largest_pair + zeros,
-            inside=rearranged_bytes(model, workload, table),
+            largest_pair=params.largest_pair + zeros,
+            rearranged=rearranged_bytes(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
             tied=tied,
-            table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
+            tied_table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
             if alone
             else zeros,
-            behind=behind,
-            turns_once=by_value(
+            reduced_last=behind,
+            peaks_early=by_value(
                 (table.pipeline_schedule == DUALPIPEV)
                 & (table.num_microbatches == 2 * table.pipeline_parallel)
                 & (table.pipeline_parallel > 1)
@@ -216,276 +221,298 @@ class Blocks:
         )
 
     def _fresh(self, elements: Real, at_once: Real | None = None) -> Real:
-        """Gradients of a block before they are added up: elsewhere only what comes ``at_once``.
+        """Bytes of a block's gradients before they are accumulated.
 
-        Of a layer that is a pair of matrices.
+        Where they are added to existing memory matrix by matrix, only ``at_once`` elements: of a
+        layer, its two largest matrices.
         """
-        at_once = self.pair if at_once is None else at_once
+        at_once = self.largest_pair if at_once is None else at_once
         added = np.where(self.added, np.minimum(elements, at_once), elements)
         return self.compute * np.where(self.managed, elements, added)
 
     def _tied_gradient(self) -> Real:
-        """The gradient that a tied table has from the head, until the embedding adds its own."""
-        return self.compute * self.table
+        """Bytes of the head's gradient of a tied table, until the embedding adds its own."""
+        return self.compute * self.tied_table
 
     def _reduced(
         self, elements: Real, last: bool, shards: Real | None = None, end: float = 0.0
     ) -> Real:
-        """A block's gradients while they are reduced, or only added up.
+        """Bytes of a block's gradients while they are reduced, or only accumulated.
 
-        ``end``: the share of the last parameter, whose fresh gradient stays all the while where it
-        is scattered (a name in torch's foreach_reduce goes on to mean it).
+        ``end``: the share of the last parameter, whose fresh gradient lives through the reduction
+        where it is scattered (a variable of torch's foreach_reduce still refers to it).
         """
         shards = self.shards if shards is None else shards
         g, c = self.reduction, self.compute
         stays = c * end * np.greater(shards, 1.0)
         both = self.copied + g / shards + g * self.replicas + stays
         both = np.maximum(c + self.copied, both)
-        copied = np.where(self.several & ~self.every, g, both)
-        reduces = self.managed & (last | self.every)
+        copied = np.where(self.accumulates & ~self.reduces_each, g, both)
+        reduces = self.managed & (last | self.reduces_each)
         return np.where(reduces, copied * elements, self._fresh(elements))
 
-    def _gone(self, elements: Real, last: bool) -> Real:
-        """Gathered weights of blocks that are done for this step."""
+    def _freed(self, elements: Real, last: bool) -> Real:
+        """Bytes of gathered weights of blocks that are done for this step."""
         return self.compute * np.where(self.frees & last, elements, 0.0)
 
     def _accumulated(self, gradients: Real, coming: Real, last: bool) -> Real:
-        """Whole gradients go block by block when the last micro-batch reduces them."""
-        whole = self.managed & self.several & ~self.every & last
+        """Bytes of accumulated gradients: the last micro-batch reduces them by block."""
+        whole = self.managed & self.accumulates & ~self.reduces_each & last
         shard = self.reduction / self.shards
         mine = self.reduction * coming + shard * (self.total - coming)
         return np.where(whole, np.minimum(gradients, mine), gradients)
 
     def _single(self, done: Real) -> Real:
-        """The only micro-batch has left reduced gradients of the blocks behind it."""
+        """Reduced gradients of the blocks that are done, where a step has one micro-batch."""
         return np.where(self.added, 0.0, self.reduction / self.shards * done)
 
     def _before(self, gradients: Real, done: Real, last: bool) -> Real:
-        """The first of two micro-batches has left gradients of the blocks behind it only."""
-        each = self.reduction / np.where(self.every, self.shards, 1.0)
-        return np.where(self.two & (not last), np.minimum(gradients, each * done), gradients)
+        """Gradients in the first of two micro-batches: only those of blocks that are done."""
+        each = self.reduction / np.where(self.reduces_each, self.shards, 1.0)
+        return np.where(
+            self.two_micro_batches & (not last), np.minimum(gradients, each * done), gradients
+        )
 
     def _prefetched(self) -> Real:
-        """The last layer, which comes while the head runs; a tied table is the first block."""
+        """Elements of the last layer, gathered while the head runs; none with a tied table."""
         return np.where(self.tied > 0.0, 0.0, self.highest)
 
     def _left_over(self) -> Real:
-        return (self.every & self.several & self.managed) * self.reduction * self.behind
+        return (
+            (self.reduces_each & self.accumulates & self.managed)
+            * self.reduction
+            * self.reduced_last
+        )
 
     def at_loss_forward(self) -> Real:
-        """The head is gathered (twice while that goes on)."""
-        first = np.where(self.sharded & self.frees & ~self.several, self.head, 0.0)
+        """Bytes of the gathered head (two copies while it is gathered)."""
+        first = np.where(self.sharded & self.frees & ~self.accumulates, self.head, 0.0)
         gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, first)
         return self.gathered * gathering
 
     def at_loss_backward(self) -> Real:
-        """The head, and the last layer on its way."""
+        """Bytes of the gathered head, and of the last layer that is being gathered."""
         whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
         return self.gathered * whole
 
-    def at_the_turn(self, gradients: Real, held: Held) -> list[tuple[Real, Real]]:
+    def at_loss(self, gradients: Real, live: LiveActivations) -> list[tuple[Real, Real]]:
         """Gradients and activations at the loss."""
         left = self._left_over()
-        return [(now + left, saved) for now, saved in self._turns(gradients, held)]
+        return [(now + left, saved) for now, saved in self._at_peak(gradients, live)]
 
-    def _turns(self, gradients: Real, held: Held) -> list[tuple[Real, Real]]:
-        """Gradients and activations; DualPipeV has not both at once in few steps."""
-        if not np.any(self.turns_once):
-            return [(gradients, held.saved)]
-        first = np.where(self.turns_once, gradients * self.later_share, gradients)
-        less = np.where(self.turns_once, held.stage, 0.0)
-        return [(first, held.saved), (gradients, held.saved - less)]
+    def _at_peak(self, gradients: Real, live: LiveActivations) -> list[tuple[Real, Real]]:
+        """Gradients and activations; DualPipeV of few micro-batches peaks at two points."""
+        if not np.any(self.peaks_early):
+            return [(gradients, live.saved)]
+        first = np.where(self.peaks_early, gradients * self.later_share, gradients)
+        less = np.where(self.peaks_early, live.stage, 0.0)
+        return [(first, live.saved), (gradients, live.saved - less)]
 
-    def at_head(self, gradients: Real, held: Held) -> list[Moment]:
-        """The head's weight gradient beside that of the logits; then its reduction."""
-        places: list[Moment] = []
-        for now, saved in self._turns(gradients, held):
-            places += self._at_head(now, replace(held, saved=saved))
-        return places
+    def at_head(self, gradients: Real, live: LiveActivations) -> list[StepPoint]:
+        """Points of the head: its weight gradient with that of the logits; then its reduction."""
+        points: list[StepPoint] = []
+        for now, saved in self._at_peak(gradients, live):
+            points += self._at_head(now, replace(live, saved=saved))
+        return points
 
-    def _at_head(self, gradients: Real, held: Held) -> list[Moment]:
+    def _at_head(self, gradients: Real, live: LiveActivations) -> list[StepPoint]:
         block = self.head + self.tied
-        zeros = np.zeros_like(held.saved)
+        zeros = np.zeros_like(live.saved)
         ahead = self.head + self.tied + self._prefetched()
         ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
         projection, with_left = ahead + self._fresh(block, block), gradients + self._left_over()
-        turned = held.saved - held.tail + held.head_norm
-        walked = held.saved + held.head_walk
-        places = [
-            Moment(self._named((with_left, walked, held.logits_gradient, projection, zeros))),
-            Moment(self._named((with_left, turned, zeros, projection, zeros))),
+        after_head = live.saved - live.head_saved + live.head_norm
+        with_head = live.saved + live.head_backward
+        points = [
+            StepPoint(
+                self._as_gradients((with_left, with_head, live.logits_gradient, projection, zeros))
+            ),
+            StepPoint(self._as_gradients((with_left, after_head, zeros, projection, zeros))),
         ]
-        turned = held.saved - held.tail + held.head_gradient
-        for last, there in self._modes():
+        after_head = live.saved - live.head_saved + live.head_gradient
+        for last, exists in self._modes():
             coming = self._prefetched() + self.tied
             coming = self.gathered * np.where(self.zero_3, coming, 0.0)
             reduced = self._reduced(self.head, last, end=self.ends[0])
             buffers = coming + reduced + self._tied_gradient()
-            gone = self._gone(self.head, last)
+            freed = self._freed(self.head, last)
             now = self._before(gradients, 0.0 * self.head, last)
-            place = self._named((now, turned, zeros, buffers, gone))
-            places.append(Moment(place, there))
-        return places
+            point = self._as_gradients((now, after_head, zeros, buffers, freed))
+            points.append(StepPoint(point, exists))
+        return points
 
-    def ways_back(self, held: Held, used: tuple[Real, Real] | None) -> list[WayBack]:
-        """Return what the layers of every spot have on their way, at each place in them.
+    def backward(
+        self, live: LiveActivations, used: tuple[Real, Real] | None
+    ) -> list[BlockBackward]:
+        """Return buffers at each point of the backward pass of every group's layers.
 
-        ``used``: a matrix that is unpacked, and what helps to do that; None: none is packed.
+        ``used``: bytes of an unpacked matrix and of its workspace; None: no matrix is packed.
         """
         found = []
-        for walk in held.walks:
-            unpacked = walk.unpacked(used)
-            for number, spot in enumerate(self.spots):
-                if not spot.has(walk):
+        for layer in live.layer_backward:
+            unpacked = layer.unpacked(used)
+            for number, group in enumerate(self.groups):
+                if not group.contains(layer):
                     continue
                 for mode, (last, _) in enumerate(self._modes()):
-                    buffers, gone = self._walk(walk, spot.block, last)
-                    found.append(WayBack(walk, number, mode, buffers, gone, unpacked))
+                    buffers, freed = self._buffers(layer, group.block, last)
+                    found.append(BlockBackward(layer, number, mode, buffers, freed, unpacked))
         return found
 
     def at_layer(
-        self, gradients: Real, held: Held, logits: Real, ways: Sequence[WayBack]
-    ) -> list[Moment]:
-        """A layer on its way backward: the first one, the one behind that, or the last but one.
+        self, gradients: Real, live: LiveActivations, logits: Real, blocks: Sequence[BlockBackward]
+    ) -> list[StepPoint]:
+        """Points of a layer's backward pass: of the first, the second, or the last but one.
 
-        Layer by layer activations go and reduced gradients come: one end is the fullest. ``ways``:
-        ``ways_back``.
+        Layer by layer activations are freed and reduced gradients added, so that the maximum is at
+        one end of a group. ``blocks``: of ``backward``.
         """
-        others, modes = held.saved - held.tail, self._modes()
-        behind = [[self._behind(gradients, end.done) for end in spot.ends] for spot in self.spots]
-        left: dict[tuple[int, int, bool], list[Real]] = {}  # of a layer, wherever one is in it
-        places = []
-        for walk, number, mode, buffers, gone, unpacked in ways:
-            spot, layer = self.spots[number], (number, walk.kind, walk.again)
-            if layer not in left:
-                before = others + walk.shared * float(spot.follows)
-                left[layer] = [before - end.freed(walk, held.kept) for end in spot.ends]
-            for end, of_modes, saved in zip(spot.ends, behind[number], left[layer], strict=True):
-                held_then, gone_then = of_modes[mode]
-                now = np.maximum(saved + walk.beside, 0.0)
-                parts = (held_then, now, logits, buffers, gone + gone_then)
-                _, there = modes[mode]
-                both = there if end.there is True else np.logical_and(there, end.there)
-                places.append(Moment(self._named(parts, unpacked), both))
-        return places
+        others, modes = live.saved - live.head_saved, self._modes()
+        behind = [
+            [self._behind(gradients, end.done) for end in group.ends] for group in self.groups
+        ]
+        left: dict[tuple[int, int, bool], list[Real]] = {}  # the same at all points of a layer
+        points = []
+        for layer, number, mode, buffers, freed, unpacked in blocks:
+            group, key = self.groups[number], (number, layer.kind, layer.recomputed)
+            if key not in left:
+                before = others + layer.positions_gradient * float(group.in_stack)
+                left[key] = [before - end.freed(layer, live.saved_by_kind) for end in group.ends]
+            for end, of_modes, saved in zip(group.ends, behind[number], left[key], strict=True):
+                accumulated, freed_before = of_modes[mode]
+                now = np.maximum(saved + layer.added, 0.0)
+                parts = (accumulated, now, logits, buffers, freed + freed_before)
+                _, exists = modes[mode]
+                both = exists if end.exists is True else np.logical_and(exists, end.exists)
+                points.append(StepPoint(self._as_gradients(parts, unpacked), both))
+        return points
 
     def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:
-        """Gradients, and gathered weights that are gone, where blocks are done; of each mode."""
+        """Gradients, and freed gathered weights, after the blocks that are done; by mode."""
         found = []
         for last, _ in self._modes():
-            held = self._before(gradients, done, last)
-            held = self._accumulated(held, self.total - done, last)
-            found.append((held + self._single(done), self._gone(done, last)))
+            kept = self._before(gradients, done, last)
+            kept = self._accumulated(kept, self.total - done, last)
+            found.append((kept + self._single(done), self._freed(done, last)))
         return found
 
     def at_last_layer(
-        self, gradients: Real, held: Held, used: tuple[Real, Real] | None
-    ) -> list[Moment]:
-        """The first layer on its way backward: nothing else is left."""
-        zeros = np.zeros_like(held.saved)
-        spot = self.first_layer
+        self, gradients: Real, live: LiveActivations, used: tuple[Real, Real] | None
+    ) -> list[StepPoint]:
+        """Points of the first layer's backward pass, when no other activations are left."""
+        zeros = np.zeros_like(live.saved)
+        group = self.first_layer
         done = self.total - self.embedding - self.lowest
         modes = []
-        for last, there in self._modes():
+        for last, exists in self._modes():
             whole = self._accumulated(gradients, self.embedding + self.lowest, last)
-            modes.append((last, there, self._before(whole, done, last), self._gone(done, last)))
-        places = []
-        for walk in held.walks:
-            if not spot.has(walk):
+            modes.append((last, exists, self._before(whole, done, last), self._freed(done, last)))
+        points = []
+        for layer in live.layer_backward:
+            if not group.contains(layer):
                 continue
-            alone = walk.alone + walk.shared * float(spot.follows)
-            unpacked = walk.unpacked(used)
-            for last, there, whole, gone_before in modes:
-                buffers, gone = self._walk(walk, spot.block, last)
-                gone = gone + gone_before
-                place = self._named((whole, alone, zeros, buffers, gone), unpacked)
-                places.append(Moment(place, there))
-        # weight gradients that come last are reduced while others are still due: the copy in the
-        # precision of the reduction, and what comes out of it beside what was accumulated
+            alone = layer.alone + layer.positions_gradient * float(group.in_stack)
+            unpacked = layer.unpacked(used)
+            for last, exists, whole, freed_before in modes:
+                buffers, freed = self._buffers(layer, group.block, last)
+                freed = freed + freed_before
+                point = self._as_gradients((whole, alone, zeros, buffers, freed), unpacked)
+                points.append(StepPoint(point, exists))
+        # late weight gradients are reduced while others are still pending: the copy in the
+        # precision of the reduction, and its result next to the accumulated gradient
         copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
         late = np.where(self.split & self.managed, copies * self.layer, 0.0)
         late = late if used is None else late + used[0]
-        place = (gradients, held.last_layer, zeros, late, zeros)
-        places.append(Moment(place, self.split))
-        return places
+        point = (gradients, live.last_layer, zeros, late, zeros)
+        points.append(StepPoint(point, self.split))
+        return points
 
-    def at_embedding(self, gradients: Real) -> list[Moment]:
-        """The embedding's gradient, whole however few rows were read; then its reduction."""
+    def at_embedding(self, gradients: Real) -> list[StepPoint]:
+        """Points of the embedding: its gradient (whole, also of rows not read), its reduction."""
         zeros = np.zeros_like(self.total)
-        places = []
-        for last, there in self._modes():
-            left = np.where(last | self.every, self.reduction * self.first_layer.block.own, 0.0)
+        points = []
+        for last, exists in self._modes():
+            left = np.where(
+                last | self.reduces_each, self.reduction * self.first_layer.block.own, 0.0
+            )
             whole = np.where(self.zero_3, self.gathered * self.tied, 0.0) + self._tied_gradient()
             whole = whole + self._tied_gradient()  # the sum of both: torch, input_buffer.cpp
             fresh = self._fresh(self.embedding, self.embedding)
             whole = whole + fresh + np.where(self.managed, left, 0.0)
-            held = self._accumulated(gradients, self.embedding, last)
-            held = self._before(held, self.total - self.embedding, last)
-            gone = self._gone(self.total - self.embedding, last)
-            places.append(Moment(self._named((held, zeros, zeros, whole, gone)), there))
+            kept = self._accumulated(gradients, self.embedding, last)
+            kept = self._before(kept, self.total - self.embedding, last)
+            freed = self._freed(self.total - self.embedding, last)
+            points.append(StepPoint(self._as_gradients((kept, zeros, zeros, whole, freed)), exists))
             reduced = self._reduced(self.embedding, last, end=self.ends[1])
-            gone = self._gone(self.total, last)
-            places.append(Moment(self._named((held, zeros, zeros, reduced, gone)), there))
-        return places
+            freed = self._freed(self.total, last)
+            points.append(
+                StepPoint(self._as_gradients((kept, zeros, zeros, reduced, freed)), exists)
+            )
+        return points
 
-    def at_embedding_of_others(self, gradients: Real, held: Held) -> Moment:
-        """The embedding's gradient while other micro-batches are in flight (gpipe)."""
-        zeros = np.zeros_like(held.saved)
+    def at_embedding_of_others(self, gradients: Real, live: LiveActivations) -> StepPoint:
+        """Point of the embedding's gradient while other micro-batches are in flight (gpipe)."""
+        zeros = np.zeros_like(live.saved)
         coming = np.where(self.zero_3, self.gathered * self.tied, 0.0)
         coming = coming + self._reduced(self.embedding, False, end=self.ends[1])
-        return Moment((gradients, held.saved, zeros, coming, zeros), self.several)
+        return StepPoint((gradients, live.saved, zeros, coming, zeros), self.accumulates)
 
-    def all_gone(self) -> Real:
-        """Gathered weights that are not there while the optimizer runs."""
+    def all_freed(self) -> Real:
+        """Bytes of gathered weights that are freed while the optimizer runs."""
         return self.compute * np.where(self.frees, self.total, 0.0)
 
-    def _named(self, place: AtMoment, used: Real = 0.0) -> AtMoment:
-        """Call gradients what stays: those of one micro-batch that nobody reduces."""
-        gradients, activations, logits, buffers, gone = place
-        stay = ~(self.managed | self.several)
+    def _as_gradients(self, point: TransientParts, used: Real = 0.0) -> TransientParts:
+        """Count as gradients those of a single micro-batch that no rank reduces, not as buffers."""
+        gradients, activations, logits, buffers, freed = point
+        stay = ~(self.managed | self.accumulates)
         if not np.any(stay):
-            return gradients, activations, logits, buffers + used, gone
+            return gradients, activations, logits, buffers + used, freed
         missing = np.maximum(self.reduction * self.total - gradients, 0.0)
         named = np.where(stay, np.minimum(buffers, missing), 0.0)
-        return gradients + named, activations, logits, buffers - named + used, gone
+        return gradients + named, activations, logits, buffers - named + used, freed
 
     def _modes(self) -> list[tuple[bool, Flag]]:
-        """Return whether it is the step's last micro-batch, and where that may be fullest."""
-        return [(True, np.logical_or(self.alone, ~self.several)), (False, self.several)]
+        """Return whether a micro-batch is the last one, and the plans where it may be the peak."""
+        return [
+            (True, np.logical_or(self.one_in_flight, ~self.accumulates)),
+            (False, self.accumulates),
+        ]
 
-    def _walk(self, walk: Walk, block: LayerBlock, last: bool) -> tuple[Real, Real]:
-        """Return buffers, and weights that have gone, at one place in a layer."""
+    def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Real, Real]:
+        """Return buffers, and freed weights, at one point of a layer's backward pass."""
         tied: Real = 0.0
         if np.any(self.tied):
             tied = self._tied_gradient() + np.where(self.zero_3, self.gathered * self.tied, 0.0)
-        reduces = self.managed & (last | self.every)
-        apart: Real = 0.0
+        reduces = self.managed & (last | self.reduces_each)
+        separate: Real = 0.0
         if np.any(block.experts):
-            apart = np.minimum(np.where(reduces, block.experts, 0.0), walk.gradients)
-        experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * apart
-        if walk.complete:
+            separate = np.minimum(np.where(reduces, block.experts, 0.0), layer.gradients)
+        experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * separate
+        if layer.complete:
             coming = np.where(self.zero_3, self.gathered * block.ahead, 0.0)
-            rest = self._reduced(walk.gradients - apart, last)
-            shard = self.reduction / self.expert_shards * apart
-            return tied + coming + rest + shard, self._gone(walk.gradients, last)
-        layer = block.own + block.experts
-        ahead = np.where(self.zero_3, self.gathered * (layer + block.ahead), 0.0)
-        if walk.experts == "reducing":
-            going = self._reduced(apart, last, self.expert_shards) + self.inside * apart
-            fresh = self._fresh(walk.gradients - apart)
-            return tied + ahead + going + fresh, self._gone(apart, last)
-        if walk.experts != "reduced":
+            rest = self._reduced(layer.gradients - separate, last)
+            shard = self.reduction / self.expert_shards * separate
+            return tied + coming + rest + shard, self._freed(layer.gradients, last)
+        own = block.own + block.experts
+        ahead = np.where(self.zero_3, self.gathered * (own + block.ahead), 0.0)
+        if layer.experts == "reducing":
+            going = self._reduced(separate, last, self.expert_shards) + self.rearranged * separate
+            fresh = self._fresh(layer.gradients - separate)
+            return tied + ahead + going + fresh, self._freed(separate, last)
+        if layer.experts != "reduced":
             left = np.where(reduces, self.reduction * block.before, 0.0)
-            if np.any(block.experts) and walk.experts in ("gathered", "gathering"):
-                # experts come before the next layer; they have just arrived, and are then copied
-                # out of what was gathered, once more where they are cut inside
-                copies = (1.0 + np.greater(self.inside, 0.0)) * float(walk.experts == "gathering")
-                alone = self.gathered * (layer + copies * block.experts)
+            if np.any(block.experts) and layer.experts in ("gathered", "gathering"):
+                # experts are gathered before the next layer, then copied out of the gathered
+                # buffer, and once more where they are cut inside
+                copies = (1.0 + np.greater(self.rearranged, 0.0)) * float(
+                    layer.experts == "gathering"
+                )
+                alone = self.gathered * (own + copies * block.experts)
                 ahead = np.where(self.zero_3 & (block.experts > 0.0), alone, ahead)
-            return tied + ahead + left + self._fresh(walk.gradients), 0.0 * self.layer
-        left = np.where(reduces & (apart == 0.0), self.reduction * block.before, 0.0)
-        fresh = self._fresh(walk.gradients - apart)
-        return tied + ahead + left + fresh + experts, self._gone(apart, last)
+            return tied + ahead + left + self._fresh(layer.gradients), 0.0 * self.layer
+        left = np.where(reduces & (separate == 0.0), self.reduction * block.before, 0.0)
+        fresh = self._fresh(layer.gradients - separate)
+        return tied + ahead + left + fresh + experts, self._freed(separate, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,15 +521,15 @@ class _Layers:
 
     sizes: tuple[Real, ...]
     experts: tuple[Real, ...]
-    apart: tuple[Real, ...]
+    separate: tuple[Real, ...]
 
     @classmethod
-    def of(cls, params: RankParameters, lonely: Flag, zeros: Real) -> Self:
-        apart = (params.expert_layer, *params.expert_layers)
+    def of(cls, params: RankParameters, unreduced: Flag, zeros: Real) -> Self:
+        separate = (params.expert_layer, *params.expert_layers)
         return cls(
             tuple(size + zeros for size in (params.largest_layer, *params.layers)),
-            tuple(np.where(lonely, 0.0, each) + zeros for each in apart),
-            tuple(each + zeros for each in apart),
+            tuple(np.where(unreduced, 0.0, each) + zeros for each in separate),
+            tuple(each + zeros for each in separate),
         )
 
     @property
@@ -511,16 +538,16 @@ class _Layers:
         return self.sizes[0]
 
     def own(self, kind: int | None) -> Real:
-        """What is gathered with a layer of a kind; None: they are of one size."""
+        """Elements gathered with a layer of a kind; None: all kinds are of one size."""
         number = 0 if kind is None else kind + 1
-        return self.sizes[number] - self.apart[number]
+        return self.sizes[number] - self.separate[number]
 
     def lowest(self, rank: PipelineRank) -> Real:
-        """The same of the rank's first layer."""
+        """Elements gathered with the rank's first layer."""
         return self.own(rank.layer_neighbours[-1].kind if rank.layer_neighbours else None)
 
-    def beside(self, kind: int | None, before: Real, ahead: Real) -> LayerBlock:
-        """A layer of a kind between other blocks."""
+    def block(self, kind: int | None, before: Real, ahead: Real) -> LayerBlock:
+        """Return a layer of a kind and the blocks around it."""
         number = 0 if kind is None else kind + 1
         return LayerBlock(self.own(kind), self.experts[number], before, ahead)
 
@@ -528,22 +555,22 @@ class _Layers:
         """Elements of layers by kind."""
         return sum(n * size for n, size in zip(passed, self.sizes[1:], strict=True))
 
-    def spots(
+    def groups(
         self, model: ModelSpec, rank: PipelineRank, head: Real, before: Real
-    ) -> tuple[Spot, ...]:
-        """All but the last layer that is walked, which is the first one of the rank.
+    ) -> tuple[LayerGroup, ...]:
+        """Return all layers but the rank's first one, whose backward pass is the last.
 
-        Of layers of one size: the first on the way back, the second, and the last but one. Of
+        Of layers of one size: the first in backward order, the second, and the last but one. Of
         others also the last one, which may be the only one of its size.
         """
         if not rank.layer_neighbours:
-            own, whole, layers = self.own(None), self.largest, walked_layers(model, rank)
+            own, whole, layers = self.own(None), self.largest, backward_layers(model, rank)
             more = layers > 2
-            ends = [End(head + whole, 1, more)] if np.any(more) else []
-            if np.any(layers > 3):  # of three the one behind the first is the last but one
-                ends.append(End(head + (layers - 2.0) * whole, layers - 2.0, more))
-            first = Spot(self.beside(None, before, own), (End(head, 0),))
-            others = Spot(self.beside(None, own, own), tuple(ends), follows=True)
+            ends = [GroupEnd(head + whole, 1, more)] if np.any(more) else []
+            if np.any(layers > 3):  # of three, the second is the last but one
+                ends.append(GroupEnd(head + (layers - 2.0) * whole, layers - 2.0, more))
+            first = LayerGroup(self.block(None, before, own), (GroupEnd(head, 0),))
+            others = LayerGroup(self.block(None, own, own), tuple(ends), in_stack=True)
             return (first, others) if ends else (first,)
         found = []
         for near in rank.layer_neighbours:
@@ -551,25 +578,25 @@ class _Layers:
             ahead = 0.0 if near.next == NO_LAYER else self.own(near.next)
             counts = [near.first] if near.first is near.last else [near.first, near.last]
             found.append(
-                Spot(
-                    block=self.beside(near.kind, behind, ahead),
-                    ends=tuple(End(head + self.passed(each[0]), each) for each in counts),
+                LayerGroup(
+                    block=self.block(near.kind, behind, ahead),
+                    ends=tuple(GroupEnd(head + self.passed(each[0]), each) for each in counts),
                     kind=near.kind,
-                    again=near.recomputed,
-                    follows=_same_stack(model, near.kind, near.previous),
+                    recomputed=near.recomputed,
+                    in_stack=_same_stack(model, near.kind, near.previous),
                 )
             )
         return tuple(found)
 
     def first(
-        self, model: ModelSpec, rank: PipelineRank, head: Real, spots: tuple[Spot, ...]
-    ) -> Spot:
-        """The rank's first layer, which is walked last: nothing is gathered meanwhile."""
+        self, model: ModelSpec, rank: PipelineRank, head: Real, groups: tuple[LayerGroup, ...]
+    ) -> LayerGroup:
+        """Return the rank's first layer; no block is gathered during its backward pass."""
         if rank.layer_neighbours:
-            return spots[-1]
-        several = bool(walked_layers(model, rank) > 1)
+            return groups[-1]
+        several = bool(backward_layers(model, rank) > 1)
         before = self.own(None) if several else head
-        return Spot(self.beside(None, before, 0.0), (), follows=several)
+        return LayerGroup(self.block(None, before, 0.0), (), in_stack=several)
 
 
 def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:

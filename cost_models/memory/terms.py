@@ -1,4 +1,4 @@
-"""What the parts of a peak are made of: formulas in symbols, with the numbers put in.
+"""Terms of the parts of a peak: their formulas in symbols, and with numbers.
 
 Symbols   P parameters on a rank   d ranks that ZeRO shards over   t tensor parallel
           n micro-batches in flight   L layers of a rank   b micro-batch size
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.activations.live import Held, held_activations, layer_bytes
+from cost_models.activations.live import LiveActivations, layer_bytes, live_activations
 from cost_models.arrays import Real
 from cost_models.communication.context_parallel import rank_tokens
 from cost_models.communication.host_link import without_offload
@@ -27,7 +27,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_count
 
-SMALL: Final = 0.005  # of the peak: what is less is not listed apart
+SMALL: Final = 0.005  # of the peak: smaller terms are not listed
 BEFORE_LATER: Final = MOMENTS.index("later_backward")
 
 
@@ -38,7 +38,7 @@ class Term:
     part: str
     name: str
     formula: str  # in symbols
-    numbers: str  # the same, with the numbers put in
+    numbers: str  # the formula with numbers
     size: float  # bytes
 
 
@@ -53,13 +53,13 @@ def memory_terms(
     if not scenario.on_gpu:
         table = without_offload(table)
     params = table_parameters(trainable_part(scenario.model), rank, table)
-    held = held_activations(RankView(scenario, table, rank))
+    live = live_activations(RankView(scenario, table, rank))
     found = [
         *_states(scenario, plan, table, rank, params, parts),
         *_gradients(plan, params, parts, moment),
-        *_activations(scenario, plan, table, rank, held, parts, moment),
+        *_activations(scenario, plan, table, rank, live, parts, moment),
         *_logits(scenario, plan, table, parts),
-        *_buffers(plan, params, held, parts, moment),
+        *_buffers(plan, params, live, parts, moment),
         *_runtime(scenario, parts),
     ]
     listed = [term for term in found if term.size >= SMALL * float(parts.peak)]
@@ -72,16 +72,18 @@ def first(value: Real) -> float:
 
 
 def _sharded(plan: Plan, params: RankParameters, least_stage: int) -> tuple[float, str, str]:
-    """Return elements that a rank keeps from a ZeRO stage on, in symbols and in numbers."""
-    total, apart = first(params.total), first(params.expert_total)
+    """Return elements of a rank's shard from a ZeRO stage on, as a formula and with numbers."""
+    total, of_experts = first(params.total), first(params.expert_total)
     count = format_count(total)
-    if plan.zero_stage < least_stage or (plan.shard_ranks == 1 and not apart):
+    if plan.zero_stage < least_stage or (plan.shard_ranks == 1 and not of_experts):
         return total, "P", f"{count} parameters"
     ranks, experts = plan.shard_ranks, max(1, plan.expert_shard_ranks)
-    if not apart:
+    if not of_experts:
         return total / ranks, "P/d", f"{count} parameters ÷ {ranks} ranks"
-    rest = f"({format_count(total - apart)} ÷ {ranks} + {format_count(apart)} of experts ÷ "
-    elements = (total - apart) / ranks + apart / experts
+    rest = (
+        f"({format_count(total - of_experts)} ÷ {ranks} + {format_count(of_experts)} of experts ÷ "
+    )
+    elements = (total - of_experts) / ranks + of_experts / experts
     return elements, "(P − E)/d + E/d'", f"{rest}{experts}) parameters"
 
 
@@ -93,7 +95,7 @@ def _states(
     params: RankParameters,
     parts: MemoryParts,
 ) -> list[Term]:
-    """Weights and optimizer: bytes a parameter times parameters."""
+    """Return the terms of weights and optimizer: bytes a parameter times parameters."""
     model = scenario.model
     frozen = 0.0
     if has_frozen(model):
@@ -114,20 +116,20 @@ def _states(
             terms.append(_fetched(plan, size))
             continue
         each = size / elements
-        what = _what_states(scenario, plan)[part]
-        terms.append(Term(part, what, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
+        name = _state_names(scenario, plan)[part]
+        terms.append(Term(part, name, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
     return terms
 
 
 def _fetched(plan: Plan, size: float) -> Term:
-    """Of weights that lie elsewhere: the shards that are on their way."""
+    """Return the term of offloaded weights: the shards that are being fetched."""
     where = "the drives" if plan.offload_device == "nvme" else "the host"
     layers = "of the layer that runs and of the next one"
     return Term("weights", f"shards on their way from {where}", layers, "", size)
 
 
-def _what_states(scenario: Scenario, plan: Plan) -> dict[str, str]:
-    """Say what weights and optimizer are, under the plan's ZeRO stage."""
+def _state_names(scenario: Scenario, plan: Plan) -> dict[str, str]:
+    """Describe the tensors of weights and optimizer under the plan's ZeRO stage."""
     workload = scenario.workload
     precision, states = workload.precision, f"states of {workload.optimizer}"
     mixed = workload.master_bytes != workload.compute_bytes
@@ -175,7 +177,7 @@ def _activations(
     plan: Plan,
     table: PlanTable,
     rank: PipelineRank,
-    held: Held,
+    live: LiveActivations,
     parts: MemoryParts,
     moment: int,
 ) -> list[Term]:
@@ -188,24 +190,24 @@ def _activations(
         numbers = f"{size / tokens:,.0f} bytes × {tokens:,.0f} tokens"
         what = "one layer on its way backward, the last one left"
         return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
-    flying = first(held.in_flight)
+    in_flight = first(live.in_flight)
     if name == "later_backward":
-        flying = max(0.0, flying - 1.0)
+        in_flight = max(0.0, in_flight - 1.0)
     one = first(layer_bytes(RankView(scenario, table, rank)))
     terms, rest = [], size
-    if 0.0 < flying * one <= size and not plan.offloads_activations:
+    if 0.0 < in_flight * one <= size and not plan.offloads_activations:
         tokens, layers = first(rank_tokens(scenario.workload, table)), sum(rank.kind_counts)
         each = one / tokens / layers
         numbers = (
-            f"{flying:g} in flight × {layers} layers × {tokens:,.0f} tokens × {each:,.0f} bytes"
+            f"{in_flight:g} in flight × {layers} layers × {tokens:,.0f} tokens × {each:,.0f} bytes"
         )
         what = f"saved by layers (recompute {plan.recompute})"
         formula = "n · L · b·s · bytes a token"
-        terms.append(Term("activations", what, formula, numbers, flying * one))
-        rest -= flying * one
-    late = first(held.due_bytes)
+        terms.append(Term("activations", what, formula, numbers, in_flight * one))
+        rest -= in_flight * one
+    late = first(live.pending_bytes)
     if late > 0.0 and not plan.offloads_activations:
-        due = first(held.due)
+        due = first(live.pending)
         what, formula = "operands of weight gradients that come later", "n · bytes of a micro-batch"
         numbers = f"{due:.3g} due × {format_bytes(late / due)}"
         terms.append(Term("activations", what, formula, numbers, late))
@@ -238,9 +240,9 @@ def _logits(scenario: Scenario, plan: Plan, table: PlanTable, parts: MemoryParts
 
 
 def _buffers(
-    plan: Plan, params: RankParameters, held: Held, parts: MemoryParts, moment: int
+    plan: Plan, params: RankParameters, live: LiveActivations, parts: MemoryParts, moment: int
 ) -> list[Term]:
-    messages = first(held.messages)
+    messages = first(live.messages)
     size = first(parts.buffers) - messages
     block = {
         "loss_forward": params.head,

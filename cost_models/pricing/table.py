@@ -19,7 +19,7 @@ from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, distinct
 from cost_models.memory.host import HostBytes
-from cost_models.memory.peak import rank_host_bytes, rank_places
+from cost_models.memory.peak import rank_host_bytes, rank_step_points
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
@@ -248,38 +248,39 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
 
 
 def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
-    """Return the bytes of the fullest place of the fullest rank, or of one above ``enough``."""
-    states: dict[tuple[int, int], Any] = {}  # of two ranks many are the same
-    held: dict[int, Any] = {}
+    """Return the largest bytes of any rank at any point of a step, or some above ``enough``."""
+    # bytes as sums of two columns, since many points of many ranks share one of them
+    firsts: dict[tuple[int, int], Any] = {}
+    seconds: dict[int, Any] = {}
     for rank in group.fullest:
-        (weights, optimizer), passing, moments = rank_places(RankView(scenario, group.table, rank))
-        stays, known = weights + optimizer, {}
-        for moment in (m for of_moment in moments for m in of_moment):
-            if not np.any(moment.there):
+        view = RankView(scenario, group.table, rank)
+        (weights, optimizer), constant, moments = rank_step_points(view)
+        states, known = weights + optimizer, {}
+        for point in (point for moment in moments for point in moment):
+            if not np.any(point.exists):
                 continue
-            gradients, activations, logits, buffers, gone = moment.parts
-            # (what few places share is added first: most places then take two long columns)
-            there = stays + gradients
-            if moment.there is not True:
-                there = np.where(moment.there, there, MISSING)
-            total = there + (buffers - gone)
+            gradients, activations, logits, buffers, freed = point.parts
+            first = states + gradients
+            if point.exists is not True:
+                first = np.where(point.exists, first, MISSING)
+            first = first + (buffers - freed)
             key = id(activations), id(logits)
             if key not in known:
-                known[key] = activations + (logits + passing)
-            beside = known[key]
-            held[id(beside)] = beside
-            states[id(total), id(beside)] = total
-    position = {name: place for place, name in enumerate(held)}
-    partners = [position[beside] for _, beside in states]
+                known[key] = activations + (logits + constant)
+            second = known[key]
+            seconds[id(second)] = second
+            firsts[id(first), id(second)] = first
+    position = {name: number for number, name in enumerate(seconds)}
+    partners = [position[second] for _, second in firsts]
     allocated = largest_sums(
-        group.frame, list(states.values()), list(held.values()), partners, enough
+        group.frame, list(firsts.values()), list(seconds.values()), partners, enough
     )
     software = scenario.software
     return allocated + (software.memory.context_bytes + software.memory.allocator_slack * allocated)
 
 
 def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
-    """Return what a node of each plan has in host memory and on drives."""
+    """Return the bytes of a node of each plan in host memory and on drives."""
     gpus = scenario.cluster.gpus_per_node
     hosts = [
         rank_host_bytes(RankView(scenario, group.table, rank)).of_node(group.table, gpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from cost_models.activations.live import held_activations
+from cost_models.activations.live import live_activations
 from cost_models.activations.terms import LayerTerm, layer_terms
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
@@ -136,14 +136,14 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
     stages = []
     for index, line in enumerate(moments_by_stage):
         rank = pipeline_rank(scenario, plan, ranges, index)
-        held = held_activations(RankView(scenario, table, rank))
+        live = live_activations(RankView(scenario, table, rank))
         peak = max(range(len(line)), key=lambda position: float(line[position].peak))
         stages.append(
             StagePeak(
                 stage=index,
                 layers=sum(rank.kind_counts),
-                in_flight=first(held.in_flight),
-                deferred=first(held.due),
+                in_flight=first(live.in_flight),
+                deferred=first(live.pending),
                 end_blocks=("embedding",) * rank.first + ("head",) * rank.last,
                 moment=MOMENTS[peak],
                 parts=line[peak],
@@ -182,7 +182,7 @@ def _schedule(plan: Plan, stage: StagePeak, virtual: int) -> str:
         "zbv": f"2 p = {2 * ranks} stages of half its layers",
         "dualpipev": f"2 p + 1 = {2 * ranks + 1} stages of half its layers",
     }[plan.pipeline_schedule]
-    held = f"{stage.in_flight:.3g} micro-batches of its layers"
+    kept = f"{stage.in_flight:.3g} micro-batches of its layers"
     due = f"; weight gradients of {stage.deferred:.3g} more are due" if stage.deferred else ""
     each = f", {virtual} stages on each rank" if virtual > 1 else ""
-    return f"{plan.pipeline_schedule}{each}: stage {stage.stage} keeps {held} ({formula}){due}"
+    return f"{plan.pipeline_schedule}{each}: stage {stage.stage} keeps {kept} ({formula}){due}"

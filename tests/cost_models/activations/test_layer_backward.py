@@ -1,4 +1,4 @@
-"""Places on the way back through a layer, each counted by hand from the operators that run."""
+"""Points of the backward pass of a layer, each counted by hand from the operators that run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from cost_models.activations.layer_backward import Place, norm_working_bytes, places
+from cost_models.activations.layer_backward import (
+    BackwardPoint,
+    backward_points,
+    norm_working_bytes,
+)
 from cost_models.activations.saved import Regions, due_bytes_per_token
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
@@ -48,32 +52,34 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
-def walked(config: dict[str, Any], *plans: Plan, **workload: Any) -> list[Place]:
-    """Return the places of the first layer, one row a plan."""
+def walked(config: dict[str, Any], *plans: Plan, **workload: Any) -> list[BackwardPoint]:
+    """Return the points of the first layer, one row a plan."""
     model = model_spec(config, name="x")
     table = PlanTable.from_plans(plans or (Plan(),))
     return of_model(model, table, Workload(128, 8, **workload))
 
 
-def of_model(model: ModelSpec, table: PlanTable, workload: Workload) -> list[Place]:
+def of_model(model: ModelSpec, table: PlanTable, workload: Workload) -> list[BackwardPoint]:
     kind = model.kinds[0]
     everything = np.full(len(table), EVERYTHING)
     trained = trainable_part(model).kinds[0]
-    return places(model, kind, trained, everything, workload, SOFTWARE, table)
+    return backward_points(model, kind, trained, everything, workload, SOFTWARE, table)
 
 
-def there(place: Place, row: int = 0) -> float:
+def there(place: BackwardPoint, row: int = 0) -> float:
     """Bytes a token beside what the layer saved."""
     working, freed = np.broadcast_arrays(place.working, place.freed)
     return float(np.ravel(working)[row] - np.ravel(freed)[row])
 
 
-def elements(place: Place, row: int = 0) -> float:
+def elements(place: BackwardPoint, row: int = 0) -> float:
     column = np.ravel(place.gradients)
     return float(column[row if len(column) > 1 else 0])
 
 
-def with_adapters(config: dict[str, Any], targets: str, kind: str, **plan: Any) -> list[Place]:
+def with_adapters(
+    config: dict[str, Any], targets: str, kind: str, **plan: Any
+) -> list[BackwardPoint]:
     workload = Workload(128, 8, adapter=kind, adapter_rank=4, adapter_targets=targets)  # type: ignore[arg-type]
     model = adapted(model_spec(config, name="x"), workload)
     return of_model(model, PlanTable.from_plans([Plan(**plan)]), workload)
@@ -246,7 +252,7 @@ def test_a_table_is_priced_as_each_row_alone() -> None:
 def test_no_more_is_given_back_than_was_saved() -> None:
     model, table = model_spec(DENSE, name="x"), PlanTable.from_plans([Plan(recompute="full")])
     kind, little = model.kinds[0], np.full(1, 3.0)
-    for place in places(model, kind, kind, little, Workload(128, 8), SOFTWARE, table):
+    for place in backward_points(model, kind, kind, little, Workload(128, 8), SOFTWARE, table):
         assert 0.0 <= float(np.max(place.freed)) <= 3.0
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.activations.live import Held, Walk, held_activations
+from cost_models.activations.live import LayerBackward, LiveActivations, live_activations
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.memory.gradients import gradients_of
-from cost_models.memory.moments import Moment, fullest, total
+from cost_models.memory.step_points import StepPoint, largest_point, total
 from cost_models.model.families import model_spec
 from cost_models.model.lora import trainable_part
 from cost_models.partition.rank_parameters import table_parameters
@@ -23,7 +23,7 @@ from hardware_profiles.software.trainer import software_profile
 from tests.samples import LLAMA, rank_view
 
 SOFTWARE = software_profile("shardplan")
-NOTHING = Walk(0.0, 0.0, 0.0, 0.0, 0.0, -1.0, "reduced", False)
+NOTHING = LayerBackward(0.0, 0.0, 0.0, 0.0, 0.0, -1.0, "reduced", False)
 LAYERS = 6
 
 
@@ -38,16 +38,18 @@ class Case:
         ranges = split_layers(model.num_layers, plan.num_stages)
         rank = contents_of_rank(model, ranges, ranks_of_stages(plan), 0)
         self.sizes = table_parameters(trainable_part(model), rank, table)
-        held = held_activations(rank_view(model, workload, SOFTWARE, table, rank))
+        live = live_activations(rank_view(model, workload, SOFTWARE, table, rank))
         self.blocks = Blocks.of(
-            rank_view(model, workload, SOFTWARE, table, rank), held.in_flight + held.due
+            rank_view(model, workload, SOFTWARE, table, rank), live.in_flight + live.pending
         )
         self.gradients = gradients_of(
-            workload, SOFTWARE, table, self.sizes, held.in_flight + held.due
+            workload, SOFTWARE, table, self.sizes, live.in_flight + live.pending
         )
-        zeros = {f.name: np.zeros(1) for f in fields(Held) if f.name != "walks"}
-        del zeros["kept"]
-        self.empty = Held(**zeros, walks=(NOTHING,), kept=())  # no activations at all
+        zeros = {f.name: np.zeros(1) for f in fields(LiveActivations) if f.name != "layer_backward"}
+        del zeros["saved_by_kind"]
+        self.empty = LiveActivations(
+            **zeros, layer_backward=(NOTHING,), saved_by_kind=()
+        )  # no activations at all
 
     @property
     def head(self) -> float:
@@ -61,17 +63,19 @@ class Case:
     def embedding(self) -> float:
         return number(self.sizes.embedding)
 
-    def layer_places(self, walk: Walk, gradients: float = 0.0, saved: float = 0.0) -> list[float]:
+    def layer_points(
+        self, layer: LayerBackward, gradients: float = 0.0, saved: float = 0.0
+    ) -> list[float]:
         """All bytes at the first layer, at the one behind it, and at the last but one.
 
         First at the last micro-batch, then at one before: of the first layer, then of the others.
         """
-        held = replace(self.empty, walks=(walk,), saved=np.full(1, saved))
+        live = replace(self.empty, layer_backward=(layer,), saved=np.full(1, saved))
         zeros = np.zeros(1)
         found = self.blocks.at_layer(
-            zeros + gradients, held, zeros, self.blocks.ways_back(held, None)
+            zeros + gradients, live, zeros, self.blocks.backward(live, None)
         )
-        return [number(total(place.whole())) for place in found]
+        return [number(total(place.masked())) for place in found]
 
 
 def number(value: Any) -> float:
@@ -90,21 +94,21 @@ def test_zero_3_gathers_the_head_and_the_layer_that_comes() -> None:
 def test_a_layer_before_its_gradients_under_zero_3() -> None:
     """It and the next one are gathered; behind it: the head's fp32 copy, and its reduced shard."""
     case = Case(Plan(data_parallel=8, zero_stage=3))
-    first, _, _, later, *_ = case.layer_places(NOTHING)
+    first, _, _, later, *_ = case.layer_points(NOTHING)
     assert first == 2 * 2 * case.layer + 4 * case.head + 4 * case.head / 8
     # nothing is kept by layers here: the last but one has the shards of all behind it
     behind = case.head + (LAYERS - 2) * case.layer
     assert later == 2 * 2 * case.layer + 4 * case.layer + 4 * behind / 8
 
 
-def test_both_ends_of_the_walk_are_places() -> None:
+def test_both_ends_of_a_group_are_points() -> None:
     """What layers keep goes, what they leave comes: whichever is more decides which is fuller."""
     case = Case(Plan(data_parallel=8, zero_stage=3))
     shard, saved = 4 * case.layer / 8, 1e8
     beside = saved + 2 * 2 * case.layer + 4 * case.layer + 4 * case.head / 8
     for kept in (0.5 * shard, 2.0 * shard):
-        walk = replace(NOTHING, kept=np.full(1, kept))
-        _, _, second, last_but_one, *_ = case.layer_places(walk, saved=saved)
+        layer = replace(NOTHING, saved=np.full(1, kept))
+        _, _, second, last_but_one, *_ = case.layer_points(layer, saved=saved)
         assert second == pytest.approx(beside + shard - kept)
         assert last_but_one == pytest.approx(beside + (LAYERS - 2) * (shard - kept))
 
@@ -114,40 +118,40 @@ def test_fresh_gradients_and_their_reduction() -> None:
     case = Case(Plan(data_parallel=8, zero_stage=2))
     half = replace(NOTHING, gradients=np.full(1, 0.5 * case.layer))
     done = replace(NOTHING, gradients=np.full(1, case.layer), complete=True)
-    gone = 2 * case.head  # gathered weights of the head, which is done for this step
+    freed = 2 * case.head  # gathered weights of the head, which is done for this step
     shard = 4 * case.head / 8
-    first, *_ = case.layer_places(half)
-    assert first == 4 * case.head + 2 * 0.5 * case.layer + shard - gone
-    first, *_ = case.layer_places(done)
-    assert first == (2 + 4) * case.layer + shard - gone - 2 * case.layer
+    first, *_ = case.layer_points(half)
+    assert first == 4 * case.head + 2 * 0.5 * case.layer + shard - freed
+    first, *_ = case.layer_points(done)
+    assert first == (2 + 4) * case.layer + shard - freed - 2 * case.layer
 
 
 def test_one_precision_on_one_rank_reduces_nothing() -> None:
     case = Case(Plan(), precision="fp32")
     done = replace(NOTHING, gradients=np.full(1, case.layer), complete=True)
-    first, *_ = case.layer_places(done)
+    first, *_ = case.layer_points(done)
     assert first == 4 * (case.layer + case.head)  # the gradients themselves
     several = Case(Plan(num_microbatches=2), precision="fp32")
     # only two matrices of a layer have theirs before they are added up
-    waiting = several.layer_places(done)[1]
+    waiting = several.layer_points(done)[1]
     assert waiting == 4 * number(several.sizes.largest_pair)
 
 
 def test_the_embedding_is_accumulated_while_others_are_in_flight() -> None:
     """The gradient in 16 bits, beside the fp32 sum that it has just begun."""
     case = Case(Plan(pipeline_parallel=2, num_microbatches=4, pipeline_schedule="gpipe"))
-    held = replace(case.empty, saved=np.full(1, 50.0))
-    place = case.blocks.at_embedding_of_others(case.gradients.later, held)
+    live = replace(case.empty, saved=np.full(1, 50.0))
+    place = case.blocks.at_embedding_of_others(case.gradients.later, live)
     gradients, activations, _, buffers, _ = (number(part) for part in place.parts)
     assert (gradients, activations) == (4 * number(case.sizes.total), 50.0)
     assert buffers == 2 * case.embedding
     alone = Case(Plan())
-    assert number(total(alone.blocks.at_embedding_of_others(np.ones(1), held).whole())) == 0.0
+    assert number(total(alone.blocks.at_embedding_of_others(np.ones(1), live).masked())) == 0.0
 
 
 def test_replicas_copy_once_more() -> None:
     """ZeRO-0 in mixed precision: in and out of the reduction, and the quotient."""
-    done = Walk(0.0, 0.0, 0.0, np.ones(1), 0.0, -1.0, "reduced", True)
+    done = LayerBackward(0.0, 0.0, 0.0, np.ones(1), 0.0, -1.0, "reduced", True)
     replicas, shards = Case(Plan(data_parallel=8)), Case(Plan(data_parallel=8, zero_stage=1))
     assert number(replicas.blocks._reduced(done.gradients, True)) == 4 + 4 + 4
     assert number(shards.blocks._reduced(done.gradients, True)) == 2 + 4
@@ -159,11 +163,11 @@ def test_whole_gradients_leave_block_by_block() -> None:
     whole = number(case.gradients.later)
     everything = number(case.sizes.total)
     assert whole == 4 * everything
-    last, before, *_ = case.layer_places(NOTHING, whole)
+    last, before, *_ = case.layer_points(NOTHING, whole)
     done = case.head
     assert before == whole
     assert last == pytest.approx(
-        4 * (everything - done) + 4 * done / 8 + 4 * done - 2 * done  # left over; weights gone
+        4 * (everything - done) + 4 * done / 8 + 4 * done - 2 * done  # left over; weights freed
     )
 
 
@@ -175,31 +179,31 @@ def test_experts_by_themselves() -> None:
     assert 0.0 < experts < case.layer
 
     def buffers(experts_are: str) -> float:
-        walk = replace(NOTHING, gradients=np.full(1, experts), experts=experts_are)
-        block = replace(case.blocks.spots[0].block, before=case.head, ahead=0.0)
-        found, gone = case.blocks._walk(walk, block, True)
-        return number(found) + number(gone)
+        layer = replace(NOTHING, gradients=np.full(1, experts), experts=experts_are)
+        block = replace(case.blocks.groups[0].block, before=case.head, ahead=0.0)
+        found, freed = case.blocks._buffers(layer, block, True)
+        return number(found) + number(freed)
 
     assert buffers("fresh") == 2 * experts + 4 * case.head
-    rearranged = number(case.blocks.inside) * experts
-    gone = 2 * experts
-    assert buffers("reducing") == pytest.approx((2 + 4) * experts + rearranged + gone)
-    assert buffers("reduced") == pytest.approx(4 * (1 + 1 / 2) * experts + gone)
+    rearranged = number(case.blocks.rearranged) * experts
+    freed = 2 * experts
+    assert buffers("reducing") == pytest.approx((2 + 4) * experts + rearranged + freed)
+    assert buffers("reduced") == pytest.approx(4 * (1 + 1 / 2) * experts + freed)
 
 
 def test_zero_3_copies_experts_out_of_what_was_gathered() -> None:
     config = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     case = Case(Plan(data_parallel=8, expert_parallel=4, zero_stage=3), **config)
     experts = number(case.sizes.expert_layer)
-    block = case.blocks.spots[1].block  # between layers of its size
+    block = case.blocks.groups[1].block  # between layers of its size
     assert number(block.ahead) == case.layer - experts
 
     def gathered(experts_are: str) -> float:
-        walk = replace(NOTHING, gradients=np.zeros(1), experts=experts_are)
+        layer = replace(NOTHING, gradients=np.zeros(1), experts=experts_are)
         left = 4 * number(block.before)
-        return number(case.blocks._walk(walk, block, True)[0]) - left
+        return number(case.blocks._buffers(layer, block, True)[0]) - left
 
-    cut_inside = number(case.blocks.inside) > 0.0
+    cut_inside = number(case.blocks.rearranged) > 0.0
     assert gathered("gathering") == 2 * (case.layer + (1 + cut_inside) * experts)
     # the next layer is asked for by the experts, once they are there
     assert gathered("gathered") == 2 * case.layer
@@ -211,10 +215,10 @@ def test_a_packed_matrix_is_there_where_it_is_used() -> None:
     zeros, matrix, helping = np.zeros(1), np.full(1, 100.0), np.full(1, 30.0)
 
     def more(product: float) -> float:
-        held = replace(case.empty, walks=(replace(NOTHING, product=np.full(1, product)),))
-        packed = case.blocks.ways_back(held, (matrix, helping))
-        with_it = case.blocks.at_layer(zeros, held, zeros, packed)[0]
-        without = case.blocks.at_layer(zeros, held, zeros, case.blocks.ways_back(held, None))[0]
+        live = replace(case.empty, layer_backward=(replace(NOTHING, product=np.full(1, product)),))
+        packed = case.blocks.backward(live, (matrix, helping))
+        with_it = case.blocks.at_layer(zeros, live, zeros, packed)[0]
+        without = case.blocks.at_layer(zeros, live, zeros, case.blocks.backward(live, None))[0]
         return number(total(with_it.parts)) - number(total(without.parts))
 
     assert more(-1.0) == 0.0
@@ -231,8 +235,8 @@ def test_dualpipev_of_few_steps_has_not_all_at_once() -> None:
             pipeline_schedule="dualpipev",
         )
         case = Case(plan, num_hidden_layers=8)
-        held = replace(case.empty, saved=np.full(1, 50.0), stage=np.full(1, 10.0))
-        found = case.blocks.at_the_turn(np.full(1, 8.0), held)
+        live = replace(case.empty, saved=np.full(1, 50.0), stage=np.full(1, 10.0))
+        found = case.blocks.at_loss(np.full(1, 8.0), live)
         return [(number(gradients), number(saved)) for gradients, saved in found]
 
     assert turn(8) == [(8.0, 50.0)]
@@ -242,12 +246,12 @@ def test_dualpipev_of_few_steps_has_not_all_at_once() -> None:
     assert whole == (8.0, 40.0)
 
 
-def test_the_fullest_place_is_taken_row_by_row() -> None:
+def test_the_largest_point_is_taken_row_by_row() -> None:
     zeros = np.zeros(2)
     one = (np.array([1.0, 5.0]), zeros, zeros, zeros, np.array([0.0, 4.5]))
     other = (np.array([2.0, 2.0]), zeros, zeros, zeros, zeros)
-    found = fullest([Moment(one), Moment(other)])
+    found = largest_point([StepPoint(one), StepPoint(other)])
     assert np.array_equal(found[0], [2.0, 2.0])
     assert np.array_equal(found[4], [0.0, 0.0])
-    absent = fullest([Moment(one), Moment(other, np.array([False, True]))])
+    absent = largest_point([StepPoint(one), StepPoint(other, np.array([False, True]))])
     assert np.array_equal(absent[0], [1.0, 2.0])

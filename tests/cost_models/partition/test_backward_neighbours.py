@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.activations.live import held_activations
+from cost_models.activations.live import live_activations
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
@@ -84,8 +84,8 @@ def places(plan: Plan) -> tuple[Blocks, list[float], list[LayerNeighbours]]:
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
     rank = rank_of(model)
     sizes = table_parameters(model, rank, table)
-    held = held_activations(rank_view(model, workload, software, table, rank))
-    flying = held.in_flight + held.due
+    live = live_activations(rank_view(model, workload, software, table, rank))
+    flying = live.in_flight + live.pending
     blocks = Blocks.of(rank_view(model, workload, software, table, rank), flying)
     return blocks, [float(np.ravel(size)[0]) for size in sizes.layers], list(rank.layer_neighbours)
 
@@ -98,13 +98,13 @@ def test_each_layer_is_gathered_beside_its_own_neighbours() -> None:
     blocks, (dense, mixed), _ = places(Plan(data_parallel=8, zero_stage=3))
     assert dense > mixed
     head = number(blocks.head)
-    own = [number(spot.block.own) for spot in blocks.spots]
+    own = [number(spot.block.own) for spot in blocks.groups]
     assert own == [mixed, mixed, mixed, dense, dense]
-    assert [number(spot.block.ahead) for spot in blocks.spots] == [mixed, mixed, dense, dense, 0.0]
-    before = [number(spot.block.before) for spot in blocks.spots]
+    assert [number(spot.block.ahead) for spot in blocks.groups] == [mixed, mixed, dense, dense, 0.0]
+    before = [number(spot.block.before) for spot in blocks.groups]
     assert before == [head, mixed, mixed, mixed, dense]
-    assert [number(end.done) - head for end in blocks.spots[1].ends] == [mixed, 2 * mixed]
-    assert number(blocks.spots[-1].ends[0].done) == head + 4 * mixed + dense
+    assert [number(end.done) - head for end in blocks.groups[1].ends] == [mixed, 2 * mixed]
+    assert number(blocks.groups[-1].ends[0].done) == head + 4 * mixed + dense
     # at the loss the last layer comes, which is no dense one
     assert number(blocks.at_loss_backward()) == 2 * (head + mixed)
 
@@ -115,10 +115,10 @@ def test_what_layers_behind_had_saved_is_gone(offload: str) -> None:
     plan = Plan(data_parallel=8, zero_stage=3, offload=offload)  # type: ignore[arg-type]
     model, workload = sample(), Workload(64, plan.global_batch_size)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
-    held = held_activations(rank_view(model, workload, software, table, rank_of(model)))
+    live = live_activations(rank_view(model, workload, software, table, rank_of(model)))
     blocks, _, _ = places(plan)
-    freed = number(blocks.spots[-1].ends[0].freed(held.walks[0], held.kept))
-    dense, mixed = (number(every) for every, _ in held.kept)
+    freed = number(blocks.groups[-1].ends[0].freed(live.layer_backward[0], live.saved_by_kind))
+    dense, mixed = (number(every) for every, _ in live.saved_by_kind)
     assert freed == (dense + 4 * mixed if offload == "none" else 0.0)
     assert (mixed > 0.0) == (offload == "none")
 
@@ -135,5 +135,5 @@ def test_a_stage_of_one_size_is_priced_as_before() -> None:
     found = []
     for model, rank in ((sample(), whole), (alone, replace(one, first=False))):
         blocks = Blocks.of(rank_view(model, workload, software, table, rank), np.ones(1))
-        found.append([number(spot.block.own) for spot in blocks.spots])
+        found.append([number(spot.block.own) for spot in blocks.groups])
     assert found[0] == found[1]
