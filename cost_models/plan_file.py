@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
 
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
@@ -26,24 +28,33 @@ from cost_models.plan.workload import Workload
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.irregular_tree import read_rank_order
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields, read_json, write_text_atomically
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.fields import convert, read_json, tidied, write_text_atomically, wrong_value
 from hardware_profiles.software.trainer import profile_names, software_profile
 
 SCHEMA_VERSION: Final = 1
-KEYS: Final = (
-    "schema_version",
-    "created_by",
-    "model",
-    "cluster",
-    "workload",
-    "plan",
-    "layer_ranges",
-    "rank_order",
-    "stage_recompute_layers",
-    "software",
-    "prediction",
-)
+
+
+class _Version(Struct, frozen=True):
+    schema_version: Annotated[int, Meta(ge=0, le=10**9)]
+
+
+class _Model(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    config: dict[str, Any]
+
+
+class _File(_Version, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: _Model
+    cluster: dict[str, Any]
+    workload: dict[str, Any]
+    plan: dict[str, Any]
+    layer_ranges: list[Any]
+    rank_order: list[Any] | None = None
+    stage_recompute_layers: Any = None
+    created_by: str = "unknown"
+    software: str = "shardplan"
+    prediction: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,75 +115,78 @@ def read_plan_file(path: Path) -> PlanFile:
     Values are checked one by one and against each other (batch, layers); whether the plan is legal
     for the model and the cluster is asked of ``cost_models.legality.rules``.
     """
-    return plan_file_from_fields(Fields(read_json(path, "a plan"), str(path)))
+    return plan_file_from_dict(read_json(path, "a plan"), str(path))
 
 
-def plan_file_from_fields(fields: Fields) -> PlanFile:
+def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
     """Read and check the contents of a plan.json, wherever they stand."""
-    path = fields.where
-    fields.refuse_unknown(KEYS)
-    version = fields.integer("schema_version")
+    values = {
+        key: value if key in ("model", "prediction") else tidied(value)
+        for key, value in values.items()
+        if value is not None
+    }
+    version = convert(values, _Version, where).schema_version
     if version != SCHEMA_VERSION:
         raise InputError(
-            f"{path}: schema_version = {version}; this version of shardplan reads {SCHEMA_VERSION}"
+            f"{where}: schema_version = {version}; this version of shardplan reads {SCHEMA_VERSION}"
         )
-    model_fields = fields.sub("model")
-    model_fields.refuse_unknown(("name", "config"))
-    model = model_spec(
-        model_fields.sub("config").values,
-        name=model_fields.text("name"),
-        where=f"{path}: model: config",
-    )
-    workload = Workload.from_fields(fields.sub("workload"))
-    every = software_profile(fields.text("software", "shardplan")).frozen.quantises_every_matrix
+    file = convert(values, _File, where)
+    model = model_spec(file.model.config, name=file.model.name, where=f"{where}: model: config")
+    workload = Workload.from_dict(file.workload, f"{where}: workload")
+    if file.software not in (known := profile_names()):
+        hint = did_you_mean(file.software, known)
+        allowed = "one of " + ", ".join(known) + (f". {hint}" if hint else "")
+        raise wrong_value(where, "software", file.software, allowed)
+    every = software_profile(file.software).frozen.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
-    plan = Plan.from_fields(fields.sub("plan"))
+    plan = Plan.from_dict(file.plan, f"{where}: plan")
     if plan.global_batch_size != workload.global_batch_size:
         raise InputError(
-            f"{path}: micro_batch_size {plan.micro_batch_size} x num_microbatches "
+            f"{where}: micro_batch_size {plan.micro_batch_size} x num_microbatches "
             f"{plan.num_microbatches} x data_parallel {plan.data_parallel} = "
             f"{plan.global_batch_size}, but workload.global_batch_size = "
             f"{workload.global_batch_size} (must be equal)"
         )
-    layer_ranges = _layer_ranges(fields, model.num_layers, plan.num_stages)
+    layer_ranges = _layer_ranges(file.layer_ranges, where, model.num_layers, plan.num_stages)
     smallest = min(last - first for first, last in layer_ranges)
     if plan.recompute_layers > smallest:
         raise InputError(
-            f"{path}: recompute_layers = {plan.recompute_layers}, but the smallest stage in "
+            f"{where}: recompute_layers = {plan.recompute_layers}, but the smallest stage in "
             f"layer_ranges has {smallest} layers (must be 0, for all, to that)"
         )
     by_stage = None
-    if "stage_recompute_layers" in fields:
-        where = f"{path}: stage_recompute_layers"
-        by_stage = read_recompute_layers_by_stage(fields.values["stage_recompute_layers"], where)
+    if file.stage_recompute_layers is not None:
+        by_stage = read_recompute_layers_by_stage(
+            file.stage_recompute_layers, f"{where}: stage_recompute_layers"
+        )
         problem = by_stage_error(by_stage, plan.num_stages, model.num_layers, layer_ranges)
         if problem is not None:
-            raise InputError(f"{path}: stage_{problem}")
-    order = read_rank_order(fields.items("rank_order", None), path, plan.world_size)
+            raise InputError(f"{where}: stage_{problem}")
+    order = read_rank_order(file.rank_order, where, plan.world_size)
+    cluster = cluster_from_dict(file.cluster, f"{where}: cluster")
     return PlanFile(
         model=model,
-        cluster=replace(
-            cluster_from_dict(fields.sub("cluster").values, f"{path}: cluster"), rank_order=order
-        ),
+        cluster=replace(cluster, rank_order=order),
         workload=workload,
         plan=plan,
         layer_ranges=layer_ranges,
-        prediction=fields.sub("prediction", {}).values,
-        created_by=fields.text("created_by", "unknown"),
-        software=fields.text("software", "shardplan", choices=tuple(profile_names())),
+        prediction=file.prediction,
+        created_by=file.created_by,
+        software=file.software,
         stage_recompute_layers=by_stage,
     )
 
 
-def _layer_ranges(fields: Fields, num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...]:
-    pairs = fields.items("layer_ranges")
+def _layer_ranges(
+    pairs: list[Any], where: str, num_layers: int, num_stages: int
+) -> tuple[tuple[int, int], ...]:
     allowed = f"{num_stages} pairs [first, last) that cover the layers 0 to {num_layers} in order"
     expected = 0
     for pair in pairs:
         whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
         if not whole or pair[0] != expected or pair[1] <= pair[0]:
-            raise fields.wrong("layer_ranges", pairs, allowed)
+            raise wrong_value(where, "layer_ranges", pairs, allowed)
         expected = pair[1]
     if len(pairs) != num_stages or expected != num_layers:
-        raise fields.wrong("layer_ranges", pairs, allowed)
+        raise wrong_value(where, "layer_ranges", pairs, allowed)
     return tuple((pair[0], pair[1]) for pair in pairs)

@@ -29,9 +29,10 @@ from typing import (
 )
 
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields
+from hardware_profiles.fields import convert, struct_of, tidied
 
 Pasted = Literal["always", "changed", "never"]
 
@@ -205,26 +206,23 @@ def _without_none(kinds: tuple[Any, ...]) -> Any:
 NUMBER: Final = 1e30  # largest number where no bound is declared
 
 
-def read_fields(cls: type, source: Fields) -> dict[str, Any]:
-    """Read and check the single values of a dataclass; an unknown name is an error."""
-    known = declared(cls)
-    source.refuse_unknown(known)
-    return {name: read_value(one, source) for name, one in known.items()}
+@cache
+def _struct(cls: type) -> Any:
+    """Return a Struct with the fields of a dataclass and the bounds that they declare."""
+    bounded: dict[str, Any] = {
+        name: Annotated[float, Meta(ge=max(one.low, -NUMBER), le=min(one.high, NUMBER))]
+        for name, one in declared(cls).items()
+        if one.type is float and not one.choices
+    }
+    return struct_of(cls, **bounded)
 
 
-def read_value(one: Declared, source: Fields) -> Any:
-    """Read and check the value of one field, or return its default."""
-    kept = {} if one.default is MISSING else {"default": one.default}
-    if one.choices:
-        return source.text(one.name, choices=one.choices, **kept)
-    if one.type is bool:
-        return source.flag(one.name, **kept)
-    if one.type is int:
-        return source.integer(one.name, low=int(one.low), high=int(one.high), **kept)
-    if one.type is float:
-        low, high = max(one.low, -NUMBER), min(one.high, NUMBER)
-        return source.number(one.name, low=low, high=high, **kept)
-    return source.text(one.name, **kept)
+def read_fields(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Read and check the single values of a dataclass; an unknown name is an error.
+
+    ``where``: the file, and the path inside it, for errors.
+    """
+    return asdict(convert(tidied(values), _struct(cls), where))
 
 
 def check_value(one: Declared, value: Any, *, shown: bool = True) -> Any:

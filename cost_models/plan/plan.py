@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
 from hardware_profiles.options import Option, declared, read_fields
 
 Recompute = Literal["none", "selective", "full", "selective_ops"]
@@ -330,9 +329,9 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def from_fields(cls, source: Fields) -> Plan:
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> Plan:
         """Read and check single values; ``cost_models.legality`` checks combinations."""
-        return cls(**read_fields(cls, source))
+        return cls(**read_fields(cls, values, where))
 
 
 # fields whose values are words: a table holds their positions in these lists

@@ -7,13 +7,14 @@ that are updated; gradients: as the trainer keeps them, see ``gradients.in_maste
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
+from hardware_profiles.fields import wrong_value
 from hardware_profiles.options import read_fields
 
 NAMED: Final = ("embedding", "head", "norms", "all-but-head")
@@ -138,12 +139,13 @@ class Workload:
         return asdict(self)
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> Workload:
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> Workload:
         """Read and check."""
-        values = read_fields(cls, fields)
-        values["freeze"] = check_freeze(values["freeze"], f"{fields.where}: freeze")
-        found = cls(**values | _adapter(fields))
-        require_consistent(found, f"{fields.where}: ")
+        read = read_fields(cls, values, where)
+        read["freeze"] = check_freeze(read["freeze"], f"{where}: freeze")
+        given = {name for name, value in values.items() if value is not None}
+        found = cls(**read | _adapter(read, given, where))
+        require_consistent(found, f"{where}: ")
         return found
 
 
@@ -195,17 +197,17 @@ def check_targets(text: str, where: str) -> str:
     return ",".join(names)
 
 
-def _adapter(fields: Fields) -> dict[str, Any]:
-    """Read the fields of an adapter whose bounds and defaults depend on others."""
-    kind = fields.text("adapter", "none")
-    low = 0 if kind == "none" else 1
-    rank = fields.integer("adapter_rank", low, low=low, high=low * MAX_ADAPTER_RANK)
-    targets = fields.text("adapter_targets", "all")
-    return {
-        "adapter_rank": rank,
-        "adapter_alpha": fields.number("adapter_alpha", 2.0 * rank, low=0.0, high=1e6),
-        "adapter_targets": check_targets(targets, f"{fields.where}: adapter_targets"),
-    }
+def _adapter(read: Mapping[str, Any], given: Collection[str], where: str) -> dict[str, Any]:
+    """Return the values of an adapter whose bounds and defaults depend on others."""
+    low = 0 if read["adapter"] == "none" else 1
+    high = low * MAX_ADAPTER_RANK
+    rank = read["adapter_rank"] if "adapter_rank" in given else low
+    if not low <= rank <= high:
+        allowed = f"a whole number from {low:,} to {high:,}"
+        raise wrong_value(where, "adapter_rank", rank, allowed)
+    alpha = read["adapter_alpha"] if "adapter_alpha" in given else 2.0 * rank
+    targets = check_targets(read["adapter_targets"], f"{where}: adapter_targets")
+    return {"adapter_rank": rank, "adapter_alpha": alpha, "adapter_targets": targets}
 
 
 def check_freeze(text: str, where: str) -> str:

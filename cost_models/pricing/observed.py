@@ -6,9 +6,10 @@ A rank is the plain JSON values of run.json: its pipeline stage, its memory, its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from cost_models.memory.gradients import shares
 from cost_models.model.lora import trainable_part
@@ -17,12 +18,38 @@ from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import PlanTable
 from cost_models.plan_file import PlanFile
+from hardware_profiles.fields import convert
 from hardware_profiles.software.trainer import software_profile
 
 KEPT: Final = ("weights", "optimizer")  # there at every moment of a step, whatever its peak is
 # what comes and goes: how much of it is what depends on the very moment of the peak
 PASSING: Final = ("gradients", "activations", "logits", "buffers")
 Key = tuple[str, str]  # axis and kind
+
+
+class _Collective(Struct, frozen=True):
+    axis: str
+    kind: str
+    bytes: int
+
+
+class _Memory(Struct, frozen=True):
+    peak_bytes: int
+    parts: dict[str, int]
+    allocated_bytes: int | None = None
+    gathered_bytes: int | None = None
+
+
+class _Rank(Struct, frozen=True):
+    stage: Annotated[int, Meta(ge=0, le=10**6)]
+    memory: _Memory
+    communication: tuple[_Collective, ...]
+
+
+def check_ranks(ranks: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Raise an InputError unless every rank has the values that this module reads."""
+    for index, rank in enumerate(ranks):
+        convert(rank, _Rank, f"{where}[{index}]")
 
 
 def peak_bytes(rank: Mapping[str, Any]) -> int:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from cost_models.plan.plan import FLAGS, WORDS, Plan
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields
 from hardware_profiles.options import declared
 from planner.request.recompute import read_recompute, without_list
 
@@ -71,7 +70,7 @@ def pinned(flag: str, value: str | None = None) -> str | None:
 def check_fixed(fixed: Mapping[str, Any], where: str = FIX) -> dict[str, Any]:
     """Check single values as plan.json does; ``where`` names them in errors."""
     read = read_recompute(fixed)
-    Plan.from_fields(Fields(without_list(read)[0], where))
+    Plan.from_dict(without_list(read)[0], where)
     return read
 
 

@@ -5,14 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from cost_models.plan_file import PlanFile, plan_file_from_fields
-from cost_models.pricing.observed import measured_collective_bytes, peak_bytes
+from msgspec import Meta, Struct
+
+from cost_models.plan_file import PlanFile, plan_file_from_dict
+from cost_models.pricing.observed import check_ranks, peak_bytes
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields, read_json
+from hardware_profiles.fields import Amount, convert, read_json, tidied
 
 RUN_FILE: Final = "run.json"
+
+
+class _Planned(Struct, frozen=True):
+    plan: dict[str, Any]
+
+
+class _Plan(Struct, frozen=True):
+    contents: dict[str, Any]
+
+
+class _Environment(Struct, frozen=True):
+    device: str = "unknown"
+
+
+class _Measured(Struct, frozen=True):
+    step_seconds: Amount | None = None
+    phase_seconds: dict[str, float] = {}
+    exposed_communication_seconds: dict[str, float] | None = None  # by operation
+    timed_steps: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    ranks: tuple[dict[str, Any], ...] = ()
+
+
+class _File(Struct, frozen=True):
+    """The parts of a run.json that a comparison reads."""
+
+    plan: _Plan
+    measured: _Measured
+    environment: _Environment = _Environment()
+    status: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +77,26 @@ def read_run(path: Path) -> RunRecord:
     file = path / RUN_FILE if path.is_dir() else path
     if path.is_dir() and not file.exists():
         raise InputError(f"{path}: holds no {RUN_FILE} (the folder of a run is expected)")
-    fields = Fields(read_json(file, "a run"), str(file))
-    plan = fields.sub("plan")
-    if "contents" not in plan:
+    document = read_json(file, "a run")
+    values = tidied(document)
+    if "contents" not in convert(values, _Planned, str(file)).plan:
         raise InputError(f"{file}: does not hold its plan; it was written by an older version")
-    environment, measured = fields.sub("environment", {}), fields.sub("measured")
-    device = environment.text("device", "unknown")
     try:
-        phases = {str(k): float(v) for k, v in measured.sub("phase_seconds", {}).values.items()}
-        waits = measured.values.get("exposed_communication_seconds")  # by operation
-        record = RunRecord(
-            folder=file.parent,
-            status=fields.text("status", "unknown"),
-            on_gpu=device not in ("cpu", "unknown"),
-            device=device,
-            plan_file=plan_file_from_fields(plan.sub("contents")),
-            step_seconds=measured.number("step_seconds", None),
-            phase_seconds=phases,
-            exposed_seconds=None if waits is None else sum(map(float, waits.values())),
-            timed_steps=measured.integer("timed_steps", 0),
-            ranks=tuple(measured.items("ranks", ())),
-        )
-        measured_collective_bytes(record.ranks)  # whatever is wrong in the ranks comes up here
-        for rank in record.ranks:
-            peak_bytes(rank)
-            dict(rank["memory"]["parts"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{file}: is not a run.json of this version ({error!r})") from None
-    return record
+        run = convert(values, _File, str(file))
+        check_ranks(run.measured.ranks, f"{file}: measured: ranks")
+    except InputError as error:
+        raise InputError(f"{error}; it is not a run.json of this version") from None
+    measured = run.measured
+    waits = measured.exposed_communication_seconds
+    return RunRecord(
+        folder=file.parent,
+        status=run.status,
+        on_gpu=run.environment.device not in ("cpu", "unknown"),
+        device=run.environment.device,
+        plan_file=plan_file_from_dict(document["plan"]["contents"], f"{file}: plan: contents"),
+        step_seconds=measured.step_seconds,
+        phase_seconds=measured.phase_seconds,
+        exposed_seconds=None if waits is None else sum(waits.values()),
+        timed_steps=measured.timed_steps,
+        ranks=measured.ranks,
+    )

@@ -26,7 +26,6 @@ from cost_models.plan.workload import Workload, check_freeze
 from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
 from tests.samples import make_scenario, rank_view, sample_model
 
 
@@ -212,7 +211,7 @@ def test_plans_of_every_axis_are_legal() -> None:
 
 def test_it_travels_in_the_workload() -> None:
     told = Workload(8, 8, freeze="embedding,norms").to_dict()
-    assert Workload.from_fields(Fields(told, "workload")).freeze == "embedding,norms"
+    assert Workload.from_dict(told, "workload").freeze == "embedding,norms"
     told |= {"adapter": "lora", "adapter_rank": 4}
     with pytest.raises(InputError, match="freezes all but its adapters"):
-        Workload.from_fields(Fields(told, "workload"))
+        Workload.from_dict(told, "workload")

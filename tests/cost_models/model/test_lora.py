@@ -9,7 +9,6 @@ from cost_models.model.lora import adapted
 from cost_models.partition.tensor_sharding import shard_dim
 from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
 from tests.samples import llama, sample_model
 
 
@@ -71,9 +70,9 @@ def test_targets_and_four_bits() -> None:
 )
 def test_bad_adapters_are_named(values: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        Workload.from_fields(Fields({"seq_len": 8, "global_batch_size": 1, **values}, "file"))
+        Workload.from_dict({"seq_len": 8, "global_batch_size": 1, **values}, "file")
 
 
 def test_alpha_is_twice_the_rank_where_nobody_says() -> None:
     values = {"seq_len": 8, "global_batch_size": 1, "adapter": "lora", "adapter_rank": 8}
-    assert Workload.from_fields(Fields(values, "file")).adapter_alpha == 16.0
+    assert Workload.from_dict(values, "file").adapter_alpha == 16.0

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Fields
 
 COUNTS = st.integers(1, 10**6)
 PLANS = st.builds(
@@ -47,7 +46,7 @@ def test_a_table_gives_its_plans_back(plans: list[Plan]) -> None:
 
 @given(PLANS)
 def test_json_and_back(plan: Plan) -> None:
-    assert Plan.from_fields(Fields(plan.to_dict(), "plan")) == plan
+    assert Plan.from_dict(plan.to_dict(), "plan") == plan
     assert all(type(v) in (int, bool, str) for v in asdict(next(iter(table_of(plan)))).values())
 
 
@@ -88,6 +87,6 @@ def test_products() -> None:
 )
 def test_bad_values_are_named(key: str, value: Any, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        Plan.from_fields(Fields({key: value}, "file"))
+        Plan.from_dict({key: value}, "file")
     assert str(caught.value).startswith("file: ")
     assert said in str(caught.value)
