@@ -264,4 +264,6 @@ def test_neither_documents_nor_compiled_layers():
 
 def test_the_price_says_what_a_length_is():
     words = " ".join(tiny(Plan(), "t5", num_layers=1).model.assumptions)
-    assert re.search(r"seq_len counts the encoder's tokens and as many of the decoder", words)
+    assert re.search(
+        r"seq_len is the length of both the encoder's and the decoder's sequences", words
+    )

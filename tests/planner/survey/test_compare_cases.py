@@ -85,26 +85,24 @@ def test_the_front_is_that_of_comparing_all_plans(pair: Any) -> None:
 @pytest.mark.slow
 def test_fewer_accelerators_are_tried_where_they_may_be_cheaper() -> None:
     answer = asked(clusters="8xH100-SXM", objective="cost")
-    assert {case.question.scenario.cluster.num_gpus for case in answer.cases} == {8, 4, 2, 1}
-    batches = {case.question.scenario.workload.global_batch_size for case in answer.cases}
+    assert {case.scenario.cluster.num_gpus for case in answer.cases} == {8, 4, 2, 1}
+    batches = {case.scenario.workload.global_batch_size for case in answer.cases}
     assert batches == {8}
     assert answer.best.world_size < 8  # a tiny model: communication costs more than it saves
     limited = asked(clusters="8xH100-SXM", gpus_at_most=4, objective="time")
-    assert {case.question.scenario.cluster.num_gpus for case in limited.cases} == {4, 2, 1}
+    assert {case.scenario.cluster.num_gpus for case in limited.cases} == {4, 2, 1}
 
 
 def test_without_a_batch_all_cases_train_that_of_the_largest() -> None:
     answer = asked(clusters="2xA100-80GB,4xH100-SXM", global_batch_size=None)
-    assert {case.question.scenario.workload.global_batch_size for case in answer.cases} == {4}
+    assert {case.scenario.workload.global_batch_size for case in answer.cases} == {4}
     assert any("of the largest cluster" in words for words in answer.assumptions)
 
 
 @pytest.mark.slow
 def test_precisions_are_compared_and_one_that_a_device_lacks_says_so() -> None:
     answer = asked(clusters="2xA100-80GB,2xH100-SXM", precision="bf16,fp8")
-    reasons = {
-        (case.name, case.question.scenario.workload.precision): case.why for case in answer.cases
-    }
+    reasons = {(case.name, case.scenario.workload.precision): case.why for case in answer.cases}
     assert "no rate is known for fp8" in str(reasons[("2xA100-80GB", "fp8")])
     assert [reason for reason in reasons.values() if reason is None] == [None] * 3
     assert "not priced" in str(answer)
