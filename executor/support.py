@@ -65,7 +65,7 @@ def own_scenario(file: PlanFile) -> Scenario:
 
 
 def check_supported(file: PlanFile) -> None:
-    """Raise an InputError that names the option which stands against running a plan."""
+    """Raise an InputError that names an option which the executor does not support."""
     require_legal(own_scenario(file), file.plan)
     for problem in _problems(file):
         raise InputError(f"the executor cannot run this plan: {problem}")

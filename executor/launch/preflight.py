@@ -99,7 +99,7 @@ def with_current_prediction(
             f"has {'no ' * documents}document masks, this run has {'some' if documents else 'none'}"
         )
         return replace(own, prediction=fresh.to_dict()), (
-            f"the file's prediction {why}: predicted anew",
+            f"the file's prediction {why}: a new one was computed",
         )
     if still_holds(file, fresh):
         return file, ()
@@ -110,7 +110,7 @@ def with_current_prediction(
     else:
         why = "is missing"
     return replace(own, prediction=fresh.to_dict()), (
-        f"the file's prediction {why}: predicted anew",
+        f"the file's prediction {why}: a new one was computed",
     )
 
 
@@ -139,7 +139,7 @@ class TorchrunRank:
 
 
 def check_world(file: PlanFile, place: TorchrunRank) -> None:
-    """Check that torchrun started the ranks that the plan needs, here and on the other nodes."""
+    """Check that torchrun started the number of ranks that the plan needs, on all nodes."""
     needed, started = file.plan.world_size, place.world_size
     if needed != started:
         raise InputError(f"the plan needs {needed} ranks, but {started} were started")
@@ -166,7 +166,7 @@ def check_machine(file: PlanFile, nodes: int = 1) -> int:
             f"the plan needs {needed} GPUs, this machine has {gpus}; start it on all machines with "
             "--nodes N --node-rank R --rendezvous HOST:PORT"
             if nodes == 1
-            else f"{needed} GPUs are needed, {gpus} are here"
+            else f"{needed} GPUs are needed, this machine has {gpus}"
         )
     if needed > MAX_PROCESSES:
         raise InputError(

@@ -137,7 +137,7 @@ class Watchdog:
                 return
             words = (
                 f"{HANG}rank {self.rank} waited for {still:.0f} s in {self.report().collective}; "
-                f"the other ranks cannot be asked: {error}"
+                f"the other ranks cannot be queried: {error}"
             )
         self.fail(RunError(words))
         os._exit(RunError.exit_code)

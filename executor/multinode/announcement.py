@@ -63,7 +63,7 @@ class NodeAnnouncement:
         self.port.__exit__()
 
     def _missing(self, request: Mapping[str, Any]) -> list[str]:
-        """Return descriptions of what this node cannot reach or see."""
+        """Return descriptions of unreachable nodes and of a missing shared folder."""
         own = str(self.rendezvous.nodes.rank)
         others = {int(rank): node for rank, node in request["nodes"].items() if rank != own}
         missing = [f"cannot reach {words}" for words in unreachable(others)]

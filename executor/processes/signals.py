@@ -41,7 +41,7 @@ class StopSignals:
         self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
         self.received: int | None = None
         self.received_at = 0.0
-        self.tell: Callable[[], None] = _nothing  # called once, in a thread
+        self.callback: Callable[[], None] = _nothing  # called once, in a thread
         ours, kernels = socket.socketpair()
         kernels.setblocking(False)
         self.ends = ours, kernels
@@ -50,11 +50,11 @@ class StopSignals:
             signal.signal(number, _noted)
         threading.Thread(target=self._listen, args=(ours,), daemon=True, name="signals").start()
 
-    def on_signal(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` at the first signal, or now if one was received."""
-        self.tell = tell
+    def on_signal(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` at the first signal, or now if one was received."""
+        self.callback = callback
         if self.received is not None:
-            tell()
+            callback()
 
     def _listen(self, ours: socket.socket) -> None:
         while received := ours.recv(1):
@@ -65,7 +65,7 @@ class StopSignals:
         now = time.monotonic()
         if self.received is None:
             self.received, self.received_at = number, now
-            self.tell()
+            self.callback()
         elif now - self.received_at > REPEAT_SECONDS:
             os._exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""Float64 computation throughout, where modules cast to float32 internally."""
+"""Computation in float64 also where modules cast to float32 internally."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _WITH_DTYPE: Final = (Tensor.to, Tensor.type, Tensor.softmax, torch.softmax, F.s
 
 
 class KeepFloat64(TorchFunctionMode):  # type: ignore[misc]
-    """Leaves float64 tensors as they are where they would be cast to float32.
+    """Skips casts of float64 tensors to float32.
 
-    It holds for one thread: on a GPU the backward pass, and what it recomputes, would not see it.
+    It applies to one thread only: on a GPU it does not reach the backward pass and its
+    recomputation.
     """
 
     def __torch_function__(
@@ -26,7 +27,7 @@ class KeepFloat64(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, with float64 in the place of float32."""
+        """Call a function of torch, with float64 instead of float32."""
         kwargs = kwargs or {}
         first = args[0] if args else kwargs.get("input")
         if isinstance(first, Tensor) and first.dtype == torch.float64:

@@ -1,4 +1,4 @@
-"""Whole tensors assembled from the shards of all ranks, one at a time."""
+"""Whole tensors, assembled from the shards of all ranks one at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from executor.training.trainer import Trainer
 def gathered(
     trainer: Trainer, part: Callable[[ParameterShard], Tensor]
 ) -> Iterator[tuple[str, Tensor | None]]:
-    """Yield every parameter's name and, on rank 0, a whole tensor put together from its parts.
+    """Yield the name of every parameter and, on rank 0, its whole tensor.
 
-    One tensor at a time; a tied tensor's second copy is yielded under the same name.
+    One tensor at a time; the second copy of a tied tensor is yielded under the same name.
     """
     grid, rank_0 = trainer.grid, dist.get_rank() == 0
     shard = {h.name: h for h in trainer.shards}
@@ -43,7 +43,7 @@ def gathered(
 
 
 def _owners(trainer: Trainer) -> Iterator[tuple[str, ParameterLayout, int]]:
-    """Yield name in the stage, layout and pipeline rank of every parameter, second copies too."""
+    """Yield name in the stage, layout and pipeline rank of every parameter and second copy."""
     file = trainer.file
     stages = file.plan.num_stages
     of_layer = {

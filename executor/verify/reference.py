@@ -1,4 +1,4 @@
-"""The whole Hugging Face module as a reference for a plan's stages."""
+"""The full Hugging Face module as a reference for the stages of a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from executor.parallel.tensor_parallel import UNSHARDED, TensorAxis
 
 
 def reference_model(file: PlanFile, seed: int) -> nn.Module:
-    """Return the whole Hugging Face module on the CPU with the same initial values."""
+    """Return the full Hugging Face module on the CPU with the same initial values."""
     model = causal_lm(
         file.model.config,
         device="cpu",
@@ -42,7 +42,10 @@ def reference_model(file: PlanFile, seed: int) -> nn.Module:
 
 
 def _start(file: PlanFile, layout: ParameterLayout, seed: int) -> Tensor:
-    """Return a whole tensor's start values: of one in 4 bits, what its slices are unpacked to."""
+    """Return a whole tensor's initial values.
+
+    For a 4-bit tensor, those unpacked from its slices.
+    """
     if not layout.quantised:
         return random_tensor(layout, seed, layout.ranges(UNSHARDED))
     full = torch.empty(layout.shape, dtype=master_dtype(file.workload))
@@ -58,7 +61,7 @@ def _start(file: PlanFile, layout: ParameterLayout, seed: int) -> Tensor:
 
 
 def _adapted_forward(linear: Any, x: Tensor) -> Tensor:
-    """What an adapted matrix of the reference gives, written out."""
+    """Compute an adapted matrix of the reference from its definition."""
     inner = F.linear(x, linear.lora_A.weight)
     return type(linear).forward(linear, x) + linear.lora_scale * F.linear(
         inner, linear.lora_B.weight

@@ -21,7 +21,7 @@ class Precision(Figures, frozen=True, kw_only=True):
     fp32_hidden_states: bool  # between matrices in 16 bits, each of which casts them
 
 
-class Gradients(Figures, frozen=True, kw_only=True):
+class TrainerGradients(Figures, frozen=True, kw_only=True):
     """Buffers in which gradients are accumulated, and when they are reduced."""
 
     in_master_precision: bool  # accumulated in fp32 (true) or in the compute precision
@@ -33,7 +33,7 @@ class Gradients(Figures, frozen=True, kw_only=True):
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
 
 
-class Optimizer(Figures, frozen=True, kw_only=True):
+class TrainerOptimizer(Figures, frozen=True, kw_only=True):
     """Kernels of the optimizer step."""
 
     fused: bool  # one kernel updates in place; otherwise updates make copies of shards
@@ -53,7 +53,7 @@ class Sharding(Figures, frozen=True, kw_only=True):
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 
 
-class Pipeline(Figures, frozen=True, kw_only=True):
+class TrainerPipeline(Figures, frozen=True, kw_only=True):
     """Pipeline schedules and messages."""
 
     splits_backward: bool  # runs schedules that compute weight gradients after input gradients
@@ -196,10 +196,10 @@ class SoftwareProfile(Profile, frozen=True, kw_only=True):
     """How one trainer runs a training step."""
 
     precision: Precision
-    gradients: Gradients
-    optimizer: Optimizer
+    gradients: TrainerGradients
+    optimizer: TrainerOptimizer
     sharding: Sharding
-    pipeline: Pipeline
+    pipeline: TrainerPipeline
     fp8: Fp8
     activations: Activations
     adapters: Adapters
