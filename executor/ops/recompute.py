@@ -30,7 +30,7 @@ from executor.counters.collectives_and_flops import is_wrapped
 Result = TypeVar("Result")
 
 
-class _Entry(NamedTuple):
+class _RecordedResult(NamedTuple):
     """Result of one operator, or of one function of this package (operator None)."""
 
     operator: Any
@@ -53,7 +53,7 @@ class _Results:
     """The recorded results of one layer and micro-batch, in order."""
 
     def __init__(self) -> None:
-        self.entries: list[_Entry | None] = []
+        self.entries: list[_RecordedResult | None] = []
         self.taken: int | None = None  # number of entries replayed in the second run
         self.inside = False  # inside a function that records its result itself
         self.unread = False  # nothing reads the current block's result again
@@ -70,7 +70,9 @@ class _Results:
             return alias
 
         with torch.no_grad():
-            self.entries.append(_Entry(operator, tree_map_only(Tensor, kept, values), versions))
+            self.entries.append(
+                _RecordedResult(operator, tree_map_only(Tensor, kept, values), versions)
+            )
 
     def take(self, operator: Any) -> Any:
         """Return the next result and forget it: each is replayed once."""

@@ -41,12 +41,12 @@ from executor.ops.deferred_weight_gradients import (
     group_by_parameter,
 )
 from executor.parallel.gradient_all_reduce import GradientBucket, GradientReducer
-from executor.parallel.mesh import Grid, data_axis
+from executor.parallel.mesh import ProcessGrid, data_axis
 from executor.parallel.stage_interface import PipelineStage
 
 
 def shard_parameters(
-    stage: PipelineStage, grid: Grid, workload: Workload
+    stage: PipelineStage, grid: ProcessGrid, workload: Workload
 ) -> dict[str, ParameterSlice]:
     """Shard or replicate a stage's parameters over the data ranks; return this rank's slices.
 
@@ -100,7 +100,7 @@ def shard_parameters(
 
 
 def _parameter_slices(
-    stage: PipelineStage, grid: Grid, ignored: set[nn.Parameter]
+    stage: PipelineStage, grid: ProcessGrid, ignored: set[nn.Parameter]
 ) -> Iterator[tuple[str, ParameterSlice]]:
     """Yield the slice of each parameter that FSDP2 leaves on this data rank."""
     for name, layout in stage.layouts.items():
@@ -128,7 +128,7 @@ class _Sharing:
     needed: bool  # several data ranks, or two precisions
 
     @classmethod
-    def of(cls, stage: PipelineStage, grid: Grid, workload: Workload) -> _Sharing:
+    def of(cls, stage: PipelineStage, grid: ProcessGrid, workload: Workload) -> _Sharing:
         mixed = master_dtype(workload) != COMPUTE_DTYPE[workload.precision]
         experts = stage.expert_modules() if grid.plan.experts_apart else []
         unshared = bool(experts) and not mixed and grid.sharding_mesh("expert_data").size() == 1
@@ -138,14 +138,16 @@ class _Sharing:
         return cls(mixed, experts, unshared, frozen | own, mixed or not alone)
 
 
-def enable_gradient_reducer(stage: PipelineStage, grid: Grid, workload: Workload) -> None:
+def enable_gradient_reducer(stage: PipelineStage, grid: ProcessGrid, workload: Workload) -> None:
     """Reduce the gradients of replicas in one precision without FSDP2."""
     sharing = _Sharing.of(stage, grid, workload)
     if grid.plan.zero_stage == 0 and sharing.needed and not sharing.mixed:
         stage.__dict__["gradient_sums"] = GradientReducer(list(_buckets(stage, grid, sharing)))
 
 
-def _buckets(stage: PipelineStage, grid: Grid, sharing: _Sharing) -> Iterator[GradientBucket]:
+def _buckets(
+    stage: PipelineStage, grid: ProcessGrid, sharing: _Sharing
+) -> Iterator[GradientBucket]:
     """Yield the gradient buckets in backward order: a layer's experts, then its other weights."""
     seen = set(sharing.ignored)
     for group in [*reversed(list(stage.groups())), [stage]]:

@@ -125,7 +125,7 @@ def gather_json(
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ProcessGrid:
     """The position of this process among all ranks, and its process groups.
 
     A group is named after its traffic: "data" are the ranks that share a model's shards (axes shard
@@ -141,7 +141,7 @@ class Grid:
     by_axis: dict[str, dist.ProcessGroup]
 
     @classmethod
-    def of(cls, plan: Plan, device: torch.device) -> Grid:
+    def of(cls, plan: Plan, device: torch.device) -> ProcessGrid:
         """Build the process groups of every axis; all ranks call this together."""
         if dist.get_world_size() != plan.world_size:
             raise InputError(

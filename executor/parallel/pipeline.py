@@ -29,7 +29,7 @@ from executor.parallel.data_parallel import (
     finish_backward,
     wait_for_gradients,
 )
-from executor.parallel.mesh import UNLIMITED, Grid
+from executor.parallel.mesh import UNLIMITED, ProcessGrid
 from executor.parallel.stage_interface import PipelineStage
 
 Message = Callable[[], Tensor]  # waits for the tensor
@@ -40,7 +40,9 @@ _WEIGHTS: Final = ("backward", "backward_weight")
 class Channels:
     """Point-to-point messages between stages on different ranks."""
 
-    def __init__(self, grid: Grid, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, grid: ProcessGrid, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
         """Open the channels. ``shapes``: shape of each stage's output but the last's."""
         self.grid, self.shapes, self.dtype = grid, shapes, dtype
         plan = grid.plan
@@ -129,7 +131,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[PipelineStage],
-        grid: Grid,
+        grid: ProcessGrid,
         shapes: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
     ) -> None:

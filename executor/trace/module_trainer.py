@@ -25,7 +25,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Optimizer, Precision
 from executor.compat import replicate
 from executor.dtypes import COMPUTE_DTYPE, MASTER_DTYPE, local_tensor
-from executor.parallel.mesh import Grid, connect, local_device
+from executor.parallel.mesh import ProcessGrid, connect, local_device
 from executor.trace.module_blocks import blocks, loss_of, recompute
 from hardware_profiles.errors import InputError
 
@@ -119,7 +119,7 @@ class ModuleTrainer:
         self.plan, self.max_grad_norm, self.precision = plan, max_grad_norm, precision
         self.device = device or local_device()
         connect(self.device)
-        self.grid = Grid.of(plan, self.device)
+        self.grid = ProcessGrid.of(plan, self.device)
         torch.manual_seed(seed)  # every rank starts with the same weights
         self.module = module_of(factory).to(self.device, MASTER_DTYPE[precision])
         if plan.recompute == "full":

@@ -52,7 +52,7 @@ def trace(
         module = _build(factory, fake, MASTER_DTYPE[precision])
         inputs, notes = inputs_of(factory, module, input_shapes)
         parts = blocks(module)
-        run = _Run(module, parts, inputs, precision, device)
+        run = _PassRunner(module, parts, inputs, precision, device)
         passes = {"none": pass_lines([run.timeline(rows) for rows in ROWS])}
         if run.sums:
             notes.append("the module returns no loss: the sum of its outputs is differentiated")
@@ -73,7 +73,7 @@ def trace(
     }
 
 
-class _Run:
+class _PassRunner:
     """Runs forward and backward passes with different numbers of rows."""
 
     def __init__(
@@ -189,7 +189,7 @@ def _build(factory: Factory, fake: FakeTensorMode, dtype: torch.dtype) -> nn.Mod
 
 
 def _describe(
-    name: str, module: nn.Module, parts: Mapping[str, nn.Module], inputs: Inputs, run: _Run
+    name: str, module: nn.Module, parts: Mapping[str, nn.Module], inputs: Inputs, run: _PassRunner
 ) -> dict[str, Any]:
     low, high = ROWS[0], ROWS[-1]
     return {

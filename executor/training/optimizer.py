@@ -21,7 +21,7 @@ from executor.dtypes import local_tensor
 from executor.model.parameter_layout import ParameterLayout, Pieces
 from executor.model.stage import Stage
 from executor.ops.nf4 import PackedMatrix
-from executor.parallel.mesh import Grid, data_axis
+from executor.parallel.mesh import ProcessGrid, data_axis
 from executor.parallel.tensor_parallel import UNSHARDED, TensorAxis
 from executor.training.lion import Lion
 
@@ -60,7 +60,7 @@ class ParameterShard:
         return local_tensor(self.parameter.grad)
 
 
-def parameter_shards(stage: Stage, grid: Grid) -> list[ParameterShard]:
+def parameter_shards(stage: Stage, grid: ProcessGrid) -> list[ParameterShard]:
     """Return this rank's shard of every parameter of a stage."""
     plan = grid.plan
     ranks = plan.world_size // plan.pipeline_parallel
@@ -84,7 +84,7 @@ def parameter_shards(stage: Stage, grid: Grid) -> list[ParameterShard]:
     return found
 
 
-def buffer_shards(stage: Stage, grid: Grid) -> list[ParameterShard]:
+def buffer_shards(stage: Stage, grid: ProcessGrid) -> list[ParameterShard]:
     """Return the frozen weights and persistent buffers of a stage, which have no gradient."""
     ranks = grid.plan.world_size // grid.plan.pipeline_parallel
     found = []
@@ -122,7 +122,7 @@ def sum_partial_gradients(shards: Sequence[ParameterShard], axis: TensorAxis) ->
 
 
 def sum_shared_gradients(
-    shards: Sequence[ParameterShard], grid: Grid, shared: Mapping[str, Sequence[int]]
+    shards: Sequence[ParameterShard], grid: ProcessGrid, shared: Mapping[str, Sequence[int]]
 ) -> None:
     """Sum the gradients of a tensor's copies on several stages.
 

@@ -30,7 +30,7 @@ from executor.ops import fp8, host_reads
 from executor.parallel.context_parallel import ContextAxis
 from executor.parallel.data_parallel import enable_gradient_reducer, shard_parameters, synchronize
 from executor.parallel.expert_parallel import ExpertAxis
-from executor.parallel.mesh import Grid, connect, disconnect, local_device
+from executor.parallel.mesh import ProcessGrid, connect, disconnect, local_device
 from executor.parallel.pipeline import Pipeline
 from executor.parallel.tensor_parallel import TensorAxis
 from executor.support import check_supported
@@ -107,7 +107,7 @@ class Trainer:
         if file.workload.precision == "fp8":
             fp8.check_device(self.device)
         connect(self.device, file.rank_order)
-        self.grid = Grid.of(self.plan, self.device)
+        self.grid = ProcessGrid.of(self.plan, self.device)
         self._create_axes()
         self.scaler = LossScaler() if file.workload.precision == "fp16" else None
         self._create_stages(start or random_initializer(seed))

@@ -49,7 +49,7 @@ def _as_process(process: int, file: PlanFile, port: int) -> dict[str, Any]:
     os.environ |= {"RANK": str(process), "WORLD_SIZE": count, "LOCAL_RANK": str(process)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     found = verify(file, seed=1)
-    grid = mesh.Grid.of(file.plan, mesh.local_device())
+    grid = mesh.ProcessGrid.of(file.plan, mesh.local_device())
     neighbours = mesh.gather_json(process, grid.device, grid.group("tensor"))
     answer = None if found is None else asdict(found)
     return {"rank": dist.get_rank(), "tensor": neighbours, "verification": answer}

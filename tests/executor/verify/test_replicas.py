@@ -56,8 +56,8 @@ def test_parity(name: str):
 
 def _without_replicas() -> None:
     """Share the weights inside each group, and never add the groups up."""
-    original = mesh.Grid.sharding_mesh
-    mesh.Grid.sharding_mesh = lambda grid: original(
+    original = mesh.ProcessGrid.sharding_mesh
+    mesh.ProcessGrid.sharding_mesh = lambda grid: original(
         replace(grid, plan=replace(grid.plan, dp_replicate=1, data_parallel=grid.plan.dp_shard))
     )
 
