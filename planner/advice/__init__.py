@@ -1,1 +1,1 @@
-"""Changes that make a plan fit."""
+"""Changes with which a plan fits."""

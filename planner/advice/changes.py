@@ -1,4 +1,4 @@
-"""Changes that can make a plan fit: to the plan, to what is trained, to the hardware."""
+"""Candidate changes to make a plan fit: to the plan, the training or the hardware."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from planner.search.search import search
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
 MAX_NODES: Final = 1024
-LONG_SEQUENCE: Final = 8192  # tokens, from which ranks may share a sequence
+LONG_SEQUENCE: Final = 8192  # tokens; context parallelism is tried from this length on
 ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
-# kinds that put the plan's layers anew: numbers of recomputed layers for each stage go
-ANEW: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
+# kinds of changes that invalidate numbers of recomputed layers for each stage
+RESETS_STAGES: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
 CUDA: Final = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Blackwell Ultra")
-# what more can leave the accelerators, the least first
+# for each value of Plan.offload, values that offload more, the least first
 MORE_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
     "none": ("optimizer", "activations", "optimizer+activations", "weights"),
     "optimizer": ("optimizer+activations", "weights"),
@@ -49,29 +49,31 @@ OFFLOADED: Final[dict[Offload, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One changed scenario or plan, not priced yet."""
+    """A changed scenario or plan, not priced yet."""
 
     group: str
-    kind: str  # of ways of one kind the cheapest is listed
+    kind: str  # only the cheapest change of each kind is listed
     words: str
-    options: str  # added to the command that was typed
+    options: str  # to append to the user's command
     scenario: Scenario
     plan: Plan
 
 
-def other_plans(scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()) -> Iterator[Change]:
-    """Other plans on the same accelerators, for the same training.
+def other_plans(
+    scenario: Scenario, plan: Plan, known_unfit: Sequence[str] = ()
+) -> Iterator[Change]:
+    """Yield other plans for the same training on the same accelerators.
 
-    ``nothing``: ways to offload with which no plan of the scenario fits, as is known.
+    ``known_unfit``: values of Plan.offload for which a search found no plan that fits.
     """
     even = without_own_stages(scenario)
     if scenario.stage_recompute_layers is not None or plan.offload_device != "cpu":
-        nothing = ()  # what was searched is not what is searched here
+        known_unfit = ()  # the earlier search had other constraints
     some = recomputes_some(scenario, plan)
 
     def change(kind: str, words: str, options: str, changed: Plan) -> Change:
-        asked = even if kind in ANEW else scenario
-        return Change(PLAN, kind, words, options, asked, changed)
+        own = even if kind in RESETS_STAGES else scenario
+        return Change(PLAN, kind, words, options, own, changed)
 
     for recompute in SEARCHED_RECOMPUTE[1:]:
         changed = replace(plan, recompute=recompute, recompute_layers=0, recompute_every=0)
@@ -108,12 +110,12 @@ def other_plans(scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()) -> 
     for changed in offloaded if scenario.on_gpu else ():
         options = f"--offload {changed.offload}"
         yield change("offload", _offload_words(changed.offload), options, changed)
-    if best := None if "none" in nothing else _best(even):
+    if best := None if "none" in known_unfit else _best(even):
         options = retyped_plan(scenario, best, plan, anew=some)
         yield change("search", "another plan on the same cluster", options, best)
     elif scenario.on_gpu and not any(fits(scenario, changed) for changed in offloaded):
         for offload in MORE_OFFLOAD[plan.offload]:
-            if offload in nothing:
+            if offload in known_unfit:
                 continue
             best = _best(even, offload=offload, offload_device=plan.offload_device)
             if best is not None and fits(even, best):
@@ -123,12 +125,12 @@ def other_plans(scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()) -> 
 
 
 def _offload_words(offload: Offload) -> str:
-    """Say what of a plan goes to the host (with the weights all that belongs to them)."""
+    """Describe an offload in words; offloading weights includes gradients and optimizer."""
     return f"offload {OFFLOADED[offload]} to the host"
 
 
 def _more_parallel(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    """More tensor, pipeline or context parallelism instead of data parallelism."""
+    """Yield plans with more tensor, pipeline or context and less data parallelism."""
     for ranks in _divisors(plan.data_parallel // plan.dp_replicate, whole=True)[::-1]:
         if ranks == 1:
             continue
@@ -154,7 +156,7 @@ def _more_parallel(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, P
 
 
 def _divisors(number: int, *, whole: bool = False) -> list[int]:
-    """Return the numbers that divide one, largest first; itself only if ``whole``."""
+    """Return the divisors of a number, largest first; the number itself only if ``whole``."""
     most = number if whole else number // 2
     return [n for n in range(most, 0, -1) if number % n == 0]
 
@@ -164,19 +166,19 @@ def _recomputing(plan: Plan, count: int) -> Plan:
 
 
 def _fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
-    """Recompute as few whole layers of every stage as it takes (more never need more memory)."""
+    """Return the fewest recomputed layers of every stage that fit (more never need more memory)."""
     smallest = scenario.model.num_layers // plan.num_stages
 
-    def spared(layers: int) -> bool:
+    def fits_without(layers: int) -> bool:
         return fits(scenario, _recomputing(plan, smallest - layers))
 
-    most = largest(spared, smallest - 1)
+    most = largest(fits_without, smallest - 1)
     return smallest - most if most else 0
 
 
 def _best(scenario: Scenario, **fixed: Any) -> Plan | None:
     if scenario.on_gpu and _too_small(scenario, fixed.get("offload", "none")):
-        return None  # what a search would find out
+        return None  # without a search
     plans = search(scenario, fixed, top=1).plans
     return plans[0] if plans else None
 
@@ -187,12 +189,12 @@ def without_own_stages(scenario: Scenario) -> Scenario:
 
 
 def recomputes_some(scenario: Scenario, plan: Plan) -> bool:
-    """Whether only some layers were asked to be recomputed."""
+    """Whether the plan recomputes a given number of layers only."""
     return plan.recompute_layers > 0 or scenario.stage_recompute_layers is not None
 
 
 def other_trainings(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """What is trained changes: an optimizer that remembers less, adapters, shorter sequences."""
+    """Yield changed trainings: an optimizer with smaller states, adapters, shorter sequences."""
     workload = scenario.workload
     if workload.adapter == "none":
         if workload.optimizer in ("adam", "adamw"):
@@ -233,7 +235,7 @@ def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
     every = scenario.software.frozen.quantises_every_matrix
     try:
         model = adapted(scenario.model, workload, quantises_every_matrix=every)
-    except InputError:  # no matrix takes one
+    except InputError:  # no matrix to adapt
         return
     frozen = "its frozen base in 4 bits" if adapter == "qlora" else "the base frozen"
     yield Change(
@@ -247,7 +249,7 @@ def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
 
 
 def _quantised_base(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """The same adapters on a base in 4 bits."""
+    """Yield the same adapters on a base in 4 bits."""
     workload = replace(scenario.workload, adapter="qlora")
     every = scenario.software.frozen.quantises_every_matrix
     base = without_adapters(scenario.model)
@@ -263,16 +265,16 @@ def _quantised_base(scenario: Scenario, plan: Plan) -> Iterator[Change]:
 
 
 def other_hardware(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """The same plan on larger accelerators, and the fewest more nodes on which some plan fits."""
+    """Yield larger accelerators for the same plan, and more nodes for the best plan."""
     if not scenario.on_gpu:
         return
     yield from _larger_accelerator(scenario, plan)
     some = recomputes_some(scenario, plan)
-    yield from _more_nodes(without_own_stages(scenario), plan, anew=some)
+    yield from _more_nodes(without_own_stages(scenario), plan, resets=some)
 
 
 def _larger_accelerator(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """The smallest larger accelerator of the catalogue on which the plan fits as it is."""
+    """Yield the smallest larger accelerator of the catalogue on which the plan fits unchanged."""
     cluster = scenario.cluster
     have = cluster.accelerator.memory_capacity.value
 
@@ -299,7 +301,7 @@ def _larger_accelerator(scenario: Scenario, plan: Plan) -> Iterator[Change]:
 
 
 def _same_programs(one: Accelerator, other: Accelerator) -> bool:
-    """Whether what runs on one accelerator runs on the other: both CUDA's, or of one line."""
+    """Whether two accelerators run the same programs: both CUDA, or of one product line."""
     lines = [
         "CUDA"
         if accelerator.architecture in CUDA
@@ -311,7 +313,7 @@ def _same_programs(one: Accelerator, other: Accelerator) -> bool:
 
 def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     """Return the cluster with another number of equal nodes."""
-    if cluster.num_nodes > 1 and num_nodes > 1:  # the network may be one of the user's own
+    if cluster.num_nodes > 1 and num_nodes > 1:  # keeps a user-defined network
         outer = replace(cluster.tiers[-1], domain_size=num_nodes * cluster.gpus_per_node)
         tiers = (*cluster.tiers[:-1], outer)
         name = f"{num_nodes}x{cluster.gpus_per_node}x{cluster.accelerator.name}"
@@ -322,10 +324,10 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
 
 
 def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
-    """Bytes that all accelerators of any number hold together.
+    """Return the least bytes that all accelerators together have to keep, however many they are.
 
-    One copy of the trained weights in the precision of the updates, and what the optimizer keeps;
-    unless these leave for the host.
+    One copy of the trained weights in the precision of the updates, and the optimizer states,
+    unless they are offloaded.
     """
     workload, rule = scenario.workload, RULES[scenario.workload.optimizer]
     if "weights" in offload:
@@ -336,16 +338,16 @@ def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
 
 
 def _too_small(scenario: Scenario, offload: Offload = "none") -> bool:
-    """Whether no plan can fit, since not even what all of them hold does."""
+    """Whether no plan can fit: even ``least_bytes`` exceed the budgets."""
     shared, software = least_bytes(scenario, offload) / scenario.cluster.num_gpus, scenario.software
     runtime = software.memory.context_bytes + software.memory.allocator_slack * shared
     return shared + runtime > budget_bytes(scenario.cluster)
 
 
-def _more_nodes(scenario: Scenario, plan: Plan, *, anew: bool) -> Iterator[Change]:
-    """The fewest nodes, by doubling, on which some plan fits (the batch grows with the ranks)."""
+def _more_nodes(scenario: Scenario, plan: Plan, *, resets: bool) -> Iterator[Change]:
+    """Yield the fewest nodes, by doubling, with a plan that fits; the batch may have to grow."""
     if scenario.cluster.levels:
-        return  # nobody can say how an irregular tree grows
+        return  # undefined for an irregular tree
     nodes = scenario.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
         larger = resized(scenario.cluster, nodes)
@@ -358,7 +360,7 @@ def _more_nodes(scenario: Scenario, plan: Plan, *, anew: bool) -> Iterator[Chang
         best = _best(changed)
         if best is not None and fits(changed, best):
             name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
-            options = f"{name} {retyped_plan(changed, best, plan, anew=anew)}"
+            options = f"{name} {retyped_plan(changed, best, plan, anew=resets)}"
             yield Change(HARDWARE, "nodes", words, options, changed, best)
             return
         nodes *= 2

@@ -1,4 +1,4 @@
-"""Why there is no plan: the rules and terms that removed the most candidates."""
+"""Explanation of a search without a result: what removed most candidates, and what would fit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MOST_REASONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A search that found nothing: what removed the candidates, and what would help."""
+    """A search without a plan: what removed the candidates, and changes that help."""
 
     scenario: Scenario
     result: SearchResult
     assumptions: tuple[str, ...]
-    reasons: tuple[tuple[int, str], ...]  # candidates and why, most first
+    reasons: tuple[tuple[int, str], ...]  # number of candidates and reason, in descending order
     ways_out: tuple[WayOut, ...]
-    changes: tuple[Relaxation, ...] = ()  # of what was required or pinned
+    changes: tuple[Relaxation, ...] = ()  # of requirements or pins
 
     def __str__(self) -> str:
         counts = self.result.counts
@@ -50,7 +50,7 @@ class Refusal:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the JSON answer says beside its header."""
+        """Return the JSON document without its header."""
         return {
             "plans": [],
             "reasons": [{"candidates": n, "reason": why} for n, why in self.reasons],
@@ -71,21 +71,21 @@ def no_plan(
     offloads: Sequence[str] = ("none",),
     tried: Sequence[str] = (),
 ) -> Refusal:
-    """Say why a search found nothing, and look for what fits.
+    """Return the reasons why a search found no plan, and changes with which one exists.
 
-    ``tried``: more ways to offload that were searched in vain.
+    ``tried``: more values of Plan.offload that were searched without a result.
     """
     reasons = reasons_of(scenario, result)
-    # what was searched with nothing pinned or required is not searched again
-    nothing = () if fixed or require else (*offloads, *tried)
-    ways = () if result.smallest is None else ways_out(scenario, result.smallest, nothing)
+    # a search without pins and requirements need not be repeated
+    known_unfit = () if fixed or require else (*offloads, *tried)
+    ways = () if result.smallest is None else ways_out(scenario, result.smallest, known_unfit)
     ways = tuple(way for way in ways if satisfies(way, require))
     changes = tuple(smallest_changes(scenario, fixed or {}, require, offloads))
     return Refusal(scenario, result, assumptions, reasons, ways, changes)
 
 
 def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str], ...]:
-    """Return what removed the candidates: how many, and why, the most first."""
+    """Return what removed the candidates: number and reason, in descending order."""
     reasons = [
         (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
     ]
@@ -96,7 +96,7 @@ def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str
 
 
 def search_document(counts: Counts) -> dict[str, Any]:
-    """Return what the search saw, as plain JSON values."""
+    """Return the counts of a search as plain JSON values."""
     return {
         "enumerated": counts.enumerated,
         "illegal": dict(counts.illegal),

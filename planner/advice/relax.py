@@ -1,4 +1,4 @@
-"""The smallest change of what was required or pinned that makes a plan exist; each was searched."""
+"""Smallest changes of requirements and pins with which a plan exists, each verified by a search."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from planner.request.pins import parse_fixed
 from planner.search.search import search
 from planner.search.space import enumerate_plans
 
-MOST_VALUES: Final = 12  # of one part that are tried, the nearest first
+MOST_VALUES: Final = 12  # values of one field that are tried, the nearest first
 DIGITS: Final = 3
 LEFT_OUT: Final = "leave it out"
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """A smaller requirement, another pin or another batch with which a plan exists."""
+    """A weaker requirement, another pin or another batch with which a plan exists."""
 
     instead_of: str
     change: str
@@ -49,9 +49,9 @@ def smallest_changes(
     require: Sequence[Constraint],
     offloads: Sequence[str] = ("none",),
 ) -> list[Relaxation]:
-    """Return one change for every constraint and pin that alone stands in the way.
+    """Return a change of every constraint and pin that alone is sufficient.
 
-    Where none does: another batch, else the first two that stand in the way together.
+    Without one: another batch, else the first pair of changes that is sufficient together.
     """
     obstacles: list[Constraint | str] = [*require, *fixed]
     found = [_of(scenario, fixed, require, one, offloads) for one in obstacles]
@@ -67,7 +67,7 @@ def _of(
     one: Constraint | str,
     offloads: Sequence[str],
 ) -> Relaxation | None:
-    """The smallest change of a constraint, or of the part that is pinned."""
+    """Return the smallest sufficient change of a constraint or a pin."""
     of_one: Any = _of_pin if isinstance(one, str) else _of_constraint
     change: Relaxation | None = of_one(scenario, fixed, require, one, offloads)
     return change
@@ -79,7 +79,7 @@ def _of_two(
     require: Sequence[Constraint],
     offloads: Sequence[str],
 ) -> Iterator[Relaxation]:
-    """Two changes together: the one as small as can be without the other, then the other."""
+    """Yield pairs of changes: the second is minimal without the first obstacle, then the first."""
     obstacles: list[Constraint | str] = [*require, *fixed]
     for one, other in itertools.combinations(obstacles, 2):
         pins, constraints = _without(fixed, require, one)
@@ -101,7 +101,7 @@ def _of_two(
 def _without(
     fixed: Mapping[str, Any], require: Sequence[Constraint], one: Constraint | str
 ) -> tuple[dict[str, Any], list[Constraint]]:
-    """Return pins and constraints but one."""
+    """Return pins and constraints except one."""
     pins = {name: value for name, value in fixed.items() if name != one}
     return pins, [constraint for constraint in require if constraint is not one]
 
@@ -112,7 +112,7 @@ def _of_batch(
     require: Sequence[Constraint],
     offloads: Sequence[str],
 ) -> Iterator[Relaxation]:
-    """The nearest batches that all accelerators share evenly, where no plan is legal."""
+    """Yield the nearest global batch that is divisible by the accelerators and has a plan."""
     workload, ranks = scenario.workload, scenario.cluster.num_gpus
     batch = workload.global_batch_size
     if batch % ranks == 0:
@@ -149,15 +149,15 @@ def _of_constraint(
 
     def found(value: int | None) -> bool:
         exact = [] if value is None else [Constraint(one.name, "==", value, one.text)]
-        asked = [*others, *exact]
-        return bool(search(scenario, fixed, require=asked, offloads=offloads, top=1).plans)
+        changed = [*others, *exact]
+        return bool(search(scenario, fixed, require=changed, offloads=offloads, top=1).plans)
 
     value = _nearest(_values(scenario, fixed, one.name, one.value, offloads), found)
     return None if value is None else Relaxation(one.text, f"{one.name}=={value}")
 
 
 def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int | None:
-    """Return the first value with a plan; ``found(None)``: whether there is one for any value."""
+    """Return the first value with a plan; ``found(None)``: whether any value has one."""
     for position, value in enumerate(values):
         if found(value):
             return value
@@ -167,7 +167,7 @@ def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int 
 
 
 def _result_words(scenario: Scenario, one: Constraint, plan: Any) -> str:
-    """Say what the best plan without a constraint has; rounded so that this plan satisfies it."""
+    """Return the constraint that the best plan without it satisfies, rounded accordingly."""
     assessment = assess(scenario, plan)
     time = assessment.time
     if one.name == "memory":
@@ -183,7 +183,7 @@ def _result_words(scenario: Scenario, one: Constraint, plan: Any) -> str:
 
 
 def _rounded(value: float, *, up: bool) -> float:
-    """Round to three figures, away from what excludes."""
+    """Round to three digits, towards the weaker constraint."""
     unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
     return (math.ceil if up else math.floor)(value / unit) * unit
 
@@ -205,8 +205,8 @@ def _of_pin(
         return Relaxation(text, f"--fix {name}={getattr(plans[0], name)}")
 
     def found(value: int | None) -> bool:
-        asked = rest if value is None else {**rest, name: value}
-        return bool(search(scenario, asked, **options).plans)
+        pins = rest if value is None else {**rest, name: value}
+        return bool(search(scenario, pins, **options).plans)
 
     value = _nearest(_values(scenario, rest, name, fixed[name], offloads), found)
     return None if value is None else Relaxation(text, f"--fix {name}={value}")
@@ -215,7 +215,7 @@ def _of_pin(
 def _values(
     scenario: Scenario, fixed: Mapping[str, Any], name: str, given: int, offloads: Sequence[str]
 ) -> Iterator[int]:
-    """Return the values that legal plans have for a part, the nearest first."""
+    """Yield the values of a field in legal plans, the nearest to ``given`` first."""
     num_gpus = scenario.cluster.num_gpus
     table = enumerate_plans(scenario.model, scenario.workload, num_gpus, fixed, offloads=offloads)
     legal = legality_codes(scenario, table) == 0
@@ -224,7 +224,7 @@ def _values(
 
 
 def satisfies(way: WayOut, require: Sequence[Constraint]) -> bool:
-    """Whether a way out has what is required of plans and of their memory and time."""
+    """Whether a way out satisfies the requirements on plan, memory and time."""
     table = PlanTable.from_plans([way.plan])
     values = {
         "memory": way.peak_bytes,
@@ -232,6 +232,6 @@ def satisfies(way: WayOut, require: Sequence[Constraint]) -> bool:
         "mfu": way.assessment.time.mfu,
         "tokens_per_second_per_gpu": 1.0 / way.device_seconds_per_token,
     }
-    # an unknown share of a peak is none
+    # an unknown MFU counts as 0
     results = {name: np.array([value or 0.0]) for name, value in values.items()}
     return not broken_by_plan(require, table)[0] and not broken_by_result(require, results, 1)[0]

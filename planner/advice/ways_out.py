@@ -1,9 +1,8 @@
-"""What to change when a plan does not fit: every way out is priced, and listed only if it fits.
+"""Ways out for a plan that does not fit: changes that are priced, and listed only if they fit.
 
-Three groups, in this order: *the same training on the same machines* (only the plan changes),
-*another training* (adapters, an optimizer that remembers less, shorter sequences), *more hardware*.
-The first and the last are ordered by what a token costs, in seconds of one accelerator; of ways of
-one kind the cheapest is listed.
+Three groups, in this order: *same training* (only the plan changes), *another training* (adapters,
+an optimizer with smaller states, shorter sequences), *more hardware*. The first and the last group
+are sorted by accelerator seconds per token; only the cheapest way of each kind is listed.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class WayOut:
 
     @property
     def kind(self) -> str:
-        """What is changed: of each kind at most one way is listed."""
+        """Kind of change; at most one way of each kind is listed."""
         return self.to.kind
 
     @property
@@ -113,20 +112,20 @@ def check(change: Change) -> WayOut | None:
     return WayOut(change, assessment) if assessment.fits else None
 
 
-def ways_out(scenario: Scenario, plan: Plan, nothing: Sequence[str] = ()) -> tuple[WayOut, ...]:
-    """Return up to MOST_WAYS changes that make it fit, cheapest first in every group.
+def ways_out(scenario: Scenario, plan: Plan, known_unfit: Sequence[str] = ()) -> tuple[WayOut, ...]:
+    """Return up to MOST_WAYS changes with which a plan fits, cheapest first in every group.
 
-    ``nothing``: ways to offload with which no plan of the scenario fits, as is known.
+    ``known_unfit``: values of Plan.offload for which a search found no plan that fits.
     """
     return (
-        *_cheapest_of_kinds(other_plans(scenario, plan, nothing), plan),
+        *_cheapest_of_kinds(other_plans(scenario, plan, known_unfit), plan),
         *_in_order(other_trainings(scenario, plan)),
         *_cheapest_of_kinds(other_hardware(scenario, plan), None),
     )
 
 
 def _cheapest_of_kinds(changes: Iterator[Change], same: Plan | None) -> list[WayOut]:
-    """Return the cheapest way of every kind, the cheapest kinds first; no plan twice."""
+    """Return the cheapest way of every kind, the cheapest kinds first, without repeated plans."""
     best: dict[str, WayOut] = {}
     for change in changes:
         if change.plan == same:
@@ -146,7 +145,7 @@ def _cheapest_of_kinds(changes: Iterator[Change], same: Plan | None) -> list[Way
 
 
 def _in_order(changes: Iterator[Change]) -> list[WayOut]:
-    """Return the first way of every kind that fits, as they come."""
+    """Return the first way of every kind that fits, in the order of ``changes``."""
     found: dict[str, WayOut] = {}
     for change in changes:
         if change.kind not in found and (way := check(change)) is not None:

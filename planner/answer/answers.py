@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import PlacedPlan
+    from planner.run_cost.failures import TrainingRun
     from planner.search.search import SearchResult
 
 SCHEMA_VERSION: Final = 1
@@ -58,7 +59,7 @@ class FitAnswer:
     plan: Plan
     assessment: Assessment
     assumptions: tuple[str, ...]
-    job: Mapping[str, Any] | None = None  # a whole run, where one was asked for
+    job: TrainingRun | None = None  # if tokens are given
 
     @property
     def verdict(self) -> str:
@@ -101,7 +102,7 @@ class FitAnswer:
             "plan": assessment["plan"],
             "memory": memory,
             "time": assessment["time"],
-            "job": None if self.job is None else dict(self.job),
+            "job": None if self.job is None else self.job.to_dict(),
             "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.scenario),

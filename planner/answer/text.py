@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.model.parameters import active_parameters
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import AxisPlace, PlacedPlan
+    from planner.run_cost.failures import TrainingRun
     from planner.search.search import Counts
 
 MOST_REASONS: Final = 3  # rules named that made candidates illegal
@@ -204,7 +205,7 @@ def fit_text(
     reach: Reach | None,
     largest: str,
     not_run: str | None,
-    job: Mapping[str, Any] | None = None,
+    job: TrainingRun | None = None,
 ) -> str:
     """The answer of ``fit``."""
     memory, fits = assessment.memory, assessment.fits

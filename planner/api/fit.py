@@ -31,9 +31,9 @@ from planner.request.requests import (
 )
 from planner.request.resolve import cluster_of, model_of
 from planner.request.scenario import AssumedScenario, adapting, build_scenario
-from planner.run_cost.failures import run_of
+from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
-from planner.run_cost.training_run import job_of
+from planner.run_cost.training_run import parse_run_request
 
 if TYPE_CHECKING:
     from planner.serving.fit import ServingAnswer
@@ -79,10 +79,10 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
             fixed=fixed,
         )
     refuse_inputs(request.inputs)
-    job = job_of(request.tokens, None, None, request.carbon, request.failures)
+    job = parse_run_request(request.tokens, None, None, request.carbon, request.failures)
     prices = parse_prices(request.price)
-    if request.price is not None and not job.is_asked:
-        raise InputError("--price: of a whole run, which needs --tokens 300B")
+    if request.price is not None and not job.is_given:
+        raise InputError("--price: needs --tokens, such as --tokens 300B")
     question = build_scenario(
         model_of(request.model),
         cluster_of(request.cluster),
@@ -109,7 +109,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         plan, assessment, why = _least_recompute(scenario, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     assumptions += about_offload(scenario, plan, assessment.host)
-    run, said = run_of(scenario, plan, assessment, job, prices)
+    run, said = training_run_with_notes(scenario, plan, assessment, job, prices)
     assumptions += said
     return FitAnswer(
         scenario=scenario,

@@ -31,7 +31,7 @@ from planner.request.requests import (
 from planner.request.resolve import clusters_of, model_of
 from planner.request.scenario import adapting, check_choice
 from planner.run_cost.prices import parse_prices, require_known
-from planner.run_cost.training_run import job_of
+from planner.run_cost.training_run import parse_run_request
 from planner.search.partial_recompute import PINNED
 from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
 from planner.survey.cases import (
@@ -73,7 +73,9 @@ def plan(request: PlanRequest) -> PlanAnswers:
         objective=_objective("objective", request.objective),
         pareto=_two_objectives(request.pareto),
         offloads=_offloads(request.allow),
-        job=job_of(request.tokens, request.budget, request.days, request.carbon, request.failures),
+        job=parse_run_request(
+            request.tokens, request.budget, request.days, request.carbon, request.failures
+        ),
         prices=parse_prices(request.price),
         top=top,
     )
@@ -112,7 +114,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     simple = (
         len(scenarios) == 1
         and asked.pareto is None
-        and not asked.job.is_asked
+        and not asked.job.is_given
         and request.price is None
         and request.objective in ("time", "memory")
     )

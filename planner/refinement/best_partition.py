@@ -1,8 +1,8 @@
-"""The best plans of a search, with stages of their own: layers shared out, memory left over used.
+"""Uneven pipeline stages for the best plans of a search.
 
-The search prices even stages, of which a plan recomputes as many layers each. Each of the first
-plans gets the stages with which its simulated step is the shortest, and the plan for which that is
-the shortest of all is the answer; what it gains is measured against the best plan's own simulation.
+The search prices even stages with the same number of recomputed layers each. For each of the first
+plans this module finds the stages with the shortest simulated step, and returns the plan with the
+shortest step of all. The gain is relative to the simulated step of the best plan with even stages.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any, Final
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.scenario import Scenario
-from planner.refinement.minimal_recompute import recompute_what_must_be
+from planner.refinement.minimal_recompute import minimal_recompute_layers
 from planner.refinement.stage_costs import simulated_step, with_stages
 from planner.refinement.stage_search import Ranges, best_stages, can_be_uneven
 
-FINALISTS: Final = 3  # each costs up to a second
-GAIN: Final = 1e-3  # of a step: less is not worth stages that differ
+FINALISTS: Final = 3  # plans; each takes up to a second
+GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
 RECOMPUTES: Final = ("full", "selective")
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPlan:
-    """A plan with stages of its own."""
+    """A plan with its own stages and numbers of recomputed layers."""
 
-    rank: int  # among the plans that the search found, from 0
+    rank: int  # position among the plans of the search, from 0
     plan: Plan
     layer_ranges: Ranges
-    by_stage: tuple[int, ...] | None  # recomputed layers of each stage; None: as the plan says
-    step: float  # simulated
-    even_step: float  # simulated, of the best plan with even stages
-    proven: bool  # no other stages of this plan are better
+    by_stage: tuple[int, ...] | None  # recomputed layers of each stage; None: as in the plan
+    step: float  # simulated seconds
+    even_step: float  # simulated seconds of the best plan with even stages
+    proven: bool  # whether these stages are proven to be optimal for the plan
 
     @property
     def gain(self) -> float:
-        """Share of the step that is saved."""
+        """Share of the step time that is saved."""
         return 1.0 - self.step / self.even_step
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """How many layers each stage has."""
+        """Number of layers of each stage."""
         return tuple(last - first for first, last in self.layer_ranges)
 
     def scenario(self, scenario: Scenario) -> Scenario:
@@ -64,7 +64,7 @@ class StagedPlan:
 
 
 def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> StagedPlan | None:
-    """Return the best of the first plans with stages of its own; None where that gains nothing."""
+    """Return the first plan whose best stages give the shortest step; None without a gain."""
     if not plans or not scenario.on_gpu:
         return None
     if scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None:
@@ -84,8 +84,8 @@ def _even_step(scenario: Scenario, plan: Plan) -> float:
 
 
 def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> StagedPlan | None:
-    """Return one plan with the best stages that are looked for; None where none are."""
-    plan = replace(plan, recompute_layers=0)  # chosen anew, for each stage
+    """Return a plan with its best stages; None if its stages are not optimised or none fit."""
+    plan = replace(plan, recompute_layers=0)  # chosen for each stage instead
     if can_be_uneven(scenario, plan):
         found = best_stages(scenario, plan)
         if found is None:
@@ -98,7 +98,7 @@ def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> 
         and scenario.on_gpu
     ):
         ranges = split_layers(scenario.model.num_layers, plan.num_stages)
-        shared = recompute_what_must_be(scenario, plan, ranges)
+        shared = minimal_recompute_layers(scenario, plan, ranges)
         if shared is None:
             return None
         recomputed, proven = shared, True

@@ -1,11 +1,12 @@
-"""Memory that is left over, used: as few layers recomputed on every rank as still fit.
+"""Fewest recomputed layers on every pipeline rank with which given stages fit.
 
-For stages that are given, each rank r needs at least R_r recomputed layers (found by bisection on
-its peak: a recomputed layer never needs more). A small integer program (HiGHS) shares them out
-among the rank's stages, so that the longest stage is as short as can be:
+Rank r needs at least R_r recomputed layers, found by bisection on its peak (recomputing a layer
+never increases it). A small integer program (HiGHS) distributes them over the stages of the rank so
+that the longest stage is as short as possible:
 
     minimise    T + EPSILON sum x_c s_c
-    such that   t_c + s_c x_c <= T           for every stage c: t_c seconds without, s_c a layer
+    such that   t_c + s_c x_c <= T           for every stage c: t_c seconds without recomputation,
+                                             s_c seconds for each recomputed layer
                 sum of x_c on a rank >= R_r
                 0 <= x_c <= layers of c
 """
@@ -25,13 +26,13 @@ from cost_models.uncertainty import memory_spread
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.stage_costs import Pricing, Ranges, one
 
-EPSILON: Final = 1e-3  # of equal longest stages, the least recomputation
+EPSILON: Final = 1e-3  # weight of recomputation: among equal longest stages the least
 
 
-def recompute_what_must_be(
+def minimal_recompute_layers(
     scenario: Scenario, plan: Plan, ranges: Ranges
 ) -> tuple[int, ...] | None:
-    """Return how many of each stage's first layers are recomputed; None: nothing fits."""
+    """Return the number of recomputed first layers of each stage; None if nothing fits."""
     owner = ranks_of_stages(plan)
     sizes = [last - first for first, last in ranges]
     pricing = Pricing(scenario, plan)
@@ -56,7 +57,7 @@ def recompute_what_must_be(
         short = [rank for rank in ranks if peak(rank, shared) > most]
         if not short:
             return shared
-        for rank in short:  # another distribution than the one that was tried needs more
+        for rank in short:  # this distribution needs more than the one of the bisection
             least[rank] += 1
             if least[rank] > sum(sizes[stage] for stage in mine[rank]):
                 return None
@@ -82,7 +83,7 @@ def _least(rank: int, mine: list[int], sizes: list[int], peak: object, most: flo
 
 
 def spread(number: int, mine: list[int], sizes: list[int]) -> tuple[int, ...]:
-    """Return so many layers spread over some stages, one after another.
+    """Return recomputed layers of each stage: ``number`` layers in turn over the stages ``mine``.
 
     >>> spread(5, [0, 2], [4, 4, 2])
     (3, 0, 2)
@@ -97,7 +98,7 @@ def spread(number: int, mine: list[int], sizes: list[int]) -> tuple[int, ...]:
 
 
 def spread_over(least: list[int], mine: list[list[int]], count: int) -> tuple[int, ...]:
-    """Return what each rank has to recompute as its only stage's, or nothing of any stage."""
+    """Return recomputed layers of each stage if every rank has one stage or recomputes none."""
     shared = [0] * count
     for number, stages in zip(least, mine, strict=True):
         shared[stages[0]] = number
@@ -105,7 +106,7 @@ def spread_over(least: list[int], mine: list[list[int]], count: int) -> tuple[in
 
 
 def _seconds(pricing: Pricing, ranges: Ranges) -> tuple[list[float], list[float]]:
-    """Return seconds of every stage without recomputation, and of one recomputed layer of it."""
+    """Return seconds of each stage without recomputation, and of one recomputed layer of it."""
     plan, model = pricing.plan, pricing.scenario.model
     owner = ranks_of_stages(plan)
     without, each = [], []
@@ -131,10 +132,10 @@ def share_out(
     mine: list[list[int]],
     least: list[int],
 ) -> tuple[int, ...]:
-    """Return x of the integer program at the head of this file.
+    """Return x of the integer program in the module docstring.
 
-    ``seconds``, ``each`` and ``sizes``: by stage; ``mine``: the stages of every rank; ``least``:
-    the layers that it has to recompute.
+    ``seconds`` (without recomputation), ``each`` (seconds of one recomputed layer) and ``sizes``
+    (layers): by stage; ``mine``: stages of each rank; ``least``: R of each rank.
 
     >>> share_out([4.0, 3.0, 3.0, 3.0], [0.5] * 4, [4] * 4, [[0, 2], [1, 3]], [4, 0])
     (1, 0, 3, 0)

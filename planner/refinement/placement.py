@@ -1,9 +1,9 @@
-"""Which rank works on which accelerator, where links form an irregular tree.
+"""Placement of ranks on accelerators whose links form an irregular tree.
 
-The search prices plans with ranks in the accelerators' order. The best plan of each of the first
-grids (ranks along every axis) then gets the order for which its simulated step is the shortest
-(``rank_orders``), and the plan for which that is the shortest of all is the answer. On equal
-domains that order is the usual one: tensor-parallel neighbours, who talk the most, are the nearest.
+The search prices plans with rank i on accelerator i (the default order). For the best plan of each
+of the first grids of ranks, ``rank_orders`` finds the order with the shortest simulated step; the
+plan with the shortest step of all is returned. On a regular tree the default order is optimal:
+tensor-parallel ranks, which communicate the most, are the nearest neighbours.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from hardware_profiles.cluster.schema import Cluster
 from planner.refinement.best_partition import StagedPlan
 from planner.refinement.rank_orders import BestOrder, Groups, Order, best_order
 
-WIDE: Final = 40  # plans of the search among which those to be placed are looked for
-FINALISTS: Final = 10  # plans that are placed, on up to SMALL accelerators; on more FEW
+WIDE: Final = 40  # plans of the search from which the plans to place are taken
+FINALISTS: Final = 10  # plans that are placed on up to SMALL accelerators; FEW on more
 FEW: Final = 2
 SMALL: Final = 64
-GAIN: Final = 1e-3  # of a step: less is not worth an order of its own
+GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth another order
 
 
 @dataclass(frozen=True, slots=True)
 class AxisPlace:
-    """Where the groups of one axis talk, and how much."""
+    """Links and traffic of the groups of one axis."""
 
     axis: str
     size: int  # ranks of a group
-    sent: float  # bytes of a rank in one step, whole tensors
+    sent: float  # bytes of one rank in one step, counted as whole tensors
     level: str
-    bandwidth: float  # bytes/s one way of the slowest group
-    usual_level: str  # with ranks in the accelerators' order
+    bandwidth: float  # bytes/s of the slowest group, one way
+    usual_level: str  # in the default order
     usual_bandwidth: float
 
     @property
     def moved(self) -> bool:
-        """Whether the groups see other links than in the usual order."""
+        """Whether the groups use other links than in the default order."""
         return (self.level, self.bandwidth) != (self.usual_level, self.usual_bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedPlan:
-    """A plan whose ranks stand in an order of their own."""
+    """A plan with its own order of ranks."""
 
-    rank: int  # among the plans that the search found, from 0
+    rank: int  # position among the plans of the search, from 0
     plan: Plan
-    scenario: Scenario  # with the order, and the plan's own stages
-    step: float  # simulated
-    usual_step: float  # of the best plan in the accelerators' order
-    proven: bool  # every order of this plan was looked at
+    scenario: Scenario  # with the order of ranks and the plan's own stages
+    step: float  # simulated seconds
+    usual_step: float  # simulated seconds of the best plan in the default order
+    proven: bool  # whether all orders were compared
     places: tuple[AxisPlace, ...]  # most bytes first
 
     @property
@@ -71,7 +71,7 @@ class PlacedPlan:
 
     @property
     def gain(self) -> float:
-        """Share of the step that is saved."""
+        """Share of the step time that is saved."""
         return 1.0 - self.step / self.usual_step
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class PlacedPlan:
 
 
 def can_be_placed(cluster: Cluster) -> bool:
-    """Whether an order of ranks is looked for: on irregular trees where none is given."""
+    """Whether to search for an order of ranks: on irregular trees of GPUs without a given one."""
     gpus = cluster.accelerator.device != "cpu"
     return bool(cluster.levels) and cluster.rank_order is None and gpus
 
@@ -108,10 +108,10 @@ def can_be_placed(cluster: Cluster) -> bool:
 def best_placed(
     scenario: Scenario, plans: Sequence[Plan], staged: StagedPlan | None
 ) -> PlacedPlan | None:
-    """Return the best of some plans with an order of its own; None where that gains nothing.
+    """Return the plan with the best order of ranks; None without a gain.
 
-    ``plans``: as they rank in the accelerators' order; of each grid the first is placed.
-    ``staged``: the answer so far, if the best plan has stages of its own.
+    ``plans``: ranked in the default order; the first plan of each grid is placed.
+    ``staged``: the best plan with uneven stages, if there is one.
     """
     if not plans or not can_be_placed(scenario.cluster):
         return None
@@ -129,7 +129,7 @@ def best_placed(
 
 
 def place(scenario: Scenario, plan: Plan) -> BestOrder:
-    """Return the order of a plan's ranks with the shortest simulated step."""
+    """Return the order of ranks with the shortest simulated step of a plan."""
     software = scenario.software
     reached = achieved(
         scenario.cluster,
@@ -145,7 +145,7 @@ def place(scenario: Scenario, plan: Plan) -> BestOrder:
 
 
 def grid_of(plan: Plan) -> tuple[int, ...]:
-    """Return how many ranks lie along each axis, the innermost last."""
+    """Return the number of ranks along each axis, innermost last."""
     return (
         plan.pipeline_parallel,
         plan.dp_replicate,
@@ -156,7 +156,7 @@ def grid_of(plan: Plan) -> tuple[int, ...]:
 
 
 def ordered_step(scenario: Scenario, plan: Plan, order: Order | None) -> float:
-    """Return simulated seconds of a plan whose ranks stand in an order."""
+    """Return the simulated step of a plan with an order of ranks, in seconds."""
     ordered = replace(scenario, cluster=replace(scenario.cluster, rank_order=order))
     table = PlanTable.from_plans([plan])
     priced = with_simulated_steps(ordered, table, price(ordered, table))
@@ -164,7 +164,7 @@ def ordered_step(scenario: Scenario, plan: Plan, order: Order | None) -> float:
 
 
 def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return ranks of a group and their distance, of every axis on which some order matters."""
+    """Return size and stride of the groups of every axis whose links depend on the order."""
     layout = axis_groups(PlanTable.from_plans([plan]))
     silent = () if plan.experts_apart else ("expert", "expert_data")
     pairs = {
@@ -172,7 +172,7 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
         for axis, (size, stride) in layout.items()
         if axis not in silent
     }
-    # a ring of all ranks is the same in every order
+    # a ring of all ranks uses the same links in every order
     most = {"pipeline": plan.world_size}
     return {
         axis: pair
@@ -193,7 +193,7 @@ def _placed(rank: int, plan: Plan, scenario: Scenario, usual: float) -> PlacedPl
 
 
 def _places(scenario: Scenario, plan: Plan) -> list[AxisPlace]:
-    """Say where the groups of every axis talk, with the order and without it."""
+    """Return links and traffic of every axis, in the plan's order and in the default order."""
     by_rank = rank_communication(scenario, plan, default_layer_ranges(scenario, plan))
     usual = replace(scenario.cluster, rank_order=None)
     places = []

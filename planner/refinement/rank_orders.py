@@ -1,14 +1,13 @@
-"""The order of ranks on a tree of links for which some cost is the least.
+"""Order of ranks on a tree of links with the least cost.
 
-An order says on which accelerator each rank of the grid works. All that a cost can depend on is
-what the slowest group of each axis sees (``topology``): bandwidth, latency, mean latency of a hop.
-It never falls when one of these gets worse, so only orders that no other one beats in everything
-are asked for their cost.
+An order assigns an accelerator to each rank of the grid. The cost depends only on the links of the
+slowest group of each axis (``link_tree``): bandwidth, latency, mean latency of a hop. It never
+falls when one of these gets worse, so the cost is evaluated for Pareto-optimal orders only.
 
-Up to EXACT accelerators every order is looked at. Rank 0 stays on accelerator 0: coordinates along
-an axis may be renumbered, and the stages of a pipeline rotated, without changing any group. Beyond
-that: all orders of the axes from the outermost to the innermost, then all orders of a few blocks of
-neighbours, then exchanges of two blocks as long as one gains.
+Up to EXACT accelerators all orders are compared. Rank 0 stays on accelerator 0: renumbering the
+coordinates of an axis and rotating the stages of a pipeline change no group. On more accelerators:
+all permutations of the axes, then all orders of a few blocks of neighbours, then swaps of two
+blocks as long as the cost falls.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ Order = tuple[int, ...]
 Orders = NDArray[np.intp]  # (orders, ranks)
 Floats = NDArray[np.float64]
 EXACT: Final = 8  # accelerators: 7! orders
-AT_ONCE: Final = 1_000_000  # ranks of all orders that are looked at together
-MOST_PRICED: Final = 8  # orders of a front that are priced where the answer is not exact anyway
+MAX_RANKS: Final = 1_000_000  # ranks of all orders that are compared in one array
+MOST_PRICED: Final = 8  # orders of a front that are priced if the search is not exact
 ROUNDS: Final = 5
 SAME: Final = 1e-9  # relative
 
 
 class Groups(NamedTuple):
-    """The groups of an axis: ``size`` ranks that lie ``stride`` apart."""
+    """Groups of an axis: ``size`` ranks with a distance of ``stride``."""
 
     size: int
     stride: int
-    ring: bool  # else messages to the next one
+    ring: bool  # ring collectives; else messages to the next rank
 
 
 @dataclass(frozen=True, slots=True)
 class BestOrder:
-    """The best order that was found."""
+    """The order with the least cost that was found."""
 
     order: Order
     cost: float
-    usual_cost: float  # of ranks in the accelerators' order
-    proven: bool  # every order was looked at
+    usual_cost: float  # of the default order
+    proven: bool  # whether all orders were compared
 
 
 def best_order(
@@ -58,31 +57,31 @@ def best_order(
     grid: Sequence[int],
     cost: Callable[[Order], float],
 ) -> BestOrder:
-    """Return the order with the least cost; among equals ranks stay where they are.
+    """Return the order with the least cost; the default order among ties.
 
-    ``grid``: ranks along each axis, the last one fastest.
+    ``grid``: ranks along each axis; the last axis varies fastest.
     """
     search = _OrderSearch(tree, tuple(dict.fromkeys(groups)), cost)
     count = math.prod(grid)
     usual = np.arange(count)
-    search.look_at(usual[None])
+    search.update(usual[None])
     usual_cost = search.least
     if count <= EXACT:
         others = itertools.permutations(range(1, count))
-        search.look_at(np.array([(0, *order) for order in others], dtype=np.intp), everything=True)
+        search.update(np.array([(0, *order) for order in others], dtype=np.intp), everything=True)
         return BestOrder(search.best, search.least, usual_cost, True)
-    search.look_at(orders_of_axes(grid, np.argsort(tree.position)))
-    search.look_at(_orders_of_blocks(np.array(search.best)))
+    search.update(orders_of_axes(grid, np.argsort(tree.position)))
+    search.update(_orders_of_blocks(np.array(search.best)))
     for _ in range(ROUNDS):
         before = search.least
-        search.look_at(_exchanges(np.array(search.best)))
+        search.update(_exchanges(np.array(search.best)))
         if search.least >= before:
             break
     return BestOrder(search.best, search.least, usual_cost, False)
 
 
 class _OrderSearch:
-    """Prices the orders that can be the best of those that it is shown."""
+    """Evaluation of orders: the best so far, with the cost of Pareto-optimal orders only."""
 
     def __init__(
         self, tree: Tree, groups: Sequence[Groups], cost: Callable[[Order], float]
@@ -92,8 +91,8 @@ class _OrderSearch:
         self.least = math.inf
         self._known: dict[bytes, float] = {}
 
-    def look_at(self, orders: Orders, *, everything: bool = False) -> None:
-        """Take the best of some orders (of accelerators by rank), if it is better."""
+    def update(self, orders: Orders, *, everything: bool = False) -> None:
+        """Update the best order with some orders, (orders, ranks) of accelerators."""
         seen = self.links(orders)
         rows = _front(seen)
         for row in rows if everything else rows[:MOST_PRICED]:
@@ -105,7 +104,7 @@ class _OrderSearch:
                 self.least, self.best = self._known[key], order
 
     def links(self, orders: Orders) -> Floats:
-        """Return what the axes see, (orders, 3 axes): less is better."""
+        """Return the figures of the links of every axis, (orders, 3 x axes): less is better."""
         columns: list[Floats] = []
         for size, stride, ring in self.groups:
             placed = groups_of(orders, size, stride)
@@ -115,7 +114,7 @@ class _OrderSearch:
 
 
 def _front(seen: Floats) -> list[int]:
-    """Return the rows that no other one beats in everything; of equal ones the first."""
+    """Return the Pareto-optimal rows; the first of equal rows."""
     _, first = np.unique(seen, axis=0, return_index=True)
     scale = np.maximum(seen.max(axis=0), 1e-300)
     sums = (seen[first] / scale).sum(axis=1)
@@ -126,8 +125,8 @@ def _front(seen: Floats) -> list[int]:
     return kept
 
 
-def orders_of_axes(grid: Sequence[int], walk: Sequence[int] | Orders) -> Orders:
-    """Return the orders in which ranks fill a walk axis by axis, each of them innermost in turn.
+def orders_of_axes(grid: Sequence[int], accelerators: Sequence[int] | Orders) -> Orders:
+    """Return one order for each permutation of the axes; ``accelerators`` are filled in sequence.
 
     >>> orders_of_axes([2, 2], [0, 1, 2, 3]).tolist()
     [[0, 1, 2, 3], [0, 2, 1, 3]]
@@ -138,14 +137,14 @@ def orders_of_axes(grid: Sequence[int], walk: Sequence[int] | Orders) -> Orders:
     for axes in itertools.permutations(longer):
         places = np.arange(count).reshape([grid[axis] for axis in axes])
         back = sorted(range(len(axes)), key=axes.__getitem__)
-        order = np.asarray(walk)[places.transpose(back).ravel()]
+        order = np.asarray(accelerators)[places.transpose(back).ravel()]
         order = _first_stays(order, grid)
         found[order.tobytes()] = order
     return np.array(list(found.values()))
 
 
 def _first_stays(order: Orders, grid: Sequence[int]) -> Orders:
-    """Rotate every axis until rank 0 works on accelerator 0; the groups stay the same."""
+    """Rotate every axis until rank 0 is on accelerator 0; the groups stay the same."""
     placed = order.reshape(grid)
     where = np.argwhere(placed == 0)[0].tolist()
     for axis, place in enumerate(where):
@@ -154,12 +153,12 @@ def _first_stays(order: Orders, grid: Sequence[int]) -> Orders:
 
 
 def _orders_of_blocks(order: Orders) -> Orders:
-    """Return all orders of as many equal blocks of neighbours as can be looked at together."""
+    """Return all permutations of equal blocks of neighbours, up to MAX_RANKS ranks in all."""
     count = len(order)
     blocks = max(
         n
         for n in range(1, EXACT + 1)
-        if count % n == 0 and (n <= 2 or math.factorial(n - 1) * count <= AT_ONCE)
+        if count % n == 0 and (n <= 2 or math.factorial(n - 1) * count <= MAX_RANKS)
     )
     parts = order.reshape(blocks, -1)
     moved = [(0, *rest) for rest in itertools.permutations(range(1, blocks))]
@@ -167,13 +166,13 @@ def _orders_of_blocks(order: Orders) -> Orders:
 
 
 def _exchanges(order: Orders) -> Orders:
-    """Return the orders in which two equal blocks have changed places, the smallest that can be."""
+    """Return all orders with two equal blocks swapped, with the smallest feasible blocks."""
     count = len(order)
     width = next(
         (
             w
             for w in range(1, count + 1)
-            if count % w == 0 and (count // w) ** 2 / 2 * count <= AT_ONCE
+            if count % w == 0 and (count // w) ** 2 / 2 * count <= MAX_RANKS
         ),
         count,
     )

@@ -1,4 +1,4 @@
-"""What one stage of a pipeline costs with any of its layers: seconds of its passes, its peak."""
+"""Times and peak memory of single pipeline stages with arbitrary layers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds of a stage for one micro-batch, and once a step."""
+    """Seconds of a stage: for one micro-batch, and once a step."""
 
-    recomputed: int  # of its first layers
+    recomputed: int  # number of recomputed first layers
     forward: float
     backward: float
-    weights: float  # of ``backward``, what a split leaves for later
+    weights: float  # part of ``backward`` that schedules with split backward passes defer
     once: float  # exposed data-parallel communication and the optimizer
 
     @property
@@ -45,7 +45,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Pricing:
-    """Prices pipeline ranks of one plan, one at a time."""
+    """Times and peak memory of single pipeline ranks of one plan."""
 
     scenario: Scenario
     plan: Plan
@@ -56,13 +56,13 @@ class Pricing:
         return PlanTable.from_plans([self.plan])
 
     def seconds(self, rank: PipelineRank) -> RankSeconds:
-        """Return what a rank takes."""
+        """Return the times of a rank in seconds."""
         scenario = self.scenario
         rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
         return rank_seconds(RankView(scenario, self.table, rank), rate)
 
     def once(self, seconds: RankSeconds) -> float:
-        """Return what a rank takes once a step, behind its last pass."""
+        """Return the seconds of a rank once a step, after its last pass."""
         software = self.scenario.software
         exposed = exposed_data_seconds(
             seconds,
@@ -73,7 +73,7 @@ class Pricing:
         return one(exposed) + one(seconds.optimizer)
 
     def peak(self, rank: PipelineRank) -> float:
-        """Return bytes in use at a rank's peak."""
+        """Return the peak memory of a rank in bytes."""
         parts, _ = rank_memory(RankView(self.scenario, self.table, rank))
         return one(parts.peak)
 
@@ -84,12 +84,12 @@ def one(column: Any) -> float:
 
 
 class StageCosts:
-    """Costs of the stages of a plan with one stage on each rank, remembered by what decides them.
+    """Cached costs of the stages of a plan with one stage on each rank.
 
-    What a stage costs depends on its own layers, on whether it is the first or the last one, and,
-    for its memory, on its place. Layers are told apart by their kind; where stacks meet (encoder
-    and decoder), also by what a stage hands on. Fewer layers and more recomputation never need more
-    memory.
+    The time of a stage depends on its layers and on whether it is the first or last stage; its
+    memory also on its position. The cache key contains the kinds of its layers and, for models with
+    encoder and decoder, the tensors that a stage sends. Fewer layers or more recomputation never
+    need more memory.
     """
 
     def __init__(self, scenario: Scenario, plan: Plan) -> None:
@@ -97,7 +97,7 @@ class StageCosts:
         self.scenario, self.plan = scenario, plan
         self.pricing = Pricing(scenario, plan)
         spread = memory_spread(scenario.software.name)
-        self.most = budget_bytes(scenario.cluster) / (1.0 + spread.above)
+        self.max_peak = budget_bytes(scenario.cluster) / (1.0 + spread.above)
         self._seconds: dict[Any, tuple[float, float, float, float, float]] = {}
         self._peaks: dict[Any, float] = {}
         self._least: dict[Any, int | None] = {}
@@ -108,7 +108,7 @@ class StageCosts:
     def seconds(
         self, stage: int, first: int, last: int, recomputed: int
     ) -> tuple[float, float, float, float, float]:
-        """Return both passes, the forward, the backward one, its later part, and once a step."""
+        """Return seconds: both passes, forward, backward, its deferred part, and once a step."""
         key = (self._key(stage, first, last), recomputed)
         if key not in self._seconds:
             found = self.pricing.seconds(self._contents(stage, first, last, recomputed))
@@ -118,7 +118,7 @@ class StageCosts:
         return self._seconds[key]
 
     def peak(self, stage: int, first: int, last: int, recomputed: int) -> float:
-        """Return bytes at the peak of a stage."""
+        """Return the peak memory of a stage in bytes."""
         key = (stage, self._key(stage, first, last), recomputed)
         if key not in self._peaks:
             contents = self._contents(stage, first, last, recomputed)
@@ -126,9 +126,9 @@ class StageCosts:
         return self._peaks[key]
 
     def cheapest(self, stage: int, first: int, last: int) -> StageCost | None:
-        """Return the cost with the least recomputation that fits; None: it does not fit.
+        """Return the cost with the fewest recomputed layers that fit; None if it does not fit.
 
-        Without recomputation in the plan there is none; else its first layers, as few as can be.
+        A plan without recomputation recomputes none; else the first layers of the stage.
         """
         key = (stage, self._key(stage, first, last))
         if key not in self._least:
@@ -145,7 +145,7 @@ class StageCosts:
             return 0
 
         def fits(recomputed: int) -> bool:
-            return self.peak(stage, first, last, recomputed) <= self.most
+            return self.peak(stage, first, last, recomputed) <= self.max_peak
 
         smaller = self._least.get((stage, self._key(stage, first, last - 1)), 0)
         if smaller == 0 and fits(0):
@@ -163,7 +163,7 @@ class StageCosts:
         return high
 
     def _within(self, stage: int, layers: tuple[int, int], other: tuple[int, int]) -> bool:
-        """Whether some layers are a part of others, or are as many of the only kind or fewer."""
+        """Whether layers are a subset of others, or not more of the only kind of layer."""
         if other[0] <= layers[0] and layers[1] <= other[1]:
             return True
         model = self.scenario.model
@@ -180,7 +180,7 @@ class StageCosts:
         return self._keys[place]
 
     def _contents(self, stage: int, first: int, last: int, recomputed: int) -> PipelineRank:
-        """Return the contents of a stage; the others share what is left."""
+        """Return the contents of a stage; the other stages split the remaining layers evenly."""
         stages, layers = self.plan.pipeline_parallel, self.scenario.model.num_layers
         before = split_layers(first, stage) if stage else ()
         after = split_layers(layers - last, stages - 1 - stage) if stage < stages - 1 else ()
@@ -197,7 +197,7 @@ class StageCosts:
 def simulated_step(
     scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
 ) -> float:
-    """Return seconds of a step, every pass of every micro-batch simulated, with any stages."""
+    """Return the simulated step of a plan with given stages, in seconds."""
     pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
     recomputed = recomputed_layers(plan, by_stage)
     ranks = [
@@ -220,7 +220,7 @@ def simulated_step(
 def peaks(
     scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
 ) -> list[float]:
-    """Return bytes at the peak of every pipeline rank."""
+    """Return the peak memory of every pipeline rank in bytes."""
     pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
     recomputed = recomputed_layers(plan, by_stage)
     return [
@@ -230,6 +230,6 @@ def peaks(
 
 
 def with_stages(scenario: Scenario, ranges: Ranges, by_stage: tuple[int, ...] | None) -> Scenario:
-    """Return a scenario with such stages."""
+    """Return a scenario with given stages and recomputed layers of each."""
     pairs = tuple((first, last) for first, last in ranges)
     return replace(scenario, layer_ranges=pairs, stage_recompute_layers=by_stage)

@@ -1,23 +1,22 @@
-"""Layers to the stages of a pipeline, so that the simulated step is the shortest that fits.
+"""Assignment of layers to pipeline stages with the shortest simulated step that fits.
 
-Stages are filled from the first to the last. What is left for the stages to come is bounded by
-dynamic programming over (stage, first layer):
+Best-first branch and bound: stages are filled from the first to the last. Dynamic programming over
+(stage, first layer) bounds the remaining stages:
 
-    longest(s, a)  least possible time of the longest of the stages s.. with the layers a..
-    rest(s, a)     least possible time of one micro-batch through all of them, and of the others
-                   through the last one
+    longest(s, a)  least time of the longest of the stages s.. with the layers a..
+    rest(s, a)     least time of one micro-batch through these stages, and of the other
+                   micro-batches through the last stage
 
-and a partial pipeline takes at least, with f, i, w the seconds of forward passes and of gradients
-of inputs and weights, m micro-batches, and sums over the stages before a stage s,
+Lower bounds on a partial pipeline, with f, i, w the seconds of forward passes and of gradients of
+inputs and weights, m micro-batches, and sums over the stages before a stage s:
 
-    sum f + max(m (f + i + w), m (f + i) + sum i)        for every stage that is filled
-    sum f + sum i + m longest                            for those to come
-    sum f + sum i + rest                                 for the last one
+    sum f + max(m (f + i + w), m (f + i) + sum i)        for every filled stage
+    sum f + sum i + m longest                            for the remaining stages
+    sum f + sum i + rest                                 for the last stage
 
-The partial pipelines are extended best first; a whole one takes at least ``pipeline_bound`` and is
-simulated when its turn comes, so that the search ends with the best one of all, unless it was told
-to stop earlier. Of every stage, the least layers that fit are recomputed: a recomputed layer makes
-no pass shorter.
+Complete pipelines are bounded by ``pipeline_bound`` and simulated in the order of their bounds, so
+the result is optimal unless a limit stops the search. Every stage recomputes the fewest layers with
+which it fits: recomputing a layer makes no pass shorter.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from cost_models.step_time.pipeline_simulation import makespan
 from planner.refinement.stage_costs import StageCost, StageCosts
 
 ONE_STAGE_A_RANK: Final = ("gpipe", "1f1b", "zero_bubble")
-MOST_NODES: Final = 3_000  # partial pipelines that are extended
+MOST_NODES: Final = 3_000  # partial pipelines extended at most
 MOST_SIMULATED: Final = 100
 SAME: Final = 1e-9  # relative
 Ranges = tuple[tuple[int, int], ...]
@@ -44,22 +43,22 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class StageSplit:
-    """The layers of every stage, what each recomputes, and the simulated step."""
+    """Layers and recomputed layers of every stage, and the simulated step."""
 
     layer_ranges: Ranges
-    recomputed: tuple[int, ...]  # of the first layers of each stage
+    recomputed: tuple[int, ...]  # number of recomputed first layers of each stage
     step: float  # seconds
-    proven: bool  # nothing better exists; else the search was stopped
+    proven: bool  # optimal; else a limit stopped the search
     simulated: int
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """How many layers each stage has."""
+        """Number of layers of each stage."""
         return tuple(last - first for first, last in self.layer_ranges)
 
 
 def can_be_uneven(scenario: Scenario, plan: Plan) -> bool:
-    """Whether stages are chosen for a plan: one on each rank, on GPUs, nothing of it pinned."""
+    """Whether uneven stages are searched: one stage a rank, on GPUs, nothing about it pinned."""
     return (
         plan.pipeline_parallel > 1
         and plan.virtual_stages == 1
@@ -79,16 +78,16 @@ def best_stages(
     most_nodes: int = MOST_NODES,
     most_simulated: int = MOST_SIMULATED,
 ) -> StageSplit | None:
-    """Return the stages with the shortest simulated step among those that fit; None: none does."""
+    """Return the stages with the shortest simulated step that fit; None if none fit."""
     return _SplitSearch(scenario, plan).run(most_nodes, most_simulated)
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A pipeline whose first stages are filled."""
+    """A partial pipeline: its first stages have layers."""
 
     stages: tuple[StageCost, ...]
-    ends: tuple[int, ...]  # last layers, exclusive
+    ends: tuple[int, ...]  # end of each stage's layers, exclusive
     forward: float  # sums over the filled stages
     inputs: float
     longest: float  # the largest bound of a filled stage
@@ -147,7 +146,7 @@ class _SplitSearch:
         return StageSplit(found.layer_ranges, found.recomputed, found.step, proven, self.simulated)
 
     def _try(self, ends: tuple[int, ...]) -> None:
-        """Simulate whole stages, and keep the best."""
+        """Simulate a complete pipeline, and keep it if it is the best."""
         if ends in self.seen:
             return
         self.seen.add(ends)
@@ -168,7 +167,7 @@ class _SplitSearch:
             self.best = StageSplit(ranges, recomputed, step, True, self.simulated)
 
     def _bounds(self) -> tuple[list[list[float]], list[list[float]], tuple[int, ...]]:
-        """Return ``longest``, ``rest`` and the ends of stages whose longest one is the shortest."""
+        """Return ``longest``, ``rest`` and the stage ends that minimise the longest stage."""
         count, layers = self.count, self.layers
         longest = [[np.inf] * (layers + 1) for _ in range(count + 1)]
         rest = [[np.inf] * (layers + 1) for _ in range(count + 1)]
@@ -197,7 +196,7 @@ class _SplitSearch:
         return longest, rest, tuple(ends)
 
     def _lasts(self, stage: int, first: int) -> range:
-        """Return where a stage that begins with a layer may end."""
+        """Return the possible ends of a stage that begins with a layer."""
         low, high = self.sizes[stage]
         latest = min(self.layers - (self.count - stage - 1), first + high)
         if stage == self.count - 1:
@@ -205,10 +204,10 @@ class _SplitSearch:
         return range(first + low, latest + 1)
 
     def _narrow(self, even: list[int]) -> None:
-        """Find the largest stages that are worth it, and so the smallest: layers are all alike.
+        """Bound the size of every stage, for layers of one kind.
 
-        A stage that alone takes longer than the best pipeline is too large, and the others cannot
-        make up for one that is too small.
+        A stage that alone takes longer than the best pipeline is too large; the largest sizes of
+        the other stages bound it from below.
         """
         limit = np.inf if self.best is None else self.best.step / self.microbatches
         most = self.layers - self.count + 1
@@ -229,7 +228,7 @@ class _SplitSearch:
         self.sizes = list(zip(low, high, strict=True))
 
     def _probe(self, stage: int, first: int, limit: float) -> None:
-        """Look at the largest stage that is worth it: where it fits, all smaller ones do."""
+        """Price the largest stage below the limit first: if it fits, all smaller ones fit."""
         lasts = self._lasts(stage, first)
         worth = [last for last in lasts if self.costs.seconds(stage, first, last, 0)[0] <= limit]
         if worth:

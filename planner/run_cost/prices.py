@@ -1,7 +1,7 @@
-"""What an accelerator costs and draws: dollars an hour and watts, with what that stands on.
+"""Price and power of an accelerator: dollars an hour and watts, with their sources.
 
-A number is the user's (``--price``), else the hardware profile's; where neither has one, it is
-unknown, and whatever needs it says so.
+The user's price (``--price``) comes first, then the hardware profile; without either it is unknown,
+and answers that need it report an error.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ ABOUT_ENERGY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tariff:
-    """Of one accelerator; None: unknown."""
+class AcceleratorCost:
+    """Price and power of one accelerator; None: unknown."""
 
     dollars_per_hour: float | None
     watts: float | None
-    notes: tuple[str, ...]  # what they stand on
+    notes: tuple[str, ...]  # sources
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the user says that an hour of one accelerator costs: of all, or by name."""
+    """Dollars an hour of one accelerator as given by the user: for all, or by name."""
 
     every: float | None = None
     by_name: tuple[tuple[str, float], ...] = ()
 
     def of(self, accelerator: str) -> float | None:
-        """Return the price that was given, None without one."""
+        """Return the given price; None without one."""
         return dict(self.by_name).get(accelerator, self.every)
 
 
@@ -80,8 +80,8 @@ def _dollars(text: str, item: str) -> float:
     return value
 
 
-def tariff(cluster: Cluster, prices: Prices | None = None) -> Tariff:
-    """Return what is known of a cluster's accelerators."""
+def accelerator_cost(cluster: Cluster, prices: Prices | None = None) -> AcceleratorCost:
+    """Return price and power of a cluster's accelerators."""
     accelerator = cluster.accelerator
     own = (prices or Prices()).of(accelerator.name)
     notes = []
@@ -93,13 +93,13 @@ def tariff(cluster: Cluster, prices: Prices | None = None) -> Tariff:
         price = accelerator.price
         notes.append(f"{accelerator.name} ${dollars:g} an hour ({price.kind}: {price.source})")
     watts = None if accelerator.power is None else accelerator.power.value
-    return Tariff(dollars, watts, tuple(notes))
+    return AcceleratorCost(dollars, watts, tuple(notes))
 
 
 def require_known(clusters: list[Cluster], prices: Prices, *, what: str) -> None:
-    """Raise where a price (``what`` "cost") or a power ("energy") is unknown."""
+    """Raise an InputError if a price (``what`` "cost") or power ("energy") is unknown."""
     for cluster in clusters:
-        known = tariff(cluster, prices)
+        known = accelerator_cost(cluster, prices)
         name = cluster.accelerator.name
         if what == "cost" and known.dollars_per_hour is None:
             raise InputError(

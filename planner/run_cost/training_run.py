@@ -1,4 +1,4 @@
-"""A whole training run: its days, accelerator hours, dollars and joules; or what a budget buys.
+"""Cost of a training run: days, accelerator hours, dollars, joules; or tokens for a budget.
 
 steps     = ceil(tokens / tokens of a step)
 seconds   = steps x seconds of a step
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.failures import FailureProfile, parse_failures
-from planner.run_cost.prices import HOUR, Tariff
+from planner.run_cost.prices import HOUR, AcceleratorCost
 
 DAY: Final = 24 * HOUR
 MOST_TOKENS: Final = 1e18
@@ -32,17 +32,17 @@ _AMOUNT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """How much is trained, and within what; None: not said."""
+    """Requested tokens and limits of a training run; None: not given."""
 
     tokens: float | None = None
     budget: float | None = None  # dollars
     days: float | None = None
     carbon: float | None = None  # grams of CO2 a kilowatt hour
-    failures: FailureProfile | None = None  # None: as published
+    failures: FailureProfile | None = None  # None: published values
 
     @property
-    def is_asked(self) -> bool:
-        """Whether there is anything to say about it."""
+    def is_given(self) -> bool:
+        """Whether tokens or a limit are given."""
         return not (self.tokens is None and self.budget is None and self.days is None)
 
 
@@ -64,7 +64,7 @@ def parse_amount(option: str, given: str | float | None, highest: float) -> floa
 
 
 def _number(text: str) -> float:
-    """Read a number with a suffix; 0 for what is none."""
+    """Read a number with a suffix; 0 for invalid text."""
     match = _AMOUNT.match(text.strip())
     scale = None if match is None else SUFFIXES.get(match["suffix"].lower())
     if match is None or scale is None:
@@ -72,18 +72,18 @@ def _number(text: str) -> float:
     return float(match["number"].replace(",", "").replace("_", "")) * scale
 
 
-def job_of(
+def parse_run_request(
     tokens: str | float | None,
     budget: str | float | None,
     days: str | float | None,
     carbon: str | float | None = None,
     failures: str | None = None,
 ) -> RunRequest:
-    """Read what is asked of a whole run."""
+    """Read the options of a training run."""
     about = {"--carbon": carbon, "--failures": failures}
     alone = [name for name, value in about.items() if value is not None]
     if alone and tokens is None and budget is None and days is None:
-        raise InputError(f"{', '.join(alone)}: about a whole run, which needs --tokens 300B")
+        raise InputError(f"{', '.join(alone)}: needs --tokens, such as --tokens 300B")
     return RunRequest(
         parse_amount("--tokens", tokens, MOST_TOKENS),
         parse_amount("--budget", budget, MOST_DOLLARS),
@@ -95,23 +95,23 @@ def job_of(
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step of a plan takes."""
+    """Time and cost of one step of a plan."""
 
     seconds: float
     tokens: int
     num_gpus: int
-    tariff: Tariff
+    accelerator_cost: AcceleratorCost
 
     @property
     def dollars(self) -> float | None:
         """Dollars of a step."""
-        price = self.tariff.dollars_per_hour
+        price = self.accelerator_cost.dollars_per_hour
         return None if price is None else self.seconds * self.num_gpus / HOUR * price
 
     @property
     def joules(self) -> float | None:
         """Joules of a step."""
-        watts = self.tariff.watts
+        watts = self.accelerator_cost.watts
         return None if watts is None else self.seconds * self.num_gpus * watts
 
     def per_token(self, objective: str) -> float | None:
@@ -120,26 +120,46 @@ class StepCost:
         return None if value is None else value / self.tokens
 
 
-def affordable_tokens(job: RunRequest, step: StepCost, progress: float = 1.0) -> float | None:
-    """Return the tokens of the steps that budget and days allow; None where neither is given.
+def affordable_tokens(request: RunRequest, step: StepCost, progress: float = 1.0) -> float | None:
+    """Return the tokens that budget and days allow; None if neither is given.
 
-    ``progress``: the share of the time that goes into steps that count.
+    ``progress``: goodput, the share of the time that is progress.
     """
     limits = []
-    if job.budget is not None and step.dollars is not None:
-        limits.append(job.budget / step.dollars)
-    if job.days is not None:
-        limits.append(job.days * DAY / step.seconds)
+    if request.budget is not None and step.dollars is not None:
+        limits.append(request.budget / step.dollars)
+    if request.days is not None:
+        limits.append(request.days * DAY / step.seconds)
     return None if not limits else float(math.floor(min(limits) * progress) * step.tokens)
 
 
-def job_document(job: RunRequest, step: StepCost, progress: float = 1.0) -> dict[str, Any] | None:
-    """Return what the run takes, as plain JSON values; None where nothing of it is known.
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """Size, time and cost of a training run without failures; None: unknown or not limited."""
 
-    Without tokens: those that budget and days allow, failures and checkpoints counted
-    (``progress``).
+    tokens: float
+    steps: int
+    seconds: float
+    gpu_hours: float
+    dollars: float | None
+    joules: float | None
+    co2_kg: float | None
+    within_budget: bool | None
+    within_days: bool | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def cost_of_run(request: RunRequest, step: StepCost, progress: float = 1.0) -> RunCost | None:
+    """Return time and cost of a training run; None without tokens and limits.
+
+    Without tokens: the tokens that budget and days allow with a goodput of ``progress``.
     """
-    tokens = job.tokens if job.tokens is not None else affordable_tokens(job, step, progress)
+    tokens = (
+        request.tokens if request.tokens is not None else affordable_tokens(request, step, progress)
+    )
     if tokens is None:
         return None
     steps = math.ceil(tokens / step.tokens)
@@ -147,17 +167,21 @@ def job_document(job: RunRequest, step: StepCost, progress: float = 1.0) -> dict
     hours = seconds * step.num_gpus / HOUR
     dollars = None if step.dollars is None else steps * step.dollars
     joules = None if step.joules is None else steps * step.joules
-    grams = None if job.carbon is None or joules is None else joules / KILOWATT_HOUR * job.carbon
-    over_budget = job.budget is not None and dollars is not None and dollars > job.budget
-    over_time = job.days is not None and seconds > job.days * DAY
-    return {
-        "tokens": tokens,
-        "steps": steps,
-        "seconds": seconds,
-        "gpu_hours": hours,
-        "dollars": dollars,
-        "joules": joules,
-        "co2_kg": None if grams is None else grams / 1e3,
-        "within_budget": None if job.budget is None or dollars is None else not over_budget,
-        "within_days": None if job.days is None else not over_time,
-    }
+    grams = (
+        None
+        if request.carbon is None or joules is None
+        else joules / KILOWATT_HOUR * request.carbon
+    )
+    over_budget = request.budget is not None and dollars is not None and dollars > request.budget
+    over_time = request.days is not None and seconds > request.days * DAY
+    return RunCost(
+        tokens=tokens,
+        steps=steps,
+        seconds=seconds,
+        gpu_hours=hours,
+        dollars=dollars,
+        joules=joules,
+        co2_kg=None if grams is None else grams / 1e3,
+        within_budget=None if request.budget is None or dollars is None else not over_budget,
+        within_days=None if request.days is None else not over_time,
+    )

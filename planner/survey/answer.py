@@ -178,13 +178,18 @@ def assumptions_of(
 ) -> list[str]:
     """Return what all cases assume, and what their prices stand on; nothing twice."""
     said = [words for case in cases for words in case.assumptions]
-    notes = [note for case in cases for found in case.found[:1] for note in found.step.tariff.notes]
+    notes = [
+        note
+        for case in cases
+        for found in case.found[:1]
+        for note in found.step.accelerator_cost.notes
+    ]
     if notes:
         said += [*notes, ABOUT_COST]
     objectives = {asked.objective, *(asked.pareto or ())}
     if "energy" in objectives and any(found.step.joules is not None for found in ranked):
         said.append(ABOUT_ENERGY)
-    if asked.job.is_asked and any(found.run for found in ranked[:1]):
+    if asked.job.is_given and any(found.run for found in ranked[:1]):
         said += failure_notes(asked.job)
     settings = [case.scenario for case in cases]
     if any(can_be_placed(one.cluster) and not is_placed(one, asked) for one in settings):

@@ -22,8 +22,8 @@ from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_p
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
 from planner.request.objectives import Objective, pareto_front, results
 from planner.request.scenario import AssumedScenario
-from planner.run_cost.failures import whole_run
-from planner.run_cost.prices import Prices, tariff
+from planner.run_cost.failures import TrainingRun, training_run
+from planner.run_cost.prices import Prices, accelerator_cost
 from planner.run_cost.training_run import DAY, RunRequest, StepCost
 from planner.search.search import SearchResult, search
 from planner.search.space import allowed_offloads
@@ -64,9 +64,9 @@ class RankedPlan:
         return assess(self.scenario, self.plan)
 
     @cached_property
-    def run(self) -> dict[str, Any] | None:
-        """The whole run, with failures and without; None where nothing of it is known."""
-        return whole_run(self.scenario, self.plan, self.job, self.step)
+    def run(self) -> TrainingRun | None:
+        """Training run with and without failures; None without tokens and limits."""
+        return training_run(self.scenario, self.plan, self.job, self.step)
 
     @property
     def fits(self) -> bool:
@@ -85,21 +85,21 @@ class RankedPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        tariff_ = self.step.tariff
+        cost = self.step.accelerator_cost
         return {
             "cluster": self.scenario.cluster.name,
             "num_gpus": self.scenario.cluster.num_gpus,
             "precision": self.scenario.workload.precision,
             **self.assessment.to_dict(),
             "cost": {
-                "dollars_per_gpu_hour": tariff_.dollars_per_hour,
-                "watts_per_gpu": tariff_.watts,
+                "dollars_per_gpu_hour": cost.dollars_per_hour,
+                "watts_per_gpu": cost.watts,
                 "dollars_per_step": self.step.dollars,
                 "joules_per_step": self.step.joules,
                 "dollars_per_token": self.step.per_token("cost"),
                 "joules_per_token": self.step.per_token("energy"),
             },
-            "job": self.run,
+            "job": None if self.run is None else self.run.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
         }
 
@@ -252,7 +252,7 @@ def _found(
     asked: SurveyRequest,
     placed: PlacedPlan | None = None,
 ) -> RankedPlan:
-    seconds, rate = assessment.time.step_seconds, tariff(scenario.cluster, asked.prices)
+    seconds, rate = assessment.time.step_seconds, accelerator_cost(scenario.cluster, asked.prices)
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
     one = RankedPlan(scenario, plan, step, asked.job, placed)
     one.__dict__["assessment"] = assessment
@@ -268,7 +268,7 @@ def job_limits(scenario: Scenario, asked: SurveyRequest) -> list[Constraint]:
         1.0,
         scenario.workload.tokens_per_step,
         scenario.cluster.num_gpus,
-        tariff(scenario.cluster, asked.prices),
+        accelerator_cost(scenario.cluster, asked.prices),
     )
     steps = float(np.ceil(job.tokens / unit.tokens))
     limits = []
@@ -308,7 +308,7 @@ def sort_key(asked: SurveyRequest) -> Callable[[RankedPlan], tuple[float, ...]]:
         rest = (found.value("time"), found.value("memory"), float(found.plan.world_size))
         finds_tokens = asked.job.tokens is None and asked.objective in ("time", "cost")
         if finds_tokens and found.run is not None:
-            return (-found.run["tokens"], own, *rest)
+            return (-found.run.cost.tokens, own, *rest)
         return (own, *rest)
 
     return key

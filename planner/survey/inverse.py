@@ -369,7 +369,7 @@ def _best_of_all(one: _Inverse) -> InverseAnswer:
     words = f"{value}"
     if one.find == "most-tokens":
         assert best.run is not None  # a budget is priced, or refused
-        value = best.run["tokens"]
+        value = best.run.cost.tokens
         words = f"{format_count(value)} tokens on {best.scenario.cluster.name}"
     return replace(answer, value=value, words=words)
 

@@ -70,7 +70,7 @@ def survey_text(
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed))
     job = best.run
-    if job is not None and asked.job.is_asked:
+    if job is not None and asked.job.is_given:
         lines += run_lines(job, best.assessment, best.plan.world_size)
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
@@ -118,7 +118,7 @@ def _columns(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
     """Return the columns of the table of cases: memory, rates, dollars, the whole run."""
     priced = any(case.found[0].step.dollars is not None for case in cases)
     energy = "energy" in (asked.objective, *(asked.pareto or ()))
-    whole_run = asked.job.is_asked
+    has_run = asked.job.is_given
     columns: list[tuple[bool, str, Callable[[RankedPlan], str]]] = [
         (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
         (True, "GiB", lambda found: format_gib(found.assessment.memory.peak_bytes)),
@@ -127,10 +127,10 @@ def _columns(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
         (True, "MFU", _mfu),
         (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
         (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),
-        (whole_run and asked.job.tokens is None, "tokens", _of_run("tokens", format_count)),
-        (whole_run, "days", _of_run("seconds", lambda seconds: f"{seconds / DAY:,.1f}")),
-        (whole_run, "gpu-hours", _of_run("gpu_hours", lambda hours: f"{hours:,.0f}")),
-        (whole_run and priced, "dollars", _of_run("dollars", dollars)),
+        (has_run and asked.job.tokens is None, "tokens", _of_run("tokens", format_count)),
+        (has_run, "days", _of_run("seconds", lambda seconds: f"{seconds / DAY:,.1f}")),
+        (has_run, "gpu-hours", _of_run("gpu_hours", lambda hours: f"{hours:,.0f}")),
+        (has_run and priced, "dollars", _of_run("dollars", dollars)),
     ]
     return [(heading, cell) for wanted, heading, cell in columns if wanted]
 
@@ -142,7 +142,7 @@ def _mfu(found: RankedPlan) -> str:
 
 def _of_run(name: str, words: Callable[[Any], str]) -> Callable[[RankedPlan], str]:
     """Return what prints a figure of the whole run; a dash where no run is known."""
-    return lambda found: "–" if found.run is None else words(found.run[name])
+    return lambda found: "–" if found.run is None else words(getattr(found.run.cost, name))
 
 
 def _scaled(found: RankedPlan, objective: str, unit: float = 1.0) -> float | None:

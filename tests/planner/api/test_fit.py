@@ -132,7 +132,9 @@ def test_the_least_recomputation_that_fits_is_taken() -> None:
         )
 
     assert fitted(1024).plan.recompute == "none"
-    longest = fitted(1024, recompute="none").reach["longest_seq_len"]
+    reach = fitted(1024, recompute="none").reach
+    assert reach is not None
+    longest = reach.longest_seq_len
     more = fitted(longest + 16384)
     assert more.plan.recompute != "none"
     assert more.verdict == "fits"
@@ -175,7 +177,8 @@ def test_the_search_prices_recomputation_in_parts_where_it_is_pinned() -> None:
 
 def test_one_sequence_too_long_does_not_fit_and_the_longest_does() -> None:
     answer = fit(recompute="none")
-    longest = answer.reach["longest_seq_len"]
+    assert answer.reach is not None
+    longest = answer.reach.longest_seq_len
     at = planner.fit(llama(), CLUSTER, seq_len=longest, recompute="none")
     over = planner.fit(llama(), CLUSTER, seq_len=longest + 128, recompute="none")
     assert at.verdict == "fits"
@@ -184,7 +187,8 @@ def test_one_sequence_too_long_does_not_fit_and_the_longest_does() -> None:
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
     answer = planner.fit("llama-3.2-1b", CLUSTER, seq_len=2048, recompute="none")
-    largest = answer.reach["largest_micro_batch_size"]
+    assert answer.reach is not None
+    largest = answer.reach.largest_micro_batch_size
     for size, fits in ((largest, True), (largest + 1, False)):
         again = planner.fit(
             "llama-3.2-1b", CLUSTER, seq_len=2048, recompute="none", micro_batch_size=size

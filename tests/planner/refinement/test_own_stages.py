@@ -23,7 +23,7 @@ from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.best_partition import best_staged
-from planner.refinement.minimal_recompute import recompute_what_must_be, share_out
+from planner.refinement.minimal_recompute import minimal_recompute_layers, share_out
 from planner.refinement.stage_costs import StageCosts, peaks, simulated_step, with_stages
 from planner.refinement.stage_search import StageSplit, best_stages, can_be_uneven
 from planner.search.search import search
@@ -277,7 +277,7 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
     low = max(peaks(scenario, plan, ranges, tuple(sizes)))
     high = max(peaks(scenario, plan, ranges, (0,) * len(sizes)))
     tight = with_budget(scenario, (low + 0.4 * (high - low)) * spread)
-    found = recompute_what_must_be(tight, plan, ranges)
+    found = minimal_recompute_layers(tight, plan, ranges)
     assert found is not None
     most = budget_bytes(tight.cluster) / spread
     assert max(peaks(tight, plan, ranges, found)) <= most
@@ -287,7 +287,7 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
         if max(peaks(tight, plan, ranges, numbers)) <= most
     )
     assert simulated_step(tight, plan, ranges, found) == pytest.approx(best, rel=1e-9)
-    assert recompute_what_must_be(with_budget(scenario, low * 0.5), plan, ranges) is None
+    assert minimal_recompute_layers(with_budget(scenario, low * 0.5), plan, ranges) is None
 
 
 @given(

@@ -13,6 +13,7 @@ from cost_models.plan.workload import Workload
 from cost_models.plan_file import read_plan_file
 from hardware_profiles.errors import InputError
 from planner.advice.changes import other_plans
+from planner.assessment.reach import Reach
 from planner.cli import app as cli
 from planner.cli.app import app
 from planner.runs.compare import compare
@@ -27,7 +28,7 @@ OPTIONS: dict[str, Any] = {"seq_len": 256, "pipeline_parallel": 4}
 @pytest.fixture(autouse=True)
 def no_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a plan can go is another question, and a long search."""
-    monkeypatch.setattr("planner.answer.answers.reach", lambda scenario, plan: {})
+    monkeypatch.setattr("planner.answer.answers.reach", lambda scenario, plan: Reach(None, None))
 
 
 def fitted(**options: Any) -> Any:

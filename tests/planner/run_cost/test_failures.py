@@ -15,7 +15,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.software.failures import failure_profile, parse_failures
 from planner.answer.answers import FitAnswer
 from planner.cli.app import main
-from planner.run_cost.failures import failing_document, writers_of
+from planner.run_cost.failures import FailureEstimate, failure_estimate, writers_of
 
 RUN = "llama-3-8b 8xA100-80GB --seq-len 4096 --global-batch-size 64 --tokens 100B"
 
@@ -33,9 +33,9 @@ def fitted(**options: Any) -> FitAnswer:
     return answer
 
 
-def failing(said: str | None) -> dict[str, Any]:
+def failing(said: str | None) -> FailureEstimate:
     answer = fitted()
-    return failing_document(answer.scenario, answer.plan, parse_failures(said), 2.0)
+    return failure_estimate(answer.scenario, answer.plan, parse_failures(said), 2.0)
 
 
 def test_fit_says_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_a_limit_that_failures_break_is_named(capsys: pytest.CaptureFixture[str]
 
 def test_worse_machines_make_less_progress() -> None:
     shares = [
-        failing(said)["goodput"]
+        failing(said).goodput
         for said in (None, "mtbf=5000", "mtbf=500", "mtbf=500,restart=120", "mtbf=500,stall=600")
     ]
     assert shares[0] > shares[1] > shares[2] > shares[3]
@@ -100,8 +100,8 @@ def test_who_writes() -> None:
 
 def test_slow_storage_spaces_checkpoints_out() -> None:
     slow, fast = (failing(f"mtbf=50,storage={gb}") for gb in (0.01, 10))
-    assert slow["checkpoint_interval_seconds"] >= slow["checkpoint_write_seconds"]
-    assert slow["goodput"] < fast["goodput"]
+    assert slow.checkpoint_interval_seconds >= slow.checkpoint_write_seconds
+    assert slow.goodput < fast.goodput
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
-from planner.run_cost.prices import Prices, parse_prices, require_known, tariff
+from planner.run_cost.prices import Prices, accelerator_cost, parse_prices, require_known
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_a_bad_price_is_one_line(given: str) -> None:
 
 def test_what_the_user_says_comes_before_the_profile() -> None:
     cluster = parse_cluster("8xH100-SXM")
-    known = tariff(cluster)
+    known = accelerator_cost(cluster)
     price = cluster.accelerator.price
     assert price is not None
     assert known.dollars_per_hour == price.value
     assert price.source in known.notes[0]
-    given = tariff(cluster, parse_prices("1.25"))
+    given = accelerator_cost(cluster, parse_prices("1.25"))
     assert given.dollars_per_hour == 1.25
     assert "given" in given.notes[0]
     assert given.watts == known.watts == 700
@@ -48,7 +48,7 @@ def test_what_the_user_says_comes_before_the_profile() -> None:
 
 def test_what_nobody_published_is_unknown_and_says_what_helps() -> None:
     cluster = parse_cluster("8xV100-SXM2-32GB")
-    assert tariff(cluster).dollars_per_hour is None
+    assert accelerator_cost(cluster).dollars_per_hour is None
     with pytest.raises(InputError, match=r"--price V100-SXM2-32GB=2\.50"):
         require_known([cluster], Prices(), what="cost")
     require_known([cluster], Prices(1.0), what="cost")

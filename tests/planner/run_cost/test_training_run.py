@@ -5,37 +5,39 @@ from typing import Any
 import pytest
 
 from hardware_profiles.errors import InputError
-from planner.run_cost.prices import Tariff
+from planner.run_cost.prices import AcceleratorCost
 from planner.run_cost.training_run import (
     DAY,
     RunRequest,
     StepCost,
     affordable_tokens,
-    job_document,
-    job_of,
+    cost_of_run,
+    parse_run_request,
 )
 
-STEP = StepCost(seconds=2.0, tokens=1000, num_gpus=8, tariff=Tariff(3.6, 500.0, ()))
+STEP = StepCost(
+    seconds=2.0, tokens=1000, num_gpus=8, accelerator_cost=AcceleratorCost(3.6, 500.0, ())
+)
 
 
 def test_a_step_by_hand() -> None:
     assert STEP.dollars == pytest.approx(2.0 * 8 / 3600 * 3.6)
     assert STEP.joules == 2.0 * 8 * 500
     assert STEP.per_token("time") == 0.002
-    assert StepCost(2.0, 1000, 8, Tariff(None, None, ())).per_token("cost") is None
+    assert StepCost(2.0, 1000, 8, AcceleratorCost(None, None, ())).per_token("cost") is None
 
 
 def test_a_whole_run_by_hand() -> None:
-    document = job_document(job_of("10k", "1000", None), STEP)
+    document = cost_of_run(parse_run_request("10k", "1000", None), STEP)
     assert document is not None
-    assert document["steps"] == 10
-    assert document["seconds"] == 20.0
-    assert document["gpu_hours"] == pytest.approx(20 * 8 / 3600)
-    assert document["dollars"] == pytest.approx(0.16)
-    assert document["joules"] == 80_000
-    assert document["within_budget"] is True
-    assert document["within_days"] is None
-    assert job_document(job_of(10_500, None, None), STEP)["steps"] == 11  # type: ignore[index]
+    assert document.steps == 10
+    assert document.seconds == 20.0
+    assert document.gpu_hours == pytest.approx(20 * 8 / 3600)
+    assert document.dollars == pytest.approx(0.16)
+    assert document.joules == 80_000
+    assert document.within_budget is True
+    assert document.within_days is None
+    assert cost_of_run(parse_run_request(10_500, None, None), STEP).steps == 11  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -53,20 +55,20 @@ def test_what_a_budget_buys_and_not_a_step_more(job: RunRequest, steps: float | 
     if tokens is not None:
         assert affordable_tokens(job, STEP, 0.9) == 0.9 * steps // 1 * STEP.tokens  # type: ignore[operator]
         for more, inside in ((0, True), (STEP.tokens, False)):
-            document = job_document(RunRequest(tokens + more, job.budget, job.days), STEP)
+            document = cost_of_run(RunRequest(tokens + more, job.budget, job.days), STEP)
             assert document is not None
-            flags = [document["within_budget"], document["within_days"]]
+            flags = [document.within_budget, document.within_days]
             assert all(flag is not False for flag in flags) == inside
 
 
 @pytest.mark.parametrize("given", ["0", "-5", "many", "1e99", "nan", "inf", "5X", "", "1..2"])
 def test_a_bad_amount_is_one_line(given: Any) -> None:
     with pytest.raises(InputError, match="--tokens"):
-        job_of(given, None, None)
+        parse_run_request(given, None, None)
 
 
 @pytest.mark.parametrize(
     ("given", "value"), [("300B", 3e11), ("1.5T", 1.5e12), ("5,000", 5000), (5, 5), ("$50", 50)]
 )
 def test_amounts_are_read(given: Any, value: float) -> None:
-    assert job_of(None, given, None).budget == value
+    assert parse_run_request(None, given, None).budget == value
