@@ -257,8 +257,8 @@ def test_what_does_not_match_is_named(tmp_path: Path):
         check({}, vocab_size=200)
     changed = {**file.model.config, "rms_norm_eps": 1e-4}
     assert check(changed) == [
-        f"{tmp_path}/config.json differs from the plan's model: rms_norm_eps = 1e-06 there, "
-        "0.0001 in the plan"
+        f"{tmp_path}/config.json differs from the plan's model: rms_norm_eps = 1e-06 in "
+        "the checkpoint, 0.0001 in the plan"
     ]
     (tmp_path / "model.safetensors").write_bytes(b"no header")
     with pytest.raises(InputError, match=r"model\.safetensors: cannot be read"):
