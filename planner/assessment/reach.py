@@ -58,7 +58,7 @@ def longest_sequence(scenario: Scenario, plan: Plan, highest: int) -> int:
     def longer(units: int) -> float:
         return load(with_seq_len(scenario, units * STEP), plan)
 
-    return STEP * largest_load(longer, highest // STEP)
+    return STEP * largest_load(longer, highest // STEP, scenario.workload.seq_len // STEP)
 
 
 def largest_micro_batch(scenario: Scenario, plan: Plan) -> int:
@@ -72,11 +72,12 @@ def largest_micro_batch(scenario: Scenario, plan: Plan) -> int:
     return largest_load(larger, MAX_MICRO_BATCH)
 
 
-def largest_load(loads: Callable[[int], float], highest: int) -> int:
+def largest_load(loads: Callable[[int], float], highest: int, start: int = 2) -> int:
     """Return the largest number up to ``highest`` whose load is at most 1; 0 if none.
 
-    The load must not fall when the number grows. It is nearly linear, so the next trial is
-    interpolated from the last two; every third trial bisects or doubles the interval.
+    The load must not fall when the number grows. The second trial is ``start``. The load is nearly
+    linear, so the next trial is interpolated from the last two; every fourth trial bisects or
+    doubles the interval.
 
     >>> largest_load(lambda n: n / 1000.5, 10**6)
     1000
@@ -87,8 +88,8 @@ def largest_load(loads: Callable[[int], float], highest: int) -> int:
     points, tries = [(1, first)], 0
     while high - low > 1:
         tries += 1
-        trial = min(2 * low, (low + high) // 2)
-        if len(points) == 2 and tries % 3:
+        trial = min(2 * low if tries > 1 else max(start, 2), (low + high) // 2)
+        if len(points) == 2 and tries % 4:
             (n, a), (m, b) = points
             if b != a:
                 trial = math.floor(n + (1.0 - a) * (m - n) / (b - a)) + (low in (n, m))
