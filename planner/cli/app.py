@@ -1,7 +1,7 @@
 """The command line: ``shardplan fit``, ``plan``, ``run``, ``validate``, ``models`` and others.
 
-Exit codes: 0 yes or done, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 ``fit`` only:
-TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
+Exit codes: 0 fits or done, 1 internal error, 2 bad input, 3 does not fit or no legal plan, 4 tight
+(``fit`` only), 5 the run failed, 6 stopped on request, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hardware_profiles.command_line import HELP, Interrupted, LazyGroup
 from hardware_profiles.errors import ShardplanError, did_you_mean
 from planner.cli.outputs import say
 
-# name: module and function, and the line of help; a module is imported when its command is called
+# name: (module:function, line of help); the module is imported when its command is called
 COMMANDS: Final = {
     "fit": (
         "planner.cli.fit:fit",
-        "Will it fit? A verdict with a margin, the parts, and what to change.",
+        "Will it fit? A verdict with its margin, the parts of the memory, and what to change.",
     ),
     "plan": (
         "planner.cli.plan:plan",
@@ -39,15 +39,15 @@ COMMANDS: Final = {
     ),
     "explain": (
         "planner.cli.explain:explain",
-        "Why this plan? What binds, what would change the choice, and why not another one.",
+        "Why this plan? Its bottleneck, what would change the choice, and why not another plan.",
     ),
     "validate": (
         "planner.cli.validate:validate",
-        "How far is it off? Predictions compared with published runs, by row and by group.",
+        "How accurate is it? Predictions compared with published runs, by row and by group.",
     ),
     "models": (
         "planner.cli.listing_commands:models",
-        "List the presets, or show the parts of one model.",
+        "List the presets, or show the shape and parameters of one model.",
     ),
     "hardware": (
         "planner.cli.listing_commands:hardware",
@@ -55,21 +55,21 @@ COMMANDS: Final = {
     ),
     "replan": (
         "planner.cli.runs:replan",
-        "Plan again for fewer accelerators: the same model, precision, optimizer and batch.",
+        "Plan again for fewer accelerators, with the same model, precision, optimizer and batch.",
     ),
     "compare": (
         "planner.cli.runs:compare",
-        "The differences, term by term, of two plans, or of a plan and a run of it.",
+        "Compare two plans, or a plan and its run, term by term.",
     ),
     "calibrate": (
         "planner.cli.runs:calibrate",
-        "Make predictions for a cluster better: from runs, or by measuring this machine anew.",
+        "Improve predictions for a cluster from runs, or measure this machine again.",
     ),
 }
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
-    """Print the version and stop."""
+    """Print the version and exit."""
     if value:
         import importlib.metadata
 
@@ -78,7 +78,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    """Print the completion script of a shell and stop."""
+    """Print the completion script of a shell and exit."""
     if shell is not None:
         from click.shell_completion import get_completion_class
 
@@ -92,8 +92,8 @@ app = LazyGroup(
     COMMANDS,
     name="shardplan",
     help="Will it fit, what is the best plan, run it.",
-    epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
-    "4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
+    epilog="Exit codes: 0 fits or done, 1 internal error, 2 bad input, 3 does not fit or no legal "
+    "plan, 4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
     no_args_is_help=True,
     context_settings=HELP,
     params=[
@@ -118,9 +118,9 @@ app = LazyGroup(
 
 
 def _usage(error: Any, words: list[str]) -> str:
-    """Return what is wrong with the words of a command, in one line with the value in question."""
+    """Return a usage error as one line that contains the offending value."""
     context = getattr(error, "ctx", None)
-    if context is not None and error.message == context.get_help():  # no words at all
+    if context is not None and error.message == context.get_help():  # no arguments at all
         return str(error.message)
     names = getattr(getattr(error, "param", None), "opts", [])
     values = [value for name in names if (value := _value_of(name, words)) is not None]
@@ -134,7 +134,7 @@ def _usage(error: Any, words: list[str]) -> str:
 
 
 def _instead(error: Any, command: str, words: list[str]) -> str:
-    """Return what to give instead of an unknown option."""
+    """Return a suggestion for an unknown option."""
     if command == "shardplan plan":
         from planner.request.pins import pinned
 
@@ -147,7 +147,7 @@ def _instead(error: Any, command: str, words: list[str]) -> str:
 
 
 def _value_of(option: str, words: list[str]) -> str | None:
-    """Return the word that was given for an option."""
+    """Return the value given for an option."""
     for word, following in zip(words, [*words[1:], None], strict=True):
         name, equals, value = word.partition("=")
         if name == option:
@@ -156,7 +156,7 @@ def _value_of(option: str, words: list[str]) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; every error is one line on stderr and an exit code."""
+    """Run the command line; an error prints one line on stderr and sets the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     traceback = "--traceback" in words and words[:1] not in (["run"], ["export"], ["tokenize"])
     if traceback:
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> Any:
         if traceback:
             raise
         say(
-            f"shardplan: a bug of ours: {type(error).__name__}: {error} "
+            f"shardplan: internal error: {type(error).__name__}: {error} "
             "(run again with --traceback and report it)"
         )
         sys.exit(1)

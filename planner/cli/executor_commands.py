@@ -1,4 +1,4 @@
-"""The commands that become the executor, which declares their options and their help."""
+"""Commands that the executor runs; it declares their options and help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.request.run_packages import INSTALL, missing_run_package
 
 
 def _become(command: str, help: str) -> click.Command:
-    """Return a command that hands all its words to the executor."""
+    """Return a command that passes all its arguments to the executor."""
 
     @click.pass_context
     def call(context: click.Context) -> None:
@@ -25,9 +25,9 @@ def _become(command: str, help: str) -> click.Command:
 
 
 def _execute(command: str, arguments: list[str]) -> None:
-    """Become the executor, in the place of this process.
+    """Replace this process by the executor.
 
-    Signals then reach it, and whoever waits sees how it ended.
+    Signals then reach it, and a parent process sees its exit code.
     """
     if command != "tokenize" and (missing := missing_run_package()) is not None:
         raise InputError(f"{command} needs {missing}: {INSTALL}")

@@ -1,4 +1,4 @@
-"""``shardplan explain``: its options."""
+"""The command ``shardplan explain``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ def explain(
     plan: PlanPath,
     why_not: Annotated[
         list[str] | None,
-        Option("--why-not", help="parts of another plan, such as tp=16,pp=4 (may be repeated)"),
+        Option("--why-not", help="fields of another plan, such as tp=16,pp=4 (may be repeated)"),
     ] = None,
     sensitivity: Annotated[
         bool,
-        Option("--sensitivity/--no-sensitivity", help="search what would change the choice"),
+        Option(
+            "--sensitivity/--no-sensitivity", help="search for changes that would change the choice"
+        ),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Why this plan? What binds, what would change the choice, and why not another one."""
+    """Print why a plan was chosen: its bottleneck, the alternatives, what would change it."""
     from planner.answer.answers import to_json
     from planner.explanation.explain import explain as ask
 

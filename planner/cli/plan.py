@@ -1,4 +1,4 @@
-"""``shardplan plan``: its options, and what it prints."""
+"""The command ``shardplan plan``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parsing of a user's request, and rendering of a request as a command."""
+"""Parsing of requests, and shell commands that reproduce them."""

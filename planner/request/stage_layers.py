@@ -1,4 +1,4 @@
-"""Stages of a user's own: how many layers each one has, in the order of the stages."""
+"""Pipeline stages given by the user: the number of layers of each, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def stage_ranges(layers: str | Sequence[int], model: ModelSpec) -> Ranges:
-    """Read ``3,5,5,3`` into the layers [first, last) of each stage; every layer is in one."""
+    """Parse ``3,5,5,3`` into the layers [first, last) of each stage."""
     counts = _counts(layers)
     text = ",".join(str(count) for count in counts)
     if sum(counts) != model.num_layers:
@@ -25,10 +25,10 @@ def stage_ranges(layers: str | Sequence[int], model: ModelSpec) -> Ranges:
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def typed_layers(ranges: Ranges) -> str:
-    """Return the option that gives such stages.
+def layers_option(ranges: Ranges) -> str:
+    """Return the ``--layers`` option for given stages.
 
-    >>> typed_layers(((0, 3), (3, 8)))
+    >>> layers_option(((0, 3), (3, 8)))
     '--layers 3,5'
     """
     return "--layers " + ",".join(str(last - first) for first, last in ranges)

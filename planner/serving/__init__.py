@@ -1,1 +1,1 @@
-"""``fit --inference``."""
+"""Serving (``fit --inference``): memory, time, layouts of replicas and ways out."""

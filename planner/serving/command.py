@@ -1,4 +1,4 @@
-"""Ways to serve as words of a command line: ours, and vLLM's."""
+"""Serving layouts as options of shardplan and of vLLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
-from planner.request.stage_layers import typed_layers
+from planner.request.stage_layers import layers_option
 from planner.serving.scenario import ServingScenario, assess_serving, sequences_of
 
 
@@ -22,7 +22,7 @@ def describe_serving(plan: Plan) -> str:
 
 
 def serve_command(scenario: ServingScenario, plan: Plan) -> str:
-    """Return the command that asks whether just this can be served."""
+    """Return the command that checks exactly this workload and layout."""
     workload = scenario.workload
     words = ["shardplan fit", shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
     words.append(f"--inference --concurrency {workload.concurrency}")
@@ -38,14 +38,14 @@ def serve_command(scenario: ServingScenario, plan: Plan) -> str:
         words.append(f"--attention {workload.attention_kernel}")
     words.append(describe_serving(plan))
     if scenario.layer_ranges is not None:
-        words.append(typed_layers(scenario.layer_ranges))
+        words.append(layers_option(scenario.layer_ranges))
     return " ".join(words)
 
 
 def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
-    """Return the options that make vLLM serve so; None for what it does not serve.
+    """Return the vLLM options of a layout; None if vLLM does not support it.
 
-    The share of the memory is what the prediction needs, rounded up.
+    ``--gpu-memory-utilization`` is the predicted share of the memory, rounded up.
     """
     model, workload = scenario.model, scenario.workload
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):

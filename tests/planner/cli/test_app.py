@@ -264,7 +264,7 @@ def assert_one_clear_error(ran: Ran, code: int = 2) -> None:
     assert ran.code == code
     assert ran.out == ""
     assert "Traceback" not in ran.err
-    assert "a bug of ours" not in ran.err
+    assert "internal error" not in ran.err
     assert ran.err.strip()
     assert len(ran.err.splitlines()) == 1
     assert ran.err.startswith("shardplan: ")

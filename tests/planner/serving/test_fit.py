@@ -234,7 +234,9 @@ def test_published_formats_are_the_default() -> None:
     assert answer.scenario.workload.weight_precision == "int4"
     assert "weight_precision int4 (default: as the weights are published)" in answer.assumptions
     config = CONFIGS["llama"] | {"quantization_config": {"quant_method": "bitsandbytes"}}
-    assert "quantization_config 'bitsandbytes' is not read" in "; ".join(serve(config).assumptions)
+    assert "quantization_config 'bitsandbytes' is not supported" in "; ".join(
+        serve(config).assumptions
+    )
 
 
 def test_seq_len_is_another_word_for_the_context() -> None:
