@@ -29,7 +29,7 @@ class Interrupted(ShardplanError):
 
 
 class Value(click.ParamType[Any]):
-    """A value that is checked against the declared bounds, choices or reader."""
+    """Click type that checks values against declared bounds, choices or a parser."""
 
     def __init__(self, one: Declared) -> None:
         self.one = one
@@ -40,7 +40,7 @@ class Value(click.ParamType[Any]):
         return f"[{self.name}]" if self.one.choices else self.name.upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> Any:
-        """Return the value of the declared type, or fail with its bounds."""
+        """Return the value in the declared type, or fail with the allowed values."""
         one = self.one
         try:
             if one.option and one.option.read and isinstance(value, str):
@@ -53,7 +53,7 @@ class Value(click.ParamType[Any]):
 
 
 def _number(one: Declared, value: Any) -> Any:
-    """Return a number of the declared type; NaN, which is in no range, for other text."""
+    """Return a number of the declared type; other text unchanged, which the check rejects."""
     try:
         return one.type(value)
     except (ValueError, OverflowError):
@@ -61,7 +61,7 @@ def _number(one: Declared, value: Any) -> Any:
 
 
 class Positional(click.Argument):
-    """An argument without a dash, with a line of help."""
+    """A positional argument with a line of help."""
 
     def __init__(self, decls: list[str], help: str, **settings: Any) -> None:
         super().__init__(decls, **settings)
@@ -69,9 +69,9 @@ class Positional(click.Argument):
 
 
 class Command(click.Command):
-    """A command whose help shows its arguments, and its options by group."""
+    """A command whose help lists its arguments, and its options by group."""
 
-    groups: Mapping[str, str]  # of an option, the title it stands under
+    groups: Mapping[str, str]  # help section of each option
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then each group of options."""
@@ -91,7 +91,7 @@ class Command(click.Command):
 
 
 class LazyGroup(click.Group):
-    """Commands that are imported when they are called: a name, its function, a line of help."""
+    """Commands imported on demand, from a table of names, functions and lines of help."""
 
     def __init__(self, table: Mapping[str, tuple[str, str]], **settings: Any) -> None:
         super().__init__(**settings)
@@ -120,14 +120,14 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an interruption keeps to one line of output."""
+        """Run a command; an interruption prints one line."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lines of help without importing a command."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
 
@@ -135,7 +135,7 @@ class LazyGroup(click.Group):
 def command(
     function: Callable[..., Any], *, name: str, help: str, epilog: str | None = None
 ) -> click.Command:
-    """Return the command of a function."""
+    """Return a click command that calls a function."""
     hints = get_type_hints(function, include_extras=True)
     parts = [
         (parameter.name, hints[parameter.name], parameter.default)
@@ -171,7 +171,7 @@ def _made(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _fields(parts: list[tuple[str, Any, Any]]) -> Iterator[tuple[Declared, bool]]:
-    """Yield every declared option, and whether the command line checks its value itself."""
+    """Yield every declared option, and whether its own type checks the value."""
     for name, hint, default in parts:
         if is_dataclass(hint):
             strict = not getattr(hint, "CHECKS_ITSELF", False)
@@ -186,7 +186,7 @@ def _shown(cls: Any) -> list[Declared]:
 
 
 def _given(value: Any) -> Any:
-    """Return None for an option that may be repeated and was not given."""
+    """Return None for a repeatable option that is not given."""
     return (list(value) or None) if isinstance(value, tuple) else value
 
 

@@ -1,6 +1,6 @@
-"""The errors that a user can cause; each carries the exit code of the command line.
+"""Errors that a user can cause, with their exit codes.
 
-The lowest package holds them so that every other one can raise them.
+They are in the lowest package so that every package can raise them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 
 class ShardplanError(Exception):
-    """Base of every error with a message meant for the user."""
+    """Base of all errors with a message for the user."""
 
     exit_code = 1
 
 
 class InputError(ShardplanError):
-    """Something the user gave is wrong: the message names it, its value and what is allowed."""
+    """Invalid input; the message names it, its value and the allowed values."""
 
     exit_code = 2
 
 
 class NoLegalPlanError(ShardplanError):
-    """Nothing fits, or no plan is legal; ``document`` says so as plain JSON values."""
+    """No plan fits or is legal; ``document``: the answer as plain JSON values."""
 
     exit_code = 3
 
@@ -33,7 +33,7 @@ class NoLegalPlanError(ShardplanError):
 
 
 class RunError(ShardplanError):
-    """The run itself failed."""
+    """A run failed."""
 
     exit_code = 5
 

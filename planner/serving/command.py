@@ -12,7 +12,7 @@ from planner.serving.scenario import ServingScenario, assess_serving, sequences_
 
 
 def describe_serving(plan: Plan) -> str:
-    """Return how a replica is cut, as the options that give it.
+    """Return the options of ``fit --inference`` that select a layout.
 
     >>> describe_serving(Plan(data_parallel=2, tensor_parallel=4))
     '--dp 2 --tp 4 --pp 1'

@@ -51,7 +51,7 @@ class ServingScenario:
 
 
 def sequences_of(scenario: ServingScenario, plan: Plan) -> int:
-    """Return the sequences that the fullest replica serves at once.
+    """Return the number of concurrent sequences of the fullest replica.
 
     >>> math.ceil(65 / 8)
     9

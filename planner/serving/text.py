@@ -41,7 +41,7 @@ PART_WORDS: Final = {
 SMALL: Final = 0.005  # parts below this share are not printed
 CONFIDENCE: Final = {
     "published": "published: compared with start-up logs of vLLM for such models",
-    "datasheet": "datasheet: no start-up log of such a model was compared with; weights and cache "
+    "datasheet": "datasheet: not compared with start-up logs of such a model; weights and cache "
     "follow from its shapes",
 }
 

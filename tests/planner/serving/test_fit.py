@@ -252,7 +252,7 @@ def test_an_encoder_says_that_it_has_no_cache() -> None:
     answer = serve("bert-base", "1xT4", concurrency=4)
     assert answer.assessment.memory.parts["kv_cache"] == 0.0
     assert answer.reach == {}
-    assert "keeps no cache" in "; ".join(answer.assumptions)
+    assert "without a cache" in "; ".join(answer.assumptions)
     assert "Cache" not in str(answer)
     assert vllm_options(answer.scenario, answer.plan) is None
 
@@ -309,7 +309,7 @@ def test_more_ranks_than_key_heads_can_serve() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"zero_stage": 3}, "--inference and --zero: only training has that"),
+        ({"zero_stage": 3}, "--inference and --zero: only training has it"),
         ({"optimizer": "adamw", "lora": 8}, "--inference and --optimizer, --lora: only training"),
         ({"recompute": "full"}, "--inference and --recompute"),
         ({"concurrency": 0}, "concurrency = 0 (must be a whole number from 1"),
