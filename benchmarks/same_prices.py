@@ -30,7 +30,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import profile_names, software_profile
-from planner.request.scenario import TrainingOptions, build_scenario
+from planner.request.scenario import adapting, build_scenario
 from planner.search.space import enumerate_plans
 
 TOLERANCE: Final = 1e-12
@@ -121,10 +121,16 @@ def _scenario(
 ) -> Scenario:
     """Return a scenario, with the workload that the command line would build."""
     assert software_profile(software)
+    options = dict(rest)
+    lora = options.pop("lora", None)
     return build_scenario(
         model_spec(load_preset(model).config, name=model),
         parse_cluster(cluster),
-        TrainingOptions(seq_len=seq_len, global_batch_size=batch, software=software, **rest),
+        seq_len=seq_len,
+        global_batch_size=batch,
+        software=software,
+        adapter=adapting(lora, None, None, None),
+        **options,
     ).scenario
 
 

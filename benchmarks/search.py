@@ -27,7 +27,7 @@ from cost_models.pricing.table import price_table
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.request.model import resolve_model
-from planner.request.scenario import TrainingOptions, build_scenario
+from planner.request.scenario import build_scenario
 from planner.search.candidates import Candidates
 from planner.search.search import search
 from planner.search.space import allowed_offloads
@@ -53,7 +53,8 @@ class Problem:
         question = build_scenario(
             resolve_model(MODEL),
             cluster,
-            TrainingOptions(seq_len=self.seq_len, global_batch_size=self.global_batch_size),
+            seq_len=self.seq_len,
+            global_batch_size=self.global_batch_size,
         )
         return question.scenario
 

@@ -6,7 +6,6 @@ torch is imported inside the commands, so that --help answers at once.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -17,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from executor.cli.parser import parser
-from hardware_profiles.errors import InputError, ShardplanError
+from executor.cli.options import ExportOptions, MeasureOptions, TokenizeOptions, TraceOptions
+from executor.cli.parser import Options, parse
+from hardware_profiles.errors import ShardplanError
 
 INTERRUPTED = 130
 
@@ -27,26 +27,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = parser().parse_args(given)
-        if options.command == "measure":
-            return _measure(options)
-        if options.command == "trace":
-            return _trace(options)
-        if options.command == "tokenize":
-            return _tokenize(options)
-        if options.command == "export":
-            from executor.checkpoint.export import export
-
-            return export(options)
-        from executor.run import run
-
-        return run(options, given)
+        return _execute(parse(given), given)
     except ShardplanError as error:
         return _fail(str(error), error, error.exit_code, given)
     except KeyboardInterrupt as error:
         return _fail("interrupted", error, INTERRUPTED, given)
     except Exception as error:
         return _fail(f"internal error: {type(error).__name__}: {error}", error, 1, given)
+
+
+def _execute(options: Options, arguments: list[str]) -> int:
+    """Execute a command; ``arguments``: its words, which the ranks of a run receive again."""
+    match options:
+        case MeasureOptions():
+            return _measure(options)
+        case TraceOptions():
+            return _trace(options)
+        case TokenizeOptions():
+            return _tokenize(options)
+        case ExportOptions():
+            return _export(options)
+        case _:
+            from executor.run import run
+
+            return run(options, arguments)
 
 
 def _interrupt(*_: Any) -> NoReturn:
@@ -67,7 +71,7 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
     return code
 
 
-def _tokenize(options: argparse.Namespace) -> int:
+def _tokenize(options: TokenizeOptions) -> int:
     """Make a token file and say what is in it."""
     from executor.data.tokenize import tokenize
 
@@ -90,29 +94,40 @@ def _tokenize(options: argparse.Namespace) -> int:
     return 0
 
 
-def _trace(options: argparse.Namespace) -> int:
-    """Print, on one line, what a module holds, keeps and computes."""
+def _export(options: ExportOptions) -> int:
+    """Write a checkpoint as a Hugging Face folder."""
+    from executor.checkpoint.export import export
+
+    return export(
+        options.source,
+        options.output,
+        dtype=options.dtype,
+        max_shard_bytes=options.max_shard_bytes,
+        as_json=options.json,
+    )
+
+
+def _trace(options: TraceOptions) -> int:
+    """Print parameters, saved tensors and operations of a module, on one line."""
     from executor.trace.trace import trace
 
     found = trace(
         options.module,
         precision=options.precision,
-        input_shapes=options.input,
+        input_shapes=options.inputs,
         device=options.device,
     )
     print(json.dumps(found, allow_nan=False))
     return 0
 
 
-def _measure(options: argparse.Namespace) -> int:
+def _measure(options: MeasureOptions) -> int:
     """Measure this machine, keep the result in the user's cache and print it."""
     import torch
 
     from executor.machine.measure import measure_gpu, measure_machine
-    from hardware_profiles.cluster.measurement import MAX_PROCESSES, save
+    from hardware_profiles.cluster.measurement import save
 
-    if options.processes > MAX_PROCESSES:
-        raise InputError(f"--processes = {options.processes} (at most {MAX_PROCESSES})")
     if torch.cuda.is_available():
         print(json.dumps(measure_gpu(), indent=2, allow_nan=False))
         return 0

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from executor.checkpoint.format.folder import is_complete_name, step_of
 from executor.checkpoint.format.hugging_face_names import require_weights
 from executor.checkpoint.options import resume_after_restart, resume_source
-from executor.cli.failure_options import nodes, supervision
-from executor.cli.parser import STOPPED_CODE, data, evaluation_data, steps, training
-from executor.cli.saving_options import saving
+from executor.cli.parser import STOPPED_CODE
+from executor.cli.run_options import RunOptions
 from executor.launch.preflight import (
     PreparedRun,
     TorchrunRank,
@@ -52,21 +51,22 @@ from hardware_profiles.errors import InputError, RunError, ShardplanError
 Start = Callable[[Emit, Path | None], Any]
 
 
-def run(options: argparse.Namespace, arguments: list[str]) -> int:
+def run(options: RunOptions, arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     place = TorchrunRank.from_environment()
     if is_restarted():  # torchrun, or all nodes together, have started the ranks again
-        options.resume = resume_after_restart(options.resume, options.output)
+        resume = resume_after_restart(options.checkpoints.resume, options.output)
+        options = options.with_resume(resume)
     if place is not None and REPORT_TO in os.environ:
         task: Task = lambda tell: _task(options, _prepare(options), options.output)(tell)  # noqa: E731
-        return run_as_launched_rank(place, task, supervision(options))
+        return run_as_launched_rank(place, task, options.supervision)
     prepared = _prepare(options)
     if _is_done(options):
         return 0
     if place is not None:
         check_world(prepared.file, place)
         return _join(options, prepared, place)
-    if (many := nodes(options)) is not None:
+    if (many := options.node_settings()) is not None:
         return _run_on_nodes(options, prepared, arguments, many)
     gpus = check_machine(prepared.file)
     if gpus and options.launcher == "fork":
@@ -75,21 +75,21 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     def start(emit: Emit, folder: Path | None) -> Any:
         if options.launcher == "fork":
             return run_by_fork(
-                prepared.file, _task(options, prepared, folder), emit, supervision(options)
+                prepared.file, _task(options, prepared, folder), emit, options.supervision
             )
         # every rank imports torch and transformers first
         ranks = prepared.file.plan.world_size
         print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
         output = [] if folder is None else ["--output", str(folder)]
         given = [*arguments, *output]
-        local = single_node(prepared.file, supervision(options))
-        return run_by_torchrun(given, emit, supervision(options), local, gpus=gpus > 0)
+        local = single_node(prepared.file, options.supervision)
+        return run_by_torchrun(given, emit, options.supervision, local, gpus=gpus > 0)
 
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
 
 def _run_on_nodes(
-    options: argparse.Namespace, prepared: PreparedRun, arguments: list[str], many: NodeSettings
+    options: RunOptions, prepared: PreparedRun, arguments: list[str], many: NodeSettings
 ) -> int:
     """Be one of several machines; the first one shows and keeps the run."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every lost connection
@@ -99,7 +99,7 @@ def _run_on_nodes(
     except InputError as error:
         problem = str(error)
     about = NodeDescription(prepared.sha256, arguments, gpu_names() if gpus else (), problem)
-    job = MultiNodeRun(many, supervision(options), options.plan, prepared.file, about)
+    job = MultiNodeRun(many, options.supervision, options.plan, prepared.file, about)
     if many.rank != 0:
         print(f"node {many.rank} of {many.count}: meets at {many.place}", file=sys.stderr)
         status = run_on_nodes(job, _nothing)
@@ -107,7 +107,7 @@ def _run_on_nodes(
 
     def start(recorder: Any, folder: Path | None) -> Any:
         def renew(plan: Path) -> None:
-            other = argparse.Namespace(**{**vars(options), "plan": plan})
+            other = replace(options, plan=plan)
             recorder.prepared = prepared if plan == options.plan else _prepare(other)
 
         job.folder, job.renew = folder, renew
@@ -116,22 +116,23 @@ def _run_on_nodes(
     return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
 
 
-def _prepare(options: argparse.Namespace) -> PreparedRun:
-    training(options)  # a setting that is wrong is said before any file is read
-    if options.init_from is not None and options.resume is None:
-        require_weights(options.init_from)
-    evaluation = evaluation_data(options)
+def _prepare(options: RunOptions) -> PreparedRun:
+    options.training.learning_rate_schedule()  # reports bad settings before any file is read
+    saving = options.checkpoints
+    if saving.init_from is not None and saving.resume is None:
+        require_weights(saving.init_from)
+    evaluation = options.evaluation_data()
     if options.tensorboard:
         require_tensorboard()
-    return prepare(options.plan, data(options), seed=options.seed, evaluation=evaluation)
+    return prepare(options.plan, options.data, seed=options.training.seed, evaluation=evaluation)
 
 
-def _join(options: argparse.Namespace, prepared: PreparedRun, place: TorchrunRank) -> int:
+def _join(options: RunOptions, prepared: PreparedRun, place: TorchrunRank) -> int:
     """Be one rank of a torchrun that the user started; rank 0 reports."""
 
     def start(emit: Emit, folder: Path | None) -> Any:
         return run_as_torchrun_rank(
-            place, _task(options, prepared, folder), emit, supervision(options)
+            place, _task(options, prepared, folder), emit, options.supervision
         )
 
     if place.rank != 0:
@@ -141,7 +142,7 @@ def _join(options: argparse.Namespace, prepared: PreparedRun, place: TorchrunRan
     return 0 if code == STOPPED_CODE else code  # torchrun would take anything else for a failure
 
 
-def _task(options: argparse.Namespace, prepared: PreparedRun, folder: Path | None) -> Task:
+def _task(options: RunOptions, prepared: PreparedRun, folder: Path | None) -> Task:
     """Return what every rank does; ``folder``: of the run, where this rank knows it."""
 
     def task(tell: Reporter) -> Any:
@@ -150,37 +151,37 @@ def _task(options: argparse.Namespace, prepared: PreparedRun, folder: Path | Non
 
         with supervised(tell, options.hang_timeout, prepared.file.rank_order) as ready:
             if options.verify:
-                return verification(prepared.file, options.seed)
+                return verification(prepared.file, options.training.seed)
             return train(
                 prepared.file,
                 prepared.corpus,
-                training(options),
+                options.training,
                 tell,
+                steps=options.steps,
                 evaluation=prepared.evaluation,
-                saving=saving(options),
+                saving=options.saving,
                 folder=folder,
-                options=_recorded(options),
+                options=options.recorded(),
                 ready=ready,
             )
 
     return task
 
 
-def _report(
-    options: argparse.Namespace, prepared: PreparedRun, start: Start, said: list[str]
-) -> int:
+def _report(options: RunOptions, prepared: PreparedRun, start: Start, said: list[str]) -> int:
     """Run, show and keep what rank 0 tells; return the exit code."""
     if options.verify:
         return _finish_verify(options, prepared, start(_nothing, None))
-    if options.checkpoint_every is None and options.resume is None and not options.dry_run:
+    saving = options.checkpoints
+    if saving.checkpoint_every is None and saving.resume is None and not options.dry_run:
         said = [*said, "the weights will not be kept (--checkpoint-every N keeps them)"]
     with _folder(options) as folder:
         for note in said:
             print(f"note: {note}", file=sys.stderr)
-        with ProgressDisplay(steps(options)) as progress:
+        with ProgressDisplay(options.steps) as progress:
             recorder = Recorder(
                 prepared,
-                _recorded(options),
+                options.recorded(),
                 said,
                 folder,
                 progress,
@@ -196,7 +197,7 @@ def _report(
                 recorder.finish(FAILED, str(error) if known else repr(error))
                 raise
             recorder.finish(status)
-        show(options, recorder)
+        show(recorder, as_json=options.json)
     if status == STOPPED:
         done = recorder.document()["steps_done"]
         then = "" if recorder.folder is None else f"; go on with --resume {recorder.folder}"
@@ -206,32 +207,32 @@ def _report(
 
 
 @contextlib.contextmanager
-def _folder(options: argparse.Namespace) -> Iterator[Path | None]:
+def _folder(options: RunOptions) -> Iterator[Path | None]:
     """Make the folder of the run before it starts, if it keeps anything."""
     if options.dry_run:
         yield None
         return
-    output, resume = options.output, saving(options).resume
+    output, resume = options.output, options.saving.resume
     if resume is not None:
         output = resume_source(resume, output).run or output
     with claimed_folder(output, resume=resume is not None) as folder:
         yield folder
 
 
-def _is_done(options: argparse.Namespace) -> bool:
+def _is_done(options: RunOptions) -> bool:
     """Say so where the checkpoint that a run would resume from is that of its last step."""
-    resume = saving(options).resume
+    resume = options.saving.resume
     if resume is None or options.verify:
         return False
     newest = resume_source(resume, options.output).candidates[:1]
     if not newest or not is_complete_name(newest[0].name):
         return False
-    step = step_of(newest[0])
-    if step < options.steps:
+    step, steps = step_of(newest[0]), options.training.steps
+    if step < steps:
         return False
     if os.environ.get("RANK", "0") == "0":
         print(
-            f"note: {newest[0]}: step {step} of {options.steps} is done; nothing is left to train",
+            f"note: {newest[0]}: step {step} of {steps} is done; nothing is left to train",
             file=sys.stderr,
         )
         if options.json:
@@ -239,18 +240,10 @@ def _is_done(options: argparse.Namespace) -> bool:
     return True
 
 
-def _recorded(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that shape the result, as JSON values."""
-    apart = ("command", "plan", "json", "traceback", "verify", "output", "launcher", "steps")
-    kept = {name: value for name, value in vars(options).items() if name not in apart}
-    kept["init_from"] = None if options.init_from is None else str(options.init_from)
-    return {**kept, **data(options).to_dict(), "steps": steps(options)}
-
-
-def show(options: argparse.Namespace, recorder: Recorder) -> None:
+def show(recorder: Recorder, *, as_json: bool) -> None:
     """Print the outcome; nobody may read it any more (``shardplan run … | head``)."""
     try:
-        print(_outcome(recorder, as_json=options.json), flush=True)
+        print(_outcome(recorder, as_json=as_json), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -274,9 +267,7 @@ def _nothing(event: dict[str, Any]) -> None:
     pass
 
 
-def _finish_verify(
-    options: argparse.Namespace, prepared: PreparedRun, answer: dict[str, Any]
-) -> int:
+def _finish_verify(options: RunOptions, prepared: PreparedRun, answer: dict[str, Any]) -> int:
     """Print how far the run is from the single process; raise a RunError where it is too far."""
     size = answer["collective_bytes"]
     if options.json:

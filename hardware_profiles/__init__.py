@@ -1,1 +1,1 @@
-"""Hardware and software profiles: figures of machines and trainers, each with its source."""
+"""What the machine is: data with a source for each figure."""

@@ -2,22 +2,24 @@
 
 A command is a function. A parameter annotated with :class:`~hardware_profiles.options.Option` is an
 option of its own; a parameter whose type is a dataclass stands for all options the dataclass
-declares, and the function receives an instance. The planner and the executor share this module.
+declares, and the function receives an instance. The function may be a dataclass itself: then the
+command returns an instance, as :func:`parse` does. The planner and the executor share this module.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 import click
 
 from hardware_profiles.errors import InputError, ShardplanError, did_you_mean
-from hardware_profiles.options import Declared, check_value, declare, declared
+from hardware_profiles.options import Declared, Option, check_value, declare, declared
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 
@@ -29,7 +31,7 @@ class Interrupted(ShardplanError):
 
 
 class Value(click.ParamType[Any]):
-    """Click type that checks values against declared bounds, choices or a parser."""
+    """A value that is checked against the declared bounds, choices or reader."""
 
     def __init__(self, one: Declared) -> None:
         self.one = one
@@ -40,7 +42,7 @@ class Value(click.ParamType[Any]):
         return f"[{self.name}]" if self.one.choices else self.name.upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> Any:
-        """Return the value in the declared type, or fail with the allowed values."""
+        """Return the value of the declared type, or fail with its bounds."""
         one = self.one
         try:
             if one.option and one.option.read and isinstance(value, str):
@@ -53,7 +55,7 @@ class Value(click.ParamType[Any]):
 
 
 def _number(one: Declared, value: Any) -> Any:
-    """Return a number of the declared type; other text unchanged, which the check rejects."""
+    """Return a number of the declared type; NaN, which is in no range, for other text."""
     try:
         return one.type(value)
     except (ValueError, OverflowError):
@@ -61,7 +63,7 @@ def _number(one: Declared, value: Any) -> Any:
 
 
 class Positional(click.Argument):
-    """A positional argument with a line of help."""
+    """An argument without a dash, with a line of help."""
 
     def __init__(self, decls: list[str], help: str, **settings: Any) -> None:
         super().__init__(decls, **settings)
@@ -69,9 +71,9 @@ class Positional(click.Argument):
 
 
 class Command(click.Command):
-    """A command whose help lists its arguments, and its options by group."""
+    """A command whose help shows its arguments, and its options by group."""
 
-    groups: Mapping[str, str]  # help section of each option
+    groups: Mapping[str, str]  # of an option, the title it stands under
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then each group of options."""
@@ -91,11 +93,18 @@ class Command(click.Command):
 
 
 class LazyGroup(click.Group):
-    """Commands imported on demand, from a table of names, functions and lines of help."""
+    """Commands that are imported when they are called: a name, its function, a line of help."""
 
-    def __init__(self, table: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, tuple[str, str]],
+        *,
+        epilog_of_commands: str | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         self.table = table
+        self.epilog_of_commands = epilog_of_commands
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
@@ -108,7 +117,7 @@ class LazyGroup(click.Group):
             module, function = where.split(":")
             made = getattr(importlib.import_module(module), function)
             if not isinstance(made, click.Command):
-                made = command(made, name=cmd_name, help=text)
+                made = command(made, name=cmd_name, help=text, epilog=self.epilog_of_commands)
             self.commands[cmd_name] = made
         return self.commands.get(cmd_name)
 
@@ -120,14 +129,14 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an interruption prints one line."""
+        """Run a command; an interruption keeps to one line of output."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
+        """Write the lines of help without importing a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
 
@@ -135,7 +144,7 @@ class LazyGroup(click.Group):
 def command(
     function: Callable[..., Any], *, name: str, help: str, epilog: str | None = None
 ) -> click.Command:
-    """Return a click command that calls a function."""
+    """Return the command of a function."""
     hints = get_type_hints(function, include_extras=True)
     parts = [
         (parameter.name, hints[parameter.name], parameter.default)
@@ -144,7 +153,7 @@ def command(
     fields = list(_fields(parts))
 
     def call(**given: Any) -> Any:
-        values = {key: _given(value) for key, value in given.items()}
+        values = {one.name: _given(one, given[one.name]) for one, _ in fields}
         arguments = {}
         for part, hint, _ in parts:
             if is_dataclass(hint):
@@ -171,7 +180,7 @@ def _made(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _fields(parts: list[tuple[str, Any, Any]]) -> Iterator[tuple[Declared, bool]]:
-    """Yield every declared option, and whether its own type checks the value."""
+    """Yield every declared option, and whether the command line checks its value itself."""
     for name, hint, default in parts:
         if is_dataclass(hint):
             strict = not getattr(hint, "CHECKS_ITSELF", False)
@@ -185,9 +194,13 @@ def _shown(cls: Any) -> list[Declared]:
     return [one for one in declared(cls).values() if one.option is not None]
 
 
-def _given(value: Any) -> Any:
-    """Return None for a repeatable option that is not given."""
-    return (list(value) or None) if isinstance(value, tuple) else value
+def _given(one: Declared, value: Any) -> Any:
+    """Return the default of an option that may be repeated and was not given."""
+    if not one.many:
+        return value
+    if not value:
+        return one.default
+    return value if isinstance(one.default, tuple) else list(value)
 
 
 def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
@@ -216,7 +229,13 @@ def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
     if one.type is not bool:
         settings |= {"type": kind, "metavar": option.metavar}
     flags = option.flags or ((f"{one.flags[0]}"),)
-    return click.Option([*flags, one.name], help=option.help, **settings)
+    return click.Option([*flags, one.name], help=_help(one, option), **settings)
+
+
+def _help(one: Declared, option: Option) -> str:
+    """Return the help with its default filled in."""
+    shown = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+    return option.help.replace("{default}", shown)
 
 
 def _type(one: Declared, *, strict: bool) -> Any:
@@ -228,3 +247,61 @@ def _type(one: Declared, *, strict: bool) -> Any:
     if option is not None and option.as_text:
         return click.STRING
     return {int: click.INT, float: click.FLOAT}.get(one.type, click.STRING)
+
+
+# of an unknown option and its value in a command: advice beyond a similar name
+Advice = Callable[[click.Context, str, str | None], str | None]
+
+
+def parse(made: click.Command, words: Sequence[str], program: str) -> Any:
+    """Return what a command returns for the words of a command line.
+
+    A wrong word is an InputError; ``--help`` prints and exits.
+    """
+    try:
+        answer = made.main(args=list(words), prog_name=program, standalone_mode=False)
+    except click.ClickException as error:
+        text = usage_error(error, words, program)
+        raise InputError(text.removeprefix("shardplan: ")) from None
+    except click.Abort:
+        raise Interrupted("interrupted") from None
+    if isinstance(answer, int):
+        raise SystemExit(answer)
+    return answer
+
+
+def usage_error(
+    error: Any, words: Sequence[str], program: str, *, advice: Advice | None = None
+) -> str:
+    """Return an error about the words of a command line, in one line with the value in question."""
+    context = getattr(error, "ctx", None)
+    if context is not None and error.message == context.get_help():  # no words at all
+        return str(error.message)
+    names = getattr(getattr(error, "param", None), "opts", [])
+    values = [value for name in names if (value := _value_of(name, words)) is not None]
+    value = f" ({names[-1]} {values[-1]})" if values else ""
+    command = program if context is None else context.command_path
+    message = error.format_message().rstrip(".")
+    unknown = getattr(error, "option_name", None) if values == [] else None
+    if unknown is not None:
+        message = f"No such option: {unknown}{_instead(error, words, advice)}"
+    return f"shardplan: {message}{value}; see {command} --help"
+
+
+def _instead(error: Any, words: Sequence[str], advice: Advice | None) -> str:
+    """Return a suggestion for an unknown option."""
+    option = error.option_name
+    if advice is not None and (text := advice(error.ctx, option, _value_of(option, words))):
+        return f" ({text})"
+    known = [flag for param in error.ctx.command.params for flag in param.opts]
+    hint = did_you_mean(option, known)
+    return f". {hint}".rstrip("?") + "?" if hint else ""
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """Return the word that was given for an option."""
+    for word, following in zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following
+    return None

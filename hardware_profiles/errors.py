@@ -1,6 +1,6 @@
-"""Errors that a user can cause, with their exit codes.
+"""The errors that a user can cause; each carries the exit code of the command line.
 
-They are in the lowest package so that every package can raise them.
+The lowest package holds them so that every other one can raise them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 
 class ShardplanError(Exception):
-    """Base of all errors with a message for the user."""
+    """Base of every error with a message meant for the user."""
 
     exit_code = 1
 
 
 class InputError(ShardplanError):
-    """Invalid input; the message names it, its value and the allowed values."""
+    """Something the user gave is wrong: the message names it, its value and what is allowed."""
 
     exit_code = 2
 
 
 class NoLegalPlanError(ShardplanError):
-    """No plan fits or is legal; ``document``: the answer as plain JSON values."""
+    """Nothing fits, or no plan is legal; ``document`` says so as plain JSON values."""
 
     exit_code = 3
 
@@ -33,7 +33,7 @@ class NoLegalPlanError(ShardplanError):
 
 
 class RunError(ShardplanError):
-    """A run failed."""
+    """The run itself failed."""
 
     exit_code = 5
 

@@ -38,14 +38,16 @@ Pasted = Literal["always", "changed", "never"]
 
 
 class Option:
-    """Command-line option of a field: flags, help, abbreviation and use.
+    """How a field is typed: flags, help, abbreviation, and where it appears.
 
-    ``flags``: by default ``--name`` of the field; ``--sp/--no-sp`` for a switch; ``MODEL`` (no
-    dash) is a positional argument. ``example``: a value shown in error messages. ``of``: the field
-    that this one depends on. ``pasted``: when a printed command contains the option. ``default``
-    and ``why``: text of docs/defaults.md for a computed default. ``as_text``: the request parses a
-    longer notation than the field's type. ``optional_value``: the value of a flag given without
-    one. ``read``: parses and checks the word of the command line; raises an InputError.
+    ``flags``: ``--name`` of the field where none is given; ``--sp/--no-sp`` for a switch; ``MODEL``
+    (no dash) is a positional argument. ``help``: ``{default}`` stands for the default. ``example``:
+    a value shown in error messages. ``of``: the field without which this one means nothing;
+    ``pasted``: when a command printed for copying contains it. ``default`` and ``why``: words of
+    docs/defaults.md for a default that is computed. ``as_text``: a longer notation than the field's
+    type is allowed, which the request reads. ``optional_value``: of a flag that is given without a
+    value. ``read``: from the word of the command line to a value that bounds alone do not check;
+    raises an InputError.
     """
 
     __slots__ = (
@@ -96,7 +98,7 @@ class Option:
 
 
 class Declared(NamedTuple):
-    """Declaration of a field, read from its annotation."""
+    """One field as its annotation declares it."""
 
     name: str
     type: Any  # int, float, bool, str, Path, …: without None, bounds and choices
@@ -105,18 +107,18 @@ class Declared(NamedTuple):
     choices: tuple[str, ...] = ()
     low: float = -math.inf
     high: float = math.inf
-    above: float = -math.inf  # exclusive bounds
+    above: float = -math.inf  # bounds that are not allowed themselves
     below: float = math.inf
     many: bool = False  # may be repeated
 
     @property
     def is_positional(self) -> bool:
-        """Whether it is a positional argument."""
+        """Whether it is an argument without a dash."""
         return bool(self.option and self.option.flags and self.option.flags[0][0] != "-")
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return the flags that set it or switch it on, the main one first."""
+        """Return the flags that set it (on), the usual one first."""
         if self.option is None or self.is_positional:
             return ()
         given = self.option.flags or (dashed(self.name),)
@@ -133,10 +135,10 @@ class Declared(NamedTuple):
         """Return its name in ``--fix`` and ``--require``."""
         return (self.option and self.option.short) or self.name
 
-    def as_flag(self, value: Any) -> str:
-        """Return the option that sets a value on the command line.
+    def typed(self, value: Any) -> str:
+        """Return the words that set a value on the command line.
 
-        >>> Declared("sequence_parallel", bool, False, Option("--sp/--no-sp")).as_flag(False)
+        >>> Declared("sequence_parallel", bool, False, Option("--sp/--no-sp")).typed(False)
         '--no-sp'
         """
         if isinstance(value, bool) and self.type is bool:
@@ -146,7 +148,7 @@ class Declared(NamedTuple):
 
 
 def dashed(name: str) -> str:
-    """Return the default flag of a field.
+    """Return the usual flag of a field.
 
     >>> dashed("seq_len")
     '--seq-len'
@@ -156,7 +158,7 @@ def dashed(name: str) -> str:
 
 @cache
 def declared(cls: type) -> Mapping[str, Declared]:
-    """Return the declarations of the fields of a dataclass, in order."""
+    """Return the fields of a dataclass as they are declared, in order."""
     hints = get_type_hints(cls, include_extras=True)
     return types.MappingProxyType(
         {f.name: declare(f.name, hints[f.name], _default(f)) for f in fields(cls)}
@@ -170,7 +172,7 @@ def _default(field: Any) -> Any:
 
 
 def declare(name: str, hint: Any, default: Any) -> Declared:
-    """Return the declaration of a field or parameter from its annotation."""
+    """Return one field or parameter from its annotation."""
     metadata: list[Any] = []
     many = False
     choices: tuple[str, ...] = ()
@@ -198,11 +200,11 @@ def declare(name: str, hint: Any, default: Any) -> Declared:
 
 
 def _without_none(kinds: tuple[Any, ...]) -> Any:
-    """Return the first type of a union other than None: the type on the command line."""
+    """Return the first type of a union; what a command line types is its first alternative."""
     return next(kind for kind in kinds if kind is not type(None))
 
 
-NUMBER: Final = 1e30  # largest number without a declared bound
+NUMBER: Final = 1e30  # largest number where no bound is declared
 
 
 @cache
@@ -225,7 +227,7 @@ def read_fields(cls: type, values: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def check_value(one: Declared, value: Any, *, shown: bool = True) -> Any:
-    """Return ``value`` if it is within the bounds or among the choices, else raise an InputError.
+    """Return a value that is within the bounds or among the choices, or raise.
 
     ``shown``: the message begins with the name of the field.
     """
@@ -260,9 +262,9 @@ def _range(one: Declared) -> str:
 
 
 def optional(cls: type, name: str, doc: str) -> type:
-    """Return a dataclass with the fields and declarations of ``cls``, each of which may be None.
+    """Return a dataclass of the same fields of which each may be left out (None).
 
-    For requests whose omitted fields take their defaults elsewhere.
+    It has the declarations of ``cls``; a request uses it where every field has a default elsewhere.
     """
     hints = get_type_hints(cls, include_extras=True)
     annotations = {f.name: Union[hints[f.name], None] for f in fields(cls)}  # noqa: UP007

@@ -1,4 +1,4 @@
-"""Entry point of the command line; an interruption while it loads also prints one line."""
+"""Where the command line begins: an interruption while it still loads is one line, too."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Bytes of attention masks that separate the documents of one sequence.
+"""What it costs that documents of one sequence do not see each other.
 
 Symbols  b micro_batch_size   s seq_len   c compute_bytes   a, k query and key/value heads
          d head_dim   e value_head_dim
 Units    bytes.
 
-torch's fused kernels take a mask as numbers that are added to the scores, (b, 1, s, s). With a mask
-they do not support grouped queries: keys and values are repeated for every query head and saved
-so. All layers of a stage with the same window share a mask; each micro-batch has its own. Capped
-scores, and kernels that support documents (profiles whose activations.window_needs_mask is false),
-need no mask.
-Leaves out: the masks of eager attention, which its scores include.
+torch's fused kernels take any mask as numbers that are added to the scores, (b, 1, s, s), and then
+know no grouped queries: keys and values are repeated for every query head and saved so. All layers
+of a stage with the same window share a mask; each micro-batch has its own. Capped scores are
+computed without one, and so are kernels that know documents (profiles whose
+activations.window_needs_mask is false).
+Leaves out the masks of eager attention, beside its scores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mask_bytes(view: RankView) -> Real:
 def masked_key_bytes(attention: Attention, workload: Workload, software: SoftwareProfile) -> float:
     """Bytes a token by which saved keys and values grow: c (a - k) (d + e).
 
-    Where a window needs a mask, ``score_bytes`` already includes that growth.
+    Where a window needs a mask they have grown already, see ``activations.score_bytes``.
     """
     needed = _masked(attention, workload, software)
     if not needed or needs_window_mask(attention, workload.seq_len, software):
@@ -52,17 +52,15 @@ def masked_key_bytes(attention: Attention, workload: Workload, software: Softwar
     return workload.compute_bytes * heads * width
 
 
-def kind_with_computed_scores(
-    kind: LayerKind, workload: Workload, software: SoftwareProfile
-) -> LayerKind:
-    """Return the layer with the scores that its kernels compute: with a mask, all of them.
+def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) -> LayerKind:
+    """Return the layer as the kernels compute it: with a mask they leave no scores out.
 
-    A kernel that supports documents computes only the scores inside each: half of a document's
-    length a token if causal, else its length.
+    A kernel that knows documents computes their scores only: of a causal one, half of its length a
+    token.
     """
     attention = kind.attention
-    supported = workload.attention_kernel == "flash" and not software.activations.window_needs_mask
-    if workload.document_mask and workload.document_length and supported:
+    known = workload.attention_kernel == "flash" and not software.activations.window_needs_mask
+    if workload.document_mask and workload.document_length and known:
         share = 0.5 if attention.causal else 1.0
         seen = max(1, round(share * workload.document_length))
         window = seen if attention.window is None else min(seen, attention.window)
@@ -82,6 +80,6 @@ def _masked(attention: Attention, workload: Workload, software: SoftwareProfile)
 
 
 def _narrower(attention: Attention, workload: Workload) -> int | None:
-    """Return the window, or None where it covers the whole sequence."""
+    """Return the window, or None where it hides nothing."""
     window = attention.window
     return None if window is None or window >= workload.seq_len else window

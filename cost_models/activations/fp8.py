@@ -1,4 +1,4 @@
-"""Saved bytes, weight copies and casts of training with matmuls in fp8.
+"""Training with matmuls in fp8: what is kept in which precision.
 
 Symbols   h hidden_size   F ffn_hidden_size   a query heads, e value_head_dim   c compute_bytes (2)
           k experts of a token
@@ -10,7 +10,7 @@ their inputs, queries, keys and values, the inputs of activations, the residual 
 head and logits. Master weights and optimizer states as elsewhere.
 
 Of the matrices' fp8 copies Transformer Engine keeps two, one read along the rows (forward) and one
-along the columns (input gradients); the bundled executor casts again (``executor.ops.fp8``).
+along the columns (input gradients); the bundled executor makes them anew (``executor.ops.fp8``).
 
 Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
 considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
@@ -47,7 +47,7 @@ def fp8_regions(
     """Saved bytes of one layer where inputs of its matrices are kept in fp8.
 
     inputs   1 of c            of column-cut matrices
-    split    + a e             of the output matrix: the core saves its own copy in 16 bits
+    split    + a e             of the output matrix: the core keeps its own copy in 16 bits
              - (c - 1) F       of the second matrix of the MLP, k times and shared experts
     routed   - (c - 1) k h     of the first matrices of experts
     """
@@ -73,7 +73,7 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, cop
         ZeRO 0 to 2   n P          P: elements of the rank's matrices
         ZeRO 3        n P / d + n of GATHERED layers
 
-    ``copies``: n, of each matrix from its forward to its backward pass.
+    ``copies``: n, those that the trainer keeps from the forward to the backward pass.
 
     Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
     (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
@@ -111,7 +111,7 @@ def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | Non
 def gathered_cast_share(
     tensor_parallel: Count, sequence_parallel: Flag, software: SoftwareProfile, *, copies: bool
 ) -> Real:
-    """Bytes moved to cast a gathered element, relative to an element that is not gathered.
+    """Bytes that casting a gathered element moves, over those of one that is not gathered.
 
     Each of t ranks casts its own tokens. Where matmuls read operands along one direction only
     (``copies``: Hopper), what is gathered is copied along the other:
@@ -135,8 +135,8 @@ def cast_elements(
 ) -> tuple[Real, Real]:
     """Elements a token that a layer casts: inputs of its matrices, gradients of their outputs.
 
-    Column-cut matrices of a block share their input, which is cast once. ``gathered``: weight of an
-    element that tensor-parallel ranks gather after its cast (``gathered_cast_share``).
+    Column-cut matrices of a block share their input, which is cast once. ``gathered``: what an
+    element counts that tensor-parallel ranks gather after it was cast.
     """
     shared: set[tuple[str, int]] = set()
     inputs: Real = 0.0

@@ -1,8 +1,7 @@
-"""Saved bytes of a layer with frozen weights and adapters.
+"""What a layer saves whose weights are frozen, with adapters beside some of them.
 
-The weight gradient of a matrix needs its input. A frozen matrix has no weight gradient, so autograd
-saves neither its input nor, for a frozen norm, the normalised input. An adapter needs its own
-input.
+The gradient of a matrix needs what it multiplied; a frozen one has none, so autograd keeps nothing
+for it: not its input, and not what its norm put out. An adapter needs its own input.
 
 Symbols   h hidden_size   F ffn_hidden_size   c compute_bytes
 Units     bytes a token.
@@ -22,27 +21,27 @@ from cost_models.plan.plan import PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def frozen_layer_regions(
+def of_frozen_layer(
     regions: Regions,
     kind: LayerKind,
     hidden_size: int,
     compute_bytes: float,
     software: SoftwareProfile,
 ) -> Regions:
-    """Return saved bytes without the tensors that only frozen weights need, with those of adapters.
+    """Return what a layer saves without what only frozen weights would need, adapters added.
 
         norms        without the normalised copy, c h each, or c (a + k) d of queries and keys (RMS;
                      torch's layer norm keeps its input)
         inputs       without c h of a block none of whose first matrices is adapted
         MLP          without its product c F (of all experts that a token visits), where the last
                      matrix is not adapted, or reads a copy
-        adapters     b h for each, where the trainer copies their input (dropout, another
-                     precision), in place of the block's input; and their saved outputs
+        adapters     b h for each, where the trainer makes their input anew (dropout, another
+                     precision), in place of the block's own; what it keeps of their outputs
         fused qkv    c (a d + k d), where values are a view of the whole
-        4 bits       inputs of matrices in 4 bits, where their library saves them nevertheless
+        4 bits       what matrices in 4 bits read, where their library keeps it all the same
 
-    ``regions`` unchanged where all weights are trained. Where a trainer's own functions always save
-    inputs, only norms save less.
+    Itself where all is trained; where a trainer's own functions keep inputs anyhow, only norms lose
+    their copies.
     """
     frozen = [w for w in kind.weights if w.frozen]
     norms = [w for w in frozen if w.part == "norm"]
@@ -59,17 +58,17 @@ def frozen_layer_regions(
     first = [w for w in frozen if w.role in ("linear", "expert") and w.sharding == "column"]
     attention = [w for w in first if w.part == "attention"]
     mlp = [w for w in first if w.part in ("mlp", "shared_experts", "experts")]
-    copied = software.adapters.input_bytes > 0.0
+    made_anew = software.adapters.input_bytes > 0.0
     inputs, replicated, split = regions.inputs, regions.replicated, np.asarray(regions.split)
     for block in (attention, mlp):
         kept = any(w.name in adapted for w in block)
-        if not kept or copied:
+        if not kept or made_anew:
             inputs = inputs - compute_bytes * hidden_size * bool(block)
     replicated -= dropped
     last = [
         w for w in frozen if w.sharding == "row" and w.part in ("mlp", "experts", "shared_experts")
     ]
-    if last and (copied or not any(w.name in adapted for w in last)):
+    if last and (made_anew or not any(w.name in adapted for w in last)):
         feed_forward = kind.feed_forward
         width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
         split = split - compute_bytes * (width + feed_forward.shared_ffn_hidden_size)
@@ -93,8 +92,8 @@ def frozen_layer_regions(
 def normalised_bytes(
     kind: LayerKind, hidden_size: float, compute_bytes: float, software: SoftwareProfile
 ) -> float:
-    """Bytes of the normalised input that only a norm's weight gradient needs: c h, or fp32."""
-    if kind.norm == "layer":  # it saves its input instead
+    """Bytes of what only the weight of a norm multiplies: c h, in fp32 where the product is."""
+    if kind.norm == "layer":  # saved is its input
         return 0.0
     saved = software.activations.rms_norm_saved * compute_bytes
     if kind.norm == "rms_in_fp32":
@@ -110,7 +109,7 @@ def _adapted(kind: LayerKind) -> set[str]:
 
 
 def _distinct_inputs(matrices: list[Weight]) -> int:
-    """Return the features of the inputs of matrices; a shared input counts once."""
+    """Return the features of what matrices read, once for those that read the same."""
     blocks = {(w.part, w.sharding): _features(w)[0] for w in matrices}
     return sum(blocks.values())
 
@@ -125,7 +124,7 @@ def _features(weight: Weight) -> tuple[int, int]:
 def sharded_input_bytes(
     model: ModelSpec, compute_bytes: float, software: SoftwareProfile, table: PlanTable
 ) -> Real:
-    """Bytes a token and layer of inputs that a trainer copies for sharded frozen layers: n c h."""
+    """Bytes a token and layer that a trainer keeps beside, where it shards frozen layers: n c h."""
     if not software.frozen.layer_inputs or not any(w.frozen for w in model.embedding):
         return np.zeros(len(table))
     sharded = (table.zero_stage >= 3) & (table.shard_ranks > 1)

@@ -28,17 +28,17 @@ from cost_models.activations.encoder_decoder import (
     shared_bytes_per_token,
 )
 from cost_models.activations.fp8 import fp8_regions
-from cost_models.activations.frozen_layers import frozen_layer_regions, sharded_input_bytes
+from cost_models.activations.frozen_layers import of_frozen_layer, sharded_input_bytes
 from cost_models.activations.layer_backward import backward_points
 from cost_models.activations.saved import (
     Regions,
     backward_working_bytes_per_token,
+    due_bytes_per_token,
     feed_forward_bytes,
     layer_regions,
     norm_bytes,
     saved_bytes_per_token,
     saves_input,
-    weight_gradient_operand_bytes_per_token,
 )
 from cost_models.activations.selective_ops import kept_results
 from cost_models.activations.stage_messages import messages
@@ -321,7 +321,7 @@ def _layer(view: RankView, kind: LayerKind) -> _Layer:
         selective=_saved(view, regions, SELECTIVE),
         input=_saved(view, regions, FULL),
         at_mlp=at_mlp,
-        operands=weight_gradient_operand_bytes_per_token(
+        operands=due_bytes_per_token(
             kind,
             regions,
             model.hidden_size,
@@ -419,9 +419,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes)
     more = _attention_copies(view, kind, blockwise)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
-    regions = frozen_layer_regions(
-        regions, kind, model.hidden_size, workload.compute_bytes, software
-    )
+    regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not np.any(table.recompute == SELECTIVE_OPS):
         return regions
     split, along, whole = kept_results(model, workload, table, kind)

@@ -1,4 +1,4 @@
-"""Bytes of logits at the loss: saved ones, and live copies.
+"""Logits at the loss: what is kept of them, and which copies are alive.
 
 Symbols   c compute_bytes   V vocab_size   t tensor_parallel
 Units     bytes a token of one micro-batch.
@@ -37,8 +37,8 @@ def logits_bytes_per_token(
                                                      of them, n copies of w = max(4, c) bytes
     backward  (c (l + k - 1) + w n + c g [16 bits]) V / t    g gradients that are cast back
 
-    A loss by chunks has the n and k - 1 copies of one chunk at once. A loss by pieces of a share p
-    of the tokens, as many as fit in ``loss.piece_bytes`` in w, writes a gradient of its own:
+    A loss that works on chunks has one chunk's n and k - 1 copies at once. One that works on pieces
+    of p of the tokens, as many as ``loss.piece_bytes`` hold in w, writes a gradient of its own:
 
     forward   (c + w p (n + 1 [16 bits])) V / t      16-bit logits are cast, piece by piece
     backward  (2 c + w p (n + 1) [16 bits]) V / t

@@ -1,4 +1,4 @@
-"""Bytes a token that one layer saves for its backward pass, and the memory of that pass.
+"""Bytes that the backward pass needs: what each layer saves for one token.
 
 Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d head_dim
           e value_head_dim
@@ -22,7 +22,7 @@ from cost_models.model.spec import Attention, FeedForward, LayerKind
 from cost_models.plan.plan import FULL, SELECTIVE, SELECTIVE_OPS
 from hardware_profiles.software.trainer import SoftwareProfile
 
-SINK_FEATURES = 8  # added to queries and keys for the product with a sink (executor)
+SINK_FEATURES = 8  # that queries and keys get for their product with a sink, in our executor
 CAPPED_BLOCK = (
     128.0  # queries whose capped scores are alive at once: executor.ops.soft_cap.QUERY_BLOCK
 )
@@ -37,8 +37,8 @@ class Regions:
     replicated: float  # norms, dropout masks
     inputs: float  # inputs of column-parallel matrices
     split: Real  # between the matrices
-    core: Real  # of ``split``, dropped by selective recomputation
-    # results that ``selective_ops`` keeps in addition to the layer's input, see ``kept_results``
+    core: Real  # of ``split``, what selective recomputation drops
+    # what ``selective_ops`` keeps beside the layer's input, see ``kept_results``
     results_split: Real = 0.0  # over the tensor-parallel ranks
     results_along: Real = 0.0  # along the sequence, with sequence parallelism
     results_whole: Real = 0.0  # on every rank
@@ -75,7 +75,7 @@ def norm_bytes(
 
 
 def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
-    """Whether a layer's saved tensors include its input itself, not a copy in fp32."""
+    """Whether what a layer saves has its input as it came: not a copy in fp32."""
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         return True
     if kind.norm in ("layer", "rms_mixed"):
@@ -84,7 +84,7 @@ def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
 
 
 def attention_bytes(attention: Attention, compute_bytes: float) -> float:
-    """Bytes of queries, keys, values and output, saved by attention core and output matrix.
+    """Queries, keys, values and the output, saved by the attention core and the output matrix.
 
     c (a d + k d + k e + a e)
     """
@@ -103,7 +103,7 @@ def score_bytes(
     software: SoftwareProfile,
     compute_bytes: float = 2.0,
 ) -> Real:
-    """Bytes that the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
+    """What the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
 
     eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
            c a s, with dropout (2 c + 1) a s, where softmax is in compute precision (T5)
@@ -128,10 +128,10 @@ def score_bytes(
         return kept + np.where(masked, every, 0.0)
     # in fp32 the softmax needs no second copy
     copies = software.activations.eager_scores_bytes if compute_bytes < FP32 else compute_bytes
-    copies += compute_bytes if attention.capped else 0.0  # tanh saves its output
+    copies += compute_bytes if attention.capped else 0.0  # tanh keeps what it gives
     dropped = software.activations.attention_dropout_bytes + max(0.0, compute_bytes - 2.0)
     per_pair = copies + (dropped if dropout else 0.0)
-    if not attention.softmax_in_fp32:  # weights; mask and dropped weights
+    if not attention.softmax_in_fp32:  # weights; a mask and what is left of them
         dropped = software.activations.dropout_mask_bytes + compute_bytes
         per_pair = compute_bytes + (dropped if dropout else 0.0)
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
@@ -156,7 +156,7 @@ def activation_copies(feed_forward: FeedForward, software: SoftwareProfile) -> f
 def feed_forward_bytes(
     feed_forward: FeedForward, compute_bytes: float, software: SoftwareProfile
 ) -> float:
-    """Bytes saved between the matrices of the MLP, of all experts that a token visits.
+    """Between the matrices of the MLP, of all experts that a token visits.
 
     plain   c (saved by the activation + 1) F     its output feeds the second matrix
     gated   c (saved by the activation + 3) F     activation, up projection, product
@@ -173,9 +173,9 @@ def feed_forward_bytes(
 def routed_bytes(
     feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
 ) -> float:
-    """Bytes saved around the experts: the router, the k copies of a token and their k outputs.
+    """Around the experts: the router's input, the k copies of the token and its k outputs.
 
-        c h (2 k + 1) + r E       r: bytes that the router saves for each of E experts
+        c h (2 k + 1) + what the router saves for each of E experts
 
     A router in fp32 (DeepSeek) keeps 4 h for c h, nothing where all is in fp32. On average over
     ranks, also where experts lie on other ranks (balanced routing).
@@ -189,7 +189,7 @@ def routed_bytes(
 def router_bytes(
     feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
 ) -> float:
-    """Bytes that the router of a mixture saves: c h of its input, and a few for each expert."""
+    """What the router of a mixture saves: its input, and something for each expert."""
     read = compute_bytes
     if feed_forward.router_in_fp32 and software.activations.router_copies_input:
         read = FP32 if compute_bytes < FP32 else 0.0
@@ -210,8 +210,8 @@ def layer_regions(
 ) -> Regions:
     """Saved bytes of one layer for one token, by region.
 
-    ``blockwise``: attention is computed by blocks of keys (context parallelism), whose scores no
-    kernel saves.
+    ``blockwise``: attention is put together from blocks of keys (context parallelism), whose scores
+    no kernel keeps.
     """
     attentions = [kind.attention]
     if kind.cross_attention is not None:
@@ -220,9 +220,7 @@ def layer_regions(
         attentions = [replace(each, num_kv_heads=each.num_heads) for each in attentions]
     shares_input = kind.parallel_residual and kind.num_norms == 1
     mlp = kind.feed_forward
-    reads = (
-        not mlp.num_experts or mlp.shared_ffn_hidden_size > 0
-    )  # else only the router reads its input
+    reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
     blocks = 1 if shares_input else len(attentions) + int(reads)
     masks = (1 + len(attentions)) * software.activations.dropout_mask_bytes * (hidden_dropout > 0)
     core = sum(
@@ -272,13 +270,13 @@ def saved_bytes_per_token(
     keeps_gathered_inputs: bool,
     expert_tensor: Count | None = None,
 ) -> Real:
-    """Bytes that one layer saves for one token, by recompute setting.
+    """Bytes that one layer keeps for one token from its forward to its backward pass.
 
         none       replicated / (t if sp) + inputs / (t if sp and re-gathered) + split / t
                    + routed (/ t where tensor-parallel ranks hold experts whole)
         selective  without the attention core's own tensors
         full       the layer's input: c h / (t if sp)
-        selective_ops  the input, and results of matmuls, fused attention and collectives
+        selective_ops  that, and results of matmuls, fused attention and collectives
 
     Source: Korthikanti et al. (arXiv:2205.05198), eq. 2, 4, 6; generalised to grouped queries,
     gated MLPs and flash attention.
@@ -312,15 +310,15 @@ def backward_working_bytes_per_token(
     tensor_parallel: Count,
     software: SoftwareProfile,
 ) -> Real:
-    """Bytes of gradients of activations that are live at once in one layer's backward pass.
+    """Gradients of activations alive at once while one layer is walked backward.
 
         c (3 F / t + 3 h)   gated: gradients of the product, of the activation, of the up projection
         c (2 F / t + 3 h)   plain: gradients of the activation's output and input
 
-    The MLP is the widest point; 3 c h are the gradients of the layer's output, of the residual
-    stream and of the block's input. Capped scores (executor/ops/soft_cap.py) are differentiated in
-    blocks of Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision.
-    A loop over experts differentiates one expert at a time.
+    The MLP is the widest place; beside it the gradients of the layer's output, of the residual
+    stream and of the block's input. Capped scores (executor/ops/soft_cap.py) are walked in blocks
+    of Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision. A loop
+    over experts walks one of them at a time.
     """
     feed_forward = kind.feed_forward
     width = float(feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token))
@@ -337,7 +335,7 @@ def backward_working_bytes_per_token(
     return between + 3.0 * compute_bytes * hidden_size
 
 
-def weight_gradient_operand_bytes_per_token(
+def due_bytes_per_token(
     kind: LayerKind,
     regions: Regions,
     hidden_size: int,
@@ -345,15 +343,15 @@ def weight_gradient_operand_bytes_per_token(
     tensor_parallel: Count,
     sequence_parallel: Flag,
 ) -> Real:
-    """Bytes a token of a layer's operands of pending weight gradients (split backward passes).
+    """Bytes that a layer keeps for one token from its input gradients to its weight gradients.
 
         inputs / (t if sp) + c (sum of column-cut (out) / t + sum of row-cut ((in) / t + out))
         experts: k times c (sum of (out) / t and (in) / t, h of their inputs and outputs)
 
-    Operands are the input and the output's gradient of every matrix. A column-cut matrix gathers
-    its input again; the gradient of a row-cut matrix's output is whole, as its input gradient
-    needed it. Frozen matrices have none. Of adapters only A of a column-cut matrix has its weight
-    gradient pending, with an output gradient of a few features.
+    Operands of the matmuls that are still to come: inputs and output gradients of every matrix. A
+    column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
+    its input's gradient needed it so. Frozen matrices have none to come; of adapters only A beside
+    a column-cut matrix waits, with its gradient of a few features.
     """
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     shares, whole, inputs_due = 0.0, 0.0, regions.inputs

@@ -1,13 +1,13 @@
-"""Bytes that ``selective_ops`` keeps of a layer: results of matmuls, attention and collectives.
+"""What ``selective_ops`` keeps of a layer: results of its matmuls, attention and collectives.
 
 Symbols   h hidden_size   a, k query and key/value heads   d head_dim   e value_head_dim
           t tensor_parallel   n context_parallel   c compute_bytes   r adapter rank
 Units     bytes a token; columns of a plan table where they differ by plan.
 
-Norms, activations, rotary embeddings, residual sums and the scores of eager attention are
-recomputed. Source: the save list of torch's selective checkpointing (torch.utils.checkpoint,
-create_selective_checkpoint_contexts). The list of the executor includes all collectives, so that
-none is repeated (executor/ops/recompute.py).
+Norms, activations, rotary embeddings, residual sums and the scores of eager attention are computed
+again. Source: what torch's selective checkpointing calls a save list (torch.utils.checkpoint,
+create_selective_checkpoint_contexts); which collectives are in it is the executor's own choice
+(executor/ops/recompute.py): all of them, so that none is repeated.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Results(NamedTuple):
 def kept_results(
     model: ModelSpec, workload: Workload, table: PlanTable, kind: LayerKind
 ) -> Results:
-    """Return the results of one layer that are kept until its backward pass.
+    """Return the results of one layer that stay until its backward pass.
 
     column-cut matrices   c (out) / t                   their adapters: c r more
     attention, fused      c a e / t + 4 a / t           nothing of an eager core
     row-cut matrices      c h (/ t if sp), the sum      read again where a norm follows, or the
                           over the ranks                MLP does
-    ulysses               c (a d + k' (d + e)) / t + c a e / t   exchanged tensors
+    ulysses               c (a d + k' (d + e)) / t + c a e / t   what travelled
     experts               c E router, k c (2 F / t + h), 2 k c h more where rows travel
     """
     compute, hidden = workload.compute_bytes, float(model.hidden_size)
@@ -78,7 +78,7 @@ def kept_results(
 
 def _attention_results(attention: Attention, workload: Workload, table: PlanTable) -> Real:
     compute = workload.compute_bytes
-    # values and outputs are padded to the width of keys
+    # values are padded to the width of keys, and output as wide
     width = max(attention.head_dim, attention.value_head_dim) + SINK_FEATURES * attention.sinks
     output = attention.num_heads * attention.value_head_dim
     eager = workload.attention_kernel == "eager"
@@ -86,14 +86,14 @@ def _attention_results(attention: Attention, workload: Workload, table: PlanTabl
     blocks = compute * output + FP32 * attention.num_heads
     keys = exchanged_key_heads(attention, table) * table.tensor_parallel
     both = attention.head_dim + attention.value_head_dim
-    exchanged = attention.num_heads * attention.head_dim + keys * both + output
+    travelled = attention.num_heads * attention.head_dim + keys * both + output
     ulysses = (table.context_parallel > 1) & (table.context_parallel_method == ULYSSES)
-    more = np.where(ulysses, compute * exchanged, 0.0)
+    more = np.where(ulysses, compute * travelled, 0.0)
     return np.where(is_blockwise(table), blocks, fused) + more
 
 
 def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: PlanTable) -> Results:
-    """Return the results of routed experts: router, both projections, and exchanged rows."""
+    """Of routed experts: router, both projections, and the rows on their way."""
     experts, zero = kind.feed_forward, np.zeros(len(table))
     if not experts.num_experts:
         return Results(zero, zero, zero)

@@ -1,4 +1,4 @@
-"""Bytes of the messages between pipeline stages that are live on a rank."""
+"""Bytes of the messages between pipeline stages that a rank holds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cost_models.plan.plan import FULL, GPIPE, ONE_F_ONE_B, SELECTIVE_OPS
 def messages(view: RankView, in_flight: Real) -> Real:
     """Bytes a token of messages between stages: c h (/ t with sequence parallelism) each.
 
-    A received input lives until its backward pass. It is no tensor of its own where the first layer
-    saves its input (layer norm, fp32, full recomputation). An encoder's output lives with the
-    message that it is part of. The last sent message lives until the next one is sent, and the
-    input of the next pass is being received: on the first stage a gradient, if another backward
-    pass follows at the peak. A received gradient lives until the end of the backward pass: a tensor
-    of its own where the last layer ends with a norm.
+    A received input lives until its backward pass; where the first layer saves its input itself
+    (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
+    the message that it came in. Beside them the last message that was sent is there until the next
+    one goes, and what the next pass needs comes: an input, or on the first stage a gradient, where
+    another backward pass follows while it is fullest. The gradient that a stage received is kept
+    until its backward pass is over: a tensor of its own where the last layer ends with a norm.
     """
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
@@ -28,17 +28,17 @@ def messages(view: RankView, in_flight: Real) -> Real:
     saves_itself = saves_input(model.kinds[model.pattern[0]], compute)
     inputs = rank.num_stages - float(rank.first)
     keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
-    shared = np.where(keeps_input, 1.0 * rank.recomputed_first_layers, 0.0)
-    shared = np.where(saves_itself, inputs, shared)
-    # offloaded: the layer's copy leaves the device, the received tensor stays
-    separate = inputs - np.where(table.offloads_activations, 0.0, shared)
-    received = (separate + rank.hidden_states_received - inputs) * in_flight
-    transient: Real = 2.0
+    alone = np.where(keeps_input, 1.0 * rank.recomputed_first_layers, 0.0)
+    alone = np.where(saves_itself, inputs, alone)
+    # offloaded: the layer's copy leaves, the received tensor stays
+    apart = inputs - np.where(table.offloads_activations, 0.0, alone)
+    received = (apart + rank.hidden_states_received - inputs) * in_flight
+    under_way: Real = 2.0
     if rank.first and rank.num_stages == 1:
         follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
-        transient = np.where(follows, 2.0, 1.0)
+        under_way = np.where(follows, 2.0, 1.0)
     last_kind = model.kinds[model.pattern[-1]]
     if not rank.last and last_kind.norms_after and last_kind.norm == "layer":
-        transient = transient + 1.0
-    found = (received + transient * rank.max_message_states) * one
+        under_way = under_way + 1.0
+    found = (received + under_way * rank.max_message_states) * one
     return np.where(table.pipeline_parallel > 1, found, 0.0)

@@ -1,4 +1,4 @@
-"""Saved bytes of one layer for one token, tensor by tensor: the textbook's 34 h, for any layer.
+"""What one layer saves for one token, tensor by tensor: the textbook's 34 h, for any layer.
 
 Symbols   h hidden size   F ffn_hidden_size   a, k query and key/value heads
           d head_dim   e value_head_dim   s tokens of a sequence   c bytes of the compute precision
@@ -34,7 +34,7 @@ class LayerTerm:
 
 
 def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTerm]:
-    """Return the saved bytes of a layer where nothing is recomputed, by tensor; largest first.
+    """Return what a layer of a kind saves where nothing is recomputed; largest first.
 
     Source: ``activations.layer_regions`` (Korthikanti et al., arXiv:2205.05198, eq. 1 and 4).
     """
@@ -71,7 +71,7 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
     core = "5·a·s with dropout" if dropout else "bytes of softmax · a·s"
     if kernel == "flash":
         bare = 4.0 * sum(each.num_heads for each in attentions)
-        core = "4·a" if scores <= bare else "4·a, and copies for the kernel"
+        core = "4·a" if scores <= bare else "4·a, and what is copied for the kernel"
     over = 1.0 if plan.expert_tensor_parallel else 1.0 / tensor
     terms = [
         LayerTerm("norms, dropout masks", "∝ h", regions.replicated / along),

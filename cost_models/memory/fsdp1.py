@@ -1,8 +1,8 @@
-"""Bytes of gathered weights and of whole gradients under torch FSDP1 (flat parameters).
+"""What torch FSDP1 and its kin hold beside shards: gathered weights and gradients on their way.
 
-A unit is a layer, or the root: embedding, last norm and head together. The root is gathered once a
-step and stays gathered; layers are gathered one or two at a time (prefetch). A unit's gradient is
-whole until it is reduced.
+A unit is a layer, or the root: embedding, last norm and head together. The root is gathered once
+and stays so through the step; layers are gathered one or two at a time (prefetch). A unit's
+gradient is whole until it is reduced.
 
 Units: bytes. Source: Zhao et al. (arXiv:2304.11277), sec. 4.2 and 4.3; torch 2.4
 distributed/fsdp/_runtime_utils.py (the root is not resharded after its forward pass).
@@ -40,19 +40,19 @@ def units(view: RankView) -> Units:
     compute = workload.compute_bytes
     parts = [(trainable_part(model), compute, True)]
     if has_frozen(model):
-        with_frozen = software.gradients.include_frozen
-        parts.append((frozen_part(model, quantised=False), compute, with_frozen))
+        among = software.gradients.include_frozen
+        parts.append((frozen_part(model, quantised=False), compute, among))
         small = quantised_bytes(workload.quantisation)
         parts.append((frozen_part(model, quantised=True), small, False))
-    adapted = any(w.is_adapter for kind in model.kinds for w in kind.weights)
+    beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
     zeros = np.zeros(len(table))
     root, layer, root_gradient, layer_gradient, whole = zeros, zeros, zeros, zeros, zeros
     for part, each, has_gradient in parts:
         params = table_parameters(part, rank, table)
         outer = params.embedding + params.head
         root, own = root + each * outer, each * params.largest_layer
-        # adapters are in the layers of their base; else a layer is either trained or frozen
-        layer = layer + own if adapted else np.maximum(layer, own)
+        # adapters lie in the layers of their base; else a layer is trained or frozen
+        layer = layer + own if beside else np.maximum(layer, own)
         if has_gradient:
             root_gradient = root_gradient + compute * outer
             layer_gradient = layer_gradient + compute * params.largest_layer
@@ -61,21 +61,21 @@ def units(view: RankView) -> Units:
 
 
 def is_sharded(table: PlanTable) -> Flag:
-    """Whether a plan shards weights, so that they are gathered."""
+    """Whether a plan gathers at all."""
     return (table.zero_stage >= 3) & (table.shard_ranks > 1)
 
 
 def flat_buffers(
     software: SoftwareProfile, table: PlanTable, whole: Units, others: object
 ) -> dict[str, Real]:
-    """Buffers of sharded plans at each of ``memory.Buffers``' moments; other rows: ``others``.
+    """What is held beside shards at each of ``memory.Buffers``' moments, where a plan shards.
 
-        loss      the gathered root; in its backward pass g - 1 layers more
+        loss      root gathered: the layers' forward passes are over; on the way back g - 1 layers
         head      the same and the root's gradient
         backward  root + g layers, the gradients of the root and of a layer
 
-    The root's own hook prefetches the last layer (BACKWARD_PRE: _pre_backward_hook). Whole
-    gradients that are accumulated (no_sync) do not count as buffers.
+    The root's own hook gathers the last layer ahead (BACKWARD_PRE: _pre_backward_hook).
+    Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no buffers.
     """
     sharded = is_sharded(table)
     kept = software.gradients.accumulated_unsharded & (table.num_microbatches > 1)
@@ -96,17 +96,17 @@ def flat_buffers(
 def flat_gradients(
     software: SoftwareProfile, table: PlanTable, whole: Units, others: object
 ) -> dict[str, Real]:
-    """Whole gradients of all units, where they are accumulated before their reduction (no_sync).
+    """Whole gradients of all units, where they are added up before they are reduced (no_sync).
 
-    With the longest sequences first, no gradient is accumulated yet while their activations live.
+    Where the longest sequences come first, nothing has been added up beside their activations.
     """
     if not software.gradients.accumulated_unsharded:
         return {}
     kept = is_sharded(table) & (table.num_microbatches > 1)
-    accumulated = 0.0 if software.activations.longest_sequences_first else whole.all_gradients
+    beside = 0.0 if software.activations.longest_sequences_first else whole.all_gradients
     at = {
-        "full_flight": accumulated,
-        "later": accumulated,
+        "full_flight": beside,
+        "later": beside,
         "last_layer": whole.all_gradients,
         "embedding": whole.all_gradients,
         "reduced": whole.all_gradients,

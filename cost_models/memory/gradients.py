@@ -1,4 +1,4 @@
-"""Bytes of accumulated gradients at the moments of a step that can be its peak.
+"""Gradients that one accelerator holds at the moments of a step that can be its peak.
 
 Units: bytes. Every argument may be a column of a plan table.
 """
@@ -20,14 +20,14 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 
 def shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
-    """Return elements and the number of ranks that shard them: separate experts last."""
+    """Return elements and the ranks that share them: experts that are apart, and all else."""
     return _shared(params.total, params.expert_total, table)
 
 
-def _shared(numel: Real, experts: Real, table: PlanTable) -> list[tuple[Real, Count]]:
+def _shared(numel: Real, apart: Real, table: PlanTable) -> list[tuple[Real, Count]]:
     return [
-        (numel - experts, table.shard_ranks),
-        (experts, np.maximum(1, table.expert_shard_ranks)),
+        (numel - apart, table.shard_ranks),
+        (apart, np.maximum(1, table.expert_shard_ranks)),
     ]
 
 
@@ -50,7 +50,7 @@ class Gradients:
     reduced: Real  # what the optimizer reads
 
     def where_offloaded(self, table: PlanTable, layer: Real) -> Gradients:
-        """Return gradients with offloaded weights: at most a layer's shard is on the device."""
+        """With the weights gradients leave too: a layer's shard is on its way at most."""
         moves = table.offloads_weights
         shard = layer / np.maximum(1, table.shard_ranks)
         at = {f.name: np.where(moves, shard, getattr(self, f.name)) for f in fields(self)}
@@ -64,7 +64,7 @@ def gradients_of(
     params: RankParameters,
     in_flight: Real,
 ) -> Gradients:
-    """Return the gradients of a rank, by the trainer's way to accumulate and the ZeRO stage."""
+    """Return them, as the trainer and the ZeRO stage accumulate and reduce."""
     gradient = workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
     defers = reduces_once(software, table)
 
@@ -94,7 +94,7 @@ def gradients_of(
         )
         return sum(parts, start=np.zeros(len(table)))
 
-    if software.optimizer.in_backward:  # only the gradients of one block exist
+    if software.optimizer.in_backward:  # only what one block's gradients take
         none = np.zeros(len(table))
         layer, outer = gradient * params.largest_layer, gradient * params.embedding
         return Gradients(none, none, layer, outer, none)
@@ -111,7 +111,7 @@ def gradients_of(
 
     reduced = reduced_of(parts_of)
     later = accumulated(by_value(table.num_microbatches > 1))
-    # a block has a gradient after its backward pass, or from an earlier micro-batch
+    # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     embedding = coming([(params.embedding, table.shard_ranks)])
     layer = coming(_shared(params.largest_layer, params.expert_layer, table))
     at_embedding = np.maximum(later, reduced - embedding)
@@ -126,7 +126,7 @@ def gradients_of(
 
 
 def rearranged_bytes(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
-    """Bytes an element of experts that are cut inside: a second copy of one matrix of three.
+    """Bytes an element of experts that are cut inside: one matrix of three is there twice.
 
     Source: torch 2.13, foreach_reduce: a gradient that is not cut along its first dimension.
     """

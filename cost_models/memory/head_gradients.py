@@ -1,7 +1,7 @@
-"""Bytes of the output projection's gradients in trainers that do not shard weights.
+"""Gradients of the output projection on their way, in trainers whose weights lie whole on a rank.
 
-The projection's backward pass is the first. Its gradient of a tied table lives until the embedding
-has added its own; a loss in chunks computes the projection's gradient once for every chunk.
+The projection is walked back first of all. A tied table's gradient from it waits until the
+embedding has added its own; a loss in chunks makes the projection's gradient once for every chunk.
 Units: bytes. Every argument may be a column of a plan table.
 """
 
@@ -17,47 +17,46 @@ from cost_models.partition.rank_view import RankView
 
 @dataclass(frozen=True, slots=True)
 class HeadGradients:
-    """Bytes at the moments of ``MOMENTS``, accumulated gradients not counted."""
+    """Bytes at the moments of ``MOMENTS``, beside what accumulated gradients take."""
 
-    head: list[tuple[Real, Real]]  # gradients and logits at each point of the head
-    layers: Real  # during the layers' backward passes
+    head: list[tuple[Real, Real]]  # and what is left of the logits, at each of its places
+    layers: Real  # while layers are walked back
     embedding: Real
 
 
 def head_gradients(view: RankView, logits: Real) -> HeadGradients:
-    """Return the head's gradients; 0 where gradients are sharded or have a whole buffer.
+    """Return them; nothing where gradients are sharded or have a buffer of their own.
 
-        head       n = 1: c H, and the gradient L of the logits
-                   n chunks: the largest of c H + L, 2 c H + L (1 - 1/n), 3 c H + L (1 - 2/n)
+        head       n = 1: c H, beside the gradient L of the logits
+                   n chunks: the fullest of c H + L, 2 c H + L (1 - 1/n), 3 c H + L (1 - 2/n)
         layers     c E of a tied table
         embedding  3 c E of it, 2 c E after a loss in chunks
 
     H elements of the projection, E of a table that is both ends, L ``logits`` in compute precision.
-    Where the projection's gradients are sharded, L is live in a loss in chunks nevertheless. The
-    first two gradients of a leaf are summed in a third tensor, further ones in place. Source:
+    Where the projection's own are sharded, a loss in chunks still leaves L beside them. The first
+    two gradients of a leaf are added up in a third tensor, further ones in place. Source:
     torch's autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
-    (tests/cost_models/memory/test_head_gradients.py). The losses of all chunks are differentiated
-    first.
+    (tests/cost_models/memory/test_head_gradients.py). All chunks' losses are walked back first.
     """
     params = view.parameters
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
     alone = rank.first and rank.last and model.tie_embeddings
     whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
-    separate = whole & (not software.gradients.whole_buffer)
-    each = np.where(separate, workload.compute_bytes, 0.0)
+    apart = whole & (not software.gradients.whole_buffer)
+    each = np.where(apart, workload.compute_bytes, 0.0)
     tied = each * (params.embedding if alone else 0.0)
     head = tied + each * params.head
-    left = np.where(head > 0.0, logits, 0.0)
-    points: list[tuple[Real, Real]] = [(head, left)]
+    beside = np.where(head > 0.0, logits, 0.0)
+    places: list[tuple[Real, Real]] = [(head, beside)]
     if not software.loss.chunk_tokens or software.loss.chunks_logits:
-        return HeadGradients(points, tied, 3.0 * tied)
-    points = [(head, logits)]
+        return HeadGradients(places, tied, 3.0 * tied)
+    places = [(head, logits)]
     tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
     chunks = np.maximum(1.0, tokens / software.loss.chunk_tokens)
     several = chunks > 1.0
     for more in (1.0, 2.0):
         gradients = head + np.where(several, more * head, 0.0)
-        rest = left * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
-        points.append((gradients, rest))
-    return HeadGradients(points, tied, np.where(several, 2.0, 3.0) * tied)
+        left = beside * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
+        places.append((gradients, left))
+    return HeadGradients(places, tied, np.where(several, 2.0, 3.0) * tied)

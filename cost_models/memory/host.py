@@ -1,13 +1,13 @@
-"""Bytes of offloaded tensors on a node: host memory, and NVMe drives.
+"""Bytes that offloaded tensors take of a node: host memory, and NVMe drives.
 
 Symbols   P parameters that a rank updates   c compute_bytes, w master_bytes, g gradient bytes
           k s bytes of all states of a parameter
-Units     bytes; columns of a plan table. All ranks of a node count as the pipeline rank with the
-          most bytes: an upper bound.
+Units     bytes; columns of a plan table. A node is taken to hold ranks that are all as full as the
+          fullest pipeline rank: never too little.
 
-Offloaded tensors go to the host; with ``offload_device`` nvme, states and the updated copy of the
-weights go on to the drives, and gradients stay in host memory. ZeRO-Infinity keeps 16-bit weights
-in addition to the fp32 ones (18 bytes a parameter, not 16); FSDP2 has the fp32 ones only.
+What offload names goes to the host, and with ``offload_device`` nvme on to the drives: states and
+the copy of the weights that is updated. Gradients wait in host memory. ZeRO-Infinity keeps 16-bit
+weights beside the fp32 ones (18 bytes a parameter, not 16); FSDP2 has the fp32 ones only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WEIGHT_BUFFER_ELEMENTS: Final = 1e8
 
 @dataclass(frozen=True, slots=True)
 class HostBytes:
-    """Bytes of one rank outside its accelerator."""
+    """Bytes of one rank that are off its accelerator."""
 
     memory: Real
     nvme: Real
@@ -50,11 +50,11 @@ def offloaded_bytes(
     paged: Real,
     activations: Real,
 ) -> HostBytes:
-    """Bytes of one rank outside its accelerator.
+    """Bytes of one rank off its accelerator.
 
         optimizer   w P + k s P, and g P of gradients     16 P with AdamW in fp32
-        activations saved tensors of all layers but two
-        paged       all that the driver may move
+        activations what layers saved, but for two layers
+        paged       as much as the driver may move
         nvme        w P + k s P on the drives; in host memory g P and pinned buffers:
                     4 w min(P, 1e9), with the weights 5 c min(P, 1e8) more
 

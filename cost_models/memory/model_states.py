@@ -33,7 +33,7 @@ class ModelStates:
 
 
 def adam_mixed_precision(num_params: Real, data_parallel: Count, zero_stage: Count) -> ModelStates:
-    """Model states of mixed-precision Adam under ZeRO: 16 bytes a parameter, sharded by stage.
+    """Mixed-precision Adam under ZeRO as in the paper: 16 bytes a parameter, shared out by stage.
 
         weights    2 P / (d if z >= 3)
         gradients  2 P / (d if z >= 2)
@@ -60,12 +60,13 @@ def weight_bytes(
     compute_bytes: float,
     master_bytes: float,
 ) -> Real:
-    """Bytes of weights: in compute precision and whole below ZeRO-3, master shards under ZeRO-3.
+    """Weights in the precision of the matmuls, whole below ZeRO-3; under ZeRO-3 the fp32 shards.
 
         c P   (z <= 2)      w P / d   (z = 3)
 
     Source: ZeRO sec. 5 (P_os+g+p); FSDP keeps the shards in master precision and casts when it
-    gathers (Zhao et al., arXiv:2304.11277, sec. 4.4).
+    gathers
+    (Zhao et al., arXiv:2304.11277, sec. 4.4).
     """
     whole = compute_bytes * np.multiply(1.0, num_params)
     shard = master_bytes * np.multiply(1.0, num_params) / shard_ranks
@@ -79,15 +80,15 @@ def master_copy_bytes(
     compute_bytes: float,
     master_bytes: float,
 ) -> Real:
-    """Bytes of separate master weights: w [separate] P / (d if z >= 1).
+    """Master weights where they are kept apart from the weights: w [apart] P / (d if z >= 1).
 
-    Separate: in mixed precision, and where whole weights are updated by shards. Under ZeRO-3 the
-    shards are the weights themselves (``weight_bytes``).
+    Apart: in mixed precision; a shard beside whole weights. Under ZeRO-3 the shards are the
+    weights themselves (``weight_bytes``).
     """
     replicas = float(compute_bytes != master_bytes)
     sharded = np.where(np.less(zero_stage, 3), 1.0, 0.0)
-    separate = np.where(np.equal(zero_stage, 0), replicas, sharded)
-    return master_bytes * separate * num_params / optimizer_shards(shard_ranks, zero_stage)
+    apart = np.where(np.equal(zero_stage, 0), replicas, sharded)
+    return master_bytes * apart * num_params / optimizer_shards(shard_ranks, zero_stage)
 
 
 def optimizer_shards(shard_ranks: Count | Real, zero_stage: Count) -> Real:
@@ -104,7 +105,7 @@ def accumulated_gradient_bytes(
     accumulates: Flag,
     defers_reduction: Flag,
 ) -> Real:
-    """Bytes of accumulated gradients when the last micro-batch starts its backward pass.
+    """Gradients that earlier micro-batches have left when the last one starts its backward pass.
 
         0                        one micro-batch
         g P                      z <= 1, or where the trainer reduces at the last micro-batch only
@@ -121,6 +122,6 @@ def accumulated_gradient_bytes(
 def reduced_gradient_bytes(
     num_params: Real, shard_ranks: Count, zero_stage: Count, gradient_bytes: float
 ) -> Real:
-    """Bytes of gradients that the optimizer reads: g P, or g P / d from ZeRO-1 on."""
+    """Gradients that the optimizer reads: g P, or its shard from ZeRO-1 on."""
     shards = optimizer_shards(shard_ranks, zero_stage)
     return gradient_bytes * np.multiply(1.0, num_params) / shards

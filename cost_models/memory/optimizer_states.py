@@ -1,11 +1,11 @@
-"""Bytes of optimizer states, and of the temporary tensors of an update.
+"""Bytes that an optimizer remembers of the weights, and that its update takes beside them.
 
 Symbols   n elements of a tensor on a rank   r, c its last two dimensions, l all others together
           s state_bytes, w master_bytes [bytes of an element]
 Units     bytes; every argument is one number or one column of a plan table.
 
-Tensors are taken to divide evenly, as in ``model_states``. ZeRO shards the first dimension (FSDP2),
-tensor parallelism the dimension of its cut; a state is sharded as its weight is.
+Shares are those of tensors that divide evenly, as in ``model_states``. ZeRO shards the first
+dimension (FSDP2), tensor parallelism the one of its cut, and a state lies where its weights lie.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MIN_PAGED_ELEMENTS: Final = 1e5
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """States that an optimizer keeps of a tensor."""
+    """What an optimizer keeps of a tensor."""
 
     states: float  # as large as the tensor, of matrices inside layers
     other_states: float  # the same, of all other tensors
-    factored: bool = False  # and a row and a column of every matrix (vectors: whole)
+    factored: bool = False  # beside these, a row and a column of every matrix (vectors: whole)
     eight_bit: bool = False
-    paged: bool = False  # states move to the host where the device is full
+    paged: bool = False  # states live in memory that moves to the host where the device is full
     foreach_copies: float = 0.0  # shard-size copies that an update over lists of tensors makes
     whole_matrices: bool = False  # an update reads whole matrices: gathered, one after the other
 
@@ -83,7 +83,7 @@ FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes of states on a rank: on the device, and in pages that may move to the host."""
+    """Bytes of states on a rank: those that stay on the device, and those that can leave it."""
 
     resident: Real
     paged: Real
@@ -117,9 +117,7 @@ def factored_numel(shape: tuple[Real, Real, Real]) -> Real:
 
 
 def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Real, Real, Real]:
-    """Return the product of leading dimensions, rows and columns of a rank's part of a tensor.
-
-    A vector is one row.
+    """Leading dimensions together, rows and columns of a rank's part; a vector is one row.
 
     The tensor-parallel dimension over t (experts: over their own ranks, and their number over ep),
     then the first over d from ZeRO-1 on; experts fewer than ranks are sharded within
@@ -149,14 +147,14 @@ def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Re
 
 
 def is_layer_matrix(weight: Weight) -> bool:
-    """Whether Muon updates a weight: a matrix of a layer, neither embedding nor head."""
+    """Whether Muon updates it: a matrix that is multiplied, neither embedding nor head."""
     return weight.role in ("linear", "expert") and weight.part not in ("embedding", "head")
 
 
 def tensor_states(
     rule: Rule, weight: Weight, shape: tuple[Real, Real, Real], state_bytes: float
 ) -> StateBytes:
-    """Bytes of the states of one tensor: s k n; factored s (k n + l (r + c)); or in 8 bits."""
+    """States of one tensor: s k n; factored s (k n + l (r + c)); or in 8 bits."""
     lead, rows, columns = shape
     numel = lead * rows * columns
     states = rule.states if is_layer_matrix(weight) else rule.other_states
@@ -173,7 +171,7 @@ def tensor_states(
 
 
 def rank_states(view: RankView) -> StateBytes:
-    """Bytes of the states of all trained tensors of a pipeline rank."""
+    """States of all that a pipeline rank trains, by tensor."""
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
     rule = RULES[workload.optimizer]
@@ -188,7 +186,7 @@ def rank_states(view: RankView) -> StateBytes:
 
 
 def update_bytes(view: RankView, updated: Real) -> Real:
-    """Bytes of the temporary tensors of an update.
+    """Bytes that the update takes beside weights, gradients and states.
 
         fused kernel       0
         over lists         s copies n of all n that the rank updates
@@ -207,7 +205,7 @@ def update_bytes(view: RankView, updated: Real) -> Real:
 
 
 def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
-    """Bytes that clipping and update move for each parameter: the profile's for fp32 AdamW, and
+    """Bytes that clipping and update move for each parameter: the trainer's for fp32 AdamW, and
 
         + 2 (w - 4) + n (g - 4) + 2 (k s - 8)
 
@@ -229,7 +227,7 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     rule = RULES[workload.optimizer]
     state_bytes = rule.states * (1.0 if rule.eight_bit else workload.state_bytes)
     if workload.optimizer == "adamw" and not software.optimizer.fused:
-        clipping = software.optimizer.gradient_accesses - 1.0  # not read by the fused update
+        clipping = software.optimizer.gradient_accesses - 1.0  # what the fused update does not read
         gradients = (2.0 + clipping) * workload.reduction_bytes
         return 4.0 * workload.master_bytes + gradients + 7.0 * state_bytes
     weights = 2.0 * (workload.master_bytes - 4.0)
@@ -267,6 +265,6 @@ def _whole_matrix_bytes(view: RankView) -> Real:
         for weight in filter(is_layer_matrix, block.weights):
             rows, columns = (float(length) for length in weight.shape[-2:])
             numel = rows * columns
-            update = workload.master_bytes * numel + 4.0 * numel
-            largest = np.maximum(largest, update + 4.0 * min(rows, columns) ** 2)
+            beside = workload.master_bytes * numel + 4.0 * numel
+            largest = np.maximum(largest, beside + 4.0 * min(rows, columns) ** 2)
     return largest

@@ -1,4 +1,4 @@
-"""The parts of the memory of one accelerator, and the largest of several ranks.
+"""The parts of the memory of one accelerator, and the fullest of several ranks.
 
 Units: bytes; columns of a plan table.
 """
@@ -14,7 +14,7 @@ from cost_models.arrays import Real, pick
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes on one accelerator at its peak, by purpose."""
+    """Bytes on one accelerator at its peak, by what they are."""
 
     weights: Real
     gradients: Real
@@ -43,7 +43,7 @@ class MemoryParts:
 
 
 def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, Real, Real]:
-    """Return the parts of the rank with the largest peak, its position, and the peak's moment."""
+    """Return the parts of the rank with the largest peak, that rank's position, its moment."""
     peaks = np.stack([parts.peak for parts, _ in per_rank])
     limiting = np.argmax(peaks, axis=0)
     chosen = {

@@ -1,6 +1,6 @@
-"""Memory of one step over time: the parts on every pipeline rank at every moment of a step.
+"""The timeline of one step's memory: the parts on every pipeline rank at every moment of a step.
 
-Units: bytes. The peak of ``estimate.price`` is the largest of these moments.
+Units: bytes. The peak that ``estimate.price`` finds is the largest of these moments.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cost_models.activations.document_masks import kind_with_computed_scores
+from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes
 from cost_models.activations.live import layer_bytes
 from cost_models.arrays import Real
@@ -149,7 +149,7 @@ def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
     around = table.recompute == SELECTIVE_OPS
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
     return LayerWork(
-        kind=kind_with_computed_scores(kind, workload, view.software),
+        kind=as_computed(kind, workload, view.software),
         hidden_size=model.hidden_size,
         seq_len=workload.seq_len,
         tokens=view.tokens,

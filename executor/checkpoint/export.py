@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -52,12 +51,16 @@ _TOKENIZER: Final = (
 Planned = tuple[str, StoredTensor]  # a parameter, and a stored tensor with all or a piece of it
 
 
-def export(options: argparse.Namespace) -> int:
+def export(
+    source: Path, output: Path, *, dtype: str | None, max_shard_bytes: int, as_json: bool
+) -> int:
     """Run the command; return the exit code."""
-    checkpoint, notes = newest_intact(options.source)
-    dtype = None if options.dtype is None else DTYPE_OF[options.dtype]
+    checkpoint, notes = newest_intact(source)
     notes += write_hugging_face(
-        checkpoint, options.output, dtype=dtype, max_shard_bytes=options.max_shard_bytes
+        checkpoint,
+        output,
+        dtype=None if dtype is None else DTYPE_OF[dtype],
+        max_shard_bytes=max_shard_bytes,
     )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
@@ -65,13 +68,13 @@ def export(options: argparse.Namespace) -> int:
         "schema_version": 1,
         "checkpoint": str(checkpoint.folder),
         "step": checkpoint.index.step,
-        "output": str(options.output),
+        "output": str(output),
         "notes": notes,
     }
-    if options.json:
+    if as_json:
         print(json.dumps(document, indent=2))
     else:
-        print(f"Written: {options.output} (step {checkpoint.index.step})")
+        print(f"Written: {output} (step {checkpoint.index.step})")
     return 0
 
 

@@ -4,26 +4,69 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from executor.checkpoint.format.folder import SUBFOLDER, CheckpointFolder, is_complete_name
 from executor.checkpoint.format.index import INDEX_NAME
+from executor.config.bounds import Count
 from executor.run_folder import RUNS
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import Option
 
 AUTO: Final = "auto"  # --resume without a path: the newest checkpoint of the run's folder
+CHECKPOINTS: Final = "checkpoints"  # title of the options in the help
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """When to save, and what to start from; the same on every rank."""
 
-    every: int | None = None  # steps; None: only when stopped, or at the end of a resumed run
-    keep: int = 2
-    keep_every: int | None = None  # steps whose checkpoints are never deleted
-    resume: str | None = None  # AUTO, a run's folder, or a checkpoint
-    init_from: Path | None = None  # a Hugging Face folder
-    allow_other_data: bool = False
+    checkpoint_every: Annotated[
+        Count | None,
+        Option(
+            metavar="N",
+            group=CHECKPOINTS,
+            help="save every N steps and at the end (default: at the end of a resumed run, and "
+            "when a run is told to stop)",
+        ),
+    ] = None
+    keep: Annotated[
+        Count,
+        Option(
+            metavar="K",
+            group=CHECKPOINTS,
+            help="keep the K newest checkpoints (default: {default})",
+        ),
+    ] = 2
+    keep_every: Annotated[
+        Count | None,
+        Option(
+            metavar="N",
+            group=CHECKPOINTS,
+            help="never delete the checkpoint of every N-th step",
+        ),
+    ] = None
+    resume: Annotated[
+        str | None,  # AUTO, a run's folder, or a checkpoint
+        Option(
+            metavar="[DIR|auto]",
+            group=CHECKPOINTS,
+            optional_value=AUTO,
+            help="go on from the newest complete checkpoint of the --output folder (auto), of "
+            "another run, or from a given one; the plan may be another one",
+        ),
+    ] = None
+    init_from: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            group=CHECKPOINTS,
+            help="start with the weights of a Hugging Face folder (safetensors)",
+        ),
+    ] = None
+    allow_other_data: Annotated[
+        bool, Option(group=CHECKPOINTS, help="resume although the data have changed")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ def train(
     training: TrainingOptions,
     emit: Emit,
     *,
+    steps: int | None = None,
     evaluation: Corpus | None = None,
     saving: CheckpointOptions = NO_CHECKPOINTS,
     folder: Path | None = None,
@@ -47,8 +48,9 @@ def train(
 ) -> str:
     """Train on this rank; return the final status. Rank 0 emits the events to be recorded.
 
-    ``folder`` (of rank 0) receives the checkpoints; ``options`` are written into them. ``ready`` is
-    called with the trainer before the first step.
+    ``steps``: fewer than in the options, for a dry run. ``folder`` (of rank 0) receives the
+    checkpoints; ``options`` are written into them. ``ready`` is called with the trainer before the
+    first step.
     """
     if training.compile:
         check_compilable(file.plan, file.model.family, file.workload.adapter)
@@ -59,11 +61,11 @@ def train(
     trainer = Trainer(
         file,
         seed=training.seed,
-        learning_rate=training.learning_rate,
-        betas=training.betas,
+        learning_rate=training.learning_rate_schedule(),
+        betas=(training.beta1, training.beta2),
         epsilon=training.epsilon,
         weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
+        max_grad_norm=training.max_grad_norm or None,
         device=device,
         start=begun.start,
     )
@@ -77,7 +79,7 @@ def train(
             emit({"kind": "note", "text": note})
     hooks: list[TrainingHook] = []
     if evaluation is not None:
-        every, batches = training.evaluate_every, training.evaluation_batches
+        every, batches = training.eval_every, training.eval_batches
         hooks.append(EvaluationHook(trainer, evaluation, emit, every=every, batches=batches))
     about = {
         "data": corpus.identity(),
@@ -88,7 +90,7 @@ def train(
     loop = TrainingLoop(
         trainer,
         corpus,
-        steps=training.steps,
+        steps=training.steps if steps is None else steps,
         sample_every=training.sample_every,
         emit=emit,
         hooks=[*hooks, *([] if saves is None else [saves])],

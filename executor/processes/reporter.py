@@ -5,10 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final
 
-from executor.processes.signals import Relay, StopSignals
+from msgspec import Meta
+
+from executor.processes.signals import Relay, StopSignals, signal_number
 from hardware_profiles.errors import RunError
+from hardware_profiles.options import Option
+
+FAILURES: Final = "failures"  # title of the options in the help
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,25 @@ class Reporter:
 class Supervision:
     """Treatment of failed ranks, and the signal that requests a stop."""
 
-    max_restarts: int = 0
-    preemption_signal: int = signal.SIGUSR1
+    max_restarts: Annotated[
+        int,
+        Meta(ge=0, le=2**31),
+        Option(
+            metavar="N",
+            group=FAILURES,
+            help="restart failed ranks at most N times, from the last checkpoint (default: "
+            "{default})",
+        ),
+    ] = 0
+    preemption_signal: Annotated[
+        int,
+        Option(
+            metavar="NAME",
+            group=FAILURES,
+            read=signal_number,
+            help="stop in good order at this signal, as at SIGTERM (default: SIGUSR1)",
+        ),
+    ] = int(signal.SIGUSR1)
 
     def relay(self, ranks: int) -> Relay:
         """Return the signal relay for the ranks of this machine."""

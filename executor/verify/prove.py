@@ -7,7 +7,6 @@ features to ``cost_models/legality/executor_proofs.json``, which the planner and
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -24,7 +23,7 @@ from executor.processes.fork import run_forked
 from executor.training.traffic import is_as_predicted
 from executor.verify.matrix import VerificationCase, cases
 from executor.verify.parity import TOLERANCE, Verification, verify
-from hardware_profiles.errors import InputError, ShardplanError
+from hardware_profiles.errors import InputError
 from hardware_profiles.fields import write_text_atomically
 
 BATCHES: Final = 3
@@ -34,26 +33,13 @@ TIMEOUT_SECONDS: Final = 300.0
 MEMORY_TOLERANCE: Final = 0.5
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m executor.verify", description=__doc__)
-    parser.add_argument("--matrix", action="store_true", required=True, help="run the cases")
-    parser.add_argument(
-        "--part", default="1/1", metavar="K/N", help="run every N-th case, from the K-th"
-    )
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in the name")
-    parser.add_argument("--write", action="store_true", help="save the verified features")
-    options = parser.parse_args(arguments)
-    try:
-        return _run(options)
-    except ShardplanError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+def prove(part: tuple[int, int] = (1, 1), only: str = "", *, write: bool = False) -> int:
+    """Run the cases and return the exit code.
 
-
-def _run(options: argparse.Namespace) -> int:
-    chosen = _chosen(options.part, options.only)
-    if options.write and len(chosen) < len(cases()):
+    ``part``: (k, n) for every n-th case from the k-th; ``only``: text in the names of the cases.
+    """
+    chosen = _chosen(part, only)
+    if write and len(chosen) < len(cases()):
         raise InputError("--write needs the results of all cases: remove --part and --only")
     started, failed, worst = time.monotonic(), [], LargestDifferences()
     for number, case in enumerate(chosen, start=1):
@@ -75,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"failed: {name}")
     if failed:
         return 5
-    if options.write:
+    if write:
         write_text_atomically(SUPPORTED_FILE, proofs_text(chosen), force=True)
         print(f"written: {SUPPORTED_FILE}")
     return 0
@@ -86,14 +72,12 @@ def _minutes(started: float) -> str:
     return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
-def _chosen(part: str, only: str) -> list[VerificationCase]:
-    first, _, every = part.partition("/")
-    if not (first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)):
-        raise InputError(f"--part {part} (must be K/N with 1 <= K <= N)")
+def _chosen(part: tuple[int, int], only: str) -> list[VerificationCase]:
     found = [case for case in cases() if only in case.name]
     if not found:
         raise InputError(f"--only {only}: no case has this text in its name")
-    return found[int(first) - 1 :: int(every)]
+    first, every = part
+    return found[first - 1 :: every]
 
 
 def verify_case(case: VerificationCase) -> Verification:

@@ -1,1 +1,1 @@
-"""Accelerators, nodes and links, and the bandwidth of groups of ranks."""
+"""Accelerators, nodes and links, and the bandwidth that a group of ranks has."""

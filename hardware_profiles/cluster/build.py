@@ -1,4 +1,4 @@
-"""Clusters built from an accelerator and a node type, and their descriptions."""
+"""Puts a cluster together from an accelerator and a kind of node, and says it back in words."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def build_cluster(
 ) -> Cluster:
     """Return a cluster of equal nodes.
 
-    Without ``node``, links and network are those of the accelerator's usual node, with a note.
-    ``network_bandwidth`` (bytes/s one way per accelerator) replaces the node's.
+    Without ``node``, the usual one of the accelerator gives links and network, and a note says so;
+    ``network_bandwidth`` (bytes/s one way per accelerator) takes the place of the node's.
     """
     kind = node or usual_node(accelerator)
     if kind is None:
@@ -63,7 +63,7 @@ def build_cluster(
 
 
 def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:
-    """Return a note on a switchless board with this number of accelerators, if one exists."""
+    """Name the board without a switch that has so many accelerators, where there is one."""
     boards = [
         board.name
         for board in nodes()
@@ -81,14 +81,14 @@ def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:
 
 
 def _share(figure: Figure | None, share: float) -> Figure | None:
-    """Return the share of a server's figure that its used accelerators have."""
+    """Return what belongs to the accelerators that are used of a whole server."""
     if figure is None or share >= 1.0:
         return figure
     return replace(figure, value=share * figure.value)
 
 
 def _inner_tier(accelerator: Accelerator, node: Node, gpus_per_node: int, total: int) -> Tier:
-    """Return the tier of the link inside a node or a domain that spans nodes."""
+    """Return the tier of the link inside a node, or inside the domain that spans nodes."""
     spans_nodes = node.domain_size > node.gpus_per_node
     link = node.link or accelerator.link
     return Tier(
@@ -103,10 +103,11 @@ def _inner_tier(accelerator: Accelerator, node: Node, gpus_per_node: int, total:
 
 
 def _even_domain(largest: int, gpus_per_node: int, total: int) -> int:
-    """Return the accelerators that a job uses of each domain: equal numbers, whole nodes.
+    """Return how many accelerators of a domain a job has: the same in each, in whole nodes.
 
-    A job of 256 uses 64 of each NVL72, so that its groups, powers of two, do not straddle two racks
-    (NVIDIA's "NVL64"). Without equal parts above half a domain, domains are filled.
+    A job of 256 has 64 of each NVL72, so that its groups, powers of two, do not straddle two racks
+    (as NVIDIA's own: "NVL64"); where no equal parts above half a domain are to be had, domains are
+    filled.
 
     >>> _even_domain(72, 4, 256), _even_domain(72, 4, 144), _even_domain(72, 4, 64)
     (64, 72, 64)
@@ -130,7 +131,7 @@ def _network(node: Node, bandwidth: Figure | None, total: int) -> Tier:
 
 
 def network_note(node: Node) -> str:
-    """Return the assumption about the network between nodes if none was given."""
+    """Return the assumption taken where nobody named the network between nodes."""
     share = node.network_bandwidth
     return (
         f"network between nodes as in {node.name}: {node.network}, {share.value / 1e9:g} GB/s per "
@@ -144,7 +145,7 @@ def _check_size(words: str, total: int) -> None:
 
 
 def describe(cluster: Cluster) -> str:
-    """Return a description of a cluster.
+    """Say back in words what a cluster is.
 
     >>> from hardware_profiles.cluster.catalogue import find_accelerator
     >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
@@ -162,7 +163,7 @@ def describe(cluster: Cluster) -> str:
 
 
 def _level_words(level: Level) -> str:
-    """Return the description of a level: switches, their sizes and link bandwidths."""
+    """Say how many switches a level has, of how much, and what a link to them carries."""
     sizes = sorted({level.above.count(switch) for switch in set(level.above)})
     many = "es" if level.name.endswith(("ch", "s")) else "s"
     what = f"{level.num_switches} {level.name}{many} of " if level.num_switches > 1 else ""
@@ -174,7 +175,7 @@ def _level_words(level: Level) -> str:
 
 
 def _from_to(numbers: Sequence[float]) -> str:
-    """Return the single number, or the smallest and the largest, as text."""
+    """Return one number, or the first and the last of several."""
     ends = dict.fromkeys((numbers[0], numbers[-1]))
     return " to ".join(f"{number:g}" for number in ends)
 

@@ -1,8 +1,8 @@
-"""Calibration of a cluster by runs: factors on its measured or published rates.
+"""What runs taught about a cluster: factors on its measured or published rates.
 
-A factor of 0.9 on rates multiplies matmul, memory and host rates by 0.9; a factor on links
-multiplies bandwidths and divides latencies. The source of a scaled figure keeps its original value.
-The factors of this machine are in the user's cache, with its measurement.
+A factor of 0.9 on rates: matmuls, memory and host work at 0.9 of the figure before; on links:
+bandwidth at 0.9, latency at 1 / 0.9. The value before stays in the figure's source, so that both
+are kept. The factors of this machine lie in the user's cache, beside its measurement.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert, read_json, write_text_atomically
 
 SCHEMA_VERSION: Final = 1
-LOWEST, HIGHEST = 0.02, 50.0  # of a factor; beyond them the run was on another cluster
+LOWEST, HIGHEST = 0.02, 50.0  # of a factor: beyond, the run was not of this cluster
 Factor = Annotated[float, Meta(ge=LOWEST, le=HIGHEST)]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFactors:
-    """Factors that one run gives for its cluster."""
+    """What one run says about the cluster that it ran on."""
 
     run: str  # its folder
     rates: float
-    links: float | None  # None: no communication, or not measured
+    links: float | None  # None: the run did not communicate, or did not measure it
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Factors of all runs; the calibration uses their medians."""
+    """All runs that were learnt from; the factors are their medians."""
 
     host: str
     accelerator: str
@@ -58,11 +58,11 @@ class Calibration:
 
     @property
     def words(self) -> str:
-        """The number of runs, as text."""
+        """How many runs there were, in words."""
         return f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}"
 
     def with_run(self, run: RunFactors) -> Calibration:
-        """Return the calibration with a run added, or replaced if it is already in it."""
+        """Add a run, or put it in the place of the same run before."""
         others = tuple(other for other in self.runs if other.run != run.run)
         return replace(self, runs=(*others, run))
 
@@ -82,7 +82,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
-    """Return the cluster with calibrated rates and links."""
+    """Return the cluster as the runs showed it."""
     why = f"calibrated by {calibration.words}"
     note = (
         f"{why}: rates x {calibration.rates:.3g}, links x {calibration.links:.3g} of the figures "
@@ -98,13 +98,14 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
 
 
 def scaled_rates(accelerator: Accelerator, factor: float, why: str) -> Accelerator:
-    """Multiply the rates used for step times; peaks stay, since utilisation refers to them.
+    """Multiply the rates that steps are timed with; peaks stay, since utilisation refers to them.
 
-    Without an achievable matmul rate, step times use a share of the peak, which is then scaled.
+    Where no achievable matmul rate is known, the estimate takes a share of the peak, and so does
+    the scaled one.
     """
     peaks, known = accelerator.peak_flops, accelerator.achievable_flops
 
-    def has_measurement(name: str) -> bool:  # 16-bit formats with equal peaks share a measurement
+    def has_measurement(name: str) -> bool:  # 16-bit formats of one peak share one
         twin = {"fp16": "bf16", "bf16": "fp16"}.get(name, name)
         shares = twin in known and twin in peaks and peaks[twin].value == peaks[name].value
         return name in known or shares
@@ -153,13 +154,13 @@ def _scaled(figure: Figure, factor: float, why: str) -> Figure:
 
 
 def calibration_path(accelerator: str, num_gpus: int) -> Path:
-    """Return the path of the calibration of this machine."""
+    """Return where the calibration of this machine is kept."""
     name = "".join(c if c.isalnum() else "-" for c in accelerator).strip("-")
     return cache_folder() / f"calibration-{name}-{num_gpus}.json"
 
 
 def load_calibration(accelerator: str, num_gpus: int) -> Calibration | None:
-    """Return the cached calibration of this machine; None without a readable one."""
+    """Return what is kept for this machine; None where there is nothing that can be read."""
     path = calibration_path(accelerator, num_gpus)
     if not path.is_file():
         return None
@@ -172,13 +173,13 @@ def load_calibration(accelerator: str, num_gpus: int) -> Calibration | None:
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Write a calibration to the cache, replacing an older one; return its path."""
+    """Write a calibration to the cache, in place of an older one, and return where it is."""
     path = calibration_path(calibration.accelerator, calibration.num_gpus)
     return write_to_cache(path, {"schema_version": SCHEMA_VERSION, **asdict(calibration)})
 
 
 def forget_calibration(accelerator: str, num_gpus: int) -> None:
-    """Delete the calibration of this machine."""
+    """Drop what runs taught about this machine."""
     calibration_path(accelerator, num_gpus).unlink(missing_ok=True)
 
 
@@ -189,7 +190,7 @@ def _read(path: Path) -> Calibration:
 
 
 def write_cluster_toml(path: Path, cluster: Cluster, *, force: bool = False) -> None:
-    """Write a cluster with the source of every figure, for use as a CLUSTER argument."""
+    """Write a cluster with every figure and its source, to be named as CLUSTER."""
     text = tomli_w.dumps({"cluster": _without_none(cluster_to_dict(cluster))})
     write_text_atomically(path, text, force=force)
 

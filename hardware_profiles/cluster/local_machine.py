@@ -1,11 +1,11 @@
-"""Detection of this machine as a cluster: GPUs as listed by nvidia-smi, or CPU processes.
+"""Describe this machine as a cluster: GPUs as nvidia-smi lists them, or CPU processes.
 
-GPUs are looked up in the catalogue by name; their memory is as reported by the driver. Links inside
-the machine are assumed to be those of the GPU's usual node.
+GPUs are matched with the catalogue by name; their memory is what the driver reports. Links inside
+the machine are those of the usual node of that GPU, which a note says.
 
 Without a GPU, each process is one accelerator of device "cpu" with an equal share of the memory.
-Its rates come from the measurement in the user's cache (``measurement``) with the same number of
-processes. Without one, ``NeedsMeasurement`` is raised and the caller measures.
+Its rates come from the measurement in the user's cache (``measurement.py``), taken with that many
+processes at work; without one ``NeedsMeasurement`` is raised, and the caller starts to measure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OWN_FILE: Final = (
 
 
 class NeedsMeasurement(InputError):
-    """The cache has no measurement of this machine with this number of processes."""
+    """No measurement of this machine with so many processes is in the cache."""
 
     def __init__(self, processes: int) -> None:
         super().__init__(
@@ -51,17 +51,17 @@ class NeedsMeasurement(InputError):
 
 @dataclass(frozen=True, slots=True)
 class FoundGpu:
-    """One GPU as listed by nvidia-smi."""
+    """One GPU as nvidia-smi lists it."""
 
     name: str
-    memory_bytes: float | None  # None if the driver does not report it
+    memory_bytes: float | None  # None where the driver does not say
     driver: str
 
 
 def describe_here(processes: int | None) -> Cluster:
     """Return this machine with ``processes`` of its GPUs or CPU processes.
 
-    Default: every visible GPU; without a GPU, one process per available core.
+    Default: every visible GPU; without any, one process for each core that may be used.
     """
     cluster = uncalibrated_here(processes)
     learnt = load_calibration(cluster.accelerator.name, cluster.num_gpus)
@@ -69,7 +69,7 @@ def describe_here(processes: int | None) -> Cluster:
 
 
 def uncalibrated_here(processes: int | None) -> Cluster:
-    """Return this machine from the driver and the measurement, without calibration by runs."""
+    """Return this machine as the driver and the measurement describe it, without what runs said."""
     gpus = visible_gpus()
     if gpus:
         return _gpu_cluster(gpus, processes)
@@ -81,7 +81,7 @@ def uncalibrated_here(processes: int | None) -> Cluster:
 
 
 def visible_gpus() -> list[FoundGpu]:
-    """Return the GPUs of nvidia-smi in CUDA_VISIBLE_DEVICES; none without nvidia-smi."""
+    """Return the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves; none without it."""
     command = shutil.which(NVIDIA_SMI)
     if command is None:
         return []
@@ -97,14 +97,14 @@ def visible_gpus() -> list[FoundGpu]:
 
 
 def _gpu(line: str) -> FoundGpu:
-    """Parse a line such as ``NVIDIA H200, 143771, 550.90.07``."""
+    """Read a line such as ``NVIDIA H200, 143771, 550.90.07``."""
     name, memory, driver = ([part.strip() for part in line.split(",")] + ["", ""])[:3]
     digits = memory.removesuffix("MiB").strip()
     return FoundGpu(name, float(digits) * _MIB if digits.isdigit() else None, driver)
 
 
 def _chosen(gpus: list[FoundGpu]) -> list[FoundGpu]:
-    """Select the GPUs numbered in CUDA_VISIBLE_DEVICES; of UUIDs only the count is used."""
+    """Keep what CUDA_VISIBLE_DEVICES names by number; names of other kinds only count."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus
@@ -141,14 +141,14 @@ def _gpu_cluster(gpus: list[FoundGpu], wanted: int | None) -> Cluster:
 
 
 def _with_memory(accelerator: Accelerator, gpus: list[FoundGpu]) -> Accelerator:
-    """Return the accelerator with the smallest memory reported for the GPUs."""
+    """Return the accelerator with the least memory that the driver reports for the GPUs."""
     known = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
     if not known:
         return accelerator
     source = f"{NVIDIA_SMI} on this machine, driver {gpus[0].driver or 'unknown'}"
     capacity = Figure(float(min(known)), "measured", source)
     usable = accelerator.usable_memory
-    if usable is not None and usable.value > capacity.value:  # another card of the same name
+    if usable is not None and usable.value > capacity.value:  # another card of that name
         usable = None
     return replace(accelerator, memory_capacity=capacity, usable_memory=usable)
 
@@ -189,7 +189,7 @@ def cpu_cluster(measurement: MachineMeasurement) -> Cluster:
 
 
 def _gloo_tier(measurement: MachineMeasurement, source: str) -> Tier:
-    """Return the tier of gloo; a single process sends nothing, so its memory bandwidth is used."""
+    """Return the tier of gloo; one process alone sends nothing, so that its link is its memory."""
     if measurement.collective_bandwidth is None or measurement.collective_latency is None:
         alone = "one process sends nothing: its memory bandwidth stands in"
         link = Figure(measurement.memory_bandwidth, "assumed", alone)

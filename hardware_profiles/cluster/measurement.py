@@ -1,8 +1,8 @@
-"""Measurement of this machine by the executor, and its file in the user's cache.
+"""What the executor measured on this machine, and the file in the user's cache that keeps it.
 
-``python -m executor measure --processes N --json`` prints it as JSON; ``local_machine`` converts it
-to a cluster. Rates are per process with all processes at work, so they include the effects of
-shared caches, memory channels and clock limits.
+``python -m executor measure --processes N --json`` prints one such document; ``here.py`` turns it
+into a cluster. All rates are those of one process while every process works at the same time, so
+shared caches, memory channels and clock limits are already in them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ GemmPrecision = Literal["fp64", "fp32", "bf16", "fp16"]
 MAX_PROCESSES: Final = 128  # on one machine without GPUs
 _MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),  # version 2
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1; huge without a limit
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1; huge where there is none
 )
-# a rate or a time below 1e-12 is a failed measurement
+# a rate or a time below 1e-12 was not measured but failed
 Rate = Annotated[float, Meta(ge=1e-12, le=1e18)]
 Duration = Annotated[float, Meta(ge=1e-12, le=1e3)]
 Cores = Annotated[int, Meta(ge=1, le=10**6)]
@@ -44,9 +44,10 @@ COMMUNICATION: Final = (
 class MachineMeasurement(Struct, frozen=True, forbid_unknown_fields=True):
     """One measurement of one machine with ``processes`` CPU processes at work.
 
-    A ring all-reduce of ``n`` processes takes ``2 (n-1)/n bytes/bandwidth + 2 (n-1) latency``
-    seconds, an all-gather half of that; the latency is that of processes that compute between
-    collectives. With a single process the four communication fields are None.
+    A collective of ``n`` processes takes ``2 (n-1)/n bytes/bandwidth + 2 (n-1) latency`` seconds
+    when it is an all-reduce (ring), half of it when it is an all-gather; the latency is that of
+    processes that compute between their collectives. With one process there is nothing to measure:
+    the four communication fields are None.
     """
 
     host: str
@@ -73,7 +74,7 @@ class MachineMeasurement(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def measurement_of(document: Mapping[str, Any], where: str) -> MachineMeasurement:
-    """Return a checked measurement; several processes need the four communication fields."""
+    """Read and check a measurement; several processes need the four communication fields."""
     found = convert(document, MachineMeasurement, where)
     if "fp32" not in found.gemm_flops:
         raise InputError(f"{where}: gemm_flops: fp32 is missing")
@@ -93,23 +94,23 @@ def cache_folder() -> Path:
 
 
 def cache_path(processes: int) -> Path:
-    """Return the path of the measurement with a number of processes."""
+    """Return where the measurement with so many processes is kept."""
     return cache_folder() / f"machine-{processes}.json"
 
 
 def save(measurement: MachineMeasurement) -> Path:
-    """Write a measurement to the cache, replacing an older one; return its path."""
+    """Write a measurement to the cache, in place of an older one, and return where it is."""
     return write_to_cache(cache_path(measurement.processes), measurement.to_dict())
 
 
 def write_to_cache(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write a JSON document to the user's cache, replacing an older one; return its path."""
+    """Write a JSON document into the user's cache, in place of an older one; return its path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"{path.parent}: cannot be created: {error.strerror or error}. "
-            "Set SHARDPLAN_CACHE to a writable folder"
+            f"{path.parent}: cannot be made: {error.strerror or error}. "
+            "Set SHARDPLAN_CACHE to a folder that can be written"
         ) from None
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     write_text_atomically(path, text, force=True)
@@ -117,10 +118,10 @@ def write_to_cache(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def load_cached(processes: int) -> MachineMeasurement | None:
-    """Return the cached measurement of this machine with a number of processes, or None.
+    """Return the cached measurement of this machine with so many processes, or None.
 
-    None also if the file is unreadable, or of another host, number of cores or schema: the caller
-    measures again and replaces it.
+    A file of another host, another number of cores or another schema does not count, nor does one
+    that cannot be read: it is measured anew and replaced.
     """
     path = cache_path(processes)
     if not path.is_file():
@@ -139,10 +140,10 @@ def this_host() -> str:
 
 
 def available_cores() -> int:
-    """Return the number of processors available to this process, by affinity and container quota.
+    """Return how many processors this process may run on (affinity and container quota counted).
 
-    Logical processors of the operating system; measured rates include the effect of two sharing a
-    physical core.
+    Logical processors, as the operating system numbers them: where two share a physical core, the
+    measured rates show it.
     """
     allowed = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -161,7 +162,7 @@ def _cgroup_cores(path: Path) -> int | None:
 
 
 def machine_memory_bytes() -> int:
-    """Return the memory of this machine or, if smaller, the limit of its container, in bytes."""
+    """Return the memory of this machine, or the limit of its container where that is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (cgroup_memory_limit(path) for path in _MEMORY_LIMITS)
     return min([total, *(limit for limit in limits if limit is not None)])

@@ -1,4 +1,4 @@
-"""NVLink domains spanned by a group of ranks, and the bandwidth of an all-to-all over them."""
+"""Domains of the inner link that a group of ranks is in, and what an exchange between them has."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hardware_profiles.cluster.schema import Cluster
 
 
 def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Column:
-    """Return the number of NVLink domains (nodes, racks) that the ranks of a group span.
+    """Return in how many NVLink domains (nodes, racks) the ranks of a group lie.
 
         k / m, with m = max(1, floor(gcd(k s, D) / s)) members in a domain of D
 
-    as in ``cluster.group_link``: for the group with the fewest members per domain.
+    as in ``cluster.group_link``: the group that has the fewest in one domain.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")
@@ -35,19 +35,19 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
 def exchange_bandwidth(
     cluster: Cluster, group_size: Count, stride: Count, *, copies: int = 0
 ) -> Column:
-    """Return the bandwidth W such that an all-to-all takes (n - 1)/n B / W seconds.
+    """Return W such that an exchange of all with all takes (n - 1)/n B / W.
 
         min over the tiers crossed of  w (n - 1) / (n - m)       m members of a group in a domain
 
-    The data of a rank for the n - m ranks outside its domain leaves the domain through the rank's
-    own share w of the tier, since all ranks exchange at once. A ring leaves a domain once for all
-    its members, so ``cluster.group_link`` gives it m w.
+    Of what a rank has, the part for the n - m others leaves the domain by its own share w of the
+    tier, as all ranks exchange at once. A ring leaves a domain once for all of its members there,
+    which is why ``cluster.group_link`` gives it m w.
 
-    ``copies``: number k of experts of a token. One copy of a token is sent to each domain and
-    forwarded there. Among N = n / m domains, k uniformly chosen experts lie in N (1 - (1 - 1/N)^k),
-    so the network carries that fraction over k of the data.
+    ``copies``: of what a rank has, so many rows are one token on its way to as many experts, and
+    one of them goes to a domain, where it is forwarded. Of N = n / m domains k experts without
+    preference are in N (1 - (1 - 1/N)^k), so that the network has that over k to carry.
 
-    On an irregular tree of links it is the bandwidth of a ring.
+    On an irregular tree of links it is what a ring has.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")

@@ -1,16 +1,17 @@
-"""Parsing of CLUSTER arguments.
+"""From what a user types to a Cluster.
 
     8xA100-80GB            one node of eight
-    16x8xH100-SXM          16 nodes of eight; answers always print total and nodes (``describe``)
+    16x8xH100-SXM          16 nodes of eight; total and nodes are always said back (``describe``)
     A100-80GB:8            the same as 8xA100-80GB
-    32xp5.48xlarge         32 instances of a known node type; without a number, one
+    32xp5.48xlarge         32 instances of a known kind of node; one without the number
     gb200-nvl72            one rack of 18 nodes of 4 in one NVLink domain; 2xgb200-nvl72
-    cluster.toml           see ``cluster_file``
+    cluster.toml           see ``cluster_file.py``
     here, here:8           this machine's GPUs, or 8 CPU processes on it
 
-``NxNAME`` is one node (or one NVLink domain, one TPU pod) if N fits into the usual one of that
-accelerator; otherwise the number of nodes must be given. The network between nodes is that of the
-usual node type, with a note in ``Cluster.notes``, unless an instance type or a file gives it.
+``NxNAME`` is one node (or one NVLink domain, one TPU pod) where N fits into the usual one of that
+accelerator; where it does not, the number of nodes has to be said: nothing is guessed. The network
+between nodes is that of the usual kind of node, entered in ``Cluster.notes`` as an assumption,
+unless an instance or a file says more.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
 
 
 def parse_cluster(text: str, *, assume_nodes: bool = False) -> Cluster:
-    """Return the cluster of a CLUSTER argument; see the module docstring.
+    """Return the cluster that a user's words stand for; see the head of this file.
 
-    ``assume_nodes``: split more accelerators than a node has, such as ``16xL40S``, into usual nodes
-    with a note instead of an error (for comparisons of several clusters).
+    ``assume_nodes``: more than a node holds, such as ``16xL40S``, are whole usual nodes, and a note
+    says so (where clusters are compared, the question is which one to take).
 
     >>> cluster = parse_cluster("16x8xH100-SXM")
     >>> cluster.num_nodes, cluster.gpus_per_node, cluster.accelerator.name
@@ -73,7 +74,7 @@ def parse_cluster(text: str, *, assume_nodes: bool = False) -> Cluster:
 
 
 def _counts(words: str) -> tuple[tuple[int, ...], str]:
-    """Return the numbers before or after the name, and the name."""
+    """Return the numbers before (or after) the name, and the name."""
     counts: list[int] = []
     position = 0
     while found := _COUNT.match(words, position):
@@ -84,7 +85,7 @@ def _counts(words: str) -> tuple[tuple[int, ...], str]:
         counts, name = [_number(words, after.group("count"))], after.group("name")
     named = re.fullmatch(r"[\w.\- :]+", name) and re.search(r"[a-wyz]", name, re.IGNORECASE)
     if not named or len(counts) > 2:
-        raise InputError(f"{words!r} is not a cluster. Write it as {EXAMPLES}")
+        raise InputError(f"{words!r} is no cluster. Write it as {EXAMPLES}")
     return tuple(counts), name
 
 
@@ -124,10 +125,10 @@ def _layout(
 
 
 def _of_nodes(words: str, counts: tuple[int, ...], node: Node, note: str | None) -> Cluster:
-    """Return a cluster of a known node type."""
+    """Return a cluster of a known kind of node."""
     if len(counts) > 1:
         raise InputError(
-            f"{words}: {node.name} already has nodes of {node.gpus_per_node}; "
+            f"{words}: {node.name} says already that a node holds {node.gpus_per_node}; "
             f"write {counts[0]}x{node.name}"
         )
     units = counts[0] if counts else 1

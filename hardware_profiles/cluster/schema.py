@@ -1,6 +1,6 @@
-"""Accelerators, link tiers and clusters.
+"""What a machine is: accelerators, link tiers, clusters.
 
-SI units: bytes, seconds, FLOP/s, bytes/s, watts; prices in dollars per hour.
+SI units: bytes, seconds, FLOP/s, bytes/s, watts; prices in dollars an hour.
 
 A *tier* is a level of the interconnect seen from one accelerator: ``domain_size`` accelerators
 reach each other through it, each at ``bandwidth`` bytes/s one way, ``latency`` seconds a message.
@@ -25,7 +25,7 @@ PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its source."""
+    """One number with where it comes from."""
 
     value: float
     kind: Kind
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU or other device, or one CPU process of this machine (``device`` "cpu")."""
+    """One device as a program sees it, or one CPU process of this machine (``device`` "cpu")."""
 
     name: str
     device: Device
@@ -42,29 +42,29 @@ class Accelerator:
     memory_capacity: Figure  # bytes that the driver reports for an idle device
     memory_bandwidth: Figure  # bytes/s
     peak_flops: Mapping[str, Figure]  # FLOP/s, dense, by precision (PRECISIONS)
-    achievable_flops: Mapping[str, Figure]  # FLOP/s of the best large matmul, if measured
+    achievable_flops: Mapping[str, Figure]  # FLOP/s of the best large matmul, where measured
     link: str  # name of the link inside a node, e.g. "NVLink3"
     link_bandwidth: Figure  # bytes/s one way per accelerator, inside a node
-    link_share: Figure | None = None  # share of it that large collectives reach, if measured
-    usable_memory: Figure | None = None  # bytes of the capacity that a process can allocate
+    link_share: Figure | None = None  # of it, what large collectives reach, where measured
+    usable_memory: Figure | None = None  # bytes, of the capacity, that a process can get
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts
-    price: Figure | None = None  # dollars per hour of one, on demand
+    price: Figure | None = None  # dollars an hour of one, on demand
     compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
-    kernel_launch: Figure | None = None  # host seconds per kernel or operator, if measured
+    kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
     # of a CPU process, measured
-    score_seconds: Figure | None = None  # seconds per attention score, forward, without its matmuls
-    core_share: Figure | None = None  # share of a core, at most one, while all processes work
+    score_seconds: Figure | None = None  # an attention score, forward, beside its matmuls
+    core_share: Figure | None = None  # of a core, at most one, while all processes work
     aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One level of the interconnect; see the module docstring.
+    """One level of the interconnect; see the head of this file.
 
-    ``peer_bandwidth`` and ``peer_latency`` are set if a single peer is reached at another rate than
-    all peers together: a full mesh (64 of 448 GB/s between two MI300X), or separately measured
-    point-to-point and ring rates.
+    ``peer_bandwidth`` and ``peer_latency`` are given where one single peer is reached otherwise
+    than all together: a full mesh (64 of 448 GB/s between two MI300X), or a measured point-to-point
+    rate beside a measured ring.
     """
 
     name: str
@@ -77,28 +77,29 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of an irregular tree of links: switches and their links to the level below.
+    """One level of an irregular tree of links: switches, and the links to what lies below them.
 
-    Below the first level are the accelerators, numbered as torchrun numbers processes, node by
-    node; below every other level, the switches of the previous level. The last level is one switch.
+    What lies below the first level are the accelerators, as torchrun numbers their processes: node
+    after node; below every other level, the switches of the level before. The last level is one
+    switch.
     """
 
     name: str
-    above: tuple[int, ...]  # switch number of each child
-    bandwidth: tuple[Figure, ...]  # bytes/s one way of each link; a single figure: of all
-    latency: tuple[Figure, ...]  # seconds a message; a single figure: of all
-    # a link has one lane of this bandwidth per accelerator below it; else all share it
+    above: tuple[int, ...]  # for each of what lies below, the number of its switch
+    bandwidth: tuple[Figure, ...]  # bytes/s one way of each link; one figure: all are alike
+    latency: tuple[Figure, ...]  # seconds a message; one figure: all are alike
+    # a link is as many lanes of such a bandwidth as accelerators lie below it; else all share it
     per_accelerator: bool = False
 
     @property
     def num_switches(self) -> int:
-        """Number of switches of this level."""
+        """Switches of this level."""
         return max(self.above) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A type of server or rack: its accelerators and their links."""
+    """A kind of server or rack: how many accelerators it holds and what connects them."""
 
     name: str
     accelerator: str  # name in the catalogue
@@ -107,12 +108,12 @@ class Node:
     network_bandwidth: Figure  # bytes/s one way per accelerator, to other nodes
     domain_size: int  # accelerators within reach of the inner link; may span nodes (NVL72: 72)
     nodes: int = 1  # servers of this unit: 1, or those of a rack sold as one (NVL72: 18)
-    link: str | None = None  # if it differs from the accelerator's own
-    link_bandwidth: Figure | None = None  # bytes/s one way, if it differs
+    link: str | None = None  # where it differs from the accelerator's own
+    link_bandwidth: Figure | None = None  # bytes/s one way, where it differs
     peer_bandwidth: Figure | None = None  # see Tier
     host_memory: Figure | None = None  # bytes of a whole server
-    nvme: Figure | None = None  # total bytes of its local NVMe drives
-    host_links: int = 0  # links from a server's accelerators to its host; 0: one each
+    nvme: Figure | None = None  # bytes of its local NVMe drives together
+    host_links: int = 0  # between all accelerators of a server and its host; 0: one each
     aliases: tuple[str, ...] = ()
 
 
@@ -120,22 +121,22 @@ class Node:
 class Cluster:
     """Equal nodes of equal accelerators."""
 
-    name: str  # as given, e.g. "16x8xH100-SXM"
+    name: str  # what the user typed, e.g. "16x8xH100-SXM"
     accelerator: Accelerator
     num_nodes: int
     gpus_per_node: int
     tiers: tuple[Tier, ...]  # innermost first; the last one spans num_gpus
-    notes: tuple[str, ...] = field(default=())  # assumptions, as text
+    notes: tuple[str, ...] = field(default=())  # assumptions taken, in words
     host_memory: Figure | None = None  # bytes of a node's host; None: unknown
     nvme: Figure | None = None  # bytes of a node's local NVMe drives; None: unknown
-    host_links: int = 0  # links from a node's accelerators to its host; 0: one each
+    host_links: int = 0  # that the accelerators of a node share to its host; 0: one each
     # an irregular tree of links, innermost level first; ``tiers`` are then equal domains that are
     # nowhere faster (``topology.tiers_of_levels``)
     levels: tuple[Level, ...] = ()
-    # accelerator of each rank of a plan's grid; None: the rank's own number
+    # the accelerator on which each rank of a plan's grid works; None: their own numbers
     rank_order: tuple[int, ...] | None = None
 
     @property
     def num_gpus(self) -> int:
-        """Number of accelerators of all nodes."""
+        """Accelerators of all nodes."""
         return self.num_nodes * self.gpus_per_node

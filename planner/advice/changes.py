@@ -17,8 +17,8 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
 from planner.assessment.reach import fits, largest, longest_sequence, with_seq_len
 from planner.assessment.verdict import budget_bytes
-from planner.request.command import cluster_argument
-from planner.request.command_changes import RESET_RECOMPUTE_LAYERS, batch_override, plan_override
+from planner.request.command import typed_cluster
+from planner.request.command_changes import TAKE_BACK, retyped_batch, retyped_plan
 from planner.search.search import search
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
@@ -77,7 +77,7 @@ def other_plans(
 
     for recompute in SEARCHED_RECOMPUTE[1:]:
         changed = replace(plan, recompute=recompute, recompute_layers=0, recompute_every=0)
-        options = f"--recompute {recompute}" + (RESET_RECOMPUTE_LAYERS if some else "")
+        options = f"--recompute {recompute}" + (TAKE_BACK if some else "")
         yield change("recompute", f"recompute {recompute}", options, changed)
     if fewest := _fewest_recomputed(even, plan):
         changed = _recomputing(plan, fewest)
@@ -89,7 +89,7 @@ def other_plans(
     for size in _divisors(plan.micro_batch_size):
         count = plan.num_microbatches * plan.micro_batch_size // size
         changed = replace(plan, micro_batch_size=size, num_microbatches=count)
-        options = f"--micro-batch-size {size} {batch_override(scenario, changed, plan)}"
+        options = f"--micro-batch-size {size} {retyped_batch(scenario, changed, plan)}"
         yield change("micro-batch", f"micro-batch size {size}", options, changed)
     if plan.micro_batch_size > 1 and (some or plan.recompute != "full"):
         changed = replace(
@@ -100,23 +100,18 @@ def other_plans(
             recompute_layers=0,
             recompute_every=0,
         )
-        options = f"--micro-batch-size 1 --recompute full {batch_override(scenario, changed, plan)}"
-        options += RESET_RECOMPUTE_LAYERS if some else ""
+        options = f"--micro-batch-size 1 --recompute full {retyped_batch(scenario, changed, plan)}"
+        options += TAKE_BACK if some else ""
         yield change("both", "micro-batch size 1 and recompute full", options, changed)
     whole = plan if not some else replace(plan, recompute_layers=0, recompute_every=0)
     for kind, words, changed in _more_parallel(scenario, whole):
-        yield change(
-            kind,
-            words,
-            plan_override(scenario, changed, plan, reset_recompute=some),
-            changed,
-        )
+        yield change(kind, words, retyped_plan(scenario, changed, plan, anew=some), changed)
     offloaded = [replace(plan, offload=more) for more in MORE_OFFLOAD[plan.offload]]
     for changed in offloaded if scenario.on_gpu else ():
         options = f"--offload {changed.offload}"
         yield change("offload", _offload_words(changed.offload), options, changed)
     if best := None if "none" in known_unfit else _best(even):
-        options = plan_override(scenario, best, plan, reset_recompute=some)
+        options = retyped_plan(scenario, best, plan, anew=some)
         yield change("search", "another plan on the same cluster", options, best)
     elif scenario.on_gpu and not any(fits(scenario, changed) for changed in offloaded):
         for offload in MORE_OFFLOAD[plan.offload]:
@@ -125,12 +120,7 @@ def other_plans(
             best = _best(even, offload=offload, offload_device=plan.offload_device)
             if best is not None and fits(even, best):
                 words = f"{_offload_words(offload)}, under another plan"
-                yield change(
-                    "search",
-                    words,
-                    plan_override(scenario, best, plan, reset_recompute=some),
-                    best,
-                )
+                yield change("search", words, retyped_plan(scenario, best, plan, anew=some), best)
                 return
 
 
@@ -301,11 +291,11 @@ def _larger_accelerator(scenario: Scenario, plan: Plan) -> Iterator[Change]:
         larger = build_cluster(
             accelerator, num_nodes=cluster.num_nodes, gpus_per_node=cluster.gpus_per_node
         )
-        name = cluster_argument(larger)
+        name = typed_cluster(larger)
         changed = replace(scenario, cluster=larger)
         if name is not None and fits(changed, plan):
             words = f"{cluster.num_gpus} {accelerator.name} instead"
-            options = f"{name} {plan_override(scenario, plan, plan)}"
+            options = f"{name} {retyped_plan(scenario, plan, plan)}"
             yield Change(HARDWARE, "accelerator", words, options, changed, plan)
             return
 
@@ -369,8 +359,8 @@ def _more_nodes(scenario: Scenario, plan: Plan, *, resets: bool) -> Iterator[Cha
             words += f" and a global batch of {batch:,}"
         best = _best(changed)
         if best is not None and fits(changed, best):
-            name = cluster_argument(larger) or f"(nodes = {nodes} in the cluster's file)"
-            options = f"{name} {plan_override(changed, best, plan, reset_recompute=resets)}"
+            name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
+            options = f"{name} {retyped_plan(changed, best, plan, anew=resets)}"
             yield Change(HARDWARE, "nodes", words, options, changed, best)
             return
         nodes *= 2

@@ -1,4 +1,4 @@
-"""The Python function ``fit``: whether training or serving a model fits a cluster."""
+"""``fit()`` and ``plan()``: the questions, asked from Python as from the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from planner.request.requests import (
     takes,
 )
 from planner.request.resolve import cluster_of, model_of
-from planner.request.scenario import AssumedScenario, build_scenario, training_options
+from planner.request.scenario import AssumedScenario, adapting, build_scenario
 from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import parse_run_request
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 @takes(FitRequest)
 def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
-    """Return whether training a model fits a cluster with a plan, with the margin.
+    """Return whether a model trains on a cluster with a plan, and with which margin.
 
     The arguments are the fields of :class:`~planner.request.requests.FitRequest`: a model, a
-    cluster, and options such as ``tensor_parallel=2``. Defaults: no tensor or pipeline
-    parallelism, data parallelism over all remaining accelerators, ZeRO-3 (or the highest stage of
-    the trainer), sequence parallelism with tensor parallelism, one sequence per micro-batch, and
-    the least recomputation that fits. ``layers``: layers of each pipeline stage in order
-    (``"3,5,5,3"``), as even as possible by default. ``inputs``: arguments of a
+    cluster, and options such as ``tensor_parallel=2``. What is left out takes its documented
+    default: no tensor or pipeline parallelism, data parallelism over all that is left, ZeRO-3 (or
+    what the trainer can), sequence parallelism wherever there is tensor parallelism, one sequence a
+    micro-batch, and the least recomputation that fits. ``layers``: those of every stage in order
+    (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
     ``module:package.path:factory`` (``"x=float32[B,3,224,224]"``).
 
-    ``tokens`` of the whole run add its days, dollars (``price`` per accelerator hour), energy, CO2
-    (``carbon``: grams per kilowatt hour) and goodput under failures (``failures``) to the answer.
+    ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
+    CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.
 
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
     tokens each (prompt and answer); see ``planner.serving.fit``.
@@ -62,6 +62,11 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         return _serve(request)
     _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
+    common, of_layers, adapters = (
+        part(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
+    )
+    of_layers["stage_recompute_layers"] = by_stage
+    whole = part(request, WholeRunOptions)
     if is_module(request.model):
         from planner.traced.fit_and_plan import fit_module
 
@@ -69,13 +74,8 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
             str(request.model),
             cluster_of(request.cluster),
             inputs=request.inputs,
-            **part(request, CommonOptions),
-            unknown={
-                **part(request, LayerOptions),
-                "stage_recompute_layers": by_stage,
-                **part(request, AdapterOptions),
-                **part(request, WholeRunOptions),
-            },
+            **common,
+            unknown={**of_layers, **adapters, **whole},
             fixed=fixed,
         )
     refuse_inputs(request.inputs)
@@ -86,30 +86,31 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     question = build_scenario(
         model_of(request.model),
         cluster_of(request.cluster),
-        training_options(request),
         micro_batch_size=fixed.get("micro_batch_size", 1),
-        stage_recompute_layers=by_stage,
+        adapter=adapting(**adapters),
+        **common,
+        **of_layers,
     )
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=request.global_batch_size is not None
     )
     scenario = question.scenario
-    requested = plan
+    asked = plan
     some = by_stage is not None or plan.recompute_layers > 0
     if some and "recompute" not in fixed:
-        requested = replace(plan, recompute="full")  # the given layers recompute fully
-    require_legal(scenario, requested)
+        asked = replace(plan, recompute="full")  # some layers, so these wholly
+    require_legal(scenario, asked)
     if "recompute" in fixed:
         assessment = assess(scenario, plan)
     elif some:
-        plan, assessment = requested, assess(scenario, requested)
+        plan, assessment = asked, assess(scenario, asked)
         assumptions.append("recompute full (default: where --recompute-layers is given)")
     else:
         plan, assessment, why = _least_recompute(scenario, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
     assumptions += about_offload(scenario, plan, assessment.host)
-    run, notes = training_run_with_notes(scenario, plan, assessment, job, prices)
-    assumptions += notes
+    run, said = training_run_with_notes(scenario, plan, assessment, job, prices)
+    assumptions += said
     return FitAnswer(
         scenario=scenario,
         plan=plan,
@@ -120,29 +121,30 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
 
 
 def _serve(request: FitRequest) -> ServingAnswer:
-    """Return the answer for serving; an option that only training has is an error."""
+    """Answer for serving; an option of training alone is an error."""
     from planner.serving.fit import fit_serving
-    from planner.serving.request import refuse_training_options
+    from planner.serving.request import SHARED, refuse_training_options
     from planner.serving.scenario import PLAN_FIELDS
 
     refuse_training_options(request)
     parts = {name: value for name, value in plan_fields(request).items() if name in PLAN_FIELDS}
+    asked = {name: getattr(request, name) for name in SHARED} | part(request, ServingOptions)
     model, cluster = model_of(request.model), cluster_of(request.cluster)
-    return fit_serving(request, model, cluster, check_fixed(parts, "plan"))
+    return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 
 def _refuse_serving_options(request: FitRequest) -> None:
-    """Raise an InputError if a serving option is given without ``--inference``."""
+    """Raise where an option of serving is given without ``--inference``."""
     given = part(request, ServingOptions)
-    named = [
+    asked = [
         option(FitRequest, name).flags[0] for name, value in given.items() if value is not None
     ]
-    if named:
-        raise InputError(f"{', '.join(named)}: needs --inference")
+    if asked:
+        raise InputError(f"{', '.join(asked)}: needs --inference")
 
 
 def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, Assessment, str]:
-    """Return the plan with the least recomputation that fits, else with the most."""
+    """Return the plan with the least recomputation that fits, or else with the most."""
     for recompute in SEARCHED_RECOMPUTE:
         candidate = replace(plan, recompute=recompute)
         assessment = assess(scenario, candidate)
@@ -154,7 +156,7 @@ def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, Assessment, 
 def _default_plan(
     question: AssumedScenario, fixed: Mapping[str, Any], *, batch_given: bool
 ) -> tuple[AssumedScenario, Plan, list[str]]:
-    """Return the plan with defaults filled in; it sets the global batch unless that is given."""
+    """Fill in a plan; the batch follows from it where nobody gave one."""
     num_gpus = question.scenario.cluster.num_gpus
     assumptions: list[str] = []
 
@@ -173,7 +175,7 @@ def _default_plan(
         pipeline = value("pipeline_parallel", 1, "none")
     else:
         stages = max(1, len(pinned) // virtual)
-        pipeline = value("pipeline_parallel", stages, "as many as the given stages")
+        pipeline = value("pipeline_parallel", stages, "a rank for the stages that are given")
     context = fixed.get("context_parallel", 1)
     ranks = tensor * pipeline * context
     if "data_parallel" not in fixed and num_gpus % ranks:
@@ -217,7 +219,7 @@ def _default_plan(
 
 
 def _fewest_microbatches(fixed: Mapping[str, Any], pipeline: int) -> int:
-    """Return the fewest micro-batches that the schedule allows and that keep every rank busy."""
+    """Return how many micro-batches keep every rank busy, and are enough for the schedule."""
     schedule = fixed.get("pipeline_schedule")
     if pipeline == 1 or schedule not in FEWEST:
         return pipeline

@@ -1,4 +1,4 @@
-"""The Python function ``plan``: the best plan of a model on one or several clusters."""
+"""``plan()``: what is the best plan, asked from Python as from the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from planner.request.requests import (
     takes,
 )
 from planner.request.resolve import clusters_of, model_of
-from planner.request.scenario import check_choice, training_options
+from planner.request.scenario import adapting, check_choice
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
 from planner.search.partial_recompute import PINNED
@@ -51,22 +51,23 @@ PlanAnswers = PlanAnswer | SurveyAnswer | InverseAnswer | TracedPlanAnswer
 
 @takes(PlanRequest)
 def plan(request: PlanRequest) -> PlanAnswers:
-    """Search for the best plan; ``fix`` pins fields of it (``"tp=2,zero=1"`` or a mapping).
+    """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping).
 
-    ``require``: constraints on fields and results (``"tp<=8 and memory<=70GiB"``). ``objective``:
+    ``require``: constraints on parts and results (``"tp<=8 and memory<=70GiB"``). ``objective``:
     time, cost, memory or energy; ``pareto``: the exact front of two of them ("time,memory").
-    ``cluster`` and ``precision`` may list several ("8xA100-80GB,1..4x8xH100-SXM", "bf16,fp8").
-    ``gpus_at_most``: also search parts of a cluster. ``allow``: "offload". ``price``: dollars per
-    accelerator hour; ``tokens``, ``budget`` (dollars) and ``days`` of the whole run; ``carbon``:
-    grams of CO2 per kilowatt hour; ``failures``: "mtbf=50000,restart=11,stall=5". ``find``: an
-    inverse question (``planner.survey.inverse``). ``layers``: layers of each stage ("3,5,5,3").
-    Raises NoLegalPlanError with the most frequent reasons for rejection if nothing fits.
+    ``cluster`` may name several ("8xA100-80GB,1..4x8xH100-SXM"), ``precision`` too ("bf16,fp8").
+    ``gpus_at_most`` tries parts of a cluster. ``allow``: "offload". ``price``: dollars an hour of
+    one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run;
+    ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
+    ``find``: an inverse question (``planner.survey.inverse``). ``layers`` pins those of every stage
+    ("3,5,5,3").
+    Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
     """
     fixed, by_stage = without_list(_fixed(request.fix))
     top = check_value(option(PlanRequest, "top"), request.top)
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
-    survey_request = SurveyRequest(
+    asked = SurveyRequest(
         fixed=fixed,
         require=constraints,
         objective=_objective("objective", request.objective),
@@ -80,6 +81,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     )
     if request.find is not None:
         check_choice("find", request.find, FINDS)
+    adapters, of_layers = part(request, AdapterOptions), part(request, LayerOptions)
+    of_layers["stage_recompute_layers"] = by_stage
     if is_module(request.model):
         _refuse_for_modules(request)
         return plan_module(
@@ -87,52 +90,45 @@ def plan(request: PlanRequest) -> PlanAnswers:
             _one_of(clusters_of(request.cluster), str(request.model)),
             inputs=request.inputs,
             **part(request, CommonOptions),
-            unknown={
-                **part(request, LayerOptions),
-                "stage_recompute_layers": by_stage,
-                **part(request, AdapterOptions),
-            },
+            unknown={**of_layers, **adapters},
             fixed=fixed,
             top=top,
         )
     refuse_inputs(request.inputs)
     models = models_of(request.model, request.find)
     clusters = clusters_of(request.cluster)
-    job = WorkloadRequest(model_of(models[0]), training_options(request), by_stage)
+    options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
+    job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size)
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
-    objectives = {survey_request.objective, *(survey_request.pareto or ())}
+    objectives = {asked.objective, *(asked.pareto or ())}
     money = (
-        "cost" in objectives
-        or survey_request.job.budget is not None
-        or request.find == "cheapest-cluster"
+        "cost" in objectives or asked.job.budget is not None or request.find == "cheapest-cluster"
     )
     for what in (["cost"] if money else []) + (["energy"] if "energy" in objectives else []):
-        require_known(clusters, survey_request.prices, what=what)
+        require_known(clusters, asked.prices, what=what)
     if request.find is not None:
-        return answer_inverse(
-            request.find, job, models, clusters, precisions, survey_request, at_most
-        )
+        return answer_inverse(request.find, job, models, clusters, precisions, asked, at_most)
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
     largest = max(one.num_gpus for one in sizes)
     scenarios = scenarios_of(job, sizes, precisions, largest)
     simple = (
         len(scenarios) == 1
-        and survey_request.pareto is None
-        and not survey_request.job.is_given
+        and asked.pareto is None
+        and not asked.job.is_given
         and request.price is None
         and request.objective in ("time", "memory")
     )
     if not simple:
-        return _survey(scenarios, survey_request)
+        return _survey(scenarios, asked)
     places = request.objective == "time" and can_be_placed(scenarios[0].scenario.cluster)
-    wide = max(top, WIDE) if places else top  # placed plans may also have uneven stages
-    (case,) = survey(scenarios, replace(survey_request, top=wide, places=False))
+    wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
+    (case,) = survey(scenarios, replace(asked, top=wide, places=False))
     scenario, result = case.scenario, case.result
     assert result is not None
     if not result.plans:
-        if places and constraints:  # another order of ranks may satisfy them
-            return _survey(scenarios, survey_request)
-        raise nothing_found([case], survey_request)
+        if places and constraints:  # in an order of its own a plan may be as required
+            return _survey(scenarios, asked)
+        raise nothing_found([case], asked)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     assessments = tuple(found.assessment for found in case.found[:top])
     pinned = any(name in fixed for name in PINNED)
@@ -150,15 +146,13 @@ def plan(request: PlanRequest) -> PlanAnswers:
     )
 
 
-def _survey(scenarios: Sequence[Any], survey_request: SurveyRequest) -> SurveyAnswer:
-    cases = tuple(survey(scenarios, survey_request))
-    best = ranked(cases, survey_request)
+def _survey(scenarios: Sequence[Any], asked: SurveyRequest) -> SurveyAnswer:
+    cases = tuple(survey(scenarios, asked))
+    best = ranked(cases, asked)
     if not best:
-        raise nothing_found(cases, survey_request)
+        raise nothing_found(cases, asked)
     found = tuple(best)
-    return SurveyAnswer(
-        survey_request, cases, found, tuple(assumptions_of(cases, found, survey_request))
-    )
+    return SurveyAnswer(asked, cases, found, tuple(assumptions_of(cases, found, asked)))
 
 
 def _objective(name: str, word: str) -> Objective:
@@ -186,12 +180,12 @@ def _offloads(allow: str | Sequence[str] | None) -> tuple[str, ...]:
 def _one_of(clusters: Sequence[Cluster], model: str) -> Cluster:
     if len(clusters) > 1:
         names = ", ".join(cluster.name for cluster in clusters)
-        raise InputError(f"cluster = {names}: {model} needs a single cluster")
+        raise InputError(f"cluster = {names}: {model} is asked about one cluster at a time")
     return clusters[0]
 
 
 def _refuse_for_modules(request: PlanRequest) -> None:
-    """Raise an InputError for options that need known layers."""
+    """Raise for options of models whose layers are known."""
     given = part(request, SurveyOptions) | part(request, WholeRunOptions)
     named = [name for name, value in given.items() if value is not None and value != []]
     if request.objective != "time":

@@ -1,7 +1,7 @@
 """The command line: ``shardplan fit``, ``plan``, ``run``, ``validate``, ``models`` and others.
 
-Exit codes: 0 fits or done, 1 internal error, 2 bad input, 3 does not fit or no legal plan, 4 tight
-(``fit`` only), 5 the run failed, 6 stopped on request, 130 interrupted.
+Exit codes: 0 yes or done, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 ``fit`` only:
+TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import click
 
-from hardware_profiles.command_line import HELP, Interrupted, LazyGroup
-from hardware_profiles.errors import ShardplanError, did_you_mean
+from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
+from hardware_profiles.errors import ShardplanError
 from planner.cli.outputs import say
 
-# name: (module:function, line of help); the module is imported when its command is called
+# name: module and function, and the line of help; a module is imported when its command is called
 COMMANDS: Final = {
     "fit": (
         "planner.cli.fit:fit",
-        "Will it fit? A verdict with its margin, the parts of the memory, and what to change.",
+        "Will it fit? A verdict with a margin, the parts, and what to change.",
     ),
     "plan": (
         "planner.cli.plan:plan",
@@ -39,15 +39,15 @@ COMMANDS: Final = {
     ),
     "explain": (
         "planner.cli.explain:explain",
-        "Why this plan? Its bottleneck, what would change the choice, and why not another plan.",
+        "Why this plan? What binds, what would change the choice, and why not another one.",
     ),
     "validate": (
         "planner.cli.validate:validate",
-        "How accurate is it? Predictions compared with published runs, by row and by group.",
+        "How far is it off? Predictions compared with published runs, by row and by group.",
     ),
     "models": (
         "planner.cli.listing_commands:models",
-        "List the presets, or show the shape and parameters of one model.",
+        "List the presets, or show the parts of one model.",
     ),
     "hardware": (
         "planner.cli.listing_commands:hardware",
@@ -55,21 +55,21 @@ COMMANDS: Final = {
     ),
     "replan": (
         "planner.cli.runs:replan",
-        "Plan again for fewer accelerators, with the same model, precision, optimizer and batch.",
+        "Plan again for fewer accelerators: the same model, precision, optimizer and batch.",
     ),
     "compare": (
         "planner.cli.runs:compare",
-        "Compare two plans, or a plan and its run, term by term.",
+        "The differences, term by term, of two plans, or of a plan and a run of it.",
     ),
     "calibrate": (
         "planner.cli.runs:calibrate",
-        "Improve predictions for a cluster from runs, or measure this machine again.",
+        "Make predictions for a cluster better: from runs, or by measuring this machine anew.",
     ),
 }
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
-    """Print the version and exit."""
+    """Print the version and stop."""
     if value:
         import importlib.metadata
 
@@ -78,7 +78,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    """Print the completion script of a shell and exit."""
+    """Print the completion script of a shell and stop."""
     if shell is not None:
         from click.shell_completion import get_completion_class
 
@@ -92,8 +92,8 @@ app = LazyGroup(
     COMMANDS,
     name="shardplan",
     help="Will it fit, what is the best plan, run it.",
-    epilog="Exit codes: 0 fits or done, 1 internal error, 2 bad input, 3 does not fit or no legal "
-    "plan, 4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
+    epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
+    "4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
     no_args_is_help=True,
     context_settings=HELP,
     params=[
@@ -117,46 +117,18 @@ app = LazyGroup(
 )
 
 
-def _usage(error: Any, words: list[str]) -> str:
-    """Return a usage error as one line that contains the offending value."""
-    context = getattr(error, "ctx", None)
-    if context is not None and error.message == context.get_help():  # no arguments at all
-        return str(error.message)
-    names = getattr(getattr(error, "param", None), "opts", [])
-    values = [value for name in names if (value := _value_of(name, words)) is not None]
-    value = f" ({names[-1]} {values[-1]})" if values else ""
-    command = "shardplan" if context is None else context.command_path
-    message = error.format_message().rstrip(".")
-    unknown = getattr(error, "option_name", None) if values == [] else None
-    if unknown is not None:
-        message = f"No such option: {unknown}{_instead(error, command, words)}"
-    return f"shardplan: {message}{value}; see {command} --help"
+def _pin(context: click.Context, option: str, value: str | None) -> str | None:
+    """Return how ``shardplan plan`` fixes an option that only ``fit`` has."""
+    if context.command_path != "shardplan plan":
+        return None
+    from planner.request.pins import pinned
 
-
-def _instead(error: Any, command: str, words: list[str]) -> str:
-    """Return a suggestion for an unknown option."""
-    if command == "shardplan plan":
-        from planner.request.pins import pinned
-
-        pins = pinned(error.option_name, _value_of(error.option_name, words))
-        if pins is not None:
-            return f" (pin it with --fix {pins})"
-    known = [flag for param in error.ctx.command.params for flag in param.opts]
-    hint = did_you_mean(error.option_name, known)
-    return f". {hint}".rstrip("?") + "?" if hint else ""
-
-
-def _value_of(option: str, words: list[str]) -> str | None:
-    """Return the value given for an option."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else following
-    return None
+    pins = pinned(option, value)
+    return None if pins is None else f"pin it with --fix {pins}"
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; an error prints one line on stderr and sets the exit code."""
+    """Run the command line; every error is one line on stderr and an exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     traceback = "--traceback" in words and words[:1] not in (["run"], ["export"], ["tokenize"])
     if traceback:
@@ -164,7 +136,7 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         sys.exit(app.main(args=words, prog_name="shardplan", standalone_mode=False))
     except click.ClickException as error:
-        say(_usage(error, words))
+        say(usage_error(error, words, "shardplan", advice=_pin))
         sys.exit(2)
     except ShardplanError as error:
         say(f"shardplan: {error}")
@@ -179,7 +151,7 @@ def main(arguments: list[str] | None = None) -> Any:
         if traceback:
             raise
         say(
-            f"shardplan: internal error: {type(error).__name__}: {error} "
+            f"shardplan: a bug of ours: {type(error).__name__}: {error} "
             "(run again with --traceback and report it)"
         )
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Drawings written by ``fit -o``: an HTML page or an SVG."""
+"""Drawings that ``fit -o`` writes: one HTML page, or one SVG."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ KINDS: Final = (".html", ".svg")
 
 
 def check_drawing(path: Path, *, force: bool) -> None:
-    """Raise an InputError if a drawing cannot be written; called before the work."""
+    """Raise before the work is done when a drawing could not be written."""
     if path.suffix.lower() not in KINDS:
         raise InputError(f"{path}: the name of a drawing ends in {' or '.join(KINDS)}")
     refuse_existing(path, force=force)
 
 
 def refuse_drawings(*, explain: bool, output: Path | None) -> None:
-    """Raise an InputError for drawings of a training step with ``--inference``."""
-    named = ["--explain"] * explain + ["--output"] * (output is not None)
-    if named:
+    """Raise where the moments of a training step are asked of a server."""
+    asked = ["--explain"] * explain + ["--output"] * (output is not None)
+    if asked:
         raise InputError(
-            f"--inference and {', '.join(named)}: they show a training step; omit one or the other"
+            f"--inference and {', '.join(asked)}: they show a training step, which a server does "
+            "not have; leave out one or the other"
         )
 
 
 def write_drawing(path: Path, answer: FitAnswer, *, force: bool = False) -> None:
-    """Write a drawing of the moments of a step; ``force`` overwrites an existing file."""
+    """Write the moments of a step; an existing file is kept unless ``force``."""
     check_drawing(path, force=force)
     text = answer.to_svg() if path.suffix.lower() == ".svg" else answer.to_html()
     write_text_atomically(path, text, force=force)

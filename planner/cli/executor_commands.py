@@ -1,4 +1,4 @@
-"""Commands that the executor runs; it declares their options and help."""
+"""The commands that become the executor, which declares their options and their help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.request.run_packages import INSTALL, missing_run_package
 
 
 def _become(command: str, help: str) -> click.Command:
-    """Return a command that passes all its arguments to the executor."""
+    """Return a command that hands all its words to the executor."""
 
     @click.pass_context
     def call(context: click.Context) -> None:
@@ -25,9 +25,9 @@ def _become(command: str, help: str) -> click.Command:
 
 
 def _execute(command: str, arguments: list[str]) -> None:
-    """Replace this process by the executor.
+    """Become the executor, in the place of this process.
 
-    Signals then reach it, and a parent process sees its exit code.
+    Signals then reach it, and whoever waits sees how it ended.
     """
     if command != "tokenize" and (missing := missing_run_package()) is not None:
         raise InputError(f"{command} needs {missing}: {INSTALL}")

@@ -1,4 +1,4 @@
-"""The command ``shardplan explain``."""
+"""``shardplan explain``: its options."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ def explain(
     plan: PlanPath,
     why_not: Annotated[
         list[str] | None,
-        Option("--why-not", help="fields of another plan, such as tp=16,pp=4 (may be repeated)"),
+        Option("--why-not", help="parts of another plan, such as tp=16,pp=4 (may be repeated)"),
     ] = None,
     sensitivity: Annotated[
         bool,
-        Option(
-            "--sensitivity/--no-sensitivity", help="search for changes that would change the choice"
-        ),
+        Option("--sensitivity/--no-sensitivity", help="search what would change the choice"),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Print why a plan was chosen: its bottleneck, the alternatives, what would change it."""
+    """Why this plan? What binds, what would change the choice, and why not another one."""
     from planner.answer.answers import to_json
     from planner.explanation.explain import explain as ask
 

@@ -1,4 +1,4 @@
-"""The command ``shardplan fit``."""
+"""``shardplan fit``: its options, and what it prints."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
 def fit(
     request: FitRequest,
     explain: Annotated[
-        bool,
-        Option(
-            "--explain", help="show memory at each moment of the step, and the origin of the peak"
-        ),
+        bool, Option("--explain", help="where the peak comes from, moment by moment")
     ] = False,
     output: Annotated[
         Path | None,
@@ -28,7 +25,7 @@ def fit(
     force: Force = False,
     json: Json = False,
 ) -> int:
-    """Print whether a model fits; exit with the code of the verdict."""
+    """Print whether it fits; return the exit code of the verdict."""
     from planner.answer.answers import FitAnswer, to_json
     from planner.api.fit import fit as ask
     from planner.cli.draw import check_drawing, refuse_drawings, write_drawing

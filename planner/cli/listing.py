@@ -1,4 +1,4 @@
-"""Listings of presets and accelerators, and details of one of them."""
+"""What shardplan knows: presets, accelerators, and what one of them is made of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA_VERSION: Final = 1
 
 
 def model_listing() -> dict[str, Any]:
-    """Return all presets as JSON values."""
+    """All presets."""
     presets = []
     for name in preset_names():
         preset = load_preset(name)
@@ -37,7 +37,7 @@ def model_listing() -> dict[str, Any]:
 
 
 def models_text(document: Mapping[str, Any]) -> str:
-    """Return the presets as text, one per line."""
+    """The presets, one a line."""
     return "\n".join(
         f"{entry['name']:<20} {format_count(entry['parameters']):>10}  {entry['family']:<12} "
         f"{entry['source']}"
@@ -46,7 +46,7 @@ def models_text(document: Mapping[str, Any]) -> str:
 
 
 def one_model(name: str) -> dict[str, Any]:
-    """Return the shape, parameters and FLOP of one model as JSON values."""
+    """What one model is made of."""
     model = resolve_model(name)
     seq_len = min(model.max_seq_len or 4096, 4096)
     forward = float(forward_flops_per_token(model, seq_len))
@@ -64,7 +64,7 @@ def one_model(name: str) -> dict[str, Any]:
         "parts": parameters_by_part(model),
         "flops_per_token": {
             "seq_len": seq_len,
-            "convention": "all attention scores, without a causal factor; a multiply-add is two",
+            "convention": "attention scores in full; a multiply and an add are two",
             "forward": forward,
             "backward": float(model_flops_per_step(model, seq_len, 1)) / seq_len - forward,
             "over_6n": float(rule_of_thumb_ratio(model, seq_len)),
@@ -74,7 +74,7 @@ def one_model(name: str) -> dict[str, Any]:
 
 
 def model_text(document: Mapping[str, Any]) -> str:
-    """Return one model as text."""
+    """One model as text."""
     flops = document["flops_per_token"]
     active = ""
     if document["active_parameters"] != document["parameters"]:
@@ -95,7 +95,7 @@ def model_text(document: Mapping[str, Any]) -> str:
 
 
 def hardware_listing() -> dict[str, Any]:
-    """Return all accelerators as JSON values."""
+    """All accelerators."""
     return {
         "schema_version": SCHEMA_VERSION,
         "accelerators": [_short(accelerator) for accelerator in accelerators()],
@@ -115,7 +115,7 @@ def _short(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def accelerators_text(document: Mapping[str, Any]) -> str:
-    """Return the accelerators as text, one per line."""
+    """The accelerators, one a line."""
     lines = [f"{'name':<26} {'memory':>10} {'bandwidth':>12} {'16-bit':>13}  link"]
     for entry in document["accelerators"]:
         peak = entry["peak_16_bit_flops"]
@@ -129,7 +129,7 @@ def accelerators_text(document: Mapping[str, Any]) -> str:
 
 
 def one_accelerator(name: str) -> dict[str, Any]:
-    """Return every figure of one accelerator with its source, as JSON values."""
+    """Every figure of one accelerator with its source."""
     accelerator = find_accelerator(name)
     figures = {
         "memory_capacity_bytes": accelerator.memory_capacity,
@@ -159,7 +159,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def accelerator_text(document: Mapping[str, Any]) -> str:
-    """Return one accelerator as text."""
+    """One accelerator as text."""
     lines = [f"{document['name']}  {document['architecture']}, {document['link']}"]
     lines += [
         f"  {key:<34} {entry['value']:>12.6g}  {entry['kind']}: {entry['source']}"

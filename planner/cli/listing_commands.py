@@ -1,4 +1,4 @@
-"""The commands ``shardplan models`` and ``shardplan hardware``."""
+"""``shardplan models`` and ``hardware``: their options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def models(
     name: Annotated[str | None, Option("NAME", help="one model, as in fit")] = None,
     json: Json = False,
 ) -> None:
-    """List the presets, or show the shape and parameters of one model."""
+    """List the presets, or show what one model is made of."""
     from planner.answer.answers import to_json
     from planner.cli.listing import model_listing, model_text, models_text
 

@@ -1,4 +1,4 @@
-"""Options shared by several commands, apart from those of a request."""
+"""Options that several commands share, besides those of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output files and messages of commands in addition to the answer."""
+"""What commands say and write beside their answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hardware_profiles.errors import InputError
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise an InputError if a result cannot be written; called before the work."""
+    """Raise before the work is done when its result could not be written."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file to write")
     if path.exists() and not force:
@@ -19,5 +19,5 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message on stderr."""
+    """Say something beside the answer."""
     print(text, file=sys.stderr, flush=True)

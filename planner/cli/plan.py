@@ -1,4 +1,4 @@
-"""The command ``shardplan plan``."""
+"""``shardplan plan``: its options, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands ``shardplan replan``, ``compare`` and ``calibrate``."""
+"""``shardplan replan``, ``compare`` and ``calibrate``: plans and the runs of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planner.cli.outputs import refuse_existing, say
 
 def replan(
     plan: PlanPath,
-    gpus: Annotated[int, Meta(ge=1), Option("--gpus", help="number of remaining accelerators")],
+    gpus: Annotated[int, Meta(ge=1), Option("--gpus", help="accelerators that are left")],
     output: Annotated[Path, Option("--output", "-o", help="write the new plan here")],
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Write the best plan for the remaining accelerators."""
+    """Write the best plan for the accelerators that are left."""
     from cost_models.plan_file import write_plan_file
     from planner.answer.answers import to_json
     from planner.runs.replan import replan as ask
@@ -37,7 +37,7 @@ def compare(
     other: Annotated[Path, Option("OTHER", help="another plan.json, or the folder of a run")],
     json: Json = False,
 ) -> None:
-    """Print the differences of two plans, or of a plan and a run, term by term."""
+    """Print the differences, term by term."""
     from planner.answer.answers import to_json
     from planner.runs.compare import compare as ask
     from planner.runs.comparison_text import comparison_text
@@ -52,7 +52,7 @@ def calibrate(
         Option("--from", metavar="RUN_DIR", help="learn from this run (may be repeated)"),
     ] = None,
     processes: Annotated[
-        int | None, Meta(ge=1, le=128), Option(help="measure again with this many CPU processes")
+        int | None, Meta(ge=1, le=128), Option(help="measure anew with this many CPU processes")
     ] = None,
     output: Annotated[
         Path | None,
@@ -61,7 +61,7 @@ def calibrate(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine or learn from runs; store the figures of the cluster."""
+    """Measure, or learn from runs, and write the figures of the cluster."""
     from planner.answer.answers import to_json
     from planner.runs.calibrate import calibrate as ask
 

@@ -1,4 +1,4 @@
-"""The command ``shardplan validate``."""
+"""``shardplan validate``: its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.cli.options import Json
 def validate(
     runs: Annotated[
         Path | None,
-        Option("RUNS.csv", help="measured runs (default: the published ones)"),
+        Option("RUNS.csv", help="measured runs; without: the published ones"),
     ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="write rows and groups into this folder")
@@ -22,12 +22,12 @@ def validate(
     only: Annotated[
         list[str] | None, Option("--only", help="a source group (may be repeated)")
     ] = None,
-    time: Annotated[bool, Option("--time", help="step times only")] = False,
-    memory: Annotated[bool, Option("--memory", help="peak memory only")] = False,
+    time: Annotated[bool, Option("--time", help="step times alone")] = False,
+    memory: Annotated[bool, Option("--memory", help="peak memory alone")] = False,
     force: Annotated[bool, Option("--force", help="overwrite the files in DIR")] = False,
     json: Json = False,
 ) -> None:
-    """Print how far predictions are from measured runs, by row and by group."""
+    """How far is it off? Predictions beside runs that others measured, row by row and by group."""
     from planner.answer.answers import to_json
     from planner.validation.answer import refuse_existing_files
     from planner.validation.answer import validate as ask

@@ -1,1 +1,1 @@
-"""Parsing of requests, and shell commands that reproduce them."""
+"""Parsing of a user's request, and rendering of a request as a command."""

@@ -1,4 +1,4 @@
-"""Lists and ranges of clusters in one text, and parts of a larger cluster."""
+"""Clusters in words that stand for several: lists, ranges, and parts of a larger one."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
 from planner.request.divisors import divisors
 
-MOST_CLUSTERS: Final = 1024  # in one request
+MOST_CLUSTERS: Final = 1024  # of one question
 _RANGE: Final = re.compile(r"^\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d+)\s*[x*×](?P<rest>.+)$", re.I)
 
 
 def split_clusters(text: str) -> list[str]:
-    """Return the names of the clusters in a list or range.
+    """Return the clusters that a text names, one word each.
 
     >>> split_clusters("8xA100-80GB, 1..3x8xH100-SXM")
     ['8xA100-80GB', '1x8xH100-SXM', '2x8xH100-SXM', '3x8xH100-SXM']
     """
     if Path(text).suffix == ".toml" and Path(text).exists():
-        return [text]  # the file name may contain a comma
+        return [text]  # a comma in a file's name
     names: list[str] = []
     for part in text.split(","):
         names += _range(part) if ".." in part and not part.strip().endswith(".toml") else [part]
     named = [name.strip() for name in names]
     if len(named) > 1 and not all(named):
-        raise InputError(f"{text[:60]!r}: a cluster is missing before or after a comma")
+        raise InputError(f"{text[:60]!r}: a cluster is missing beside a comma")
     if len(named) > MOST_CLUSTERS:
         raise InputError(
             f"{text[:60]}: {len(named):,} clusters are too many (at most {MOST_CLUSTERS:,})"
@@ -46,7 +46,7 @@ def _range(part: str) -> list[str]:
         raise InputError(f"{shown}: at most {MAX_GPUS:,} accelerators")
     low, high = int(match["low"]), int(match["high"])
     if not 1 <= low <= high:
-        raise InputError(f"{shown}: a range needs 1 <= first <= last")
+        raise InputError(f"{shown}: a range goes from a number above 0 to one that is not smaller")
     if high - low >= MOST_CLUSTERS:
         raise InputError(
             f"{shown}: {high - low + 1:,} clusters are too many (at most {MOST_CLUSTERS:,})"
@@ -55,7 +55,7 @@ def _range(part: str) -> list[str]:
 
 
 def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
-    """Return a part of a cluster with ``num_gpus`` accelerators: whole nodes, or part of one node.
+    """Return so many accelerators of a cluster: whole nodes, or some of one node.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> [tier.domain_size for tier in part_of(parse_cluster("4x8xH100-SXM"), 16).tiers]
@@ -87,10 +87,10 @@ def _share(figure: Figure | None, share: float) -> Figure | None:
 
 
 def parts_of(cluster: Cluster, at_most: int | None = None) -> list[Cluster]:
-    """Return the parts of a cluster that a search tries, largest first.
+    """Return the parts of a cluster that are worth trying, the largest first.
 
-    Numbers of whole nodes that divide the number of nodes, divisors of one node, and the largest
-    number of whole nodes up to ``at_most``. A cluster of CPU processes is never split.
+    Whole nodes whose number divides that of all nodes, and the divisors of one node; and the most
+    whole nodes within ``at_most``. CPU processes share one machine: they are taken as they are.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> [c.num_gpus for c in parts_of(parse_cluster("6x4xH100-SXM"))]

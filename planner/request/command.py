@@ -1,4 +1,4 @@
-"""Shell commands and options that reproduce a scenario or a plan."""
+"""Scenarios and plans as commands that can be pasted; the options follow their declarations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
-from planner.request.recompute import recompute_options, stage_recompute_options
+from planner.request.recompute import typed_by_stage, typed_recompute
 from planner.request.requests import CommonOptions, LayerOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision
-from planner.request.stage_layers import layers_option
+from planner.request.stage_layers import typed_layers
 
 
 def describe_plan(plan: Plan) -> str:
-    """Return the options of ``shardplan fit`` that select a plan."""
+    """Return a plan as the options that give it."""
     shown = shown_fields(plan)
     words = [
-        recompute_options(plan) if name == "recompute" else one.as_flag(getattr(plan, name))
+        typed_recompute(plan) if name == "recompute" else one.typed(getattr(plan, name))
         for name, one in _in_order()
-        if name in shown and name != "recompute_layers"  # recompute_options includes it
+        if name in shown and name != "recompute_layers"  # it is part of typed_recompute
     ]
     return " ".join(words)
 
@@ -33,8 +33,8 @@ def describe_plan(plan: Plan) -> str:
 def shown_fields(plan: Plan) -> set[str]:
     """Return the fields of a plan that a command names.
 
-    The option of a field declares whether it is always named or only when it differs from its
-    default. A field that depends on another one (``--schedule`` on ``--pp``) needs that one too.
+    A field is named always, or where it is not at its default, as its option declares; but only
+    together with the field that it belongs to (``--schedule`` with ``--pp``).
     """
     shown: set[str] = set()
     for name, one in _in_order():
@@ -49,7 +49,7 @@ def shown_fields(plan: Plan) -> set[str]:
 
 @cache
 def _in_order() -> tuple[tuple[str, Declared], ...]:
-    """Return the options of a plan by group, each followed by its dependent options."""
+    """Return the options of a plan by group, each followed by those that belong to it."""
     known = {name: one for name, one in declared(Plan).items() if one.option is not None}
 
     def with_dependants(name: str) -> list[str]:
@@ -70,13 +70,13 @@ def _of(one: Declared) -> str | None:
     return one.option.of if one.option else None
 
 
-def batch_option(workload: Workload) -> str:
+def typed_batch(workload: Workload) -> str:
     """Return the option for the global batch."""
     return f"--global-batch-size {workload.global_batch_size}"
 
 
-def cluster_argument(cluster: Cluster) -> str | None:
-    """Return the command-line argument for a cluster; None if only a file describes it."""
+def typed_cluster(cluster: Cluster) -> str | None:
+    """Return the cluster as one types it; None where only a file says what it is."""
     try:
         same = parse_cluster(cluster.name).tiers == cluster.tiers
     except ShardplanError:
@@ -85,30 +85,30 @@ def cluster_argument(cluster: Cluster) -> str | None:
 
 
 def plan_command(scenario: Scenario, plan: Plan) -> str:
-    """Return the command that searches for the best plan with the same offloading as ``plan``."""
+    """Return the command that searches for the best plan, offloading what a plan offloads."""
     pinned = []
     if plan.offload != "none":
         device = f",offload_device={plan.offload_device}" if plan.offload_device != "cpu" else ""
         pinned = [f"--fix offload={plan.offload}{device}"]
-    return " ".join(["shardplan plan", *_scenario_words(scenario), *pinned, "-o plan.json"])
+    return " ".join(["shardplan plan", *_asked(scenario), *pinned, "-o plan.json"])
 
 
 def fit_command(scenario: Scenario, plan: Plan) -> str:
-    """Return the command that checks whether a plan of a scenario fits."""
-    return " ".join(["shardplan fit", *_scenario_words(scenario), describe_plan(plan)])
+    """Return the command that asks whether a plan of a scenario fits."""
+    return " ".join(["shardplan fit", *_asked(scenario), describe_plan(plan)])
 
 
-def _scenario_words(scenario: Scenario) -> list[str]:
-    """Return the words of a scenario: model, cluster and every option that is not the default."""
+def _asked(scenario: Scenario) -> list[str]:
+    """Return a scenario as words: model, cluster and every option that is not the default."""
     workload = scenario.workload
     words = [shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
-    words += [f"--seq-len {workload.seq_len}", batch_option(workload)]
+    words += [f"--seq-len {workload.seq_len}", typed_batch(workload)]
     usual = {name: one.default for name, one in declared(Workload).items()}
     usual["precision"] = default_precision(scenario.cluster.accelerator)
     usual["software"] = DEFAULT_SOFTWARE
     given = workload.to_dict() | {"software": scenario.software.name}
     words += [
-        one.as_flag(given[name])
+        one.typed(given[name])
         for group in (CommonOptions, LayerOptions)
         for name, one in declared(group).items()
         if name in given and usual[name] not in (MISSING, given[name])
@@ -120,6 +120,6 @@ def _scenario_words(scenario: Scenario) -> list[str]:
         if workload.quantisation != usual["quantisation"]:
             words.append(f"--quantisation {workload.quantisation}")
     if scenario.layer_ranges is not None:
-        words.append(layers_option(scenario.layer_ranges))
-    words += stage_recompute_options(scenario.stage_recompute_layers)
+        words.append(typed_layers(scenario.layer_ranges))
+    words += typed_by_stage(scenario.stage_recompute_layers)
     return words

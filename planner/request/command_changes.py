@@ -1,4 +1,4 @@
-"""Options of a plan that override those of an earlier plan when appended to its command."""
+"""A plan as options appended to those of an earlier plan, whose settings they take back."""
 
 from __future__ import annotations
 
@@ -7,43 +7,37 @@ from typing import Final
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.options import declared
-from planner.request.command import batch_option, describe_plan, shown_fields
+from planner.request.command import describe_plan, shown_fields, typed_batch
 
-RESET_RECOMPUTE_LAYERS: Final = " --recompute-layers 0"  # overrides an earlier number
+TAKE_BACK: Final = " --recompute-layers 0"  # the number that was given before
 
 
-def plan_override(
-    scenario: Scenario, plan: Plan, before: Plan, *, reset_recompute: bool = False
-) -> str:
-    """Return options for a whole plan and its batch that override those of ``before``.
+def retyped_plan(scenario: Scenario, plan: Plan, before: Plan, *, anew: bool = False) -> str:
+    """Return a whole plan and its batch as options, to be typed behind those of another one.
 
-    ``reset_recompute``: also reset the numbers of recomputed layers.
+    ``anew``: numbers of recomputed layers are taken back, too.
     """
-    words = [
-        describe_plan(plan),
-        *_reset_options(plan, before),
-        batch_override(scenario, plan, before),
-    ]
-    return " ".join(words) + (RESET_RECOMPUTE_LAYERS if reset_recompute else "")
+    words = [describe_plan(plan), *_taken_back(plan, before), retyped_batch(scenario, plan, before)]
+    return " ".join(words) + (TAKE_BACK if anew else "")
 
 
-def batch_override(scenario: Scenario, plan: Plan, before: Plan) -> str:
-    """Return options for the batch, and for the number of micro-batches if it has changed."""
-    options = batch_option(scenario.workload)
+def retyped_batch(scenario: Scenario, plan: Plan, before: Plan) -> str:
+    """Return the batch as options; whoever typed a number of micro-batches needs the new one."""
+    typed = typed_batch(scenario.workload)
     if plan.num_microbatches != before.num_microbatches:
-        options += f" --num-microbatches {plan.num_microbatches}"
-    return options
+        typed += f" --num-microbatches {plan.num_microbatches}"
+    return typed
 
 
-def _reset_options(plan: Plan, before: Plan) -> list[str]:
-    """Return options that reset fields of an earlier plan to the defaults that this plan has."""
+def _taken_back(plan: Plan, before: Plan) -> list[str]:
+    """Return options for fields that an earlier plan set and this one leaves at their defaults."""
     shown = shown_fields(plan)
     return [
-        one.as_flag(one.default)
+        one.typed(one.default)
         for name, one in declared(Plan).items()
         if one.option is not None
         and one.option.pasted != "never"
-        and one.option.of != "recompute"  # see RESET_RECOMPUTE_LAYERS
+        and one.option.of != "recompute"  # see TAKE_BACK
         and name not in shown
         and getattr(plan, name) == one.default != getattr(before, name)
     ]

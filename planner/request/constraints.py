@@ -1,11 +1,11 @@
-"""Constraints on plans and their predictions, as in ``--require 'tp<=8'``.
+"""Constraints in words: ``--require 'tp<=8'``, of the parts of a plan and of what it comes to.
 
-    tp<=8, zero!=2, schedule==1f1b, sp==on     fields of a plan, by the names of --fix
-    gpus<=64, dp_shard>=8                      values derived from them
-    memory<=70GiB, step<=10s, mfu>=0.4         predicted results
+    tp<=8, zero!=2, schedule==1f1b, sp==on     parts of a plan, by the names of --fix
+    gpus<=64, dp_shard>=8                      what follows from them
+    memory<=70GiB, step<=10s, mfu>=0.4         results, once a plan is priced
 
-Commas or "and" join several constraints. Constraints that contradict each other or a pinned field
-are an error that names both. ``memory`` is the predicted peak of the fullest accelerator.
+Several are joined by commas or "and". What contradicts itself, or what --fix pins, is an error that
+names both sides. ``memory`` is the predicted peak of the fullest accelerator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-SPELT: Final = {"=": "==", "≤": "<=", "≥": ">=", "≠": "!="}  # alternative spellings
+SPELT: Final = {"=": "==", "≤": "<=", "≥": ">=", "≠": "!="}  # other ways to write them
 EQUALITY: Final = ("==", "!=")
 MEMORY_UNITS: Final = {
     "b": 1.0,
@@ -50,14 +50,14 @@ MEMORY_UNITS: Final = {
 TIME_UNITS: Final = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
 SHARE_UNITS: Final = {"": 1.0, "%": 0.01}
 RATE_UNITS: Final = {"": 1.0}
-# results with their units and largest sensible values
+# names of results, their units, and the largest value that means something
 RESULTS: Final[Mapping[str, tuple[Mapping[str, float], float]]] = {
     "memory": (MEMORY_UNITS, math.inf),
     "step": (TIME_UNITS, math.inf),
     "mfu": (SHARE_UNITS, 1.0),
     "tokens_per_second_per_gpu": (RATE_UNITS, math.inf),
 }
-# comparisons of step-dependent results that a longer step can only break
+# of results that follow from the step, the comparisons that a longer step can only break
 LONGER: Final = {
     "step": ("<=", "<"),
     "mfu": (">=", ">"),
@@ -70,9 +70,9 @@ RESULT_NAMES: Final = {
     "time": "step",
     "tokens_per_second": "tokens_per_second_per_gpu",
 }
-DERIVED: Final = {"gpus": "world_size", "dp_shard": "dp_shard"}  # columns that are not fields
-MOST: Final = 10**9  # largest whole number in a constraint
-UNBOUNDED: Final = 10**6  # a bound of this size or more only rejects nonsense
+DERIVED: Final = {"gpus": "world_size", "dp_shard": "dp_shard"}  # columns that are no field
+MOST: Final = 10**9  # a whole number in a constraint
+UNBOUNDED: Final = 10**6  # a bound of a plan that keeps out nonsense alone
 _ITEM: Final = re.compile(
     r"^\s*(?P<name>[\w.]+)\s*(?P<op><=|>=|==|!=|<|>|=|≤|≥|≠)\s*(?P<value>[^\s=<>].*?)\s*$"
 )
@@ -83,25 +83,25 @@ _NUMBER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One comparison of a plan field or result with a value."""
+    """One comparison: the column or result, how, with what, and as it was typed."""
 
     name: str  # a column of PlanTable, or a key of RESULTS
     operator: str
-    value: Any  # index of a word, flag, whole number, or result in SI units
+    value: Any  # a word's position, a flag, a whole number, or a result in SI units
     text: str  # "--require 'tp<=8'"
 
     @property
     def of_result(self) -> bool:
-        """Whether it applies to a predicted result."""
+        """Whether only pricing tells."""
         return self.name in RESULTS
 
     def holds(self, values: Any) -> Any:
-        """Return where a value or an array of values satisfies it."""
+        """Return where a value, or a column of them, satisfies it."""
         return OPERATORS[self.operator](values, self.value)
 
 
 def parse_requirements(given: str | Sequence[str] | None) -> tuple[Constraint, ...]:
-    """Parse the constraints of ``--require``.
+    """Read what was required.
 
     >>> [(c.name, c.operator, c.value) for c in parse_requirements("tp<=8 and memory<70GiB")]
     [('tensor_parallel', '<=', 8), ('memory', '<', 75161927680.0)]
@@ -127,7 +127,7 @@ def _parse(item: str) -> Constraint:
         value: Any = _quantity(column, match["value"], where)
     elif column in WORDS or column in FLAGS:
         if found not in EQUALITY:
-            raise InputError(f"{where}: {name} takes a word; compare it with == or !=")
+            raise InputError(f"{where}: {name} is a word; compare it with == or !=")
         value = _word(column, match["value"], where)
     else:
         value = _whole(match["value"], where)
@@ -140,8 +140,7 @@ def _column(name: str, where: str) -> str:
         hint = did_you_mean(name, known)
         shown = ", ".join([*SHORT_NAMES, "recompute", "offload", *DERIVED, *RESULTS])
         raise InputError(
-            f"{where}: {name!r} is neither a field of a plan nor a result. "
-            f"{hint or f'Known: {shown}'}"
+            f"{where}: {name!r} is no part of a plan and no result. {hint or f'Known: {shown}'}"
         )
     return SHORT_NAMES.get(name) or RESULT_NAMES.get(name) or DERIVED.get(name) or name
 
@@ -185,7 +184,7 @@ def _quantity(name: str, text: str, where: str) -> float:
 def require_consistent(
     constraints: Sequence[Constraint], fixed: Mapping[str, Any] | None = None
 ) -> None:
-    """Raise an InputError naming both sides where constraints on a name contradict each other."""
+    """Raise an InputError where no value satisfies all constraints on a name; names both sides."""
     pinned = [
         Constraint(name, "==", _code(name, value), f"--fix {name}={_shown(value)}")
         for name, value in (fixed or {}).items()
@@ -218,7 +217,7 @@ def _require_some_value(name: str, group: list[Constraint]) -> None:
 
 
 def _candidates(name: str, group: Sequence[Constraint]) -> list[Any]:
-    """Return test values that include a solution of the constraints if one exists."""
+    """Return values among which one satisfies the constraints, if any does."""
     if name in FLAGS:
         return [False, True]
     if name in WORDS:
@@ -265,7 +264,7 @@ def _shown(value: Any) -> str:
 
 
 def broken_by_plan(constraints: Sequence[Constraint], table: PlanTable) -> NDArray[np.int16]:
-    """Return for each row the position (from 1) of the first constraint it breaks, or 0."""
+    """Return, row by row, 0 or the position (from 1) of the first constraint that a plan breaks."""
     columns = {c.name: getattr(table, c.name) for c in constraints if not c.of_result}
     return _first_broken(list(enumerate(constraints, start=1)), columns, len(table))
 
@@ -277,34 +276,34 @@ def broken_by_result(
     *,
     at_best: bool = False,
 ) -> NDArray[np.int16]:
-    """Return the same for predicted results: columns by the names of RESULTS.
+    """Return the same for results: columns by the names of RESULTS; an unknown one is an error.
 
-    A result without a column is an error. ``at_best``: the results follow from lower bounds of the
-    step; only constraints that a longer step also breaks count.
+    ``at_best``: the results are those of lower bounds of the steps; what a longer step could mend
+    is not broken yet.
     """
     for constraint in constraints:
         if constraint.of_result and constraint.name not in results:
             raise InputError(
-                f"{constraint.text}: {constraint.name} is unknown: no peak FLOP/s is known of "
-                "this accelerator in this precision"
+                f"{constraint.text}: {constraint.name} is not known here (no peak FLOP/s of this "
+                "accelerator in this precision)"
             )
     names = {c.name for c in constraints if c.of_result}
     columns = {name: results[name] for name in names}
-    applicable = [
+    asked = [
         (position, c)
         for position, c in enumerate(constraints, start=1)
         if not at_best or c.name not in LONGER or only_breaks(c)
     ]
-    return _first_broken(applicable, columns, rows)
+    return _first_broken(asked, columns, rows)
 
 
 def fewest_layers_are_best(constraints: Sequence[Constraint]) -> bool:
-    """Whether the constraints on results only limit memory or demand speed."""
+    """Whether what is required of results is speed at least, and memory at most."""
     return all(only_breaks(c) or _is_most_memory(c) for c in constraints if c.of_result)
 
 
 def most_memory(constraints: Sequence[Constraint], most: float) -> float:
-    """Return the largest allowed peak memory, at most ``most``, in bytes."""
+    """Return the largest peak that is allowed, no more than ``most``."""
     return min([most, *(float(c.value) for c in constraints if _is_most_memory(c))])
 
 
@@ -313,7 +312,7 @@ def _is_most_memory(constraint: Constraint) -> bool:
 
 
 def only_breaks(constraint: Constraint) -> bool:
-    """Whether a longer step can break a constraint but never satisfy it."""
+    """Whether a longer step can only break a constraint on what follows from it."""
     return constraint.operator in LONGER.get(constraint.name, ())
 
 
@@ -328,7 +327,7 @@ def _first_broken(
 
 
 def counts_by_text(constraints: Sequence[Constraint], codes: NDArray[np.int16]) -> dict[str, int]:
-    """Return the number of plans that each constraint removed, largest first."""
+    """Return how many plans each constraint removed, most first."""
     counts = np.bincount(codes, minlength=len(constraints) + 1)[1:]
     found = {c.text: int(n) for c, n in zip(constraints, counts, strict=True) if n}
     return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,4 +1,4 @@
-"""The cluster ``here``: the cached measurement of this machine, or a new one by the executor."""
+"""``here``: use the measurement in the cache, or have the executor take one and say so."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ Say = Callable[[str], None]
 
 
 def cluster_or_measure(text: str, say: Say, *, compared: bool = False) -> Cluster:
-    """Parse a cluster; measure this machine first if ``here`` needs it.
-
-    ``compared``: the cluster is one of several.
-    """
+    """Parse a cluster, of several or not; measure this machine first where ``here`` needs it."""
     try:
         return parse_cluster(text, assume_nodes=compared)
     except NeedsMeasurement as needs:
@@ -28,10 +25,10 @@ def cluster_or_measure(text: str, say: Say, *, compared: bool = False) -> Cluste
 
 
 def measure(processes: int, say: Say) -> None:
-    """Measure this machine with a number of processes and store the result in the user's cache."""
+    """Have the executor measure this machine with so many processes, into the user's cache."""
     if (missing := missing_run_package()) is not None:
         raise InputError(
-            "here: this machine has no GPU and has not been measured; measuring needs "
+            "here: this machine has no GPU and was not measured yet, and measuring needs "
             f"{missing}: {INSTALL}"
         )
     say(f"measuring this machine with {processes} processes (once; kept in the cache) ...")

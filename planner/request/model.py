@@ -1,7 +1,7 @@
-"""Resolution of the MODEL argument to a :class:`ModelSpec`.
+"""From what the user typed for MODEL to a :class:`ModelSpec`.
 
-Tried in order: an existing file or folder; a preset or its alias; a Hugging Face hub id; a size
-such as ``7b``. Only ``config.json`` is fetched from the hub; no code from it is run.
+In this order: an existing file or folder; a preset or its alias; a Hugging Face hub id; a size such
+as ``7b``. Of the hub only ``config.json`` is fetched, and code from the hub is never run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNITS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape of a Llama model with about ``num_parameters``."""
+    """The shape of a llama of about ``num_parameters``."""
 
     num_parameters: float
     num_layers: int
@@ -41,8 +41,8 @@ class Shape:
     num_kv_heads: int
 
 
-# Published decoders as Llama shapes. A size within NEAR of one takes its layers; any other size
-# takes the widths of the nearest one and the layers it needs, a multiple of LAYER_STEP.
+# Published decoders as llamas. A size within NEAR of one takes its layers; any other size takes the
+# nearest one's widths and as many layers, a multiple of LAYER_STEP, as it needs.
 SHAPES: Final = (
     Shape(21e6, 6, 256, 688, 8, 8),
     Shape(58e6, 8, 512, 1376, 8, 8),
@@ -76,7 +76,7 @@ def resolve_model(text: str) -> ModelSpec:
         raise InputError(f"model {text[:40]!r}: {_CHOICES}")
     if text.startswith("module:"):
         raise InputError(
-            f"model {text!r}: an nn.Module has no config; fit and plan trace it instead"
+            f"model {text!r}: an nn.Module has no config; it is priced from a trace by fit and plan"
         )
     path = _config_path(text)
     if path is not None:
@@ -92,12 +92,12 @@ def resolve_model(text: str) -> ModelSpec:
 
 
 def _config_path(text: str) -> Path | None:
-    """Return the path of the config.json that ``text`` names; None if it is not a path."""
+    """Return the config.json that ``text`` points at; None where it is no path."""
     path = Path(text).expanduser()
     looks_like_path = text.endswith(".json") or text.startswith((".", "/", "~", os.sep))
     try:
         is_folder, exists = path.is_dir(), path.exists()
-    except OSError:  # file name too long
+    except OSError:  # longer than a file name can be
         return None
     if is_folder:
         config = path / CONFIG_FILE
@@ -115,7 +115,7 @@ def _from_preset(text: str) -> ModelSpec:
     spec = model_spec(preset.config, name=preset.name, where=f"preset {preset.name}")
     if "/" not in text:
         return spec
-    note = f"{text}: from the config that shardplan contains, not from the hub"
+    note = f"{text}: the config that comes with shardplan was used; the hub was not asked"
     return replace(spec, assumptions=(note, *spec.assumptions))
 
 
@@ -144,9 +144,9 @@ def _from_hub(repository: str) -> ModelSpec:
 
 
 def _download_config(repository: str) -> str:
-    """Return the path of the cached file, after downloading it if necessary.
+    """Return the path of the cached file.
 
-    A first request without retries makes an unreachable hub fail at once, not after half a minute.
+    A first look at the hub without retries keeps an unreachable hub from costing half a minute.
     """
     from huggingface_hub import (
         constants,
@@ -163,7 +163,7 @@ def _download_config(repository: str) -> str:
 
 
 def _explain_hub_errors(repository: str, download: Callable[[], str]) -> str:
-    """Run ``download``; turn each failure into a one-line error with a remedy."""
+    """Run ``download``; raise each of its failures as one line that says what to do."""
     from huggingface_hub import errors
 
     page = f"{_hub_address()}/{repository}"
@@ -179,12 +179,12 @@ def _explain_hub_errors(repository: str, download: Callable[[], str]) -> str:
         similar = similar_presets(repository.split("/")[1])
         reason = f"is not on the hub, or is private (then: hf auth login). {similar}".rstrip()
     except errors.LocalEntryNotFoundError:
-        reason = f"is not in the cache, and the hub cannot be reached. {by_hand}"
+        reason = f"is not in the cache, and the hub was not reached. {by_hand}"
     except errors.EntryNotFoundError:
         reason = f"has no {CONFIG_FILE}: it is not a transformers model"
     except errors.HFValidationError:
         reason = f"is not a valid name on the hub. {_CHOICES}"
-    except Exception as error:  # network, disk or address: any exception of the client
+    except Exception as error:  # network, disk, a broken address: whatever the client raises
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = f"could not be fetched from the hub ({first_line}). {by_hand}"
     raise InputError(f"model {repository!r} {reason}")
@@ -200,7 +200,7 @@ def _hub_address() -> str:
 
 
 def approximate_model(text: str, num_parameters: float) -> ModelSpec:
-    """Return a Llama model of about ``num_parameters``, with the nearest of SHAPES.
+    """Return a llama of about ``num_parameters``, shaped after the nearest of SHAPES.
 
     >>> approximate_model("7b", 7e9).num_parameters  # Llama 2 7B
     6738415616
@@ -224,7 +224,7 @@ def approximate_model(text: str, num_parameters: float) -> ModelSpec:
         where=f"size {text}",
     )
     note = (
-        f"approximate shape: {text} stands for a Llama model of {layers} layers, hidden size "
+        f"approximate shape: {text} stands for a llama of {layers} layers, hidden size "
         f"{shape.hidden_size}, {shape.num_heads} heads ({shape.num_kv_heads} key-value), MLP "
         f"{shape.ffn_hidden_size}, vocabulary {VOCAB_SIZE}: {spec.num_parameters:,} parameters"
     )
@@ -232,7 +232,7 @@ def approximate_model(text: str, num_parameters: float) -> ModelSpec:
 
 
 def _layers(shape: Shape, num_parameters: float) -> int:
-    """Return the number of layers of a shape close enough, else a multiple of LAYER_STEP."""
+    """Return the shape's own layers where it is near enough, else a multiple of LAYER_STEP."""
     if abs(shape.num_parameters / num_parameters - 1) <= NEAR:
         return shape.num_layers
     in_layers = num_parameters - 2 * VOCAB_SIZE * shape.hidden_size
@@ -240,6 +240,6 @@ def _layers(shape: Shape, num_parameters: float) -> int:
 
 
 def _layer_parameters(shape: Shape) -> float:
-    """Number of matmul weights of one layer: q and o, k and v, gate, up and down."""
+    """Matmul weights of one layer: q and o, k and v, gate, up and down."""
     grouped = shape.num_kv_heads / shape.num_heads
     return shape.hidden_size**2 * (2 + 2 * grouped) + 3 * shape.hidden_size * shape.ffn_hidden_size

@@ -1,8 +1,8 @@
-"""Objectives of a search (time, cost, memory, energy), and the exact Pareto front of any two.
+"""What is best: time, cost, memory or energy, and the exact Pareto front of any two.
 
-On one cluster, time, cost and energy rank plans identically: dollars and joules are the step time
-times the price and power of all accelerators. They differ when clusters or numbers of accelerators
-are compared.
+On one cluster the three rates of time, cost and energy are the same order: dollars and joules are
+the step's seconds times what all accelerators cost and draw. They part where clusters, or numbers
+of accelerators, are compared.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 
 
 def sort_keys(objective: Objective, step: Floats, peak: Floats) -> tuple[Floats, Floats]:
-    """Return the sort keys for the plans of one scenario, primary key last (``numpy.lexsort``)."""
+    """Return the columns to sort the plans of one scenario by, the last one first (``lexsort``)."""
     return (step, peak) if objective == "memory" else (peak, step)
 
 
 def results(scenario: Scenario, table: PlanTable, step: Floats, peak: Floats) -> dict[str, Floats]:
-    """Return the results that constraints may name, by the names of ``constraints.RESULTS``.
+    """Return the results that can be constrained, by the names of ``constraints.RESULTS``.
 
-    ``mfu`` is absent if the datasheet has no peak FLOP/s in this precision.
+    ``mfu`` is missing where the datasheet has no peak in this precision.
     """
     workload = scenario.workload
     seconds = step * table.world_size
@@ -46,9 +46,9 @@ def results(scenario: Scenario, table: PlanTable, step: Floats, peak: Floats) ->
 
 
 def pareto_front(first: Floats, second: Floats) -> NDArray[np.int64]:
-    """Return the Pareto-optimal rows of two objectives, sorted by the first.
+    """Return the rows that no other row beats in one without losing in the other, by the first.
 
-    Of equal rows only the first is kept.
+    Of equal rows the earliest is kept.
 
     >>> pareto_front(np.array([3.0, 1.0, 2.0, 2.0]), np.array([1.0, 9.0, 5.0, 7.0])).tolist()
     [1, 2, 0]

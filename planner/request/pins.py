@@ -1,4 +1,4 @@
-"""Pinned fields of a plan: ``--fix tp=2,pp=2,zero=1``."""
+"""Parts of a plan that are pinned: ``--fix tp=2,pp=2,zero=1``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFF: Final = {"off": False, "false": False, "0": False, "no": False}
 
 
 def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
-    """Parse ``tp=2,pp=2,zero=1`` into plan fields; ``where`` names the option in errors.
+    """Read ``tp=2,pp=2,zero=1`` into plan fields; ``where`` names the option in errors.
 
     >>> parse_fixed("tp=2,recompute=full,sp=on")
     {'tensor_parallel': 2, 'recompute': 'full', 'sequence_parallel': True}
@@ -36,7 +36,7 @@ def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
         if key not in names:
             hint = did_you_mean(key, names)
             raise InputError(
-                f"{where} {item!r}: {key!r} is not a field of a plan. "
+                f"{where} {item!r}: {key!r} is not a part of a plan. "
                 + (hint or f"Known: {', '.join(one.short for one in declared(Plan).values())}")
             )
         parsed = _parse_value(name, value, where)
@@ -47,7 +47,7 @@ def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
 
 
 def pinned(flag: str, value: str | None = None) -> str | None:
-    """Return the argument of ``--fix`` for an option of ``fit``; None if it is not a plan field.
+    """Return the words of ``--fix`` for an option of ``fit``; None where it is not in a plan.
 
     >>> pinned("--tp", "4"), pinned("--no-sp"), pinned("--seq-len")
     ('tp=4', 'sp=off', None)
@@ -68,14 +68,14 @@ def pinned(flag: str, value: str | None = None) -> str | None:
 
 
 def check_fixed(fixed: Mapping[str, Any], where: str = FIX) -> dict[str, Any]:
-    """Check single values as in a plan.json; ``where`` names them in errors."""
+    """Check single values as plan.json does; ``where`` names them in errors."""
     read = read_recompute(fixed)
     Plan.from_dict(without_list(read)[0], where)
     return read
 
 
 def _items(text: str) -> list[str]:
-    """Split at commas, except between the numbers of ``recompute_layers=4,2,0,0``."""
+    """Split at commas, but for those between the numbers of ``recompute_layers=4,2,0,0``."""
     items: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if part.isdecimal() and items and items[-1].startswith("recompute_layers"):

@@ -1,4 +1,4 @@
-"""Notation for recomputed layers: ``full:1/2``, ``--recompute-layers 4`` or ``4,2,0,0``."""
+"""Which layers recompute, as typed: ``full:1/2``, ``--recompute-layers 4`` or ``4,2,0,0``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARE: Final = re.compile(r"(\w+):(\d{1,6})/(\d{1,6})")
 
 
 def read_recompute(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plan options with ``full:n/k`` and numbers for each stage parsed into plain values.
+    """Return plan options with ``full:n/k`` and numbers of stages read into plain values.
 
     >>> read_recompute({"recompute": "full:1/2"})
     {'recompute': 'full', 'recompute_layers': 1, 'recompute_every': 2}
@@ -57,7 +57,7 @@ def _numbers(text: str) -> int | tuple[int, ...]:
 
 
 def without_list(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...] | None]:
-    """Separate the numbers for each stage, which a plan does not have, from its options."""
+    """Take the numbers of the stages, which are no part of a plan, out of its options."""
     rest, layers = dict(fixed), fixed.get("recompute_layers")
     if not isinstance(layers, tuple):
         return rest, None
@@ -65,10 +65,10 @@ def without_list(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, .
     return rest, layers
 
 
-def recompute_options(plan: Plan) -> str:
-    """Return the recompute options of a plan.
+def typed_recompute(plan: Plan) -> str:
+    """Return the options that give what a plan recomputes.
 
-    >>> recompute_options(Plan(recompute="full", recompute_layers=1, recompute_every=2))
+    >>> typed_recompute(Plan(recompute="full", recompute_layers=1, recompute_every=2))
     '--recompute full:1/2'
     """
     if plan.recompute_every:
@@ -77,17 +77,17 @@ def recompute_options(plan: Plan) -> str:
     return f"{words} --recompute-layers {plan.recompute_layers}" if plan.recompute_layers else words
 
 
-def stage_recompute_options(by_stage: tuple[int, ...] | None) -> list[str]:
-    """Return the option with the number of recomputed layers of each stage, if given.
+def typed_by_stage(by_stage: tuple[int, ...] | None) -> list[str]:
+    """Return the option that gives the numbers of the stages, if there are any.
 
-    >>> stage_recompute_options((4, 2, 0, 0))
+    >>> typed_by_stage((4, 2, 0, 0))
     ['--recompute-layers 4,2,0,0']
     """
     return [] if by_stage is None else ["--recompute-layers " + ",".join(map(str, by_stage))]
 
 
 def recompute_cell(plan: Plan) -> str:
-    """Return the recompute setting of a plan for a table, with the number of layers if some.
+    """Return the recompute setting of a plan for a table, with the number of layers if not all.
 
     >>> recompute_cell(Plan(recompute="full", recompute_layers=18))
     'full 18'

@@ -1,8 +1,8 @@
-"""Requests: the options of ``fit`` and ``plan``, each declared once.
+"""Requests as given: every option of ``fit`` and ``plan``, declared once.
 
-The fields are the arguments of the Python functions and the options of the command line. None means
-that an option is omitted and takes its documented default. The fields of a plan are declared by
-:class:`~cost_models.plan.plan.Plan`.
+The Python functions take these fields as arguments and the command line as options; None means
+that an option was left out and takes its documented default. A field of a plan is declared by
+:class:`~cost_models.plan.plan.Plan` itself.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
     @dataclass(frozen=True)
     class PlanOptions(Plan):
-        """Plan fields, each of which may be omitted or given in a longer notation."""
+        """The fields of a plan, each of which may be left out, in their longer notations too."""
 
         recompute: str = "none"  # type: ignore[assignment]
         recompute_layers: int | str | Sequence[int] = 0  # type: ignore[assignment]
 else:
-    PlanOptions = optional(Plan, "PlanOptions", "Plan fields; None: omitted.")
+    PlanOptions = optional(Plan, "PlanOptions", "The fields of a plan; None: left out.")
 
 
 @dataclass(frozen=True)
 class Subject:
     """The model and the cluster."""
 
-    CHECKS_ITSELF: ClassVar = True  # the functions check values, not the command line
+    CHECKS_ITSELF: ClassVar = True  # values are checked by the functions, not by the command line
 
     model: Annotated[
         ModelLike,
@@ -243,7 +243,7 @@ class AdapterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleOptions:
-    """Options of a traced nn.Module only."""
+    """Options of a traced nn.Module alone."""
 
     inputs: Annotated[
         Sequence[str] | None,
@@ -305,7 +305,7 @@ class WholeRunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """Options of inference only."""
+    """Options of inference alone."""
 
     concurrency: Annotated[
         int | None,
@@ -388,7 +388,7 @@ class FitRequest(
     CommonOptions,
     Subject,
 ):
-    """Request to check whether a model fits a cluster with a plan."""
+    """Whether a plan of a model fits a cluster."""
 
     inference: Annotated[
         bool, Option("--inference", help="serve it, instead of training", group=INFERENCE)
@@ -397,7 +397,7 @@ class FitRequest(
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Pinned fields, objective and number of plans of a search."""
+    """What a search may change, and what is best."""
 
     fix: Annotated[
         str | Mapping[str, Any] | None,
@@ -417,10 +417,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyOptions:
-    """Options for constraints, Pareto fronts, several clusters and inverse questions.
-
-    Models whose layers are known only.
-    """
+    """Constraints, several clusters, and inverse questions: of models whose layers are known."""
 
     require: Annotated[
         Sequence[str] | str | None,
@@ -481,7 +478,7 @@ class PlanRequest(
     CommonOptions,
     Subject,
 ):
-    """Request for the best plan of a model on one or several clusters."""
+    """The best plan of a model on one cluster or several."""
 
     cluster: Annotated[  # type: ignore[assignment]
         str | Path | Cluster | Sequence[str | Path | Cluster],
@@ -495,17 +492,17 @@ class PlanRequest(
 
 
 def option(request: type, name: str) -> Declared:
-    """Return the declaration of a request field."""
+    """Return how a field of a request is declared."""
     return declared(request)[name]
 
 
 def part(request: object, group: type) -> dict[str, Any]:
-    """Return the values of one option group of a request, by name."""
+    """Return the values of a request that a group of options declares, by name."""
     return {name: getattr(request, name) for name in declared(group)}
 
 
 def plan_fields(request: FitRequest) -> dict[str, Any]:
-    """Return the plan fields that a request sets."""
+    """Return the fields of a plan that a request gives."""
     return {name: value for name, value in part(request, Plan).items() if value is not None}
 
 
@@ -517,7 +514,7 @@ Answer = TypeVar("Answer")
 def takes(
     request: Callable[P, Request],
 ) -> Callable[[Callable[[Request], Answer]], Callable[P, Answer]]:
-    """Decorate a function of a request to take the request's fields as arguments."""
+    """Turn a function of a request into one that takes the request's fields as arguments."""
 
     def decorate(answer: Callable[[Request], Answer]) -> Callable[P, Answer]:
         @wraps(answer)

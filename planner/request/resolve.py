@@ -1,4 +1,4 @@
-"""Conversion of model and cluster arguments to ModelSpec and Cluster."""
+"""What may stand for a model and for clusters, in Python as on the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ClusterLike = str | Path | Cluster
 
 
 def model_of(model: ModelLike) -> ModelSpec:
-    """Return the model given by a name, a path or the values of a config.json."""
+    """Return the model that a name, a path or the values of a config.json stand for."""
     if isinstance(model, ModelSpec):
         return model
     if isinstance(model, (str, Path)):
@@ -32,7 +32,7 @@ def model_of(model: ModelLike) -> ModelSpec:
 
 
 def cluster_of(cluster: ClusterLike) -> Cluster:
-    """Return the cluster given by a name or a path."""
+    """Return the one cluster that a text or a path stands for."""
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (str, Path)):
@@ -41,7 +41,7 @@ def cluster_of(cluster: ClusterLike) -> Cluster:
 
 
 def clusters_of(clusters: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
-    """Return the clusters given by a text or a list (``8xA100-80GB,1..4x8xH100-SXM``)."""
+    """Return the clusters that a text or a list names (``8xA100-80GB,1..4x8xH100-SXM``)."""
     if isinstance(clusters, str):
         names = split_clusters(clusters)
         return [parse_cluster(name, assume_nodes=len(names) > 1) for name in names]

@@ -1,4 +1,4 @@
-"""Packages of the extra ``run``, needed by the executor only."""
+"""Packages of the extra ``run``, which the executor needs and the planner does not."""
 
 from __future__ import annotations
 

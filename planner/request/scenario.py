@@ -1,7 +1,8 @@
-"""Training scenarios from requests: checked values, and an assumption for every default taken."""
+"""From what the user typed to what the formulas need; every default taken is written down."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -24,7 +25,6 @@ from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.trainer import software_profile
-from planner.request.requests import AdapterOptions, CommonOptions, LayerOptions, part
 from planner.request.stage_layers import stage_ranges
 
 DEFAULT_SEQ_LEN = 4096
@@ -35,113 +35,130 @@ MAX_BATCH = 10**7
 
 @dataclass(frozen=True, slots=True)
 class AssumedScenario:
-    """A scenario with the assumptions made for omitted options."""
+    """A scenario with the assumptions made where the request left something open."""
 
     scenario: Scenario
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(AdapterOptions, LayerOptions, CommonOptions):
-    """All training options of a model whose layers are known."""
+@dataclass(frozen=True, slots=True)
+class Adapting:
+    """What is trained of a frozen model; None: the default."""
+
+    kind: str  # lora or qlora
+    rank: int
+    alpha: float | None = None
+    targets: str | None = None
+    quantisation: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a workload."""
+        rank = check_count(self.kind, self.rank, MAX_ADAPTER_RANK)
+        alpha = 2.0 * rank if self.alpha is None else float(self.alpha)
+        if not 0.0 <= alpha <= 1e6:
+            raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
+        targets = check_targets(self.targets or "all", "lora_targets")
+        return {
+            "adapter": self.kind,
+            "adapter_rank": rank,
+            "adapter_alpha": alpha,
+            "adapter_targets": targets,
+            "quantisation": check_choice(
+                "quantisation", self.quantisation or "nf4", get_args(Quantisation)
+            ),
+        }
 
 
-def training_options(request: object) -> TrainingOptions:
-    """Return the training options of a request for a fit or a plan."""
-    return TrainingOptions(**part(request, TrainingOptions))
-
-
-def adapter_fields(options: AdapterOptions) -> dict[str, Any]:
-    """Return the fields of a workload that LoRA or QLoRA sets; none without adapters."""
-    if options.lora is not None and options.qlora is not None:
+def adapting(
+    lora: int | None,
+    qlora: int | None,
+    lora_alpha: float | None,
+    lora_targets: str | None,
+    quantisation: str | None = None,
+) -> Adapting | None:
+    """Return what ``--lora`` and its kin ask for; None without one of them."""
+    if lora is not None and qlora is not None:
         raise InputError("--lora and --qlora: choose one of them")
-    if options.lora is None and options.qlora is None:
-        if options.lora_alpha is not None or options.lora_targets is not None:
+    if lora is None and qlora is None:
+        if lora_alpha is not None or lora_targets is not None:
             raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
-        if options.quantisation is not None:
+        if quantisation is not None:
             raise InputError("--quantisation belongs to --qlora")
-        return {}
-    if options.qlora is None and options.quantisation is not None:
-        raise InputError("--quantisation belongs to --qlora: --lora keeps the base unquantised")
-    kind = "lora" if options.qlora is None else "qlora"
-    rank = check_count(kind, getattr(options, kind), MAX_ADAPTER_RANK)
-    alpha = 2.0 * rank if options.lora_alpha is None else float(options.lora_alpha)
-    if not 0.0 <= alpha <= 1e6:
-        raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
-    return {
-        "adapter": kind,
-        "adapter_rank": rank,
-        "adapter_alpha": alpha,
-        "adapter_targets": check_targets(options.lora_targets or "all", "lora_targets"),
-        "quantisation": check_choice(
-            "quantisation", options.quantisation or "nf4", get_args(Quantisation)
-        ),
-    }
+        return None
+    if qlora is None and quantisation is not None:
+        raise InputError("--quantisation belongs to --qlora: --lora leaves the frozen base whole")
+    kind, rank = ("lora", lora) if lora is not None else ("qlora", qlora)
+    assert rank is not None
+    return Adapting(kind, rank, lora_alpha, lora_targets, quantisation)
 
 
 def build_scenario(
     model: ModelSpec,
     cluster: Cluster,
-    options: TrainingOptions | None = None,
     *,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
     micro_batch_size: int = 1,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    optimizer_state_precision: str | None = None,
+    gradient_precision: str | None = None,
+    master_weights: bool | None = None,
+    attention_kernel: str | None = None,
+    software: str | None = None,
+    adapter: Adapting | None = None,
+    freeze: str | None = None,
+    layers: str | Sequence[int] | None = None,
     stage_recompute_layers: tuple[int, ...] | None = None,
 ) -> AssumedScenario:
-    """Return the scenario of a request: checked values, and defaults for omitted options.
-
-    ``micro_batch_size`` sets the default global batch. ``stage_recompute_layers``: recomputed
-    layers of each pipeline stage; None: as the plan says.
-    """
-    options = options or TrainingOptions()
-    adapters = adapter_fields(options)
+    """Check what was given and fill in what was not."""
     assumptions = [*model.assumptions, *cluster.notes]
 
     def default(value: str, why: str) -> str:
         assumptions.append(f"{value} ({why})")
         return value
 
-    length = options.seq_len
+    length = seq_len
     if length is None:
         longest = model.max_seq_len or DEFAULT_SEQ_LEN
         length = min(longest, DEFAULT_SEQ_LEN)
         default(f"seq_len {length}", f"default: the model's longest, at most {DEFAULT_SEQ_LEN}")
-    batch = options.global_batch_size
+    batch = global_batch_size
     if batch is None:
         batch = cluster.num_gpus * micro_batch_size
         default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
-    precision = options.precision
-    if precision is None:
-        precision = default_precision(cluster.accelerator)
+    chosen_precision = precision
+    if chosen_precision is None:
+        chosen_precision = default_precision(cluster.accelerator)
         default(
-            f"precision {precision}",
+            f"precision {chosen_precision}",
             "default: 16-bit compute with fp32 master weights where the device has it",
         )
-    optimizer = options.optimizer or default("optimizer adamw", "default").split()[1]
+    chosen_optimizer = optimizer or default("optimizer adamw", "default").split()[1]
     kernel = (
-        options.attention_kernel
-        or default("attention_kernel flash", "default: torch's SDPA").split()[1]
+        attention_kernel or default("attention_kernel flash", "default: torch's SDPA").split()[1]
     )
     trainer = (
-        options.software
+        software
         or default(f"software {DEFAULT_SOFTWARE}", "default: the bundled executor").split()[1]
     )
     workload = Workload(
         seq_len=check_count("seq_len", length, MAX_SEQ_LEN),
         global_batch_size=check_count("global_batch_size", batch, MAX_BATCH),
-        precision=check_choice("precision", precision, get_args(Precision)),  # type: ignore[arg-type]
-        optimizer=check_choice("optimizer", optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
+        precision=check_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
+        optimizer=check_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
         attention_kernel=check_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
-        master_weights=options.master_weights is not False,
+        master_weights=master_weights is not False,
         optimizer_state_precision=check_choice(
             "optimizer_state_precision",
-            options.optimizer_state_precision or "auto",
+            optimizer_state_precision or "auto",
             get_args(KeptPrecision),
         ),  # type: ignore[arg-type]
         gradient_precision=check_choice(
-            "gradient_precision", options.gradient_precision or "auto", get_args(KeptPrecision)
+            "gradient_precision", gradient_precision or "auto", get_args(KeptPrecision)
         ),  # type: ignore[arg-type]
-        freeze=check_freeze(options.freeze or "", "freeze"),
-        **adapters,
+        freeze=check_freeze(freeze or "", "freeze"),
+        **({} if adapter is None else adapter.fields()),
     )
     require_consistent(workload)
     assumptions += _about_optimizer(workload)
@@ -149,9 +166,9 @@ def build_scenario(
         copies = software_profile(trainer).fp8.weight_copies
         assumptions.append(
             "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
-            "16 bits, with two fp8 copies in addition, which ZeRO-3 also shards"
+            "16 bits beside two fp8 copies, which ZeRO 3 shards too"
             if copies
-            else "fp8: matrices of layers and their inputs, rounded again in each pass; weights "
+            else "fp8: matrices of layers and their inputs, rounded anew in each pass; weights "
             "stay in 16 bits"
         )
     every = software_profile(trainer).frozen.quantises_every_matrix
@@ -160,13 +177,13 @@ def build_scenario(
     if workload.freeze:
         assumptions.append(
             f"{workload.freeze} frozen: in the precision of the computation, "
-            + ("also sharded by ZeRO-3" if shared else "whole on every data rank")
+            + ("shared out by ZeRO-3 too" if shared else "whole on every data rank")
         )
-    if adapters:
+    if adapter is not None:
         assumptions.append(
-            "ZeRO-3 also shards the frozen base"
+            "ZeRO-3 shards the frozen base too"
             if shared
-            else "the frozen base is whole on every data rank: ZeRO shards only the adapters"
+            else "the frozen base is whole on every data rank: ZeRO shards the adapters alone"
         )
     if model.max_seq_len is not None and workload.seq_len > model.max_seq_len:
         if model.max_seq_len_is_hard:
@@ -176,9 +193,9 @@ def build_scenario(
             )
         assumptions.append(
             f"seq_len {workload.seq_len} is longer than the {model.max_seq_len} "
-            "that the model was trained for"
+            "that the model was made for"
         )
-    stages = None if options.layers is None else stage_ranges(options.layers, model)
+    stages = None if layers is None else stage_ranges(layers, model)
     scenario = Scenario(
         model,
         cluster,
@@ -188,36 +205,34 @@ def build_scenario(
         stage_recompute_layers,
     )
     if any(kind.feed_forward.num_experts for kind in model.kinds):
-        assumptions.append(
-            "experts receive equal numbers of tokens (balanced routing, none dropped)"
-        )
+        assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return AssumedScenario(scenario, tuple(assumptions))
 
 
 def _about_optimizer(workload: Workload) -> list[str]:
-    """Return notes on optimizer states that differ between tensors."""
-    rule, notes = RULES[workload.optimizer], []
+    """Say what an optimizer keeps where that is not the same of every tensor."""
+    rule, said = RULES[workload.optimizer], []
     if rule.whole_matrices:
-        notes.append(
+        said.append(
             "muon updates the matrices of layers, AdamW embedding, head, norms and biases; a "
             "matrix is gathered whole for its update"
         )
     if rule.factored:
-        notes.append("adafactor keeps rows and columns of the part of a matrix that a rank holds")
+        said.append("adafactor keeps rows and columns of the part of a matrix that a rank holds")
     if rule.eight_bit:
-        notes.append(
+        said.append(
             f"8-bit states have an fp32 scale for {BLOCK} elements; parts of tensors below "
             f"{MIN_8BIT_ELEMENTS} keep fp32 states (bitsandbytes)"
         )
     if rule.paged:
-        notes.append(
+        said.append(
             "paged states are in host memory where the device is full: the peak is without them"
         )
-    return notes
+    return said
 
 
 def default_precision(accelerator: Accelerator) -> str:
-    """Return a 16-bit precision if the accelerator computes in one, else fp32."""
+    """Return 16-bit compute where the accelerator has it."""
     if accelerator.device == "cpu":
         return "fp32"
     known = {**accelerator.peak_flops, **accelerator.achievable_flops}
@@ -235,8 +250,11 @@ def check_count(name: str, value: int, high: int) -> int:
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
-    """Return ``value`` if it is a known word, else raise with a suggestion."""
+    """Return one of the known words, or raise with what is meant."""
     if value not in known:
         hint = did_you_mean(str(value), known)
         raise InputError(f"{name} = {value!r} (must be one of {', '.join(known)}). {hint}".strip())
     return value
+
+
+Measure = Callable[[int], None]  # measures this machine for so many processes, into the cache

@@ -1,4 +1,4 @@
-"""Pipeline stages given by the user: the number of layers of each, in order."""
+"""Stages of a user's own: how many layers each one has, in the order of the stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def stage_ranges(layers: str | Sequence[int], model: ModelSpec) -> Ranges:
-    """Parse ``3,5,5,3`` into the layers [first, last) of each stage."""
+    """Read ``3,5,5,3`` into the layers [first, last) of each stage; every layer is in one."""
     counts = _counts(layers)
     text = ",".join(str(count) for count in counts)
     if sum(counts) != model.num_layers:
@@ -25,10 +25,10 @@ def stage_ranges(layers: str | Sequence[int], model: ModelSpec) -> Ranges:
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def layers_option(ranges: Ranges) -> str:
-    """Return the ``--layers`` option for given stages.
+def typed_layers(ranges: Ranges) -> str:
+    """Return the option that gives such stages.
 
-    >>> layers_option(((0, 3), (3, 8)))
+    >>> typed_layers(((0, 3), (3, 8)))
     '--layers 3,5'
     """
     return "--layers " + ",".join(str(last - first) for first, last in ranges)

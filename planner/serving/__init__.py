@@ -1,1 +1,1 @@
-"""Serving (``fit --inference``): memory, time, layouts of replicas and ways out."""
+"""``fit --inference``."""

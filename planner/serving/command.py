@@ -1,4 +1,4 @@
-"""Serving layouts as options of shardplan and of vLLM."""
+"""Ways to serve as words of a command line: ours, and vLLM's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shlex
 
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
-from planner.request.stage_layers import layers_option
+from planner.request.stage_layers import typed_layers
 from planner.serving.scenario import ServingScenario, assess_serving, sequences_of
 
 
 def describe_serving(plan: Plan) -> str:
-    """Return the options of ``fit --inference`` that select a layout.
+    """Return how a replica is cut, as the options that give it.
 
     >>> describe_serving(Plan(data_parallel=2, tensor_parallel=4))
     '--dp 2 --tp 4 --pp 1'
@@ -22,7 +22,7 @@ def describe_serving(plan: Plan) -> str:
 
 
 def serve_command(scenario: ServingScenario, plan: Plan) -> str:
-    """Return the command that checks exactly this workload and layout."""
+    """Return the command that asks whether just this can be served."""
     workload = scenario.workload
     words = ["shardplan fit", shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
     words.append(f"--inference --concurrency {workload.concurrency}")
@@ -38,14 +38,14 @@ def serve_command(scenario: ServingScenario, plan: Plan) -> str:
         words.append(f"--attention {workload.attention_kernel}")
     words.append(describe_serving(plan))
     if scenario.layer_ranges is not None:
-        words.append(layers_option(scenario.layer_ranges))
+        words.append(typed_layers(scenario.layer_ranges))
     return " ".join(words)
 
 
 def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
-    """Return the vLLM options of a layout; None if vLLM does not support it.
+    """Return the options that make vLLM serve so; None for what it does not serve.
 
-    ``--gpu-memory-utilization`` is the predicted share of the memory, rounded up.
+    The share of the memory is what the prediction needs, rounded up.
     """
     model, workload = scenario.model, scenario.workload
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):

@@ -1,9 +1,9 @@
-"""``fit(..., inference=True)``: whether a model fits with its KV cache, and up to which load."""
+"""``fit(..., inference=True)``: does a model with its cache fit, and how far can it go."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from cost_models.serving.kv_cache import has_cache
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.assessment.documents import cluster_document, model_document
-from planner.request.requests import FitRequest
 from planner.serving.command import vllm_options
 from planner.serving.layouts import usual_layouts
 from planner.serving.request import build_serving
@@ -35,24 +34,24 @@ COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ServingAnswer:
-    """Answer for serving: a layout with its verdict, memory and time, and what to change."""
+    """Can it be served: the verdict on one way to cut it, its parts, and what to do next."""
 
     scenario: ServingScenario
     plan: Plan
     assessment: ServingAssessment
-    time: ServingTimePrediction | None  # None: not predicted
+    time: ServingTimePrediction | None  # None: no rate is known
     assumptions: tuple[str, ...]
     ways_out: tuple[ServingWayOut, ...]
     reach: Mapping[str, Any]
 
     @property
     def verdict(self) -> str:
-        """The verdict: fits, tight or does_not_fit."""
+        """fits, tight or does_not_fit."""
         return self.assessment.verdict
 
     @property
     def confidence(self) -> str:
-        """``published`` if logs of such a model were compared, else ``datasheet``."""
+        """Published, where logs of such a model were compared with, else datasheet."""
         on_gpu = self.scenario.cluster.accelerator.device == "gpu"
         alike = self.scenario.model.family in COMPARED_FAMILIES
         return "published" if on_gpu and alike else "datasheet"
@@ -98,21 +97,49 @@ class ServingAnswer:
 
 
 def fit_serving(
-    request: FitRequest, model: ModelSpec, cluster: Cluster, fixed: Mapping[str, Any]
+    model: ModelSpec,
+    cluster: Cluster,
+    fixed: Mapping[str, Any],
+    *,
+    concurrency: int | None = None,
+    context_len: int | None = None,
+    seq_len: int | None = None,
+    prefill_chunk: int | None = None,
+    precision: str | None = None,
+    weight_precision: str | None = None,
+    kv_precision: str | None = None,
+    attention_kernel: str | None = None,
+    layers: str | Sequence[int] | None = None,
+    prompt_len: int | None = None,
+    cuda_graphs: bool | None = None,
 ) -> ServingAnswer:
-    """Return whether a cluster serves the requested sequences, with the margin.
+    """Say whether a cluster serves so many sequences of such a length, and with which margin.
 
-    ``fixed``: given plan fields. By default a replica has the fewest accelerators with which
-    everything fits, and the remaining accelerators hold more replicas.
+    ``fixed``: the parts of the plan that were given. What is left out of it is the fewest
+    accelerators for a replica with which everything fits; the others hold more replicas.
     """
-    scenario, assumptions = build_serving(request, model, cluster)
+    scenario, assumptions = build_serving(
+        model,
+        cluster,
+        concurrency=1 if concurrency is None else concurrency,
+        context_len=context_len,
+        seq_len=seq_len,
+        prefill_chunk=prefill_chunk,
+        precision=precision,
+        weight_precision=weight_precision,
+        kv_precision=kv_precision,
+        attention_kernel=attention_kernel,
+        layers=layers,
+        prompt_len=prompt_len,
+        cuda_graphs=cuda_graphs,
+    )
     assessment, why = _layout(scenario, fixed)
     plan = assessment.plan
     named = PLAN_FIELDS if plan.expert_parallel > 1 else PLAN_FIELDS[:3]
     taken = [f"{name} {getattr(plan, name)}" for name in named if name not in fixed]
     if taken:
         assumptions.append(f"{', '.join(taken)} (default: {why})")
-    if request.concurrency is None:  # the fullest replica still serves one sequence
+    if concurrency is None:  # as many as there are replicas: each still has one
         scenario = _with_concurrency(scenario, plan.data_parallel)
         assumptions.append(
             f"concurrency {plan.data_parallel} (default: one sequence for each replica)"
@@ -144,16 +171,16 @@ def _layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> tuple[Servin
     for plan in usual_layouts(scenario, fixed):
         assessment = assess_serving(scenario, plan)
         if assessment.fits:
-            return assessment, "the smallest replica that fits, as many times as possible"
+            return assessment, "the smallest replica that fits, and as many as there is place for"
         if best is None or assessment.memory.peak_bytes < best.memory.peak_bytes:
             best = assessment
     if best is None:
         raise InputError(_why_no_layout(scenario, fixed))
-    return best, "nothing fits, so the one that needs least memory"
+    return best, "nothing fits, so the one that needs least"
 
 
 def _why_no_layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> str:
-    """Return why the requested plan, or the simplest one, is illegal."""
+    """Return why the plan that is asked for, or the simplest one, cannot be."""
     pinned = 1 if scenario.layer_ranges is None else len(scenario.layer_ranges)
     tp, pp = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", pinned)
     data = fixed.get("data_parallel", max(1, scenario.cluster.num_gpus // (tp * pp)))

@@ -1,4 +1,4 @@
-"""Legal layouts of replicas for serving, in the order in which they are tried."""
+"""The ways to cut a replica that can serve a model, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from planner.serving.scenario import ServingScenario, why_not
 
 
 def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Plan]:
-    """Yield every legal layout: fewest accelerators per replica first, then fewest stages.
+    """Yield every legal way to cut a replica: fewest accelerators first, then fewest stages.
 
-    Of layouts with the same number of accelerators, tensor parallelism across nodes comes last.
-    Layouts with expert parallelism across replicas follow, unless ``fixed`` pins it.
+    Of ways over as many accelerators, tensor parallelism across nodes comes last. Behind all of
+    them those that share out whole experts over replicas, unless ``fixed`` says something of it.
     """
     num_gpus = scenario.cluster.num_gpus
     divisors = [n for n in range(1, num_gpus + 1) if num_gpus % n == 0]
@@ -27,7 +27,7 @@ def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Pla
     for apart in (False,) if "expert_parallel" in fixed else (False, True):
         for tp, pp in sizes:
             data = fixed.get("data_parallel", max(1, num_gpus // (tp * pp)))
-            if apart and data == 1:  # within one replica experts are split by tensor parallelism
+            if apart and data == 1:  # within one replica experts are cut
                 continue
             plan = Plan(
                 data_parallel=data,
@@ -40,9 +40,9 @@ def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Pla
 
 
 def usual_layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Sequence[Plan]:
-    """Return the default layouts: tensor parallelism inside a node, then pipeline stages.
+    """Return the ways that are taken unasked: tensor parallelism inside a node, then stages.
 
-    All legal layouts if none is of that kind.
+    All of them where there is no such way.
     """
     every = list(layouts(scenario, fixed))
     node = scenario.cluster.gpus_per_node

@@ -1,8 +1,8 @@
-"""Serving scenarios from requests with ``--inference``; an assumption for every default."""
+"""From what the user typed after ``--inference`` to a scenario; every default is written down."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cost_models.model.families.t5 import LENGTHS
@@ -32,31 +32,43 @@ from planner.request.scenario import (
 from planner.request.stage_layers import stage_ranges
 from planner.serving.scenario import PLAN_FIELDS, ServingScenario
 
-# options of ``fit`` that training and serving share
+# arguments of fit() that training and serving share
 SHARED: Final = ("seq_len", "precision", "attention_kernel", "layers")
 
 
 def refuse_training_options(request: FitRequest) -> None:
-    """Raise an InputError if an option that only training has is given."""
+    """Raise where something is asked that a server does not do."""
     known = {"model", "cluster", "inference", *SHARED, *declared(ServingOptions), *PLAN_FIELDS}
-    named = [
+    asked = [
         one.flags[0] if one.option else dashed(name)
         for name, one in declared(FitRequest).items()
         if name not in known and getattr(request, name) is not None
     ]
-    if named:
+    if asked:
         raise InputError(
-            f"--inference and {', '.join(named)}: only training has "
-            f"{'them' if len(named) > 1 else 'it'}; omit one or the other"
+            f"--inference and {', '.join(asked)}: only training has "
+            f"{'them' if len(asked) > 1 else 'that'}; leave out one or the other"
         )
 
 
 def build_serving(
-    request: FitRequest, model: ModelSpec, cluster: Cluster
+    model: ModelSpec,
+    cluster: Cluster,
+    *,
+    concurrency: int,
+    context_len: int | None,
+    seq_len: int | None,
+    prefill_chunk: int | None,
+    precision: str | None,
+    weight_precision: str | None,
+    kv_precision: str | None,
+    attention_kernel: str | None,
+    layers: str | Sequence[int] | None,
+    prompt_len: int | None = None,
+    cuda_graphs: bool | None = None,
 ) -> tuple[ServingScenario, list[str]]:
-    """Return the serving scenario of a request and the assumptions for omitted options."""
-    # LENGTHS is about training
-    about = [words for words in model.assumptions if words != LENGTHS]
+    """Check what was given and fill in what was not; return the scenario and the assumptions."""
+    about = [words for words in model.assumptions if words != LENGTHS]  # as of training
     assumptions = [*about, *cluster.notes]
     engine = serving_engine()
 
@@ -64,56 +76,50 @@ def build_serving(
         assumptions.append(f"{name} {value} (default: {why})")
         return value
 
-    length = _context(model, request.context_len, request.seq_len, default)
-    prefill_chunk = request.prefill_chunk
+    length = _context(model, context_len, seq_len, default)
     if prefill_chunk is None:
         prefill_chunk = int(engine.scheduler.prefill_chunk)
         if has_cache(model):
             default("prefill_chunk", prefill_chunk, "tokens of prompts in one step, as in vLLM")
-    precision, weight_precision = request.precision, request.weight_precision
-    if precision is None and weight_precision in SERVING_PRECISIONS:
-        precision = weight_precision
-    if precision is None:
-        precision = default(
-            "precision", default_precision(cluster.accelerator), "of the computation"
-        )
-    precision = check_choice("precision", precision, SERVING_PRECISIONS)
+    chosen = precision
+    if chosen is None:
+        chosen = weight_precision if weight_precision in SERVING_PRECISIONS else None
+    if chosen is None:
+        chosen = default("precision", default_precision(cluster.accelerator), "of the computation")
+    chosen = check_choice("precision", chosen, SERVING_PRECISIONS)
     if weight_precision is None:
-        weight_precision = _stored(model, precision, default)
-    kv_precision = request.kv_precision
+        weight_precision = _stored(model, chosen, default)
     if kv_precision is None:
-        kv_precision = precision
+        kv_precision = chosen
         if has_cache(model):
-            default("kv_precision", precision, "as the computation")
+            default("kv_precision", chosen, "as the computation")
     workload = ServingWorkload(
-        concurrency=check_count(
-            "concurrency", 1 if request.concurrency is None else request.concurrency, MAX_BATCH
-        ),
+        concurrency=check_count("concurrency", concurrency, MAX_BATCH),
         context_len=check_count("context_len", length, MAX_SEQ_LEN),
         prefill_chunk=check_count("prefill_chunk", prefill_chunk, MAX_SEQ_LEN),
-        precision=precision,  # type: ignore[arg-type]
+        precision=chosen,  # type: ignore[arg-type]
         weight_precision=check_choice("weight_precision", weight_precision, WEIGHT_PRECISIONS),  # type: ignore[arg-type]
         kv_precision=check_choice("kv_precision", kv_precision, KV_PRECISIONS),  # type: ignore[arg-type]
         attention_kernel=check_choice(  # type: ignore[arg-type]
-            "attention_kernel", request.attention_kernel or "flash", ("flash", "eager")
+            "attention_kernel", attention_kernel or "flash", ("flash", "eager")
         ),
-        prompt_len=_prompt(model, length, request.prompt_len, default),
-        cuda_graphs=request.cuda_graphs is not False,
+        prompt_len=_prompt(model, length, prompt_len, default),
+        cuda_graphs=cuda_graphs is not False,
     )
     _check_format(model, workload)
-    # a legality rule covers learned positions
+    # learned positions are a rule of their own
     longest = None if model.max_seq_len_is_hard else model.max_seq_len
     if longest is not None and length > longest:
         assumptions.append(
-            f"context_len {length} is longer than the {longest} that the model was trained for"
+            f"context_len {length} is longer than the {longest} that the model was made for"
         )
     assumptions += _about(model, workload)
-    ranges = None if request.layers is None else stage_ranges(request.layers, model)
+    ranges = None if layers is None else stage_ranges(layers, model)
     return ServingScenario(model, cluster, workload, engine, ranges), assumptions
 
 
 def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, default: Any) -> int:
-    """Return the tokens of a sequence; ``--seq-len`` is a synonym of ``--context-len``."""
+    """Return the tokens of a sequence; ``--seq-len`` is another word for it."""
     if context_len is not None and seq_len is not None and context_len != seq_len:
         raise InputError(
             f"--context-len {context_len} and --seq-len {seq_len}: with --inference they are the "
@@ -123,17 +129,17 @@ def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, def
     if length is not None:
         return length
     if model.max_seq_len is None:
-        return int(default("context_len", DEFAULT_SEQ_LEN, "the model declares no maximum"))
+        return int(default("context_len", DEFAULT_SEQ_LEN, "the model has no longest one"))
     return int(default("context_len", model.max_seq_len, "the model's longest, as in vLLM"))
 
 
 def _prompt(model: ModelSpec, context_len: int, prompt_len: int | None, default: Any) -> int:
-    """Return the tokens of a prompt: the whole context if nothing is generated after it."""
+    """Return the tokens of a prompt; all of them where the model writes none behind it."""
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
         if prompt_len not in (None, context_len):
             raise InputError(
                 f"prompt_len = {prompt_len}: {model.name} reads context_len tokens "
-                f"(must be {context_len}, or omitted)"
+                f"(must be {context_len}, or left out)"
             )
         return context_len
     if prompt_len is not None:
@@ -143,59 +149,55 @@ def _prompt(model: ModelSpec, context_len: int, prompt_len: int | None, default:
 
 
 def _stored(model: ModelSpec, precision: str, default: Any) -> str:
-    """Return the format in which the weights are published."""
-    stored = stored_format(model.config)
+    """Return the format that the weights are published in."""
+    said = stored_format(model.config)
     method = model.config.get("quantization_config")
-    if stored is None and isinstance(method, Mapping):
-        why = (
-            f"quantization_config {method.get('quant_method')!r} is not supported; "
-            "give --weight-precision"
-        )
+    if said is None and isinstance(method, Mapping):
+        why = f"quantization_config {method.get('quant_method')!r} is not read; say another one"
         return str(default("weight_precision", precision, why))
-    if stored is None and is_preset(model.name):
-        stored = load_preset(model.name).stored or None
-    if stored is not None:
-        return str(default("weight_precision", stored, "as the weights are published"))
+    if said is None and is_preset(model.name):
+        said = load_preset(model.name).stored or None
+    if said is not None:
+        return str(default("weight_precision", said, "as the weights are published"))
     return str(default("weight_precision", precision, "as the computation"))
 
 
 def _check_format(model: ModelSpec, workload: ServingWorkload) -> None:
-    """Raise an InputError if the weight format applies to none of the model's weights."""
+    """Raise where the format holds none of the model's weights."""
     stored = WEIGHT_FORMATS[workload.weight_precision]
-    others = ", ".join(name for name in WEIGHT_FORMATS if name != stored.name)
     if not any(stored.holds(weight) for kind in model.kinds for weight in kind.weights):
         raise InputError(
-            f"weight_precision = {stored.name}: {model.name} has no experts, and only experts are "
-            f"stored in it (must be one of {others})"
+            f"weight_precision = {stored.name}: {model.name} has no experts, which alone are "
+            f"stored so (must be one of {', '.join(f for f in WEIGHT_FORMATS if f != stored.name)})"
         )
 
 
 def _about(model: ModelSpec, workload: ServingWorkload) -> list[str]:
-    """Return the assumptions of the answer."""
-    notes = []
+    """Say what the answer stands on."""
+    said = []
     stored = WEIGHT_FORMATS[workload.weight_precision]
     if stored.is_quantised:
         kept = (
-            "everything but the routed experts stays"
+            "all but the routed experts stays"
             if stored.experts_only
             else ("embeddings, output projection, router and norms stay")
         )
-        notes.append(f"{kept} in {workload.precision}")
+        said.append(f"{kept} in {workload.precision}")
     if not has_cache(model):
-        notes.append(
-            f"{model.name} is an encoder without a cache; the memory is that of one forward pass "
-            "with output scores for every token"
+        said.append(
+            f"{model.name} is an encoder: it keeps no cache; the memory is that of one forward "
+            "pass, with scores of every token"
         )
-        return notes
-    notes.append("every sequence has context_len tokens (largest cache)")
+        return said
+    said.append("every sequence is as long as context_len (the cache's worst case)")
     if any(kind.attention.kv_lora_rank for kind in model.kinds):
-        notes.append(
-            "latent attention: every tensor-parallel rank caches the full latents of its sequences"
+        said.append(
+            "latent attention: every tensor-parallel rank keeps the whole latents of its sequences"
         )
     if any(kind.attention.window for kind in model.kinds):
-        notes.append("sliding-window layers cache only the tokens of their window")
+        said.append("layers with a window keep its tokens only")
     if any(kind.cross_attention for kind in model.kinds):
-        notes.append("prompt and answer have context_len tokens each (encoder and decoder)")
+        said.append("prompt and answer are context_len tokens each (encoder and decoder)")
     if any(kind.feed_forward.num_experts for kind in model.kinds):
-        notes.append("experts receive equal numbers of tokens (balanced routing)")
-    return notes
+        said.append("experts get equally many tokens (balanced routing)")
+    return said

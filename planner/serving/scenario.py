@@ -30,7 +30,7 @@ from hardware_profiles.software.serving_engine import ServingEngine
 from planner.assessment.assess import verdict_document
 from planner.assessment.verdict import Budget, Verdict, memory_budget
 
-# plan fields that serving has
+# fields of a plan that serving has
 PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -42,16 +42,16 @@ class ServingScenario:
     cluster: Cluster
     workload: ServingWorkload
     engine: ServingEngine
-    layer_ranges: tuple[tuple[int, int], ...] | None = None  # given stages; None: even
+    layer_ranges: tuple[tuple[int, int], ...] | None = None  # pinned stages; None: even ones
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU computes, not the CPU."""
+        """Whether an accelerator computes, rather than the host."""
         return self.cluster.accelerator.device != "cpu"
 
 
 def sequences_of(scenario: ServingScenario, plan: Plan) -> int:
-    """Return the number of concurrent sequences of the fullest replica.
+    """Return the sequences that the fullest replica serves at once.
 
     >>> math.ceil(65 / 8)
     9
@@ -80,21 +80,21 @@ def why_not(scenario: ServingScenario, plan: Plan) -> str | None:
 
 
 def stages_of(scenario: ServingScenario, plan: Plan) -> Sequence[PipelineRank]:
-    """Return the distinct pipeline ranks by contents."""
+    """Return the distinct contents of the pipeline ranks."""
     if scenario.layer_ranges is not None:
         return distinct_rank_contents(scenario.model, scenario.layer_ranges, plan.pipeline_parallel)
     return even_split_contents(scenario.model, plan.pipeline_parallel, 1)
 
 
 def serving_verdict(low: float, high: float, budget: float) -> Verdict:
-    """Return the verdict from the peak interval and the budget: below, around or above it."""
+    """Return the verdict: upper end within, interval astride, lower end above."""
     if high <= budget:
         return "fits"
     return "does_not_fit" if low > budget else "tight"
 
 
 def serving_interval(exact: float, rest: float) -> tuple[float, float]:
-    """Return the ends of the interval; every part has its own spread."""
+    """Return the ends of the interval: each part has its own spread."""
     ends = zip(interval(exact, SERVING_EXACT), interval(rest, SERVING_REST), strict=True)
     low, high = (sum(pair) for pair in ends)
     return low, high
@@ -106,7 +106,7 @@ class ServedStage:
 
     stage: int
     peak_bytes: float
-    moment: str  # moment of the peak, one of SERVING_MOMENTS
+    moment: str  # one of SERVING_MOMENTS, at which the peak falls
     parts: Mapping[str, float]
 
 
@@ -118,8 +118,8 @@ class ServingMemory:
     low_bytes: float
     high_bytes: float
     limiting_stage: int  # first pipeline rank with the largest peak
-    moment: str  # moment of the peak, one of SERVING_MOMENTS
-    parts: Mapping[str, float]  # by the names of training
+    moment: str  # one of SERVING_MOMENTS, at which the peak falls
+    parts: Mapping[str, float]  # under the names of training
     stages: tuple[ServedStage, ...]
     kv_bytes_per_token: float
     kv_bytes_per_token_beyond_windows: float
@@ -150,13 +150,13 @@ class ServingAssessment:
 
 
 def _parts(parts: ServingParts) -> dict[str, float]:
-    """Return the parts by the names of training, without gradients and optimizer."""
+    """Return the parts under the names of training; a server has no gradients, no optimizer."""
     values = {f.name: float(getattr(parts, f.name)) for f in fields(ServingParts)}
     return {"weights": values["weights"], "gradients": 0.0, "optimizer": 0.0} | values
 
 
 def _stages(scenario: ServingScenario, plan: Plan) -> tuple[ServedStage, ...]:
-    """Return the peak memory of every pipeline rank."""
+    """Return the peak of every pipeline rank."""
     found = []
     for rank in stages_of(scenario, plan):
         parts, moment = rank_serving_memory(

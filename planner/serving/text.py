@@ -1,4 +1,4 @@
-"""Text of the answer of ``fit --inference``."""
+"""The answer of ``fit --inference`` as plain text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cost_models.serving.kv_cache import has_cache
 from cost_models.units import format_bytes, format_count, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.answer.text import bars, budget_words, verdict_line
-from planner.request.stage_layers import layers_option
+from planner.request.stage_layers import typed_layers
 from planner.serving.command import describe_serving, vllm_options
 from planner.serving.scenario import (
     ServingAssessment,
@@ -24,24 +24,24 @@ from planner.serving.ways_out import ServingWayOut
 from planner.text.paragraphs import labelled
 
 MOMENTS: Final = {
-    "attention": "inside attention, in the prefill",
-    "feed_forward": "between the matrices of an MLP, in the prefill",
-    "sampling": "while the next tokens are sampled",
+    "attention": "inside attention, while prompts are read",
+    "feed_forward": "between the matrices of an MLP, while prompts are read",
+    "sampling": "while the next tokens are drawn",
 }
 PART_WORDS: Final = {
     "matrices": "matrices",
     "attention": "attention",
     "memory": "norms, activations, logits",
-    "kernels": "kernel launches",
+    "kernels": "starting and ending kernels",
     "communication": "tensor-parallel and expert communication",
     "host": "waiting for the host",
     "send": "sends between stages",
     "stage_wait": "waiting for the slowest stage",
 }
-SMALL: Final = 0.005  # parts below this share are not printed
+SMALL: Final = 0.005  # parts below this share are not told
 CONFIDENCE: Final = {
-    "published": "published: compared with start-up logs of vLLM for such models",
-    "datasheet": "datasheet: not compared with start-up logs of such a model; weights and cache "
+    "published": "published: start-up logs of vLLM with such models were compared with",
+    "datasheet": "datasheet: no start-up log of such a model was compared with; weights and cache "
     "follow from its shapes",
 }
 
@@ -57,10 +57,10 @@ def serving_text(
     reach: Mapping[str, Any],
     confidence: str,
 ) -> str:
-    """Return the answer: verdict, parts, cache per token, limits or ways out."""
+    """Verdict, parts, the cache of a token, how far it goes or what to change."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*_head(scenario), "", verdict_line(assessment)]
-    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
+    stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
     lines += labelled("", " ".join([describe_serving(plan), *stages]))
     lines += labelled("", f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}")
     parts = {name: value for name, value in memory.parts.items() if value > 0.0}
@@ -87,7 +87,7 @@ def serving_text(
 
 
 def time_lines(scenario: ServingScenario, time: ServingTimePrediction) -> list[str]:
-    """Return the lines about prefill, output tokens and throughput."""
+    """Return the paragraphs about the prefill, a token and the throughput."""
     first = format_seconds(time.first_token_seconds)
     low = format_seconds(time.first_token_low_seconds)
     high = format_seconds(time.first_token_high_seconds)
@@ -124,7 +124,7 @@ def _rate(value: float) -> str:
 
 
 def _shares(parts: Mapping[str, float]) -> str:
-    """Return the parts above SMALL, largest first, as percentages."""
+    """Return the parts that count, largest first, as shares."""
     whole = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(
@@ -172,7 +172,7 @@ def _where(scenario: ServingScenario, plan: Plan, memory: ServingMemory) -> str:
 
 
 def _cache(scenario: ServingScenario, plan: Plan, memory: ServingMemory) -> str:
-    """Return the cache bytes of a token and of a sequence, as text."""
+    """Bytes of a token, and of a sequence as far as they can be told apart."""
     ranks = plan.tensor_parallel * plan.pipeline_parallel
     stages = f" over {plan.pipeline_parallel} stages" if plan.pipeline_parallel > 1 else ""
     words = f"{format_bytes(memory.kv_bytes_per_token)} a token{stages}"

@@ -16,13 +16,13 @@ from planner.serving.scenario import ServingScenario, point_of, sequences_of, st
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """Seconds per output token with interval and parts, and the resulting rates."""
+    """Seconds of one output token with their interval and parts, and the rates that follow."""
 
     seconds: float
     low_seconds: float
     high_seconds: float
     parts: Mapping[str, float]
-    tokens_per_second: float  # of all replicas, during generation
+    tokens_per_second: float  # of all replicas, while a batch of answers is written
     tokens_per_second_per_gpu: float
 
 
@@ -40,7 +40,7 @@ class ServingTimePrediction:
     prefill_parts: Mapping[str, float]
     prompt_tokens_per_second: float
     batch_seconds: float  # prefill and answers of all sequences of a replica
-    token: TokenTimes | None  # None: the model generates no tokens
+    token: TokenTimes | None  # None: the model writes no answer
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -71,9 +71,9 @@ class ServingTimePrediction:
 
 
 def predict_serving_time(scenario: ServingScenario, plan: Plan) -> ServingTimePrediction:
-    """Return the predicted times of one legal layout.
+    """Return the times of one legal layout.
 
-    The fullest replica determines them; replicas work concurrently. An encoder generates no tokens.
+    The fullest replica counts; all replicas work at the same time. An encoder writes no tokens.
     """
     workload = scenario.workload
     prompt = workload.prompt_tokens

@@ -1,6 +1,7 @@
-"""Changes that make serving fit, and the largest load when it does.
+"""What to change when serving does not fit, and how far one can go when it does.
 
-Every change and every limit is priced with the same formulas as the answer.
+Every way out, and both ends of the reach, are priced by the same formulas and said only if they
+fit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cost_models.serving.memory import ServingWorkload
 from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
 from planner.advice.changes import HARDWARE, MAX_NODES, resized
 from planner.assessment.reach import MAX_SEQ_LEN, largest
-from planner.request.command import cluster_argument
+from planner.request.command import typed_cluster
 from planner.serving.command import describe_serving, serve_command
 from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.scenario import (
@@ -30,12 +31,12 @@ MOST_WAYS: Final = 5
 MAX_SEQUENCES: Final = 2**20
 SMALL_CHUNK: Final = 2048
 SAME, OTHER = "same service", "another service"
-BLOCK: Final = 16  # step of the search for the longest context, in tokens
+BLOCK: Final = 16  # steps in which the context is searched, in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ServingWayOut:
-    """A change with which serving fits, and its predicted peak."""
+    """A priced change with which serving fits."""
 
     change: str
     group: str
@@ -69,7 +70,7 @@ def _changed(scenario: ServingScenario, **changes: Any) -> ServingScenario:
 def _check(
     scenario: ServingScenario, plan: Plan, group: str, kind: str, change: str, options: str
 ) -> ServingWayOut | None:
-    """Return a change with its predicted peak; None unless it is legal and fits."""
+    """Price one changed way to serve; None unless it is legal and fits."""
     if why_not(scenario, plan) is not None:
         return None
     assessment = assess_serving(scenario, plan)
@@ -88,21 +89,21 @@ def _check(
 
 
 def fits(scenario: ServingScenario, plan: Plan) -> bool:
-    """Return whether a layout is legal and fits."""
+    """Return whether it is legal and fits."""
     if why_not(scenario, plan) is not None:
         return False
     return assess_serving(scenario, plan).fits
 
 
 def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[ServingWayOut, ...]:
-    """Return up to MOST_WAYS changes that make serving fit, least disruptive first."""
+    """Return up to MOST_WAYS changes that make it fit, those that cost least first."""
     found: list[ServingWayOut] = []
     for way in _all_ways(scenario, plan):
         if way is not None:
             found.append(way)
         if len(found) == MOST_WAYS:
             break
-    if len(found) <= 1:  # few single changes are enough
+    if len(found) <= 1:  # hardly anything helps alone
         found += [way for way in _several_at_once(scenario, plan) if way is not None]
     return tuple(found)
 
@@ -131,7 +132,7 @@ def _another_layout(scenario: ServingScenario, plan: Plan) -> ServingWayOut | No
         ranks = other.tensor_parallel * other.pipeline_parallel
         words = f"replicas of {ranks} accelerator{'s' if ranks > 1 else ''}"
         if other.expert_parallel > 1:
-            words += " with expert parallelism across them"
+            words += ", which share experts"
         way = _check(scenario, other, SAME, "layout", words, describe_serving(other))
         if way is not None and other != plan:
             return way
@@ -155,7 +156,7 @@ def _shorter(scenario: ServingScenario, plan: Plan) -> ServingWayOut | None:
 
 
 def _formats(scenario: ServingScenario, plan: Plan, **formats: str) -> ServingWayOut | None:
-    """Check other formats of weights, cache or both."""
+    """Weights or cache, or both, in other formats."""
     words = {"weight_precision": "weights in", "kv_precision": "a cache in"}
     change = " and ".join(f"{words[name]} {value}" for name, value in formats.items())
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in formats.items())
@@ -163,7 +164,7 @@ def _formats(scenario: ServingScenario, plan: Plan, **formats: str) -> ServingWa
 
 
 def _smaller_formats(scenario: ServingScenario) -> list[str]:
-    """Return 8-bit and 4-bit formats smaller than the current one."""
+    """Return formats of 8 and 4 bits with fewer bytes than now."""
     has_fp8 = "fp8" in scenario.cluster.accelerator.peak_flops
     now = WEIGHT_FORMATS[scenario.workload.weight_precision].element
     names = ("fp8" if has_fp8 else "int8", "int4")
@@ -171,7 +172,7 @@ def _smaller_formats(scenario: ServingScenario) -> list[str]:
 
 
 def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[ServingWayOut | None]:
-    """Check the smallest formats with fewer sequences, and more nodes with one per replica."""
+    """The smallest formats and fewer sequences; more nodes with one sequence for each replica."""
     formats = {"kv_precision": "fp8"}
     if "int4" in _smaller_formats(scenario):
         formats["weight_precision"] = "int4"
@@ -192,23 +193,23 @@ def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[ServingW
 
 
 def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> ServingWayOut | None:
-    """Check doubled numbers of nodes until a layout fits."""
+    """The fewest nodes, by doubling, on which some way to cut it fits."""
     if scenario.cluster.accelerator.device == "cpu" or scenario.cluster.levels:
         return None
     nodes = scenario.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
         larger = replace(scenario, cluster=resized(scenario.cluster, nodes))
-        name = cluster_argument(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
-        # with one sequence each, tensor parallelism may also cross nodes
+        name = typed_cluster(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
+        # one sequence each is the last resort: tensor parallelism may then cross nodes
         for plan in layouts(larger, {}) if one_each else usual_layouts(larger, {}):
             words = f"{nodes} nodes ({larger.cluster.num_gpus} accelerators)"
             options = f"{name} {describe_serving(plan)}"
-            changed = larger
-            if one_each:
-                changed = _changed(larger, concurrency=plan.data_parallel)
+            asked = larger
+            if one_each:  # of each replica
+                asked = _changed(larger, concurrency=plan.data_parallel)
                 words += f" and {_sequences(plan.data_parallel)}"
                 options += f" --concurrency {plan.data_parallel}"
-            way = _check(changed, plan, HARDWARE, "nodes", words, options)
+            way = _check(asked, plan, HARDWARE, "nodes", words, options)
             if way is not None:
                 return way
         nodes *= 2
@@ -220,10 +221,10 @@ def _sequences(count: int) -> str:
 
 
 def largest_concurrency(scenario: ServingScenario, plan: Plan, highest: int = MAX_SEQUENCES) -> int:
-    """Return the largest number of concurrent sequences of all replicas that fits; 0 if none.
+    """Return the most sequences at once that fit, of all replicas together; 0 if none.
 
-    Bisection is exact because the peak never decreases with the number of sequences. ``highest`` is
-    per replica.
+    Bisection is exact because the peak never shrinks with the sequences; ``highest`` is of one
+    replica.
     """
 
     def enough(sequences: int) -> bool:
@@ -244,9 +245,9 @@ def longest_context(scenario: ServingScenario, plan: Plan, highest: int) -> int:
 
 
 def serving_reach(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
-    """Return the most concurrent sequences and the longest sequence that fit.
+    """How far a way to serve that fits can go: most sequences, longest sequence.
 
-    Sequences are at most as long as the model's maximum or the requested length.
+    Sequences are no longer than the model was made for, or than was asked.
     """
     highest = max(scenario.model.max_seq_len or MAX_SEQ_LEN, scenario.workload.context_len)
     return {

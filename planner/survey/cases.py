@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
@@ -11,13 +11,7 @@ from cost_models.plan.workload import Precision
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.errors import InputError
 from planner.request.clusters import parts_of
-from planner.request.scenario import (
-    AssumedScenario,
-    TrainingOptions,
-    build_scenario,
-    check_choice,
-    check_count,
-)
+from planner.request.scenario import AssumedScenario, build_scenario, check_choice, check_count
 
 MOST_AUTOMATIC: Final = 8  # clusters of which parts are tried unasked
 BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the largest cluster"
@@ -28,28 +22,17 @@ class WorkloadRequest:
     """Model and workload of every case: the arguments of ``build_scenario`` without the cluster."""
 
     model: ModelSpec
-    options: TrainingOptions
-    stage_recompute_layers: tuple[int, ...] | None = None
-
-    def changed(self, **changes: Any) -> WorkloadRequest:
-        """Return the request with other options."""
-        return replace(self, options=replace(self.options, **changes))
+    options: Mapping[str, Any]
+    batch: int | None  # that was given
 
     def scenario(
         self, cluster: Cluster, batch: int | None = None, **changes: Any
     ) -> AssumedScenario:
-        """Return the scenario of one case.
-
-        ``batch``: default global batch of all cases; ``changes``: other options.
-        """
-        given = self.options.global_batch_size
-        assumed = build_scenario(
-            self.model,
-            cluster,
-            replace(self.options, global_batch_size=batch if given is None else given, **changes),
-            stage_recompute_layers=self.stage_recompute_layers,
-        )
-        if given is None and batch is not None:
+        """Return the scenario of one case; ``batch``: the default that all cases share."""
+        size = self.batch or batch
+        options = {**self.options, **changes, "global_batch_size": size}
+        assumed = build_scenario(options.pop("model", self.model), cluster, **options)
+        if self.batch is None and batch is not None:
             note = f"global_batch_size {batch} ({BATCH_NOTE})"
             assumed = replace(assumed, assumptions=(*assumed.assumptions, note))
         return assumed

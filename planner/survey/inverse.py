@@ -156,7 +156,7 @@ class _Inverse:
         self, clusters: Sequence[Cluster] | None = None, **changes: Any
     ) -> list[AssumedScenario]:
         """Return the cases of one candidate."""
-        job = self.job.changed(**changes)
+        job = replace(self.job, options={**self.job.options, **changes})
         chosen = self.clusters if clusters is None else clusters
         batch = self.largest if len(self.clusters) > 1 or clusters is not None else None
         return [
@@ -244,15 +244,15 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
     _require_free(one, "micro_batch_size")
 
     def ask(size: int, batch: int | None, **changes: Any) -> Attempt:
-        job = one.job if batch is None else one.job.changed(global_batch_size=batch)
+        job = one.job if batch is None else replace(one.job, batch=batch)
         asked = replace(one, job=job)
         fixed = {**one.asked.fixed, "micro_batch_size": size}
         words = f"micro-batches of {size:,}"
         return asked.ask(size, words, asked.scenarios(), fixed=fixed, **changes)
 
-    if one.job.options.global_batch_size is not None:
+    if one.job.batch is not None:
         tried = []
-        for size in reversed(divisors(one.job.options.global_batch_size)):
+        for size in reversed(divisors(one.job.batch)):
             tried.append(ask(size, None))
             if tried[-1].fits:
                 return one.answer(tried, tried[-1], tried[-2] if len(tried) > 1 else None)
@@ -275,7 +275,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
 
 def _longest_sequence(one: _Inverse) -> InverseAnswer:
     """Bisect in steps at which what is legal stays legal."""
-    if one.job.options.seq_len is not None:
+    if one.job.options.get("seq_len") is not None:
         raise InputError("--find longest-sequence finds --seq-len; leave it out")
     model = one.job.model
     step = sequence_step(one.largest)

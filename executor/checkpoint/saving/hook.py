@@ -52,7 +52,7 @@ def checkpoint_hook(
         manager = CheckpointManager(
             trainer,
             run / SUBFOLDER,
-            every=saving.every,
+            every=saving.checkpoint_every,
             keep=saving.keep,
             keep_every=saving.keep_every,
             about=about,
@@ -61,4 +61,6 @@ def checkpoint_hook(
             manager.resumed_from(begun.checkpoint.folder)
         return manager
 
-    return CheckpointHook(make, regular=saving.every is not None or begun.checkpoint is not None)
+    return CheckpointHook(
+        make, regular=saving.checkpoint_every is not None or begun.checkpoint is not None
+    )

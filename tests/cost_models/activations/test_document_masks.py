@@ -8,11 +8,7 @@ import pytest
 
 from benchmarks.memory_truth.rows import rows_of
 from benchmarks.small_models import small
-from cost_models.activations.document_masks import (
-    kind_with_computed_scores,
-    mask_bytes,
-    masked_key_bytes,
-)
+from cost_models.activations.document_masks import as_computed, mask_bytes, masked_key_bytes
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -59,24 +55,18 @@ def test_kernels_that_know_documents_compute_their_scores_only():
     kind = make_scenario("llama-3-8b").model.kinds[0]
     megatron, ours = software_profile("megatron"), software_profile("shardplan")
     work = Workload(4096, 1, document_mask=True, document_length=200)
-    assert kind_with_computed_scores(kind, work, megatron).attention.window == 100, (
-        "causal: half a document"
-    )
+    assert as_computed(kind, work, megatron).attention.window == 100, "causal: half a document"
     whole = replace(kind, attention=replace(kind.attention, causal=False))
-    assert kind_with_computed_scores(whole, work, megatron).attention.window == 200
-    assert kind_with_computed_scores(kind, replace(work, document_length=0), megatron) is kind
-    assert (
-        kind_with_computed_scores(kind, replace(work, attention_kernel="eager"), megatron) is kind
-    )
-    masked = kind_with_computed_scores(kind, work, ours).attention
+    assert as_computed(whole, work, megatron).attention.window == 200
+    assert as_computed(kind, replace(work, document_length=0), megatron) is kind
+    assert as_computed(kind, replace(work, attention_kernel="eager"), megatron) is kind
+    masked = as_computed(kind, work, ours).attention
     assert (masked.causal, masked.window) == (False, None), "a mask hides no work"
     windowed = replace(kind, attention=replace(kind.attention, window=512))
-    masked = kind_with_computed_scores(windowed, Workload(4096, 1), ours).attention
+    masked = as_computed(windowed, Workload(4096, 1), ours).attention
     assert (masked.causal, masked.window) == (False, None), "nor does that of a window"
-    assert kind_with_computed_scores(windowed, Workload(512, 1), ours) is windowed, (
-        "which hides nothing"
-    )
-    assert kind_with_computed_scores(windowed, Workload(4096, 1), megatron) is windowed
+    assert as_computed(windowed, Workload(512, 1), ours) is windowed, "which hides nothing"
+    assert as_computed(windowed, Workload(4096, 1), megatron) is windowed
 
 
 def test_masks_are_never_free():
@@ -90,7 +80,7 @@ def test_masks_are_never_free():
     assert dear.peak[1] == plain.peak[1]  # in the optimizer step no mask is left
     assert (dear.step > plain.step).all()
     kind = scenario.model.kinds[0]
-    assert kind_with_computed_scores(kind, scenario.workload, scenario.software) is kind
+    assert as_computed(kind, scenario.workload, scenario.software) is kind
 
 
 @pytest.mark.slow

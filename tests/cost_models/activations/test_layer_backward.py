@@ -13,7 +13,7 @@ from cost_models.activations.layer_backward import (
     backward_points,
     norm_working_bytes,
 )
-from cost_models.activations.saved import Regions, weight_gradient_operand_bytes_per_token
+from cost_models.activations.saved import Regions, due_bytes_per_token
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.lora import adapted, trainable_part
@@ -262,7 +262,5 @@ def test_of_adapters_only_what_reads_a_blocks_input_waits_for_its_weights_gradie
     whole = model_spec(DENSE, name="x")
     kinds = [adapted(whole, workload).kinds[0], with_frozen_parts(whole, "layers:0-0").kinds[0]]
     regions = Regions(0.0, 0.0, 2 * 2.0 * H, 0.0, 0.0)
-    found = [
-        weight_gradient_operand_bytes_per_token(kind, regions, H, 2.0, 1, False) for kind in kinds
-    ]
+    found = [due_bytes_per_token(kind, regions, H, 2.0, 1, False) for kind in kinds]
     assert [float(np.ravel(size)[0]) for size in found] == [2 * 2 * H + 2 * 5 * 4, 0.0]

@@ -480,10 +480,8 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         )[1][0],
         "peaks_zbv": lambda t: in_flight.peaks_zbv(t.pipeline_parallel, 1)[2][1],
         "peaks_dualpipev": lambda t: in_flight.peaks_dualpipev(t.pipeline_parallel, 1)[1][0],
-        "weight_gradient_operand_bytes_per_token": lambda t: (
-            activations.weight_gradient_operand_bytes_per_token(
-                kind, regions, 64, 2.0, t.tensor_parallel, t.sequence_parallel
-            )
+        "due_bytes_per_token": lambda t: activations.due_bytes_per_token(
+            kind, regions, 64, 2.0, t.tensor_parallel, t.sequence_parallel
         ),
         "bubble_fraction": lambda t: bubble_fraction(
             t.num_microbatches, t.pipeline_parallel, t.virtual_stages

@@ -23,10 +23,10 @@ from tests.samples import examples, make_scenario
 def lora() -> Scenario:
     from hardware_profiles.cluster.parse import parse_cluster
     from planner.request.model import resolve_model
-    from planner.request.scenario import TrainingOptions, build_scenario
+    from planner.request.scenario import Adapting, build_scenario
 
     question = build_scenario(
-        resolve_model("llama-3.2-1b"), parse_cluster("8xA100-80GB"), TrainingOptions(qlora=8)
+        resolve_model("llama-3.2-1b"), parse_cluster("8xA100-80GB"), adapter=Adapting("qlora", 8)
     )
     return question.scenario
 
@@ -35,11 +35,10 @@ def many_layers() -> Scenario:
     """Stages of one to eighty layers."""
     from hardware_profiles.cluster.parse import parse_cluster
     from planner.request.model import resolve_model
-    from planner.request.scenario import TrainingOptions, build_scenario
+    from planner.request.scenario import build_scenario
 
     cluster = parse_cluster("8x8xH100-SXM")
-    options = TrainingOptions(global_batch_size=64)
-    return build_scenario(resolve_model("llama-3-70b"), cluster, options).scenario
+    return build_scenario(resolve_model("llama-3-70b"), cluster, global_batch_size=64).scenario
 
 
 SETTINGS: dict[str, Any] = {

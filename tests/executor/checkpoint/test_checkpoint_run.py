@@ -214,7 +214,9 @@ def _stopped(rank: int, file: PlanFile, folder: str, every: int | None) -> str:
     begun = InitialState(None, None, ())
     hooks = [
         _Stop(trainer),
-        checkpoint_hook(trainer, Path(folder), CheckpointOptions(every=every), begun, {}),
+        checkpoint_hook(
+            trainer, Path(folder), CheckpointOptions(checkpoint_every=every), begun, {}
+        ),
     ]
     return TrainingLoop(trainer, corpus, steps=99, emit=lambda event: None, hooks=hooks).run()
 

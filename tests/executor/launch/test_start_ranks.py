@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,21 +85,28 @@ def test_bad_arguments_and_files_are_one_line(write, tmp_path, capsys):
     full = tmp_path / "full"
     full.mkdir()
     (full / "run.json").touch()
-    _fails(capsys, "COMMAND", *[])
-    _fails(capsys, "unrecognized arguments: --foo", "run", plan, "--foo")
-    _fails(capsys, r"--steps: '0' \(must be a whole number from 1 to", "run", plan, "--steps", 0)
+    _fails(capsys, "Missing command; see shardplan --help", *[])
+    _fails(capsys, "No such option: --foo; see shardplan run --help", "run", plan, "--foo")
+    _fails(capsys, r"'--steps': 0 \(must be a whole number from 1 to", "run", plan, "--steps", 0)
     _fails(capsys, "--eval-every 5: needs --eval-data", "run", plan, "--eval-every", 5)
     _fails(capsys, r"--warmup-steps 20: leaves none", "run", plan, *WARM_UP)
-    _fails(capsys, r"--beta2: '1' \(must be", "run", plan, "--beta2", 1)
-    _fails(capsys, r"learning-rate: 'nan' \(must be", "run", plan, "--learning-rate", "nan")
-    _fails(capsys, r"epsilon: '0' \(must be a number above 0", "run", plan, "--epsilon", "0")
-    _fails(capsys, r"'10000001' \(must be .* to 10,000,000", "run", plan, "--steps", 10_000_001)
+    _fails(
+        capsys, r"'--beta2': 1.0 \(must be a number from 0 to below 1\)", "run", plan, "--beta2", 1
+    )
+    _fails(capsys, r"'--learning-rate': nan \(must be", "run", plan, "--learning-rate", "nan")
+    _fails(capsys, r"'--epsilon': 0.0 \(must be a number above 0", "run", plan, "--epsilon", "0")
+    _fails(capsys, r"10000001 \(must be .* to 10,000,000", "run", plan, "--steps", 10_000_001)
     _fails(capsys, r"nope\.json: no such file", "run", tmp_path / "nope.json")
     _fails(capsys, r"nope\.txt: no such file", "run", plan, "--data", tmp_path / "nope.txt")
     _fails(capsys, r"empty\.txt: is empty", "run", plan, "--data", tmp_path / "empty.txt")
     _fails(capsys, "full/config.json: no such file", "run", plan, "--init-from", full)
     _fails(capsys, "is not empty; choose another --output", "run", plan, "--output", full)
-    _fails(capsys, r"--processes: '-1'", "measure", "--processes=-1")
+    _fails(
+        capsys,
+        r"'--processes': -1 \(must be a whole number from 1 to 128\)",
+        "measure",
+        "--processes=-1",
+    )
     _fails(capsys, "/dev/zero: is not a regular file", "run", "/dev/zero")
     _fails(capsys, "plan.json: is a file; name a folder", "run", plan, "--output", plan)
 
@@ -162,10 +168,14 @@ def test_a_machine_that_is_too_small_is_refused(write, monkeypatch, capsys):
 
 def test_help_needs_no_torch():
     code = (
-        "import sys\nfrom executor.cli.parser import parser\nparser().format_help()\n"
+        "import sys\nfrom executor.__main__ import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as error:\n    assert error.code == 0\n"
+        "else:\n    raise AssertionError\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    commands = ("run", "measure", "tokenize", "export", "trace")
+    for words in (["--help"], *([command, "--help"] for command in commands)):
+        subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_a_reader_that_went_away_is_no_bug(monkeypatch):
@@ -174,7 +184,7 @@ def test_a_reader_that_went_away_is_no_bug(monkeypatch):
     with os.fdopen(writer, "w") as broken:
         monkeypatch.setattr(sys, "stdout", broken)
         recorder = SimpleNamespace(document=lambda: {"steps": []})
-        show(Namespace(json=True), recorder)
+        show(recorder, as_json=True)
         broken.flush()
 
 

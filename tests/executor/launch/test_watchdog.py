@@ -14,7 +14,6 @@ from cost_models.plan.plan import Plan
 from executor.activity import ACTIVITY, ActivityLog
 from executor.checkpoint.format.index import FileEntry, check_file
 from executor.compat import default_store
-from executor.config.learning_rate import LearningRate
 from executor.config.training_options import TrainingOptions
 from executor.data import DataOptions, open_corpus
 from executor.launch import rank_tasks
@@ -168,7 +167,7 @@ def _train(rank, plan, how):
 
     Watchdog.start = patient
     train.dist = type("dist", (), {"all_reduce": staticmethod(fourth)})
-    training = TrainingOptions(steps=6, learning_rate=LearningRate(1e-3), seed=0)
+    training = TrainingOptions(steps=6, learning_rate=1e-3, seed=0)
     tell = Reporter(lambda event: None, forked.fail)
     with supervised(tell, SECONDS) as ready:
         return rank_tasks.train(file, corpus, training, tell, ready=ready)

@@ -1,6 +1,6 @@
 """Whatever is typed or read, the command line ends with an exit code that means something.
 
-Never a traceback, never code 1 (internal error), one JSON document or nothing on stdout.
+Never a traceback, never code 1 (our bug), one JSON document or nothing on stdout.
 """
 
 from __future__ import annotations

@@ -428,7 +428,7 @@ def test_a_plan_that_does_not_fit_gets_ways_out() -> None:
     ("asked", "said"),
     [
         ("", "--why-not: is empty"),
-        ("tq=3", "--why-not 'tq=3': 'tq' is not a field of a plan"),
+        ("tq=3", "--why-not 'tq=3': 'tq' is not a part of a plan"),
         ("tp=x", "--why-not tensor_parallel=x: must be a whole number"),
         (
             "pp=2,recompute=full,recompute_layers=4,2",

@@ -70,7 +70,7 @@ def test_several_texts_are_one_list() -> None:
         ("tp<=", "expected a comparison"),
         ("<=8", "expected a comparison"),
         ("tpp<=8", "Did you mean tp"),
-        ("seq_len<=8", "neither a field of a plan nor a result"),
+        ("seq_len<=8", "no part of a plan"),
         ("tp<=two", "whole number"),
         ("tp<=2.5", "whole number"),
         ("tp<=-1", "whole number"),
@@ -171,7 +171,7 @@ def test_results_are_compared_and_an_unknown_one_is_an_error() -> None:
     columns = {"memory": np.array([1.0, 3.0]), "step": np.array([5.0, 1.0])}
     constraints = parse_requirements("memory<=2b, step<=4s")
     assert broken_by_result(constraints, columns, 2).tolist() == [2, 1]
-    with pytest.raises(InputError, match="mfu is unknown"):
+    with pytest.raises(InputError, match="mfu is not known here"):
         broken_by_result(parse_requirements("mfu>0.1"), columns, 2)
 
 

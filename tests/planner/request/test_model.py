@@ -43,7 +43,7 @@ def test_presets_and_aliases() -> None:
     assert resolve_model(" gpt2 ").assumptions == ()
     from_id = resolve_model("meta-llama/Meta-Llama-3-8B")
     assert from_id.name == "llama-3-8b"
-    assert "not from the hub" in from_id.assumptions[0]
+    assert "the hub was not asked" in from_id.assumptions[0]
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_path(tmp_path: Path) -> None:
         ("a\0b", "Give a preset"),
         ("x" * 300, "is not known"),
         ("x" * 9999, "Give a preset"),
-        ("module:package.models:build", "fit and plan trace it"),
+        ("module:package.models:build", "priced from a trace by fit and plan"),
         ("19m", "from 20m to 2t"),
         ("3t", "from 20m to 2t"),
         ("0b", "from 20m to 2t"),

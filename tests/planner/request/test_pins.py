@@ -41,9 +41,9 @@ def test_fix_is_read(text: str, expected: dict[str, Any] | None) -> None:
     [
         ("tp", "expected name=value"),
         ("tp=", "expected name=value"),
-        ("=2", "is not a field of a plan"),
+        ("=2", "is not a part of a plan"),
         ("tpp=2", "Did you mean tp"),
-        ("seq_len=2", "is not a field of a plan"),
+        ("seq_len=2", "is not a part of a plan"),
         ("tp=two", "must be a whole number"),
         ("tp=2.5", "must be a whole number"),
         ("tp=0", "tensor_parallel = 0"),

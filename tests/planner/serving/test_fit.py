@@ -234,9 +234,7 @@ def test_published_formats_are_the_default() -> None:
     assert answer.scenario.workload.weight_precision == "int4"
     assert "weight_precision int4 (default: as the weights are published)" in answer.assumptions
     config = CONFIGS["llama"] | {"quantization_config": {"quant_method": "bitsandbytes"}}
-    assert "quantization_config 'bitsandbytes' is not supported" in "; ".join(
-        serve(config).assumptions
-    )
+    assert "quantization_config 'bitsandbytes' is not read" in "; ".join(serve(config).assumptions)
 
 
 def test_seq_len_is_another_word_for_the_context() -> None:
@@ -252,7 +250,7 @@ def test_an_encoder_says_that_it_has_no_cache() -> None:
     answer = serve("bert-base", "1xT4", concurrency=4)
     assert answer.assessment.memory.parts["kv_cache"] == 0.0
     assert answer.reach == {}
-    assert "without a cache" in "; ".join(answer.assumptions)
+    assert "keeps no cache" in "; ".join(answer.assumptions)
     assert "Cache" not in str(answer)
     assert vllm_options(answer.scenario, answer.plan) is None
 
@@ -309,7 +307,7 @@ def test_more_ranks_than_key_heads_can_serve() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"zero_stage": 3}, "--inference and --zero: only training has it"),
+        ({"zero_stage": 3}, "--inference and --zero: only training has that"),
         ({"optimizer": "adamw", "lora": 8}, "--inference and --optimizer, --lora: only training"),
         ({"recompute": "full"}, "--inference and --recompute"),
         ({"concurrency": 0}, "concurrency = 0 (must be a whole number from 1"),

@@ -15,7 +15,7 @@ from planner.assessment import reach
 from planner.request.constraints import parse_requirements
 from planner.request.pins import parse_fixed
 from planner.request.resolve import model_of
-from planner.request.scenario import TrainingOptions, build_scenario
+from planner.request.scenario import build_scenario
 from planner.search.search import search
 from planner.survey.inverse import InverseAnswer, sequence_step
 from tests.samples import CONFIGS, LLAMA, llama
@@ -41,7 +41,7 @@ def find(what: str, model: Any = LARGE, cluster: Any = "4xA100-80GB", **options:
 def fits(cluster: str, model: Any = LARGE, required: str | None = None, **options: Any) -> bool:
     """Whether the forward question has a plan that fits with its whole interval."""
     fixed = parse_fixed(options.pop("fix", FIX))
-    question = build_scenario(model_of(model), parse_cluster(cluster), TrainingOptions(**options))
+    question = build_scenario(model_of(model), parse_cluster(cluster), **options)
     found = search(question.scenario, fixed, require=parse_requirements(required), top=1)
     return any(reach.fits(question.scenario, plan) for plan in found.plans)
 

@@ -133,7 +133,9 @@ def test_no_plan_says_what_would_help(traces: Traces) -> None:
 def test_a_module_is_asked_about_one_cluster() -> None:
     with pytest.raises(InputError) as caught:
         planner.plan(NET, "8xA100-80GB,8xH100-SXM")
-    assert str(caught.value) == (f"cluster = 8xA100-80GB, 8xH100-SXM: {NET} needs a single cluster")
+    assert str(caught.value) == (
+        f"cluster = 8xA100-80GB, 8xH100-SXM: {NET} is asked about one cluster at a time"
+    )
 
 
 @pytest.mark.parametrize(

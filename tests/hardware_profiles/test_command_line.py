@@ -1,0 +1,108 @@
+"""Commands that are built from dataclasses of options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import click
+import pytest
+from msgspec import Meta
+
+from hardware_profiles.command_line import LazyGroup, command, parse
+from hardware_profiles.errors import InputError
+from hardware_profiles.options import Option
+
+
+def read_even(text: str) -> int:
+    """Read an even number."""
+    if not text.isdecimal() or int(text) % 2:
+        raise InputError(f"{text!r} (must be even)")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A part of the options."""
+
+    kilometres: Annotated[
+        int, Meta(ge=1, le=300), Option(group="speed", help="default: {default}")
+    ] = 90
+    gear: Annotated[Literal["low", "high"], Option(group="speed")] = "low"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drive:
+    """Options of a command."""
+
+    place: Annotated[str, Option("PLACE", help="where to")]
+    speed: Speed
+    via: Annotated[tuple[str, ...], Option(help="on the way")] = ("nothing",)
+    stops: Annotated[list[str] | None, Option("--stop")] = None
+    even: Annotated[int, Option(read=read_even)] = 2
+    music: Annotated[str | None, Option(optional_value="any")] = None
+
+
+def drive(*words: str) -> Drive:
+    made = parse(command(Drive, name="drive", help="Go."), words, "drive")
+    assert isinstance(made, Drive)
+    return made
+
+
+def test_a_command_returns_its_dataclass() -> None:
+    assert drive("home") == Drive(place="home", speed=Speed())
+    given = drive("home", "--via", "a", "--via=b", "--stop", "c", "--gear", "high", "--even", "4")
+    assert given == Drive(
+        place="home", speed=Speed(gear="high"), via=("a", "b"), stops=["c"], even=4
+    )
+    assert drive("home", "--music").music == "any"
+    assert drive("--music", "--even", "8", "home").even == 8
+    assert drive("home", "--music", "loud").music == "loud"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kilometers", "3"], "No such option: --kilometers. Did you mean --kilometres?"),
+        (["--kilometres", "0"], "'--kilometres': 0 (must be a whole number from 1 to 300)"),
+        (["--kilometres", "x"], "'--kilometres': 'x' (must be a whole number from 1 to 300)"),
+        (["--gear", "hihg"], "'hihg' (must be one of low, high). Did you mean high?"),
+        (["--even", "3"], "'3' (must be even)"),
+        ([], "Missing argument 'PLACE'"),
+    ],
+)
+def test_a_wrong_word_is_an_input_error(words: list[str], message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        drive(*words, *(["home"] if words else []))
+    assert message in str(raised.value)
+    assert str(raised.value).endswith("; see drive --help")
+    assert "\n" not in str(raised.value)
+
+
+def test_help_shows_groups_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        drive("--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "Speed:\n" in text
+    assert "default: 90" in text
+
+
+def test_the_commands_of_a_group_share_an_epilog(capsys: pytest.CaptureFixture[str]) -> None:
+    table = {"drive": (f"{__name__}:Drive", "Go.")}
+    group = LazyGroup(table, name="car", epilog_of_commands="Exit codes: 0.")
+    assert parse(group, ["drive", "home"], "car") == Drive(place="home", speed=Speed())
+    with pytest.raises(SystemExit):
+        parse(group, ["drive", "-h"], "car")
+    assert "Exit codes: 0." in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"No such command 'driv'\. Did you mean drive"):
+        parse(group, ["driv"], "car")
+
+
+def test_a_command_may_also_be_a_function() -> None:
+    def add(a: Annotated[int, Option("A")], b: Annotated[int, Option()] = 2) -> list[int]:
+        return [a + b]
+
+    made = command(add, name="add", help="Add.")
+    assert isinstance(made, click.Command)
+    assert parse(made, ["3"], "add") == [5]
