@@ -168,21 +168,21 @@ def _task(options: RunOptions, prepared: PreparedRun, folder: Path | None) -> Ta
     return task
 
 
-def _report(options: RunOptions, prepared: PreparedRun, start: Start, said: list[str]) -> int:
-    """Run, show and keep what rank 0 tells; return the exit code."""
+def _report(options: RunOptions, prepared: PreparedRun, start: Start, messages: list[str]) -> int:
+    """Run, display and record the results of rank 0; return the exit code."""
     if options.verify:
         return _finish_verify(options, prepared, start(_nothing, None))
     saving = options.checkpoints
     if saving.checkpoint_every is None and saving.resume is None and not options.dry_run:
-        said = [*said, "the weights will not be kept (--checkpoint-every N keeps them)"]
+        messages = [*messages, "the weights will not be kept (--checkpoint-every N keeps them)"]
     with _folder(options) as folder:
-        for note in said:
+        for note in messages:
             print(f"note: {note}", file=sys.stderr)
         with ProgressDisplay(options.steps) as progress:
             recorder = Recorder(
                 prepared,
                 options.recorded(),
-                said,
+                messages,
                 folder,
                 progress,
                 tensorboard=options.tensorboard,

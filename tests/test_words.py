@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hardware_profiles", "cost_models", "planner", "executor")
-CLEAN: tuple[str, ...] = ()  # packages that pass
+CLEAN: tuple[str, ...] = ("executor",)  # packages that pass
 # words of this code base that mean nothing to a reader who knows the field
 PRIVATE = frozenset(
     [
