@@ -40,10 +40,9 @@ def compare(
     """Print the differences, term by term."""
     from planner.answer.answers import to_json
     from planner.runs.compare import compare as ask
-    from planner.runs.comparison_text import comparison_text
 
     answer = ask(plan, other)
-    print(to_json(answer.to_dict()) if json else comparison_text(answer))
+    print(to_json(answer.to_dict()) if json else answer)
 
 
 def calibrate(

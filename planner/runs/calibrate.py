@@ -119,15 +119,21 @@ class Measured:
 
 
 def calibrate(
-    runs: Sequence[Path],
+    runs: str | Path | Sequence[str | Path] = (),
     *,
     processes: int | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     force: bool = False,
-    say: Say,
+    say: Say = print,
 ) -> Learnt | Measured:
-    """Learn from runs, or measure this machine anew; keep it in the cache, or in ``output``."""
-    if bool(runs) == (processes is not None):
+    """Calibrate a cluster with folders of runs, or measure this machine with CPU processes.
+
+    The result is stored in the user's cache if it is of this machine, and in ``output`` (TOML, a
+    CLUSTER argument) if given. ``say`` receives messages about the progress.
+    """
+    folders = [Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)]
+    output = None if output is None else Path(output)
+    if bool(folders) == (processes is not None):
         raise InputError("calibrate needs either --from RUN_DIR or --processes N")
     if processes is not None:
         measure(processes, say)
@@ -138,9 +144,9 @@ def calibrate(
             write_cluster_toml(output, cluster, force=force)
             kept += f" and {output}"
         return Measured(cluster, kept)
-    for path in runs[:-1]:
+    for path in folders[:-1]:
         _keep(learn(path), None, force=force)
-    return _keep(learn(runs[-1]), output, force=force)
+    return _keep(learn(folders[-1]), output, force=force)
 
 
 def _keep(learnt: Learnt, output: Path | None, *, force: bool) -> Learnt:

@@ -64,6 +64,11 @@ class Comparison:
     terms: tuple[ComparedTerm, ...]
     explanation: tuple[str, ...]
 
+    def __str__(self) -> str:
+        from planner.runs.comparison_text import comparison_text
+
+        return comparison_text(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
@@ -76,8 +81,9 @@ class Comparison:
         }
 
 
-def compare(first: Path, second: Path) -> Comparison:
+def compare(first: str | Path, second: str | Path) -> Comparison:
     """Compare a plan.json with another one, or with the folder of a run."""
+    first, second = Path(first), Path(second)
     plan = _legal(first)
     if second.is_dir() or second.name == RUN_FILE:
         return _with_run(first, plan, read_run(second))

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import planner
 from cost_models.plan_file import write_plan_file
+from hardware_profiles.cluster.parse import parse_cluster
+from tests.planner.runs.recorded import plan_file, write_run
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = "2xA100-80GB"
-PUBLIC = ("explain", "fit", "plan", "validate")
+PUBLIC = ("calibrate", "compare", "explain", "fit", "plan", "validate")
 MODEL = {
     "model_type": "llama",
     "vocab_size": 512,
@@ -40,7 +42,13 @@ def exported(path: Path) -> set[str]:
 
 
 def test_these_are_the_public_functions() -> None:
-    names = exported(ROOT / "planner" / "__init__.py") - {"TYPE_CHECKING", "Any", "__getattr__"}
+    names = exported(ROOT / "planner" / "__init__.py") - {
+        "TYPE_CHECKING",
+        "Any",
+        "Final",
+        "__getattr__",
+        "import_module",
+    }
     assert names == set(PUBLIC)
 
 
@@ -57,15 +65,20 @@ def test_every_public_function_works_twice(tmp_path: Path) -> None:
     runs = tmp_path / "runs.csv"
     runs.write_text("model,gpu,num_gpus,seq_len,step_time_s\ngpt2,A100-SXM,8,1024,1.0\n")
     file = tmp_path / "plan.json"
+    measured = parse_cluster(CLUSTER)
+    run = write_run(tmp_path / "run", plan_file(measured), measured, device="cuda")
     texts = []
     for _ in range(2):
         fit = planner.fit(MODEL, CLUSTER, seq_len=256)
         plan = planner.plan(MODEL, CLUSTER, seq_len=256, global_batch_size=4)
         write_plan_file(file, plan.plan_file(), force=True)
         explanation = planner.explain(file)
+        comparison = planner.compare(file, str(file))
+        calibration = planner.calibrate(run, output=str(tmp_path / "cluster.toml"), force=True)
         validation = planner.validate(runs)
         assert validation.summary["priced"] == 1
-        texts.append([str(answer) for answer in (fit, plan.best, explanation, validation)])
+        answers = (fit, plan.best, explanation, comparison, calibration, validation)
+        texts.append([str(answer) for answer in answers])
         for module in pkgutil.walk_packages(planner.__path__, "planner."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
