@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from cost_models.pricing.prediction import (
     scenario_of,
     to_json,
 )
+from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 
@@ -65,8 +66,6 @@ class Comparison:
     explanation: tuple[str, ...]
 
     def __str__(self) -> str:
-        from planner.runs.comparison_text import comparison_text
-
         return comparison_text(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,3 +289,49 @@ def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
     yield f"that is {inside} the stated interval"
     if missing > 0.05 * time.step_seconds or inside == "outside":
         yield f"to plan with what this run showed: shardplan calibrate --from {run.folder}"
+
+
+# --- as text ---
+
+UNKNOWN: Final = "–"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return the comparison as lines."""
+    lines = []
+    for field, left, right in comparison.changes:
+        lines.append(f"{field}: {left} | {right}")
+    if comparison.changes:
+        lines.append("")
+    lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
+    rows = [("", "left", "right", "left is"), *(_cells(term) for term in comparison.terms)]
+    lines += _table(rows)
+    return "\n".join([*lines, "", *comparison.explanation])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, len(row)))])
+        for row in rows
+    ]
+
+
+def _cells(term: ComparedTerm) -> tuple[str, str, str, str]:
+    difference = term.difference
+    if term.left is not None and term.left == term.right:
+        words = "equal"
+    elif difference is None:
+        words = UNKNOWN
+    elif abs(difference) < 0.0005:
+        words = "within 0.1 %"
+    else:
+        words = f"{abs(100 * difference):.1f} % {'more' if difference > 0 else 'less'}"
+    name = term.name.replace("_", " ") if term.unit == "seconds" else term.name
+    return name, _format(term.left, term.unit), _format(term.right, term.unit), words
+
+
+def _format(value: Any, unit: str) -> str:
+    if value is None:
+        return UNKNOWN
+    return format_seconds(value) if unit == "seconds" else format_bytes(value)
