@@ -1,4 +1,4 @@
-"""The answers: what ``fit`` and ``plan`` return to Python, to the terminal and to JSON."""
+"""Answers of ``fit`` and ``plan``, with their text, JSON and drawings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEMA_VERSION: Final = 1
 
 
 def header(scenario: Scenario) -> dict[str, Any]:
-    """Return what every JSON answer begins with."""
+    """Return the first entries of every JSON answer."""
     pinned, by_stage = scenario.layer_ranges, scenario.stage_recompute_layers
     return {
         "schema_version": SCHEMA_VERSION,
@@ -50,9 +50,9 @@ def header(scenario: Scenario) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class FitAnswer:
-    """Will it fit: the verdict on one plan, its parts, and what to do next.
+    """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
-    What to do next takes searches; they are made when it is asked for.
+    Ways out need searches, which run on first access.
     """
 
     scenario: Scenario
@@ -68,7 +68,7 @@ class FitAnswer:
 
     @cached_property
     def ways_out(self) -> tuple[WayOut, ...]:
-        """Where it does not fit: what would, each with its command."""
+        """Changes with which a plan fits, each with its command; empty if the plan fits already."""
         if self.verdict == "fits":
             return ()
         from planner.advice.ways_out import ways_out
@@ -82,11 +82,11 @@ class FitAnswer:
 
     @property
     def step_memory(self) -> StepMemory:
-        """One step's memory: moments of the fullest stage, all stages, the largest terms."""
+        """Memory of one step: moments of the limiting stage, peaks of all stages, largest terms."""
         return step_memory(self.scenario, self.plan, self.assessment.memory)
 
     def explain(self) -> str:
-        """Tell where the peak comes from, moment by moment."""
+        """Return an explanation of the peak, moment by moment."""
         from planner.answer.memory_explanation import memory_explanation_text
 
         return memory_explanation_text(self.step_memory, self.assessment)
@@ -127,7 +127,7 @@ class FitAnswer:
 
     @property
     def _largest(self) -> str:
-        """The largest part, and how its largest term comes about."""
+        """Return the largest part of the memory and the formula of its largest term."""
         parts = amounts(self.assessment.memory.parts)
         name = max(parts, key=lambda part: parts[part])
         words = f"{name}: {format_bytes(parts[name])}"
@@ -137,13 +137,13 @@ class FitAnswer:
         return f"{words}; {term.name}: {term.formula} = {term.numbers}"
 
     def to_svg(self) -> str:
-        """Return the moments of a step, drawn."""
+        """Return a drawing of the memory at the moments of a step."""
         from planner.answer.memory_svg import memory_svg
 
         return memory_svg(self.step_memory, self.assessment, self._title)
 
     def to_html(self) -> str:
-        """Return a page that stands alone: the drawing, the largest terms, the answer."""
+        """Return a self-contained page: the drawing, the largest terms, the answer."""
         from planner.answer.memory_html import memory_html
 
         answer = f"{self}\n\n{self.explain()}"
@@ -165,19 +165,15 @@ class FitAnswer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanAnswer:
-    """What is the best plan: the ranked plans and what the search saw."""
+    """Answer of ``plan``: the ranked plans and the counts of the search."""
 
     scenario: Scenario
     result: SearchResult
     assessments: tuple[Assessment, ...]
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
-    staged: StagedPlan | None = (
-        None  # a plan with stages of its own that is faster than the first one
-    )
-    placed: PlacedPlan | None = (
-        None  # a plan whose ranks stand in an order of their own; with stages
-    )
+    staged: StagedPlan | None = None  # a plan with uneven stages that beats the first one
+    placed: PlacedPlan | None = None  # a plan with its own order of ranks; may be staged
 
     @property
     def best(self) -> Plan:
@@ -249,7 +245,7 @@ class PlanAnswer:
 
 
 def not_run(scenario: Scenario, plan: Plan) -> str | None:
-    """Return why the bundled executor does not run a plan, in words; None where it does."""
+    """Return why the bundled executor does not run a plan, in words; None if it does."""
     if scenario.software.name != DEFAULT_SOFTWARE:
         return f"priced for {scenario.software.name}"
     why = unproven(scenario.model, scenario.workload, plan)
@@ -257,5 +253,5 @@ def not_run(scenario: Scenario, plan: Plan) -> str | None:
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """Return one JSON document; NaN and infinities are errors of ours, not output."""
+    """Return JSON text; NaN and infinities raise a ValueError."""
     return json.dumps(document, indent=2, allow_nan=False)

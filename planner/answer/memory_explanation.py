@@ -1,4 +1,4 @@
-"""``fit --explain``: one step's memory in the terminal, moment by moment."""
+"""Text of ``fit --explain``: the memory of one step, moment by moment."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ SHORT_MOMENT: Final = {
     "embedding": "the embedding's gradient",
     "optimizer": "optimizer step",
 }
-# the same on a stage without the head
+# on a stage without the head
 SHORT_WITHOUT_HEAD: Final = {
     "loss_forward": "forward pass ends",
     "loss_backward": "before the backward pass",
 }
-MOST_STAGES: Final = 16  # a line each; with more, those that differ from the one before
+MOST_STAGES: Final = 16  # with more stages, only those that differ from the previous one
 
 
 def moment_name(step: StepMemory, name: str) -> str:
-    """Return a few words for a moment of the fullest stage."""
+    """Return a short name of a moment of the limiting stage."""
     words = {} if "head" in step.limiting_stage.end_blocks else SHORT_WITHOUT_HEAD
     return words.get(name, SHORT_MOMENT[name])
 
 
 def memory_explanation_text(step: StepMemory, assessment: Assessment) -> str:
-    """Return the whole story, at most 100 columns wide."""
+    """Return the explanation, at most 100 columns wide."""
     lines = [*_timeline(step, assessment.budget.size), ""]
     lines += labelled("Peak", f"{moment_name(step, assessment.memory.moment)}: {step.peak_words}")
     lines += labelled("In flight", step.schedule)
@@ -90,7 +90,7 @@ def _terms(step: StepMemory) -> list[str]:
 
 
 def _layer(step: StepMemory) -> list[str]:
-    """What a layer saves, tensor by tensor."""
+    """Return the saved tensors of a layer."""
     if not any(term.part == "activations" for term in step.terms):
         return []
     saved = sum(each.size for each in step.layer)
@@ -125,7 +125,7 @@ def _stages_table(step: StepMemory) -> list[str]:
         holds = ("emb." if name == "embedding" else name for name in stage.end_blocks)
         lines.append(_row(" + ".join((held, *holds)), stage.parts))
     if len(lines) - 1 < len(step.stages):
-        lines.append("  stages that are not listed are as the one above them")
+        lines.append("  stages that are not listed equal the one above them")
     lines.append("  (layers × micro-batches whose activations the stage keeps)")
     return lines
 

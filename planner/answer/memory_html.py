@@ -1,4 +1,4 @@
-"""One step's memory as a page that stands alone: verdict, drawing, terms."""
+"""Memory of one step as a self-contained HTML page: verdict, drawing, terms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STYLE: Final = (
 
 
 def drawing_title(name: str, assessment: Assessment) -> str:
-    """Return what is drawn, and the verdict."""
+    """Return the title of the drawing: name and verdict."""
     return (
         f"{name}: {WORDS[assessment.verdict]}, peak {format_gib(assessment.memory.peak_bytes)} of "
         f"{format_bytes(assessment.budget.size)}"
@@ -31,7 +31,7 @@ def drawing_title(name: str, assessment: Assessment) -> str:
 
 
 def fragment(step: StepMemory, assessment: Assessment, title: str) -> str:
-    """Return the drawing with what it shows, for a page or a notebook."""
+    """Return the drawing with an explanation of the peak, for a page or a notebook."""
     when = moment_name(step, assessment.memory.moment)
     return (
         memory_svg(step, assessment, title)
@@ -41,7 +41,7 @@ def fragment(step: StepMemory, assessment: Assessment, title: str) -> str:
 
 
 def memory_html(step: StepMemory, assessment: Assessment, title: str, answer: str) -> str:
-    """Return the whole page; ``answer`` is what the terminal says."""
+    """Return the whole page; ``answer``: the text of the answer."""
     rows = "".join(
         f"<tr><td>{format_bytes(term.size)}</td><td>{escape(term.part)}: {escape(term.name)}</td>"
         f"<td>{escape(term.formula)}{' = ' if term.numbers else ''}{escape(term.numbers)}</td></tr>"

@@ -1,4 +1,4 @@
-"""One step's memory drawn as SVG: a stacked bar for each moment and each stage, and the budget."""
+"""Memory of one step as SVG: a stacked bar for each moment and stage, and the budget."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STYLE: Final = (
 
 
 def memory_svg(step: StepMemory, assessment: Assessment, title: str) -> str:
-    """Return one drawing that stands alone; bars, axis and budget share one scale from 0."""
+    """Return a self-contained drawing; bars, axis and budget share one scale from 0."""
     budget = assessment.budget.size
     stages = _drawn_stages(step)
     peaks = [moment.parts for moment in step.moments] + [stage.parts for stage in stages]
@@ -67,7 +67,7 @@ def memory_svg(step: StepMemory, assessment: Assessment, title: str) -> str:
 
 
 def _drawn_stages(step: StepMemory) -> list[StagePeak]:
-    """Return the stages to draw: all, or with too many every so many and the fullest."""
+    """Return the stages to draw: all, or an even selection with the limiting one."""
     if len(step.stages) == 1:
         return []
     every = -(-len(step.stages) // MOST_BARS)
@@ -87,7 +87,7 @@ def _heading(body: list[str], words: str, y: int) -> int:
 
 
 def _legend(body: list[str], shown: list[str], y: int) -> int:
-    """Draw colours with their names in one line; return the height that was used."""
+    """Draw colours with their names in one line; return its height."""
     x = LEFT
     for name in shown:
         body.append(
@@ -120,7 +120,7 @@ def _bar(
 
 
 def _axis(body: list[str], top: int, bottom: int, scale: float, budget: float) -> None:
-    """Draw round numbers below the bars, and the line that must not be crossed."""
+    """Draw the axis below the bars, and the line of the budget."""
     width = WIDTH - LEFT - RIGHT
     step, value = tick(scale), 0.0
     drawn = budget <= scale

@@ -1,4 +1,4 @@
-"""Answers as plain text, at most 100 columns wide: verdict, parts, what was assumed."""
+"""Text of the answers, at most 100 columns wide: verdict, parts, assumptions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import Counts
 
-MOST_REASONS: Final = 3  # rules named that made candidates illegal
+MOST_REASONS: Final = 3  # legality rules that are listed
 
 BAR: Final = 40
-MOST_RANKS: Final = 16  # ranks of an order
+MOST_RANKS: Final = 16  # ranks of an order that are listed
 CONFIDENCE_WORDS: Final = {
     "measured": "measured: rates were measured on this machine",
     "published": "published: runs of such a model on this accelerator were compared with",
@@ -62,7 +62,7 @@ GROUP_LABEL: Final = {
 
 
 def head(scenario: Scenario) -> list[str]:
-    """The question, said back."""
+    """Return the lines that repeat the request: model, workload, cluster."""
     model, workload = scenario.model, scenario.workload
     size = format_count(model.num_parameters)
     active = active_parameters(model)
@@ -84,7 +84,7 @@ def head(scenario: Scenario) -> list[str]:
 
 
 def bars(parts: Mapping[str, float], whole: float) -> list[str]:
-    """Memory parts as bars; the whole is the budget."""
+    """Return memory parts as bars; ``whole``: bytes of a full bar, the budget."""
     lines = []
     for name, value in parts.items():
         if value <= 0.0:
@@ -95,7 +95,7 @@ def bars(parts: Mapping[str, float], whole: float) -> list[str]:
 
 
 def time_line(time: TimePrediction) -> str:
-    """Step time with its interval and rates."""
+    """Return the step time with its interval and rates in one line."""
     words = (
         f"{format_seconds(time.step_seconds)} a step ({format_seconds(time.low_seconds)} to "
         f"{format_seconds(time.high_seconds)}), "
@@ -107,20 +107,20 @@ def time_line(time: TimePrediction) -> str:
 
 
 def rates_line(time: TimePrediction) -> str:
-    """All accelerators' tokens, what takes the step, and utilisations with their conventions."""
+    """Return tokens/s of all accelerators, shares of the step and HFU in one line."""
     words = f"{time.tokens_per_second:,.0f} tokens/s together; {shares(time)}"
     if time.mfu is not None and time.hfu is not None and time.hfu > time.mfu * (1.0 + 1e-9):
-        words += f"; HFU {100 * time.hfu:.1f} %: with what is computed twice"
+        words += f"; HFU {100 * time.hfu:.1f} %, with recomputation"
     return words
 
 
 def shares(time: TimePrediction) -> str:
-    """Parts of the step of at least 0.5 %, as shares."""
+    """Return the parts of the step of at least 0.5 %, as shares."""
     return ", ".join(_largest_shares(time.parts, time.step_seconds))
 
 
 def _largest_shares(parts: TimeParts, step: float, most: int | None = None) -> list[str]:
-    """Return the largest parts of a step in words, at most ``most``; those below 0.5 % left out."""
+    """Return the largest parts of a step in words, at most ``most``, without those below 0.5 %."""
     seconds = amounts(parts)
     largest = sorted(seconds, key=lambda name: -seconds[name])[:most]
     return [
@@ -131,7 +131,7 @@ def _largest_shares(parts: TimeParts, step: float, most: int | None = None) -> l
 
 
 def binds(assessment: Assessment) -> str:
-    """Return what takes the time and what takes the memory."""
+    """Return the largest parts of time and memory."""
     memory = assessment.memory
     where = f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
     return binding_parts(assessment.time, memory, where)
@@ -207,7 +207,7 @@ def fit_text(
     not_run: str | None,
     job: TrainingRun | None = None,
 ) -> str:
-    """The answer of ``fit``."""
+    """Return the answer of ``fit`` as text."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*head(scenario), "", verdict_line(assessment)]
     stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
@@ -284,7 +284,7 @@ COLUMNS: Final = (
     ("offload", "offload"),
     ("micro", "micro_batch_size"),
 )
-# shown only where a plan has another value
+# columns shown only if a plan has another value
 USUAL: Final[Mapping[str, object]] = {
     "dp_replicate": 1,
     "context_parallel": 1,
@@ -301,7 +301,7 @@ SHORT_SCHEDULE: Final = {
 
 
 def ranked_table(assessments: Sequence[Assessment]) -> list[str]:
-    """The plans, best first."""
+    """Return a table of the plans, best first."""
     columns = [
         (name, field)
         for name, field in COLUMNS
@@ -352,7 +352,7 @@ def plan_text(
     staged: StagedPlan | None = None,
     placed: PlacedPlan | None = None,
 ) -> str:
-    """The answer of ``plan``."""
+    """Return the answer of ``plan`` as text."""
     best = assessments[0]
     lines = [*head(scenario), ""]
     if best.verdict == "tight":
@@ -374,7 +374,7 @@ def plan_text(
 
 
 def tight_words(scenario: Scenario, plan: Plan) -> str:
-    """Say what a tight plan means, and where plans that fit may be found."""
+    """Return what a tight plan means, and which option may find plans that fit."""
     words = "no plan fits with its whole interval; these may run out of memory"
     if scenario.on_gpu and plan.offload == "none":
         words += " (--allow offload also looks at plans that keep parts in the host's memory)"
@@ -388,7 +388,7 @@ def _why_not(best: Assessment, other: Assessment) -> str:
         return f"{format_seconds(-slower)} faster, but needs {format_bytes(more)} more memory"
     if slower <= 1e-9 * best.time.step_seconds:
         if more <= 0.0:
-            return "as fast in as much memory, but splits more up"
+            return "as fast with the same memory, but splits more"
         return f"as fast, but needs {format_bytes(more)} more memory"
     before, after = amounts(best.time.parts), amounts(other.time.parts)
     lost = max(after, key=lambda name: after[name] - before[name])
@@ -400,7 +400,7 @@ def _why_not(best: Assessment, other: Assessment) -> str:
 
 
 def _stages(staged: StagedPlan, *, written: bool) -> str:
-    """What stages of their own gain, as options of ``fit``."""
+    """Return the gain of uneven stages, with their options of ``fit``."""
     options = [typed_layers(staged.layer_ranges)] if len(staged.layers) > 1 else []
     options += typed_by_stage(staged.by_stage)
     which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
@@ -413,7 +413,7 @@ def _stages(staged: StagedPlan, *, written: bool) -> str:
 
 
 def searched(counts: Counts) -> str:
-    """What became of the candidates, in one sentence."""
+    """Return the counts of a search in one sentence."""
     illegal = list(counts.illegal.items())
     shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
     excluded = sum(counts.excluded.values())
@@ -423,7 +423,7 @@ def searched(counts: Counts) -> str:
         f"{counts.tight:,} tight, {counts.fitting:,} fit"
     )
     if excluded:
-        words += f", {excluded:,} not what is required"
+        words += f", {excluded:,} excluded by requirements"
     if counts.part_recomputed:
         words += f"; {counts.part_recomputed:,} more recompute a part of their layers"
     if counts.simulated:
@@ -432,11 +432,11 @@ def searched(counts: Counts) -> str:
 
 
 def placed_words(placed: PlacedPlan) -> str:
-    """What an order gains and why, for the answer of ``plan``."""
+    """Return the gain of an order of ranks and its links, for the answer of ``plan``."""
     which = "the best plan" if placed.rank == 0 else describe_plan(placed.plan)
     shown = ", ".join(map(str, placed.order[:MOST_RANKS]))
     more = f", … ({len(placed.order):,} in all)" if len(placed.order) > MOST_RANKS else ""
-    proven = "no order is better" if placed.proven else "the best of the orders that were looked at"
+    proven = "no order is better" if placed.proven else "the best of the orders that were tried"
     return (
         f"{format_seconds(placed.step)} instead of {format_seconds(placed.usual_step)} a step "
         f"({100 * placed.gain:.1f} % less, simulated) with {which} and ranks 0, 1, 2, … on the "
@@ -446,7 +446,7 @@ def placed_words(placed: PlacedPlan) -> str:
 
 
 def _talk(place: AxisPlace) -> str:
-    """Say where the groups of an axis talk, and where they would in the usual order.
+    """Return the links of the groups of an axis, in this order and in the default order.
 
     >>> from planner.refinement.placement import AxisPlace
     >>> _talk(AxisPlace("tensor", 2, 1.25e9, "PCIe switch", 25e9, "UPI", 5e9))

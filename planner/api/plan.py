@@ -33,7 +33,7 @@ from planner.request.scenario import adapting, check_choice
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
 from planner.search.partial_recompute import PINNED
-from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
+from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
 from planner.survey.cases import (
     WorkloadRequest,
     read_at_most,
@@ -128,7 +128,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     if not result.plans:
         if places and constraints:  # in an order of its own a plan may be as required
             return _survey(scenarios, asked)
-        raise nothing_found([case], asked)
+        raise no_plan_error([case], asked)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     assessments = tuple(found.assessment for found in case.found[:top])
     pinned = any(name in fixed for name in PINNED)
@@ -150,7 +150,7 @@ def _survey(scenarios: Sequence[Any], asked: SurveyRequest) -> SurveyAnswer:
     cases = tuple(survey(scenarios, asked))
     best = ranked(cases, asked)
     if not best:
-        raise nothing_found(cases, asked)
+        raise no_plan_error(cases, asked)
     found = tuple(best)
     return SurveyAnswer(asked, cases, found, tuple(assumptions_of(cases, found, asked)))
 

@@ -1,10 +1,10 @@
-"""The answer of ``explain``: plan in words, what binds, what would change it, why not others."""
+"""Answer of ``explain``: the plan in words, largest terms, sensitivity, comparisons with others."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from cost_models.compute.rates import power_limit
@@ -16,28 +16,70 @@ from planner.answer.answers import header
 from planner.answer.text import TIME_WORDS, head, time_line
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.verdict import WORDS
-from planner.explanation.glossary import MEMORY_LESSONS, changes, lesson, signed_seconds
-from planner.explanation.machine_figures import say_value
+from planner.explanation.glossary import MEMORY_EXPLANATIONS, changes, explain_time, signed_seconds
+from planner.explanation.machine_figures import format_value
 from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 
-SMALL: Final = 0.005  # of a step or a peak: not told
+SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTerm:
+    """One part of the step time."""
+
+    part: str
+    seconds: float
+    share: float  # of the step
+    words: str  # explanation
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTerm:
+    """One part of the peak memory."""
+
+    part: str
+    size: float  # bytes
+    share: float  # of the peak
+
+
+@dataclass(frozen=True, slots=True)
+class BindingTerms:
+    """Parts of step time and peak memory, largest first, with stage and moment of the peak."""
+
+    time: tuple[TimeTerm, ...]
+    memory: tuple[MemoryTerm, ...]
+    stage: int
+    moment: str
+    margin_bytes: float  # of the budget
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "time": [asdict(term) for term in self.time],
+            "memory": [
+                {"part": term.part, "bytes": term.size, "share": term.share} for term in self.memory
+            ],
+            "stage": self.stage,
+            "moment": self.moment,
+            "margin_bytes": self.margin_bytes,
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """One plan explained; ``best``: what the search finds, None where nothing fits."""
+    """Explanation of one plan; ``best``: the best plan of the search, None if nothing fits."""
 
     scenario: Scenario
     plan: Plan
     layer_ranges: tuple[tuple[int, int], ...]
     assessment: Assessment
-    story: tuple[str, ...]
+    description: tuple[str, ...]  # sentences, from the outermost split to the innermost
     best: Plan | None
     best_assessment: Assessment | None
-    varied: Plan | None  # the best one in closed form, whose sensitivity is told
+    varied: Plan | None  # best plan in closed form, the subject of ``sensitivity``
     sensitivity: tuple[Sensitivity, ...]
     batches: tuple[BatchChoice, ...]
     why_not: tuple[WhyNot, ...]
@@ -50,45 +92,41 @@ class Explanation:
 
     @property
     def slower_than_best(self) -> float | None:
-        """Relative to the best plan's step; below zero: better than all that the search tries."""
+        """Relative slowdown to the best plan; negative: faster than all searched plans."""
         if self.best_assessment is None:
             return None
         return self.assessment.time.step_seconds / self.best_assessment.time.step_seconds - 1.0
 
     @property
     def is_best(self) -> bool:
-        """Whether no plan that the search tries is faster."""
+        """Whether no searched plan is faster."""
         slower = self.slower_than_best
         return slower is not None and slower <= SAME
 
-    def binds(self) -> dict[str, Any]:
-        """What takes the time and the memory, largest first, each with what it is."""
+    def binds(self) -> BindingTerms:
+        """Return the terms of time and memory, largest first."""
         time, memory = self.assessment.time, self.assessment.memory
         seconds, sizes = amounts(time.parts), amounts(memory.parts)
-        return {
-            "time": [
-                {
-                    "part": name,
-                    "seconds": seconds[name],
-                    "share": seconds[name] / time.step_seconds,
-                    "words": lesson(self.scenario, self.plan, name),
-                }
+        return BindingTerms(
+            time=tuple(
+                TimeTerm(
+                    name,
+                    seconds[name],
+                    seconds[name] / time.step_seconds,
+                    explain_time(self.scenario, self.plan, name),
+                )
                 for name in sorted(seconds, key=lambda part: -seconds[part])
                 if seconds[name] > 0.0
-            ],
-            "memory": [
-                {
-                    "part": name,
-                    "bytes": sizes[name],
-                    "share": sizes[name] / memory.peak_bytes,
-                }
+            ),
+            memory=tuple(
+                MemoryTerm(name, sizes[name], sizes[name] / memory.peak_bytes)
                 for name in sorted(sizes, key=lambda part: -sizes[part])
                 if sizes[name] > 0.0
-            ],
-            "stage": memory.limiting_stage,
-            "moment": memory.moment,
-            "margin_bytes": self.assessment.margin_bytes,
-        }
+            ),
+            stage=memory.limiting_stage,
+            moment=memory.moment,
+            margin_bytes=self.assessment.margin_bytes,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -109,8 +147,8 @@ class Explanation:
             "layer_ranges": [list(pair) for pair in self.layer_ranges],
             "memory": assessment["memory"],
             "time": assessment["time"],
-            "story": list(self.story),
-            "binds": self.binds(),
+            "story": list(self.description),
+            "binds": self.binds().to_dict(),
             "is_best": self.is_best,
             "best": best,
             "sensitivity": [found.to_dict() for found in self.sensitivity],
@@ -129,10 +167,10 @@ class Explanation:
 
 
 def explanation_text(found: Explanation) -> str:
-    """The answer of ``explain``."""
+    """Return the answer of ``explain`` as text."""
     lines = [*head(found.scenario), ""]
     lines += labelled("Plan", describe_plan(found.plan))
-    for number, sentence in enumerate(found.story):
+    for number, sentence in enumerate(found.description):
         lines += labelled("In words" if not number else "", sentence)
     lines += ["", *labelled("Step", time_line(found.assessment.time))]
     lines += _time(found)
@@ -147,11 +185,11 @@ def explanation_text(found: Explanation) -> str:
 
 def _time(found: Explanation) -> list[str]:
     lines = []
-    for term in found.binds()["time"]:
-        if term["share"] >= SMALL:
+    for term in found.binds().time:
+        if term.share >= SMALL:
             words = (
-                f"{100 * term['share']:.0f} %  {format_seconds(term['seconds'])}  "
-                f"{TIME_WORDS[term['part']]}: {term['words']}"
+                f"{100 * term.share:.0f} %  {format_seconds(term.seconds)}  "
+                f"{TIME_WORDS[term.part]}: {term.words}"
             )
             lines += indented(words)
     return lines
@@ -166,11 +204,11 @@ def _memory(found: Explanation) -> list[str]:
         f"{WORDS[found.verdict]}: {format_gib(memory.peak_bytes)} of "
         f"{format_bytes(found.assessment.budget.size)} at the peak ({where}), {word}",
     )
-    for term in found.binds()["memory"]:
-        if term["share"] >= SMALL:
+    for term in found.binds().memory:
+        if term.share >= SMALL:
             words = (
-                f"{100 * term['share']:.0f} %  {format_bytes(term['bytes'])}  {term['part']}: "
-                f"{MEMORY_LESSONS[term['part']]}"
+                f"{100 * term.share:.0f} %  {format_bytes(term.size)}  {term.part}: "
+                f"{MEMORY_EXPLANATIONS[term.part]}"
             )
             lines += indented(words)
     return lines
@@ -186,13 +224,13 @@ def _ways(found: Explanation) -> list[str]:
 
 def _best(found: Explanation) -> list[str]:
     if found.best is None or found.best_assessment is None:
-        return labelled("Best", "no plan of this space fits")
+        return labelled("Best", "no plan of the search space fits")
     slower = found.slower_than_best or 0.0
     step = format_seconds(found.best_assessment.time.step_seconds)
     if found.is_best:
         words = "no legal plan that fits is predicted faster"
         if slower < -SMALL:
-            words += f"; the best of those that the search tries takes {-100 * slower:.1f} % longer"
+            words += f"; the best plan of the search takes {-100 * slower:.1f} % longer"
         return labelled("Best", words)
     return labelled(
         "Best",
@@ -234,7 +272,7 @@ def _figure(one: Sensitivity, best: Plan, scenario: Scenario) -> str:
         else:
             parts.append(_change(one, change, word, best))
     if one.less is None and one.more is None:
-        words = "from half to four times of it nothing changes"
+        words = "nothing changes from half to four times this value"
     elif one.less is None:
         words = f"{parts[1]}; {parts[0]} nothing changes"
     elif one.more is None:
@@ -242,7 +280,7 @@ def _figure(one: Sensitivity, best: Plan, scenario: Scenario) -> str:
     else:
         words = f"{parts[0]}; {parts[1]}"
     shorter = "" if one.name == "memory" else _depends(one, scenario)
-    return f"{one.words}, now {say_value(one.value, one.unit)}{shorter}: {words}"
+    return f"{one.words}, now {format_value(one.value, one.unit)}{shorter}: {words}"
 
 
 def _depends(one: Sensitivity, scenario: Scenario) -> str:
@@ -254,36 +292,36 @@ def _depends(one: Sensitivity, scenario: Scenario) -> str:
 
 
 def _power(one: Sensitivity, scenario: Scenario) -> str:
-    """Why faster matrix products do not help: in a long run the power limit comes first."""
+    """Return why faster matrix products do not help: the power limit of long runs binds first."""
     chip, precision = scenario.cluster.accelerator, scenario.workload.precision
     limit = power_limit(chip, precision)
     if one.name != "flops" or limit is None or chip.power is None or limit > one.value:
         return ""
-    return f": in a long run {chip.power.value:,.0f} W allow {say_value(limit, one.unit)}"
+    return f": in a long run {chip.power.value:,.0f} W allow {format_value(limit, one.unit)}"
 
 
 def _change(one: Sensitivity, change: Crossover, word: str, best: Plan) -> str:
-    where = f"{word} {say_value(change.value, one.unit)} ({change.scale:.2f}x)"
+    where = f"{word} {format_value(change.value, one.unit)} ({change.scale:.2f}x)"
     at = f"{where}: {changes(best, change.plan)}"
     if change.keeping_costs == float("inf"):
         return f"{at} (it does not fit there)"
     if change.keeping_costs <= 0.0:
         return at
-    return f"{at} (at {change.end:g}x the old choice costs {100 * change.keeping_costs:.1f} %)"
+    return f"{at} (at {change.end:g}x the old choice is {100 * change.keeping_costs:.1f} % slower)"
 
 
 # --- why not ---
 
 
 def _why_not(reason: WhyNot) -> list[str]:
-    label, asked = "Why not", reason.asked
+    label, requested = "Why not", reason.requested
     if reason.kind == "illegal":
         return _illegal(label, reason)
     assert reason.plan is not None
     assert reason.assessment is not None
-    completed = f"{asked}? Best completed to {describe_plan(reason.plan)}"
+    completed = f"{requested}? Best completed to {describe_plan(reason.plan)}"
     if reason.kind == "same":
-        return labelled(label, f"{asked}? This plan is the best one with it.")
+        return labelled(label, f"{requested}? This plan is the best one with it.")
     if reason.kind in ("too_large", "tight"):
         return _too_large(label, reason)
     this = reason.terms
@@ -305,14 +343,14 @@ def _why_not(reason: WhyNot) -> list[str]:
 
 def _illegal(label: str, reason: WhyNot) -> list[str]:
     ways = f"{reason.candidates:,} ways to complete it" if reason.candidates > 1 else "the plan"
-    intro = f"{reason.asked}? It cannot exist: of {ways} none is legal"
+    intro = f"{reason.requested}? It cannot exist: of {ways} none is legal"
     if reason.every:
-        words: Sequence[str] = [f"every one breaks a rule: {said}" for _, said, _ in reason.rules]
+        words: Sequence[str] = [f"every one breaks a rule: {rule}" for _, rule, _ in reason.rules]
     else:
-        words = [f"{number:,} break this rule: {said}" for _, said, number in reason.rules]
+        words = [f"{number:,} break this rule: {rule}" for _, rule, number in reason.rules]
     lines = labelled(label, f"{intro}:")
-    for said in words:
-        lines += indented(said)
+    for sentence in words:
+        lines += indented(sentence)
     return lines
 
 
@@ -327,14 +365,14 @@ def _too_large(label: str, reason: WhyNot) -> list[str]:
     by = format_bytes(reason.over_bytes)
     if reason.kind == "tight":
         intro = (
-            f"{reason.asked}? It may run out of memory: the best that is left, "
-            f"{describe_plan(reason.plan)}, needs {sizes}; the upper end of what is likely is {by} "
-            "over"
+            f"{reason.requested}? It may run out of memory: the best completion, "
+            f"{describe_plan(reason.plan)}, needs {sizes}; the upper end of the interval is {by} "
+            "over the budget"
         )
     else:
         surely = "" if memory.peak_bytes > budget else " at the upper end"
         intro = (
-            f"{reason.asked}? Too large: of {reason.legal:,} legal ways to complete it the "
+            f"{reason.requested}? Too large: of {reason.legal:,} legal ways to complete it the "
             f"smallest, {describe_plan(reason.plan)}, needs {sizes}, {by} too much{surely}"
         )
     lines = labelled(label, f"{intro}:")

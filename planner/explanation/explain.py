@@ -1,4 +1,4 @@
-"""``explain``: what binds in a plan, why not another one, and what would change the choice."""
+"""``explain``: largest terms of a plan, comparisons with other plans, sensitivity."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from planner.advice.ways_out import ways_out
 from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
 from planner.explanation.answer import Explanation
-from planner.explanation.glossary import story
+from planner.explanation.glossary import describe
 from planner.explanation.sensitivity import (
     other_batches,
     priced_choices,
     sensitivities,
 )
-from planner.explanation.why_not import asked_parts
+from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
 from planner.search.search import search
 
-Asked = str | Mapping[str, Any]
+OtherPlan = str | Mapping[str, Any]
 
 
 def explain(
     plan: str | Path | PlanFile | PlanAnswer,
     *,
-    why_not: Asked | Sequence[Asked] = (),
+    why_not: OtherPlan | Sequence[OtherPlan] = (),
     sensitivity: bool = True,
 ) -> Explanation:
     """Explain a plan.json, or the best plan of an answer.
 
-    ``why_not``: other plans, each as parts of it (``"tp=16,pp=4"`` or a mapping); what is left open
-    is chosen as well as can be. ``sensitivity``: search again with every figure of the machine
-    scaled, and with other batches.
+    ``why_not``: other plans to compare with, each as some of its fields (``"tp=16,pp=4"`` or a
+    mapping), completed to the best plan. ``sensitivity``: search again with every figure of the
+    machine scaled, and with other batches.
     """
     file = _file(plan)
     scenario = scenario_of(file)
     require_legal(scenario, file.plan, plan if isinstance(plan, (str, Path)) else "")
     even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
     assessment = assess(scenario, file.plan, None if even else file.layer_ranges)
-    asked = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
-    for one in asked:
-        asked_parts(one)  # what is mistyped is said before anything is searched
+    others = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
+    for one in others:
+        parse_other_plan(one)  # report errors before the searches
     found = search(scenario, top=1)
     best = found.plans[0] if found.plans else None
     choices = priced_choices(scenario, best) if sensitivity and best is not None else None
@@ -57,13 +57,13 @@ def explain(
         plan=file.plan,
         layer_ranges=file.layer_ranges,
         assessment=assessment,
-        story=story(scenario, file.plan),
+        description=describe(scenario, file.plan),
         best=best,
         best_assessment=None if best is None else assess(scenario, best),
         varied=varied,
         sensitivity=() if choices is None else sensitivities(choices),
         batches=() if varied is None else other_batches(scenario, varied),
-        why_not=tuple(against(scenario, file.plan, assessment, one) for one in asked),
+        why_not=tuple(against(scenario, file.plan, assessment, one) for one in others),
         ways_out=(() if assessment.fits else ways_out(scenario, file.plan)),
     )
 

@@ -1,4 +1,4 @@
-"""A plan told to somebody who has not met these words: what each of its parts does and costs."""
+"""Plain explanations of the parts of a plan, of its step time and of its memory."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ RECOMPUTE: Final = {
     "backward pass, which costs up to a third more computation and saves most of the memory (full "
     "recomputation).",
 }
-# what each part of a step's time is, for somebody who reads it for the first time
-TIME_LESSONS: Final[Mapping[str, str]] = {
+# explanations of the parts of a step's time
+TIME_EXPLANATIONS: Final[Mapping[str, str]] = {
     "compute": "the model's own arithmetic; smaller pieces of a matrix keep the device less busy",
     "recompute": "layers that are computed a second time, to save memory",
     "host": "the device waits for the program that starts its operators",
     "tensor_communication": "tensor-parallel ranks add up their parts of every layer, twice a pass",
     "expert_communication": "tokens travel to the ranks that hold their experts, and back",
-    "context_communication": "ranks that share a sequence show each other keys and values",
-    "pipeline_communication": "a stage hands its results to the next one",
+    "context_communication": "ranks that share a sequence exchange keys and values",
+    "pipeline_communication": "a stage sends its results to the next one",
     "bubble": "stages wait while the pipeline fills and drains",
     "data_communication": "gradients are added up over the data-parallel ranks, and weights "
     "gathered",
     "optimizer": "the weights are updated",
 }
-MEMORY_LESSONS: Final[Mapping[str, str]] = {
+MEMORY_EXPLANATIONS: Final[Mapping[str, str]] = {
     "weights": "the parameters that a device holds",
     "gradients": "one number for each parameter that it trains",
-    "optimizer": "what the optimizer remembers, fp32 weights among it",
+    "optimizer": "the states of the optimizer, including fp32 weights",
     "activations": "results of the forward pass that the backward pass needs",
     "logits": "scores of every word of the vocabulary, at the loss",
-    "buffers": "room for messages, and gathered layers",
-    "runtime": "what the driver, the libraries and the allocator keep",
+    "buffers": "communication buffers and gathered layers",
+    "runtime": "memory of the driver, the libraries and the allocator",
 }
 
 
-def story(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
+def describe(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
     """Return a plan in sentences, from the outermost split to the innermost."""
-    return tuple(_story(scenario, plan))
+    return tuple(_sentences(scenario, plan))
 
 
-def _story(scenario: Scenario, plan: Plan) -> Iterator[str]:
+def _sentences(scenario: Scenario, plan: Plan) -> Iterator[str]:
     batch = scenario.workload.global_batch_size
     yield from _data(plan, batch)
     if plan.pipeline_parallel > 1:
@@ -71,19 +71,21 @@ def _story(scenario: Scenario, plan: Plan) -> Iterator[str]:
     if plan.tensor_parallel > 1:
         yield from _tensor(scenario, plan)
     if plan.context_parallel > 1:
+        ranks, tokens = plan.context_parallel, scenario.workload.seq_len
         yield (
-            f"Context parallelism {plan.context_parallel}: so many ranks share each sequence of "
-            f"{scenario.workload.seq_len:,} tokens, {place(scenario.cluster, plan, 'context')}."
+            f"Context parallelism {ranks}: {ranks} ranks share each sequence of {tokens:,} tokens, "
+            f"{place(scenario.cluster, plan, 'context')}."
         )
     if plan.expert_parallel > 1:
+        ranks = plan.expert_parallel
         yield (
-            f"Expert parallelism {plan.expert_parallel}: so many ranks share out the experts of a "
-            "layer; tokens travel to the experts that they chose, and back, "
+            f"Expert parallelism {ranks}: the experts of a layer are distributed over "
+            f"{ranks} ranks; tokens travel to their experts and back, "
             f"{place(scenario.cluster, plan, 'expert')}."
         )
     yield RECOMPUTE[plan.recompute] + _some_layers(scenario, plan)
     if plan.offload != "none":
-        yield f"In the host's memory, or on its drives, instead of the device's: {plan.offload}."
+        yield f"Offloaded to the memory or the drives of the host: {plan.offload}."
 
 
 def _sequences(count: int) -> str:
@@ -93,12 +95,13 @@ def _sequences(count: int) -> str:
 def _data(plan: Plan, batch: int) -> Iterator[str]:
     size, count = plan.micro_batch_size, plan.num_microbatches
     each = f"{count:,} micro-batch{'es' if count > 1 else ''} of {size:,}"
+    groups = plan.data_parallel
     if plan.data_parallel == 1:
-        yield f"The {_sequences(batch)} of a step are worked off in {each}."
+        yield f"The {_sequences(batch)} of a step are processed in {each}."
         return
     yield (
-        f"Data parallelism {plan.data_parallel}: so many groups train on different parts of the "
-        f"batch, {_sequences(batch // plan.data_parallel)} each, in {each}; {ZERO[plan.zero_stage]}"
+        f"Data parallelism {groups}: {groups} groups train on different parts of the batch, "
+        f"{_sequences(batch // groups)} each, in {each}; {ZERO[plan.zero_stage]}"
         + (
             f", inside {plan.dp_replicate} copies of {plan.dp_shard} ranks each"
             if plan.dp_replicate > 1
@@ -112,21 +115,22 @@ def _pipeline(scenario: Scenario, plan: Plan) -> Iterator[str]:
     layers = scenario.model.num_layers
     stages = f"{plan.pipeline_parallel} stages"
     if plan.virtual_stages > 1:
-        stages += f", each of {plan.virtual_stages} pieces that lie apart in the model"
+        stages += f", each of {plan.virtual_stages} separate pieces of the model"
     split = "; weight gradients wait for idle moments" if plan.pipeline_schedule in SPLIT else ""
     yield (
         f"Pipeline parallelism {plan.pipeline_parallel}: the {layers} layers are cut into "
         f"{stages}, and micro-batches flow through them ({plan.pipeline_schedule}{split}); stages "
-        f"talk little, {place(scenario.cluster, plan, 'pipeline')}, but wait while the pipeline "
-        "fills and drains."
+        f"exchange little data, {place(scenario.cluster, plan, 'pipeline')}, but wait while the "
+        "pipeline fills and drains."
     )
 
 
 def _tensor(scenario: Scenario, plan: Plan) -> Iterator[str]:
     also = "; norms and dropout are split along the sequence" if plan.sequence_parallel else ""
+    ranks = plan.tensor_parallel
     yield (
-        f"Tensor parallelism {plan.tensor_parallel}: every matrix is cut over so many ranks, which "
-        "exchange results several times a layer and wait for it, "
+        f"Tensor parallelism {ranks}: every matrix is split over {ranks} ranks, which exchange "
+        "results several times a layer and wait for them, "
         f"{place(scenario.cluster, plan, 'tensor')}{also}."
     )
 
@@ -136,13 +140,13 @@ def _some_layers(scenario: Scenario, plan: Plan) -> str:
     if plan.recompute == "none" or not (plan.recompute_layers or by_stage):
         return ""
     if by_stage is not None:
-        return f" Of each stage's layers, the first {', '.join(map(str, by_stage))} alone."
-    of = f" {plan.recompute_every} of a stage" if plan.recompute_every else " stage's"
-    return f" That holds for the first {plan.recompute_layers} of every{of} layers alone."
+        return f" Only the first {', '.join(map(str, by_stage))} layers of the stages."
+    of = f"{plan.recompute_every} layers of a stage" if plan.recompute_every else "stage's layers"
+    return f" This applies only to the first {plan.recompute_layers} of every {of}."
 
 
 def layout(plan: Plan, axis: str) -> tuple[int, int]:
-    """Return how many ranks a group of an axis has, and how far apart they lie.
+    """Return size and stride of the groups of an axis.
 
     >>> layout(Plan(data_parallel=4, tensor_parallel=8, zero_stage=1), "data")
     (4, 8)
@@ -160,7 +164,7 @@ def layout(plan: Plan, axis: str) -> tuple[int, int]:
 
 
 def place(cluster: Cluster, plan: Plan, axis: str) -> str:
-    """Say over which links a group of ranks talks, and how fast.
+    """Return the links over which the groups of an axis communicate, with their bandwidth.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> place(parse_cluster("2xDGX-A100-80GB"), Plan(tensor_parallel=16), "tensor")
@@ -194,9 +198,9 @@ AXES_OF_TIME: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def lesson(scenario: Scenario, plan: Plan, part: str) -> str:
-    """Say what a part of the time is and, where ranks talk, how many of them over which links."""
-    words = TIME_LESSONS[part]
+def explain_time(scenario: Scenario, plan: Plan, part: str) -> str:
+    """Return the explanation of a part of the time; with ranks and links of communication."""
+    words = TIME_EXPLANATIONS[part]
     talks = [
         f"{size} ranks, {place(scenario.cluster, plan, axis)}"
         for axis in AXES_OF_TIME.get(part, ())
@@ -217,29 +221,29 @@ CHANGED_NAMES: Final = {
     "context_parallel": "cp",
     "expert_parallel": "ep",
 }
-FOLLOWS: Final = ("num_microbatches",)  # from the others
+DERIVED: Final = ("num_microbatches",)  # from other fields
 
 
 def changes(before: Plan, after: Plan) -> str:
-    """Return what differs between two plans in few words.
+    """Return the differences between two plans in short form.
 
     >>> changes(Plan(tensor_parallel=2), Plan(tensor_parallel=4, recompute="full"))
     'tp 2 -> 4, recompute none -> full'
     """
     old, new = before.to_dict(), after.to_dict()
     return ", ".join(
-        f"{CHANGED_NAMES.get(name, name)} {_said(old[name])} -> {_said(new[name])}"
+        f"{CHANGED_NAMES.get(name, name)} {_value_words(old[name])} -> {_value_words(new[name])}"
         for name in old
-        if old[name] != new[name] and name not in FOLLOWS
+        if old[name] != new[name] and name not in DERIVED
     )
 
 
 def same_layout(first: Plan, second: Plan) -> bool:
-    """Return whether two plans differ in nothing but what follows from the batch."""
+    """Return whether two plans differ at most in fields that follow from the batch."""
     return not changes(first, second)
 
 
-def _said(value: Any) -> str:
+def _value_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)

@@ -1,4 +1,4 @@
-"""The figures of a cluster that decide about plans, each with how to scale it."""
+"""Figures of a cluster that decide between plans: memory, rates and links, each scalable."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, slots=True)
 class ScaledFigure:
-    """One figure: what it is, its value in SI units, and the cluster with it scaled."""
+    """One figure of a cluster in SI units, and a function that scales it."""
 
     name: str
     words: str
     unit: str  # bytes, bytes/s or FLOP/s
     value: float
-    scaled: Callable[[float], Cluster]
+    scaled: Callable[[float], Cluster]  # factor -> cluster
 
 
 def figures(scenario: Scenario) -> tuple[ScaledFigure, ...]:
@@ -131,10 +131,10 @@ def _with_chip(cluster: Cluster, chip: Accelerator) -> Cluster:
     return replace(cluster, accelerator=chip)
 
 
-def say_value(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """Return a figure's value with its usual unit.
 
-    >>> say_value(3.35e12, "bytes/s")
+    >>> format_value(3.35e12, "bytes/s")
     '3,350 GB/s'
     """
     if unit == "bytes":

@@ -1,11 +1,10 @@
-"""What would change the choice: the best plan again, with one figure of the machine scaled.
+"""Sensitivity of the best plan to the figures of the machine and to the batch.
 
-A figure is scaled from LOWEST to HIGHEST. What fits does not depend on rates, and what a plan takes
-does not depend on the memory there is, so that every legal plan is priced once; under a scaled rate
-only plans that can win are priced again: what a plan takes at least (``step_times``) does not grow
-with a rate, so that one that takes longer at a faster scale than the present choice at this one
-cannot win here. On a grid of scales the first change is found, and bisection narrows it down to
-CLOSE.
+Each figure is scaled from LOWEST to HIGHEST. Whether a plan fits does not depend on rates, and its
+step does not depend on the memory size, so every legal plan is priced once. Under a scaled rate
+only plans that can win are priced again: the lower bound of a step (``step_times``) does not grow
+with a rate, so a plan that is slower at a faster scale than the chosen plan at this scale cannot
+win here. The first change on a grid of scales is refined by bisection to CLOSE.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from planner.search.search import search
 from planner.search.space import enumerate_plans
 
 LOWEST, HIGHEST = 0.5, 4.0
-GRID: Final = 6  # scales on the way to either end
-CLOSE: Final = 0.01  # to this share a change is narrowed down
-MORE: Final = 1.1  # of a figure, for how much the step depends on it
-FASTER: Final = 1e-9  # relative: less is rounding
+GRID: Final = 6  # scales from 1 to either end
+CLOSE: Final = 0.01  # relative width of the interval that contains a change
+MORE: Final = 1.1  # scale for the dependence of the step on a figure
+FASTER: Final = 1e-9  # relative; smaller differences are rounding errors
 BATCHES: Final = (0.5, 2.0, 4.0)
 CHUNK: Final = 65_536
 MOST_NUMBERED: Final = 100_000  # plans with numbers of recomputed layers
@@ -46,14 +45,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where another plan becomes the best one."""
+    """Scale of a figure at which another plan becomes the best one."""
 
-    scale: float  # nearest to 1 at which the choice is another one
+    scale: float  # nearest to 1 with another best plan
     value: float
     plan: Plan
-    end: float  # the last scale that was looked at
-    at_end: Plan  # the best one there
-    keeping_costs: float  # there: how much longer the present choice takes; inf: it does not fit
+    end: float  # last scale of the search
+    at_end: Plan  # best plan there
+    keeping_costs: float  # relative slowdown of the chosen plan there; inf: it does not fit
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -69,7 +68,7 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What one figure does to the choice, and to the step of the chosen plan."""
+    """Effect of one figure on the best plan, and on the step of the chosen plan."""
 
     name: str
     words: str
@@ -77,7 +76,7 @@ class Sensitivity:
     value: float
     less: Crossover | None  # None: nothing changes down to LOWEST
     more: Crossover | None  # None: nothing changes up to HIGHEST
-    step_change: float  # of the chosen plan, relative, with MORE of the figure
+    step_change: float  # relative change of the chosen plan's step with MORE of the figure
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -95,7 +94,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """The best plan with another global batch; None: nothing fits."""
+    """Best plan with another global batch; None if nothing fits."""
 
     global_batch_size: int
     plan: Plan | None
@@ -109,15 +108,15 @@ class BatchChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Every legal plan of a scenario, priced; ``chosen``: the row of the present choice."""
+    """All legal plans of a scenario, priced; ``chosen``: row of the chosen plan."""
 
     scenario: Scenario
     table: PlanTable
     chosen: int
     step: Floats
-    least: Floats  # of a step, on faster machines too
-    needed: Floats  # memory, of the budget: fits up to 1
-    on_host: NDArray[np.bool_] = field(repr=False)  # a node's host holds its part
+    least: Floats  # lower bound of a step in seconds, also on faster machines
+    needed: Floats  # upper end of the peak as a share of the budget; fits up to 1
+    on_host: NDArray[np.bool_] = field(repr=False)  # fits into the host memory of a node
 
     @property
     def fits(self) -> NDArray[np.bool_]:
@@ -133,9 +132,9 @@ def priced_choices(
     *,
     offloads: Sequence[str] = ("none",),
 ) -> Choices:
-    """Enumerate and price as ``search`` does; the chosen plan is a row of its own, the first.
+    """Enumerate and price plans as ``search`` does; the chosen plan is the first row.
 
-    Where another one is the best in closed form, that one is the choice.
+    If another plan is the best in closed form, that plan is the chosen one.
     """
     cluster = scenario.cluster
     table = enumerate_plans(
@@ -163,7 +162,7 @@ def priced_choices(
     splits = np.flatnonzero(found.fits & np.isin(joined.pipeline_schedule, SPLIT_CODES))
     if len(splits):
         found.least[splits] = _in_chunks(scenario, joined.rows(splits))[1]
-    # the search simulates its finalists: in closed form another one may be the best by a little
+    # the search simulates its finalists: in closed form another plan may be slightly faster
     fitting = np.flatnonzero(found.fits)
     if not len(fitting) or not found.fits[0]:
         return found
@@ -172,7 +171,7 @@ def priced_choices(
 
 
 def _numbered(scenario: Scenario, table: PlanTable, chosen: Plan) -> PlanTable:
-    """Return plans that recompute 1, 2, … of their layers; of very many the chosen one alone."""
+    """Return plans that recompute 1, 2, … layers; above MOST_NUMBERED of the chosen plan only."""
     whole = table.rows(table.recompute == FULL)
     smallest, largest = stage_sizes(scenario, whole)
     if int(np.sum(smallest)) > MOST_NUMBERED:
@@ -193,7 +192,7 @@ def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
 
 
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
-    """Return what every figure of the cluster does to the choice."""
+    """Return the sensitivity to every figure of the cluster."""
     return tuple(_sensitivity(choices, figure) for figure in figures(choices.scenario))
 
 
@@ -220,7 +219,7 @@ def _change(
     end: tuple[float, int],
     keeping: float,
 ) -> Crossover:
-    """Return what changes; ``begin``, ``end``: a scale, and the row of the plan that is best."""
+    """Return a change; ``begin``, ``end``: a scale, and the row of the best plan there."""
     plans = choices.table
     scale, first = begin
     last_scale, last = end
@@ -229,7 +228,7 @@ def _change(
     )
 
 
-# --- memory: nothing has to be priced again ---
+# --- memory: no plan is priced again ---
 
 
 def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Crossover | None:
@@ -238,7 +237,7 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Crosso
         edge = float(needed[chosen])
         if edge <= end:
             return None
-        # just below it the chosen plan does not fit any more
+        # just below this scale the chosen plan no longer fits
         rows = np.flatnonzero(choices.on_host & (needed < edge))
         if not len(rows):
             return None
@@ -257,7 +256,7 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Crosso
     return _change(choices, figure, (scale, first), (end, last), keeping)
 
 
-# --- rates: those that can win are priced again ---
+# --- rates: plans that can win are priced again ---
 
 
 def _steps(
@@ -276,10 +275,10 @@ def _in_chunks(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
 
 
 class _Race:
-    """Who is the fastest under a scaled rate, among plans that fit.
+    """Fastest plan that fits under a scaled rate.
 
-    ``bounds``: what plans take at least at all scales that will still be asked for; one whose bound
-    is above the chosen plan's step need not be priced.
+    ``bounds``: lower bounds of the steps at all remaining scales; a plan whose bound exceeds the
+    step of the chosen plan need not be priced.
     """
 
     def __init__(self, choices: Choices, figure: ScaledFigure, fastest: float) -> None:
@@ -294,9 +293,9 @@ class _Race:
         return _steps(self.choices, self.figure, scale, self.choices.table.rows(rows))
 
     def winner(self, scale: float, *, keep: bool = False) -> tuple[int, float]:
-        """Return the row of the best plan, and how much longer the chosen one takes.
+        """Return the row of the best plan, and the relative slowdown of the chosen one.
 
-        ``keep``: every scale to come is slower, so that what is found now bounds the steps there.
+        ``keep``: all later scales are slower, so the bounds found now hold there, too.
         """
         chosen = self.choices.chosen
         mine = float(self._steps(scale, np.array([chosen]))[0][0])
@@ -333,7 +332,7 @@ def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Crossove
     return _change(choices, figure, (scale, first), (end, last), keeping)
 
 
-# --- the batch: another question ---
+# --- the batch: a new search ---
 
 
 def other_batches(

@@ -1,4 +1,4 @@
-"""Why not another plan: what was typed is completed to the best plan with it, and compared."""
+"""Comparison with another plan: given fields are completed to the best plan that has them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import Assessment, amounts, assess
-from planner.explanation.glossary import MEMORY_LESSONS, lesson
+from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.recompute import without_list
 from planner.search.search import SearchResult, search
 from planner.search.space import enumerate_plans
 
 Kind = Literal["illegal", "too_large", "tight", "slower", "faster", "same"]
-LEAST: Final = 0.02  # of the difference: smaller terms are not told
+LEAST: Final = 0.02  # share of the largest difference; smaller terms are left out
 MOST_RULES: Final = 3
 SAME: Final = 1e-9  # relative
 OPTION: Final = "--why-not"
@@ -28,7 +28,7 @@ OPTION: Final = "--why-not"
 
 @dataclass(frozen=True, slots=True)
 class TermDifference:
-    """One term of the time or the memory, of the other plan and of this one."""
+    """One term of time (seconds) or memory (bytes) of the other plan and of this one."""
 
     part: str
     other: float
@@ -37,7 +37,7 @@ class TermDifference:
 
     @property
     def difference(self) -> float:
-        """What the other plan takes more."""
+        """Additional time or memory of the other plan."""
         return self.other - self.this
 
     def to_dict(self, unit: str) -> dict[str, Any]:
@@ -53,18 +53,20 @@ class TermDifference:
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """What was asked for, what it was completed to, and what speaks against it."""
+    """Another plan, completed from the requested fields, and the reasons against it."""
 
-    asked: str
+    requested: str  # as typed
     kind: Kind
-    plan: Plan | None  # None: nothing is legal
+    plan: Plan | None  # None: no legal completion
     assessment: Assessment | None
-    rules: tuple[tuple[str, str, int], ...] = ()  # code, words and candidates that break it
-    every: bool = False  # one rule is broken by all of them
+    rules: tuple[
+        tuple[str, str, int], ...
+    ] = ()  # code, words and number of candidates that break it
+    every: bool = False  # whether all candidates break the rules
     candidates: int = 0
     legal: int = 0
-    over_bytes: float = 0.0  # of the budget, with the upper end of the interval
-    terms: tuple[TermDifference, ...] = ()  # of the time, or of the memory where it is too large
+    over_bytes: float = 0.0  # above the budget; of the upper end of the interval if tight
+    terms: tuple[TermDifference, ...] = ()  # of the time; of the memory if too large or tight
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -72,7 +74,7 @@ class WhyNot:
         memory = None if self.assessment is None else self.assessment.memory
         time = None if self.assessment is None else self.assessment.time
         return {
-            "asked": self.asked,
+            "asked": self.requested,
             "reason": self.kind,
             "plan": None if self.plan is None else self.plan.to_dict(),
             "rules": [
@@ -88,22 +90,30 @@ class WhyNot:
         }
 
 
-def asked_parts(asked: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Read the parts of the plan that somebody has in mind."""
-    if not asked:
+def parse_other_plan(requested: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Read the given fields of another plan."""
+    if not requested:
         raise InputError(f"{OPTION}: is empty (must be parts of a plan, such as tp=16,pp=4)")
-    fixed = parse_fixed(asked, OPTION) if isinstance(asked, str) else check_fixed(asked, "why_not")
+    fixed = (
+        parse_fixed(requested, OPTION)
+        if isinstance(requested, str)
+        else check_fixed(requested, "why_not")
+    )
     if without_list(fixed)[1] is not None:
         raise InputError(f"{OPTION}: recompute_layers takes one number, for every stage")
     return fixed
 
 
 def why_not(
-    scenario: Scenario, plan: Plan, assessment: Assessment, asked: str | Mapping[str, Any]
+    scenario: Scenario, plan: Plan, assessment: Assessment, requested: str | Mapping[str, Any]
 ) -> WhyNot:
-    """Complete what was asked for as well as can be, and say what speaks against it."""
-    text = asked if isinstance(asked, str) else ",".join(f"{k}={v}" for k, v in asked.items())
-    fixed = asked_parts(asked)
+    """Complete the requested fields to the best plan, and compare it with this one."""
+    text = (
+        requested
+        if isinstance(requested, str)
+        else ",".join(f"{k}={v}" for k, v in requested.items())
+    )
+    fixed = parse_other_plan(requested)
     result = search(scenario, fixed, top=1)
     if result.plans:
         return _against(scenario, text, plan, assessment, result.plans[0], result)
@@ -113,7 +123,7 @@ def why_not(
 
 
 def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
-    """Name the rule that all candidates break; else those that the most of them break first."""
+    """Return the rules that all candidates break; else those that break most candidates first."""
     table = enumerate_plans(
         scenario.model,
         scenario.workload,
@@ -148,7 +158,7 @@ def _too_large(
     smallest: Plan,
     result: SearchResult,
 ) -> WhyNot:
-    """Compare the memory of the smallest plan, on its fullest stage, with this plan's."""
+    """Compare the memory of the smallest plan, on its limiting stage, with this plan's."""
     other = assess(scenario, smallest)
     return WhyNot(
         text,
@@ -163,7 +173,7 @@ def _too_large(
 
 
 def _over(assessment: Assessment) -> float:
-    """Bytes above the budget: of the likely peak, or of its upper end where it is just tight."""
+    """Return bytes above the budget: of the peak, or of its upper end if the peak is below."""
     memory, budget = assessment.memory, assessment.budget.size
     return (memory.peak_bytes if memory.peak_bytes > budget else memory.high_bytes) - budget
 
@@ -172,7 +182,7 @@ def _memory_terms(other: Assessment, this: Assessment) -> tuple[TermDifference, 
     theirs, ours = amounts(other.memory.parts), amounts(this.memory.parts)
     terms = [
         TermDifference(name, theirs[name], ours[name], words)
-        for name, words in MEMORY_LESSONS.items()
+        for name, words in MEMORY_EXPLANATIONS.items()
         if name in ours
     ]
     return tuple(sorted(terms, key=lambda term: -term.other))
@@ -186,7 +196,7 @@ def _against(
     best: Plan,
     result: SearchResult,
 ) -> WhyNot:
-    """Compare the best plan with what was asked for to this one."""
+    """Compare the best plan with the requested fields with this plan."""
     other = assess(scenario, best)
     slower = other.time.step_seconds - assessment.time.step_seconds
     tight = other.verdict == "tight" and assessment.verdict == "fits"
@@ -213,12 +223,12 @@ def _against(
 def time_terms(
     scenario: Scenario, plan: Plan, other: Assessment, this: Assessment
 ) -> tuple[TermDifference, ...]:
-    """Return the terms of the time that differ, what the other plan loses first."""
+    """Return the terms of the time that differ; the largest loss of the other plan first."""
     theirs, ours = amounts(other.time.parts), amounts(this.time.parts)
     parts = [
-        TermDifference(name, theirs[name], ours[name], lesson(scenario, plan, name))
+        TermDifference(name, theirs[name], ours[name], explain_time(scenario, plan, name))
         for name in ours
     ]
     most = max(abs(term.difference) for term in parts)
-    told = [term for term in parts if abs(term.difference) > LEAST * most]
-    return tuple(sorted(told, key=lambda term: -term.difference))
+    shown = [term for term in parts if abs(term.difference) > LEAST * most]
+    return tuple(sorted(shown, key=lambda term: -term.difference))

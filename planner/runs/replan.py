@@ -1,6 +1,6 @@
-"""Plan again for what is left of a cluster, with the same model, precision, optimizer and batch.
+"""New plan for the remaining accelerators of a cluster, with the same model and training.
 
-The executor asks this (as a subprocess) when a node does not come back.
+The executor runs this as a subprocess when a node does not come back.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from planner.search.search import search
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """The best plan for the accelerators that are left."""
+    """The previous plan and the best plan for the remaining accelerators."""
 
     before: PlanFile
     file: PlanFile
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not as it was."""
+        """Differences that affect the training."""
         old, new = (f.workload.global_batch_size for f in (self.before, self.file))
         if old == new:
             return ()
@@ -43,9 +43,9 @@ class Replanned:
 
 
 def replan(path: Path, accelerators: int) -> Replanned:
-    """Search again with so many accelerators of the cluster of a plan.json.
+    """Search for the best plan on ``accelerators`` of the cluster of a plan.json.
 
-    The global batch is kept if any plan that fits allows it, else the nearest one is taken.
+    The global batch is kept if a plan with it fits; else the nearest divisible one is used.
     """
     before = read_plan_file(path)
     ranks = before.plan.world_size
@@ -54,7 +54,7 @@ def replan(path: Path, accelerators: int) -> Replanned:
     scenario = replace(
         scenario_of(before),
         cluster=part_of(before.cluster, accelerators),
-        stage_recompute_layers=None,  # the stages will be others
+        stage_recompute_layers=None,  # invalid for other stages
     )
     for batch in _batches(before.workload.global_batch_size, accelerators):
         found = replace(scenario, workload=replace(scenario.workload, global_batch_size=batch))
@@ -65,7 +65,7 @@ def replan(path: Path, accelerators: int) -> Replanned:
 
 
 def _batches(wanted: int, accelerators: int) -> Iterator[int]:
-    """Yield the batch that is wanted, then the nearest one of which every rank gets a share."""
+    """Yield the wanted batch, then the nearest one that the accelerators divide."""
     yield wanted
     nearest = max(1, round(wanted / accelerators)) * accelerators
     if nearest != wanted:

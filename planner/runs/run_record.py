@@ -1,4 +1,4 @@
-"""A run.json, read and checked: the plan that ran, and what was measured."""
+"""Reading of run.json: the plan of a run and its measurements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _File(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What one run measured; None: it ended before that was known."""
+    """Measurements of one run; None: the run ended before the measurement."""
 
     folder: Path
     status: str
@@ -57,13 +57,13 @@ class RunRecord:
     plan_file: PlanFile
     step_seconds: float | None
     phase_seconds: Mapping[str, float]
-    exposed_seconds: float | None  # in which a step waited for communication alone
+    exposed_seconds: float | None  # of a step, exposed communication
     timed_steps: int
     ranks: tuple[Mapping[str, Any], ...]  # memory and communication of each rank in one step
 
     @property
     def busiest(self) -> Mapping[int, Mapping[str, Any]]:
-        """The rank with the highest peak on every pipeline rank."""
+        """The rank with the highest peak memory, by pipeline rank."""
         best: dict[int, Mapping[str, Any]] = {}
         for rank in self.ranks:
             stage = int(rank["stage"])

@@ -1,1 +1,1 @@
-"""Comparison of several clusters or precisions, and inverse questions."""
+"""Comparison of several clusters or precisions, and inverse queries."""

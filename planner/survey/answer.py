@@ -1,4 +1,4 @@
-"""The answer to a question with several cases, a price or a whole job in it."""
+"""Answer of ``plan`` for several clusters or precisions, with prices or a training run."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from planner.survey.compare_cases import (
     is_placed,
     job_limits,
 )
-from planner.survey.text import survey_text, why_nothing
+from planner.survey.text import reason_without_plan, survey_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOT_PLACED: Final = (
-    "ranks stand in the order of the accelerators: no order changes what a plan needs, and on "
-    "fronts none is looked for"
+    "ranks are in the order of the accelerators: the order does not change the memory of a plan, "
+    "and it is not optimised on fronts"
 )
-MOST_ASKED: Final = 3  # clusters of which it is asked what would make a plan exist
+MOST_REFUSALS: Final = 3  # clusters for which changes that would give a plan are searched
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SurveyAnswer:
-    """What is the best plan of several cases: the ranked plans, and every case's best."""
+    """Ranked plans of several cases, and the best plan of every case."""
 
-    asked: SurveyRequest
+    request: SurveyRequest
     cases: tuple[SurveyCase, ...]
     ranked: tuple[RankedPlan, ...]
     assumptions: tuple[str, ...]
@@ -60,8 +60,8 @@ class SurveyAnswer:
 
     @property
     def fixed(self) -> Mapping[str, Any]:
-        """What was pinned."""
-        return self.asked.fixed
+        """Pinned fields of plans."""
+        return self.request.fixed
 
     @property
     def assessments(self) -> tuple[Assessment, ...]:
@@ -107,12 +107,12 @@ class SurveyAnswer:
         """Return the JSON document."""
         return {
             **header(self.scenario),
-            "objective": self.asked.objective,
-            "pareto": None if self.asked.pareto is None else list(self.asked.pareto),
+            "objective": self.request.objective,
+            "pareto": None if self.request.pareto is None else list(self.request.pareto),
             "plans": [dict(document) for document in self.documents],
             "cases": [case_document(case) for case in self.cases],
-            "fixed": dict(self.asked.fixed),
-            "require": [constraint.text for constraint in self.asked.require],
+            "fixed": dict(self.request.fixed),
+            "require": [constraint.text for constraint in self.request.require],
             "search": search_document(total_counts(self.cases)),
             "not_run": not_run(self.scenario, self.best),
             "assumptions": list(self.assumptions),
@@ -121,7 +121,7 @@ class SurveyAnswer:
 
     def __str__(self) -> str:
         return survey_text(
-            self.asked,
+            self.request,
             self.cases,
             self.ranked,
             counts=total_counts(self.cases),
@@ -135,7 +135,7 @@ class SurveyAnswer:
 
 
 def case_document(case: SurveyCase) -> dict[str, Any]:
-    """Return what is said about one case."""
+    """Return the JSON document of one case."""
     scenario, result = case.scenario, case.result
     best = case.found[0].to_dict() if case.found else None
     return {
@@ -149,7 +149,7 @@ def case_document(case: SurveyCase) -> dict[str, Any]:
 
 
 def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
-    """Return what all searches saw together."""
+    """Return the sums of the counts of all searches."""
     every = [case.result.counts for case in cases if case.result is not None]
     return Counts(
         enumerated=sum(c.enumerated for c in every),
@@ -174,10 +174,10 @@ def _summed(counts: list[Mapping[str, int]]) -> dict[str, int]:
 
 
 def assumptions_of(
-    cases: tuple[SurveyCase, ...], ranked: tuple[RankedPlan, ...], asked: SurveyRequest
+    cases: tuple[SurveyCase, ...], ranked: tuple[RankedPlan, ...], request: SurveyRequest
 ) -> list[str]:
-    """Return what all cases assume, and what their prices stand on; nothing twice."""
-    said = [words for case in cases for words in case.assumptions]
+    """Return the assumptions of all cases and the sources of their prices, without repetition."""
+    assumptions = [words for case in cases for words in case.assumptions]
     notes = [
         note
         for case in cases
@@ -185,28 +185,28 @@ def assumptions_of(
         for note in found.step.accelerator_cost.notes
     ]
     if notes:
-        said += [*notes, ABOUT_COST]
-    objectives = {asked.objective, *(asked.pareto or ())}
+        assumptions += [*notes, ABOUT_COST]
+    objectives = {request.objective, *(request.pareto or ())}
     if "energy" in objectives and any(found.step.joules is not None for found in ranked):
-        said.append(ABOUT_ENERGY)
-    if asked.job.is_given and any(found.run for found in ranked[:1]):
-        said += failure_notes(asked.job)
-    settings = [case.scenario for case in cases]
-    if any(can_be_placed(one.cluster) and not is_placed(one, asked) for one in settings):
-        said.append(NOT_PLACED)
-    return list(dict.fromkeys(said))
+        assumptions.append(ABOUT_ENERGY)
+    if request.job.is_given and any(found.run for found in ranked[:1]):
+        assumptions += failure_notes(request.job)
+    scenarios = [case.scenario for case in cases]
+    if any(can_be_placed(one.cluster) and not is_placed(one, request) for one in scenarios):
+        assumptions.append(NOT_PLACED)
+    return list(dict.fromkeys(assumptions))
 
 
-def nothing_found(
+def no_plan_error(
     cases: Sequence[SurveyCase],
-    asked: SurveyRequest,
+    request: SurveyRequest,
     why: str | None = None,
     *,
-    helped: bool = True,
+    suggests: bool = True,
 ) -> NoLegalPlanError:
-    """Return the error for a question without an answer: every case's reason, and what helps.
+    """Return the error if no case has a plan: the reasons of every case, and changes that help.
 
-    ``helped``: whether it is looked for.
+    ``suggests``: whether such changes are searched.
     """
     case, result = cases[0], cases[0].result
     if len(cases) == 1 and why is None and result is not None:
@@ -215,9 +215,9 @@ def nothing_found(
             scenario,
             result,
             case.assumptions,
-            fixed=asked.fixed,
-            require=(*asked.require, *job_limits(scenario, asked)),
-            offloads=asked.offloads,
+            fixed=request.fixed,
+            require=(*request.require, *job_limits(scenario, request)),
+            offloads=request.offloads,
             tried=case.tried,
         )
         document = {**header(case.scenario), **refusal.to_dict()}
@@ -226,14 +226,14 @@ def nothing_found(
     lines = [why or f"no plan for {first.model.name} on any of {len(cases)} clusters"]
     documents = []
     for one in cases:
-        lines.append(f"  {one.name}: {why_nothing(one)}")
+        lines.append(f"  {one.name}: {reason_without_plan(one)}")
         document = case_document(one)
         if one.result is not None and one.result.counts.priced:
             reasons = reasons_of(one.scenario, one.result)
-            lines += [f"    {number:,} candidates: {said}" for number, said in reasons[:3]]
-            document["reasons"] = [{"candidates": n, "reason": said} for n, said in reasons]
+            lines += [f"    {number:,} candidates: {reason}" for number, reason in reasons[:3]]
+            document["reasons"] = [{"candidates": n, "reason": reason} for n, reason in reasons]
         documents.append(document)
-    helps = what_helps(cases, asked) if helped else {"changes": [], "ways_out": []}
+    helps = suggestions(cases, request) if suggests else {"changes": [], "ways_out": []}
     for change in helps["changes"]:
         lines.append(
             f"  smallest change on {change['cluster']}: {change['change']} instead of "
@@ -251,23 +251,23 @@ def nothing_found(
     return NoLegalPlanError("\n".join(lines), document)
 
 
-def what_helps(
-    cases: Sequence[SurveyCase], asked: SurveyRequest
+def suggestions(
+    cases: Sequence[SurveyCase], request: SurveyRequest
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the smallest changes that make a plan exist: of the cluster that lacks the least.
+    """Return the smallest changes with which a plan exists, for the cluster that lacks the least.
 
-    Where nothing helps there, the next one is asked, MOST_ASKED of them at most.
+    If no change helps there, the next clusters are tried, up to MOST_REFUSALS.
     """
     searched = [case for case in cases if case.result is not None]
-    for case in sorted(searched, key=_lacking)[:MOST_ASKED]:
+    for case in sorted(searched, key=_lacking)[:MOST_REFUSALS]:
         scenario, result = case.scenario, case.result
         assert result is not None
         refusal = no_plan(
             scenario,
             result,
-            fixed=asked.fixed,
-            require=(*asked.require, *job_limits(scenario, asked)),
-            offloads=asked.offloads,
+            fixed=request.fixed,
+            require=(*request.require, *job_limits(scenario, request)),
+            offloads=request.offloads,
             tried=case.tried,
         )
         if refusal.changes or refusal.ways_out:
@@ -282,7 +282,7 @@ def what_helps(
 
 
 def _lacking(case: SurveyCase) -> float:
-    """Return the smallest peak over what there is; above all others where no plan is legal."""
+    """Return the smallest peak as a share of the budget; infinity without a legal plan."""
     result, scenario = case.result, case.scenario
     if result is None or result.smallest is None:
         return float("inf")

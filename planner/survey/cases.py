@@ -1,4 +1,4 @@
-"""The scenarios of one request: clusters, parts of them and precisions, one workload."""
+"""Scenarios of one request: clusters, parts of them and precisions with one workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hardware_profiles.errors import InputError
 from planner.request.clusters import parts_of
 from planner.request.scenario import AssumedScenario, build_scenario, check_choice, check_count
 
-MOST_AUTOMATIC: Final = 8  # clusters of which parts are tried unasked
+MOST_AUTOMATIC: Final = 8  # clusters up to which parts of them are tried by default
 BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the largest cluster"
 
 
@@ -23,12 +23,12 @@ class WorkloadRequest:
 
     model: ModelSpec
     options: Mapping[str, Any]
-    batch: int | None  # that was given
+    batch: int | None  # if given
 
     def scenario(
         self, cluster: Cluster, batch: int | None = None, **changes: Any
     ) -> AssumedScenario:
-        """Return the scenario of one case; ``batch``: the default that all cases share."""
+        """Return the scenario of one case; ``batch``: default of all cases."""
         size = self.batch or batch
         options = {**self.options, **changes, "global_batch_size": size}
         assumed = build_scenario(options.pop("model", self.model), cluster, **options)
@@ -51,17 +51,17 @@ def read_precisions(text: str | None) -> list[str | None]:
 
 
 def read_at_most(number: int | None) -> int | None:
-    """Check a limit of accelerators."""
+    """Return a checked limit of accelerators."""
     return None if number is None else check_count("gpus_at_most", number, MAX_GPUS)
 
 
 def sizes_of(clusters: Sequence[Cluster], at_most: int | None, *, fewer: bool) -> list[Cluster]:
-    """Return the clusters to ask: as they are, or with the parts of them that are worth trying."""
+    """Return the clusters to search: as given, or with smaller parts of them."""
     if at_most is None and not (fewer and len(clusters) <= MOST_AUTOMATIC):
         return list(clusters)
     parts = [part for cluster in clusters for part in parts_of(cluster, at_most)]
     if not parts:
-        raise InputError(f"gpus_at_most = {at_most}: no cluster has so few")
+        raise InputError(f"gpus_at_most = {at_most}: every cluster has more")
     return list(
         {
             (part.accelerator.name, part.num_nodes, part.gpus_per_node): part
@@ -76,7 +76,7 @@ def scenarios_of(
     precisions: Sequence[str | None],
     largest: int,
 ) -> list[AssumedScenario]:
-    """Return a scenario for each cluster in each precision; ``largest``: accelerators."""
+    """Return a scenario for each cluster and precision; ``largest``: default batch size."""
     several = len(clusters) > 1
     return [
         job.scenario(cluster, largest if several else None, precision=precision)

@@ -1,8 +1,8 @@
-"""Several searches compared: clusters, numbers of accelerators and precisions in one ranking.
+"""Ranking of plans over several clusters, numbers of accelerators and precisions.
 
-One *case* is one cluster in one precision. All cases train the same job: the same batch of the same
-sequences, so that their steps can be compared. Within a case time, cost and energy are one order
-(``objectives``); across cases they are not.
+A *case* is one cluster with one precision. All cases have the same workload (global batch and
+sequence length), so their steps are comparable. Within a case, time, cost and energy give the same
+order (``objectives``); across cases they do not.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ PARTS: Final = ("optimizer", "activations", "weights")  # that can be offloaded
 
 @dataclass(frozen=True, slots=True)
 class SurveyRequest:
-    """What is asked of every case."""
+    """Options of the search in every case."""
 
     fixed: Mapping[str, Any]
     require: tuple[Constraint, ...] = ()
     objective: Objective = "time"
     pareto: tuple[Objective, Objective] | None = None
     offloads: tuple[str, ...] = ("none",)
-    offload_if_needed: bool = True  # where nothing fits without
+    offload_if_needed: bool = True  # if nothing fits without
     job: RunRequest = field(default_factory=RunRequest)
     prices: Prices = field(default_factory=Prices)
     top: int = 10
-    places: bool = True  # look for the best order of ranks on irregular trees
+    places: bool = True  # optimise the order of ranks on irregular trees
 
 
 @dataclass(frozen=True)
 class RankedPlan:
-    """One plan of one case, with what is said about it."""
+    """One plan of one case with its assessment, cost and training run."""
 
     scenario: Scenario
     plan: Plan
     step: StepCost
     job: RunRequest
-    placed: PlacedPlan | None = None  # its ranks stand in an order of their own, as in the scenario
+    placed: PlacedPlan | None = None  # with its own order of ranks, as in the scenario
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -70,11 +70,11 @@ class RankedPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits with its whole interval."""
+        """Whether the plan fits with its whole interval."""
         return self.assessment.fits
 
     def value(self, objective: Objective) -> float:
-        """Return bytes, or seconds, dollars or joules of a step; infinite where unknown."""
+        """Return bytes, or seconds, dollars or joules of a step; infinity if unknown."""
         known = {
             "time": self.step.seconds,
             "memory": self.assessment.memory.peak_bytes,
@@ -106,17 +106,17 @@ class RankedPlan:
 
 @dataclass(frozen=True, slots=True)
 class SurveyCase:
-    """One cluster in one precision: what its search found, or why it found nothing."""
+    """One cluster with one precision: the plans of its search, or the reason for none."""
 
     assumed: AssumedScenario
     result: SearchResult | None
     found: tuple[RankedPlan, ...]
-    why: str | None = None  # it could not be asked at all
-    tried: tuple[str, ...] = ()  # ways to offload that were searched beside, in vain
+    why: str | None = None  # invalid input, so that no search was made
+    tried: tuple[str, ...] = ()  # more values of Plan.offload searched without a result
 
     @property
     def name(self) -> str:
-        """The cluster, as it was typed."""
+        """Name of the cluster, as typed."""
         return self.scenario.cluster.name
 
     @property
@@ -130,15 +130,15 @@ class SurveyCase:
         return self.assumed.assumptions
 
 
-def survey(scenarios: Sequence[AssumedScenario], asked: SurveyRequest) -> list[SurveyCase]:
-    """Search every case; one that cannot be asked says why, unless none can.
+def survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
+    """Search every case; raise an InputError only if no case is valid.
 
-    Where nothing fits in any of them, they are searched once more with offload allowed.
+    If nothing fits in any case, all are searched again with offload allowed.
     """
-    cases = _survey(scenarios, asked)
-    if any(case.found for case in cases) or not any(_needs_offload(c, asked) for c in cases):
+    cases = _survey(scenarios, request)
+    if any(case.found for case in cases) or not any(_needs_offload(c, request) for c in cases):
         return cases
-    again = _survey(scenarios, replace(asked, offloads=OFFLOADS))
+    again = _survey(scenarios, replace(request, offloads=OFFLOADS))
     if not any(case.found for case in again):
         return [
             case if more.result is None else replace(case, tried=OFFLOADS)
@@ -154,11 +154,11 @@ def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
     return replace(assumed, assumptions=(*assumed.assumptions, note))
 
 
-def _survey(scenarios: Sequence[AssumedScenario], asked: SurveyRequest) -> list[SurveyCase]:
+def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
     cases, errors = [], []
     for assumed in scenarios:
         try:
-            cases.append(_search_case(assumed, asked))
+            cases.append(_search_case(assumed, request))
         except InputError as error:
             errors.append(error)
             cases.append(SurveyCase(assumed, None, (), str(error)))
@@ -167,42 +167,42 @@ def _survey(scenarios: Sequence[AssumedScenario], asked: SurveyRequest) -> list[
     return cases
 
 
-def _search_case(assumed: AssumedScenario, asked: SurveyRequest) -> SurveyCase:
-    """Search one case; on irregular trees the best plan gets its best order of ranks."""
+def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase:
+    """Search one case; on irregular trees optimise the order of ranks of the best plan."""
     scenario = assumed.scenario
-    require = (*asked.require, *job_limits(scenario, asked))
-    places = is_placed(scenario, asked)
-    ask = partial(
+    require = (*request.require, *job_limits(scenario, request))
+    places = is_placed(scenario, request)
+    run_search = partial(
         search,
         scenario,
-        asked.fixed,
-        offloads=asked.offloads,
-        top=max(asked.top, WIDE) if places else asked.top,
-        objective="memory" if asked.objective == "memory" else "time",
-        front=asked.pareto is not None,
+        request.fixed,
+        offloads=request.offloads,
+        top=max(request.top, WIDE) if places else request.top,
+        objective="memory" if request.objective == "memory" else "time",
+        front=request.pareto is not None,
     )
-    result = ask(require=require)
+    result = run_search(require=require)
     if not places:
-        return SurveyCase(assumed, result, found_of(scenario, result, asked))
-    # in another order a step may be as short as is required
+        return SurveyCase(assumed, result, found_of(scenario, result, request))
+    # another order of ranks may satisfy a constraint on the step
     slower = [one for one in require if not only_breaks(one)]
-    wide = result if result.plans or len(slower) == len(require) else ask(require=slower)
-    placed = _placed(scenario, wide.plans, asked, require)
-    result = replace(result, plans=result.plans[: asked.top])
-    found = (*placed, *found_of(scenario, result, asked))[: asked.top]
+    wide = result if result.plans or len(slower) == len(require) else run_search(require=slower)
+    placed = _placed(scenario, wide.plans, request, require)
+    result = replace(result, plans=result.plans[: request.top])
+    found = (*placed, *found_of(scenario, result, request))[: request.top]
     return SurveyCase(assumed, result, found)
 
 
-def is_placed(scenario: Scenario, asked: SurveyRequest) -> bool:
-    """Whether the best order of ranks is looked for: not on fronts, nor for the smallest plan."""
-    by_step = asked.objective != "memory" and asked.pareto is None
-    return asked.places and by_step and can_be_placed(scenario.cluster)
+def is_placed(scenario: Scenario, request: SurveyRequest) -> bool:
+    """Whether the order of ranks is optimised: not on fronts, nor for the objective memory."""
+    by_step = request.objective != "memory" and request.pareto is None
+    return request.places and by_step and can_be_placed(scenario.cluster)
 
 
 def _placed(
-    scenario: Scenario, plans: Sequence[Plan], asked: SurveyRequest, require: Sequence[Constraint]
+    scenario: Scenario, plans: Sequence[Plan], request: SurveyRequest, require: Sequence[Constraint]
 ) -> list[RankedPlan]:
-    """Return the best of some plans with an order of its own, if that gains and is as required."""
+    """Return the best plan with its own order of ranks, if it gains and meets the requirements."""
     placed = best_placed(scenario, plans, None)
     if placed is None:
         return []
@@ -216,31 +216,31 @@ def _placed(
     )
     if not assessment.fits or broken_by_result(require, columns, 1)[0]:
         return []
-    return [_found(placed.scenario, placed.plan, assessment, asked, placed)]
+    return [_found(placed.scenario, placed.plan, assessment, request, placed)]
 
 
-def _needs_offload(case: SurveyCase, asked: SurveyRequest) -> bool:
-    """Whether offload may help: plans are too large, and nothing was said about it."""
+def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
+    """Whether offload may help: plans are too large, and no option fixes or forbids it."""
     scenario, result = case.scenario, case.result
     return (
-        asked.offload_if_needed
+        request.offload_if_needed
         and result is not None
         and result.counts.too_large > 0
         and scenario.on_gpu
         and scenario.cluster.accelerator.host_bandwidth is not None
-        and "offload" not in asked.fixed
-        and asked.offloads == ("none",)
-        and not any(c.name == "offload" for c in asked.require)
+        and "offload" not in request.fixed
+        and request.offloads == ("none",)
+        and not any(c.name == "offload" for c in request.require)
     )
 
 
 def found_of(
-    scenario: Scenario, result: SearchResult, asked: SurveyRequest
+    scenario: Scenario, result: SearchResult, request: SurveyRequest
 ) -> tuple[RankedPlan, ...]:
-    """Return the plans of a search with what they cost."""
+    """Return the plans of a search with assessment and cost."""
     assessments = assess_plans(scenario, result.plans)
     return tuple(
-        _found(scenario, plan, assessment, asked)
+        _found(scenario, plan, assessment, request)
         for plan, assessment in zip(result.plans, assessments, strict=True)
     )
 
@@ -249,26 +249,26 @@ def _found(
     scenario: Scenario,
     plan: Plan,
     assessment: Assessment,
-    asked: SurveyRequest,
+    request: SurveyRequest,
     placed: PlacedPlan | None = None,
 ) -> RankedPlan:
-    seconds, rate = assessment.time.step_seconds, accelerator_cost(scenario.cluster, asked.prices)
+    seconds, rate = assessment.time.step_seconds, accelerator_cost(scenario.cluster, request.prices)
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
-    one = RankedPlan(scenario, plan, step, asked.job, placed)
+    one = RankedPlan(scenario, plan, step, request.job, placed)
     one.__dict__["assessment"] = assessment
     return one
 
 
-def job_limits(scenario: Scenario, asked: SurveyRequest) -> list[Constraint]:
-    """Return the longest steps with which a job keeps its budget and its days."""
-    job = asked.job
+def job_limits(scenario: Scenario, request: SurveyRequest) -> list[Constraint]:
+    """Return constraints on the step from the budget and the days of a training run."""
+    job = request.job
     if job.tokens is None:
         return []
     unit = StepCost(
         1.0,
         scenario.workload.tokens_per_step,
         scenario.cluster.num_gpus,
-        accelerator_cost(scenario.cluster, asked.prices),
+        accelerator_cost(scenario.cluster, request.prices),
     )
     steps = float(np.ceil(job.tokens / unit.tokens))
     limits = []
@@ -280,33 +280,33 @@ def job_limits(scenario: Scenario, asked: SurveyRequest) -> list[Constraint]:
     return limits
 
 
-def ranked(cases: Sequence[SurveyCase], asked: SurveyRequest) -> list[RankedPlan]:
-    """Return the plans of all cases, best first: those that fit before tight ones.
+def ranked(cases: Sequence[SurveyCase], request: SurveyRequest) -> list[RankedPlan]:
+    """Return the plans of all cases, best first: plans that fit, else tight ones.
 
-    With ``pareto``: the exact front of the two objectives, by the first. Each case gave its front
-    of time and memory, and every objective grows with one of these.
+    With ``pareto``: the exact front of the two objectives, sorted by the first. It follows from the
+    fronts of time and memory of the cases, since every objective grows with one of these.
     """
     every = [found for case in cases for found in case.found]
     fitting = [found for found in every if found.fits] or every
-    if asked.pareto is None:
-        fitting.sort(key=sort_key(asked))
-        return fitting[: asked.top]
-    first, second = (np.array([f.value(name) for f in fitting]) for name in asked.pareto)
+    if request.pareto is None:
+        fitting.sort(key=sort_key(request))
+        return fitting[: request.top]
+    first, second = (np.array([f.value(name) for f in fitting]) for name in request.pareto)
     known = np.isfinite(first) & np.isfinite(second)
     front = [row for row in pareto_front(first, second) if known[row]]
     return [fitting[row] for row in front]
 
 
-def sort_key(asked: SurveyRequest) -> Callable[[RankedPlan], tuple[float, ...]]:
-    """Return what plans of all cases are sorted by: the objective, then time, then memory.
+def sort_key(request: SurveyRequest) -> Callable[[RankedPlan], tuple[float, ...]]:
+    """Return the sort key of plans of all cases: the objective, then time, then memory.
 
-    With a budget or days and no tokens: the most tokens first.
+    With a budget or days but no tokens: the most tokens first.
     """
 
     def key(found: RankedPlan) -> tuple[float, ...]:
-        own = found.value(asked.objective)
+        own = found.value(request.objective)
         rest = (found.value("time"), found.value("memory"), float(found.plan.world_size))
-        finds_tokens = asked.job.tokens is None and asked.objective in ("time", "cost")
+        finds_tokens = request.job.tokens is None and request.objective in ("time", "cost")
         if finds_tokens and found.run is not None:
             return (-found.run.cost.tokens, own, *rest)
         return (own, *rest)
@@ -315,7 +315,7 @@ def sort_key(asked: SurveyRequest) -> Callable[[RankedPlan], tuple[float, ...]]:
 
 
 def offloads_of(allow: Sequence[str]) -> tuple[str, ...]:
-    """Return the ways to offload that ``--allow`` names: offload, or some of its parts."""
+    """Return the values of Plan.offload that ``--allow`` names: offload, or some of its parts."""
     parts: set[str] = set()
     for word in allow:
         if word == "offload":

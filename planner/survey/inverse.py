@@ -1,20 +1,18 @@
-"""Inverse questions: fewest accelerators, largest micro-batch, longest sequence, largest model.
+"""Inverse queries: fewest accelerators, largest micro-batch, longest sequence, largest model.
 
-Every answer is verified by the forward direction: the answer has a plan that fits (it is given),
-and the next candidate was searched and has none. What is monotone is bisected, the rest is tried
-one by one:
+Every answer is verified by forward searches: it has a plan that fits, and the next candidate has
+none. Monotone quantities are bisected, the others are tried one by one:
 
-    fewest-gpus           tried from the smallest on (whether a plan exists may come and go with the
-                          number: batches and heads have to divide)
-    largest-micro-batch   of a given batch its divisors, from the largest on; without one, bisected:
+    fewest-gpus           from the smallest number on (not monotone: batches and heads must be
+                          divisible)
+    largest-micro-batch   divisors of a given batch, from the largest on; without a batch bisected:
                           with one micro-batch for each accelerator the same layouts are legal for
-                          every size, and the peak of each grows with it
-    longest-sequence      bisected in steps of lcm(128, 2 x accelerators) tokens, at which every
-                          layout that is legal for a length is legal for all longer ones, and its
-                          peak grows
-    largest-model         tried from the largest on
-    cheapest-cluster      all are searched; fewest dollars a token
-    most-tokens           all are searched; most tokens for --budget and --days
+                          every size, and their peaks grow with it
+    longest-sequence      bisected in steps of lcm(128, 2 x accelerators) tokens: a layout that is
+                          legal for one length is legal for all longer ones, and its peak grows
+    largest-model         from the largest on
+    cheapest-cluster      all clusters; fewest dollars a token
+    most-tokens           all clusters; most tokens for --budget and --days
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.resolve import ModelLike, model_of
 from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, AssumedScenario
-from planner.survey.answer import SurveyAnswer, assumptions_of, nothing_found
+from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
 from planner.survey.cases import WorkloadRequest
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
 from planner.survey.text import inverse_text
@@ -49,14 +47,14 @@ FINDS: Final = (
     "largest-model",
     "most-tokens",
 )
-COARSEST: Final = 4096  # tokens of a step in which sequences are tried
+COARSEST: Final = 4096  # tokens; largest step between sequence lengths
 FINEST: Final = 128
 MOST_MODELS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One candidate of an inverse question: what the forward search said."""
+    """One candidate of an inverse query, with its forward searches."""
 
     value: Any  # accelerators, sequences, tokens, or a model's name
     words: str
@@ -64,24 +62,24 @@ class Attempt:
 
     @property
     def fits(self) -> bool:
-        """Whether some plan fits with its whole interval."""
+        """Whether a plan fits with its whole interval."""
         return any(found.fits for case in self.cases for found in case.found)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class InverseAnswer:
-    """The answer to an inverse question, with the forward answers on both sides of it."""
+    """Answer of an inverse query, with the searches that verify it."""
 
     find: str
     value: Any
     words: str
-    tried: tuple[Attempt, ...]  # in the order of asking
-    beyond: Attempt | None  # the next candidate, shown to have no plan; None: there is none
-    answer: SurveyAnswer  # of the value
+    tried: tuple[Attempt, ...]  # in the order of the searches
+    next_attempt: Attempt | None  # the next candidate, which has no plan; None: no next one
+    answer: SurveyAnswer  # forward answer at the value
 
     @property
     def best(self) -> Any:
-        """The best plan at the answer."""
+        """The best plan at the value."""
         return self.answer.best
 
     @property
@@ -102,12 +100,16 @@ class InverseAnswer:
             "answer": self.words,
             "tried": [{"value": one.value, "fits": one.fits} for one in self.tried],
             "next": None
-            if self.beyond is None
-            else {"value": self.beyond.value, "fits": self.beyond.fits},
+            if self.next_attempt is None
+            else {"value": self.next_attempt.value, "fits": self.next_attempt.fits},
         }
 
     def __str__(self) -> str:
-        beyond = None if self.beyond is None else (self.beyond.words, self.beyond.cases)
+        beyond = (
+            None
+            if self.next_attempt is None
+            else (self.next_attempt.words, self.next_attempt.cases)
+        )
         return inverse_text(
             self.find, self.words, beyond, tried=bool(self.tried), answer=str(self.answer)
         )
@@ -119,43 +121,43 @@ class InverseAnswer:
 
 
 def models_of(model: ModelLike, find: str | None) -> list[ModelLike]:
-    """Return the models that are named: several with commas, of ``largest-model`` alone."""
+    """Return the named models: several, separated by commas, only for ``largest-model``."""
     if not isinstance(model, str) or "," not in model:
         return [model]
     names = [name.strip() for name in model.split(",")]
     if find != "largest-model":
-        raise InputError(f"{model[:60]}: several models belong to --find largest-model")
+        raise InputError(f"{model[:60]}: several models are only for --find largest-model")
     if not all(names) or len(names) > MOST_MODELS:
-        raise InputError(f"{model[:60]}: must be 1 to {MOST_MODELS} models with commas between")
+        raise InputError(f"{model[:60]}: must be 1 to {MOST_MODELS} models, separated by commas")
     return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
 class _Inverse:
-    """What all inverse questions need."""
+    """Inputs of all inverse queries."""
 
     find: str
     job: WorkloadRequest
     clusters: list[Cluster]
     precisions: list[str | None]
-    asked: SurveyRequest
+    request: SurveyRequest
 
     @property
     def largest(self) -> int:
-        """Accelerators of the largest cluster: the default batch has a micro-batch for each."""
+        """Accelerators of the largest cluster; the default batch has one micro-batch for each."""
         return max(cluster.num_gpus for cluster in self.clusters)
 
     def ask(
         self, value: Any, words: str, scenarios: Sequence[AssumedScenario], **changes: Any
     ) -> Attempt:
-        """Search forward for one candidate."""
-        asked = replace(self.asked, offload_if_needed=False, **changes)
-        return Attempt(value, words, tuple(survey(scenarios, asked)))
+        """Run the forward searches for one candidate."""
+        request = replace(self.request, offload_if_needed=False, **changes)
+        return Attempt(value, words, tuple(survey(scenarios, request)))
 
     def scenarios(
         self, clusters: Sequence[Cluster] | None = None, **changes: Any
     ) -> list[AssumedScenario]:
-        """Return the cases of one candidate."""
+        """Return the scenarios of one candidate."""
         job = replace(self.job, options={**self.job.options, **changes})
         chosen = self.clusters if clusters is None else clusters
         batch = self.largest if len(self.clusters) > 1 or clusters is not None else None
@@ -166,24 +168,24 @@ class _Inverse:
         ]
 
     def answer(
-        self, tried: Sequence[Attempt], found: Attempt, beyond: Attempt | None, **changes: Any
+        self, tried: Sequence[Attempt], found: Attempt, next_attempt: Attempt | None, **changes: Any
     ) -> InverseAnswer:
-        """Put the answer together."""
-        asked = replace(self.asked, **changes)
+        """Return the answer for a candidate that was found."""
+        request = replace(self.request, **changes)
         cases = found.cases
-        best = tuple(ranked(cases, asked))
-        assumptions = tuple(assumptions_of(cases, best, asked))
-        survey_answer = SurveyAnswer(asked, cases, best, assumptions)
+        best = tuple(ranked(cases, request))
+        assumptions = tuple(assumptions_of(cases, best, request))
+        survey_answer = SurveyAnswer(request, cases, best, assumptions)
         return InverseAnswer(
-            self.find, found.value, found.words, tuple(tried), beyond, survey_answer
+            self.find, found.value, found.words, tuple(tried), next_attempt, survey_answer
         )
 
     def nothing(self, tried: Sequence[Attempt]) -> NoLegalPlanError:
-        """Return the refusal where no candidate has a plan that fits."""
+        """Return the error if no candidate has a plan that fits."""
         cases, why = tried[-1].cases, f"--find {self.find}: not even {tried[-1].words}"
-        # of sizes that are looked for the smallest was asked: no change of the rest is told
-        helped = self.find not in ("largest-micro-batch", "longest-sequence")
-        return nothing_found(cases, self.asked, why, helped=helped)
+        # the smallest size has no plan: changes of other options would not answer the query
+        suggests = self.find not in ("largest-micro-batch", "longest-sequence")
+        return no_plan_error(cases, self.request, why, suggests=suggests)
 
 
 def answer_inverse(
@@ -192,13 +194,13 @@ def answer_inverse(
     models: Sequence[ModelLike],
     clusters: list[Cluster],
     precisions: list[str | None],
-    asked: SurveyRequest,
+    request: SurveyRequest,
     at_most: int | None,
 ) -> InverseAnswer:
-    """Answer an inverse question; see the head of this file."""
-    if asked.pareto is not None:
-        raise InputError("--find and --pareto are two questions; ask one at a time")
-    one = _Inverse(find, job, clusters, precisions, asked)
+    """Answer an inverse query; see the module docstring."""
+    if request.pareto is not None:
+        raise InputError("--find and --pareto cannot be combined; use one at a time")
+    one = _Inverse(find, job, clusters, precisions, request)
     if find == "largest-model":
         return _largest_model(one, [model_of(model) for model in models])
     if find == "fewest-gpus":
@@ -211,7 +213,7 @@ def answer_inverse(
 
 
 def _fewest_gpus(one: _Inverse, at_most: int | None) -> InverseAnswer:
-    """Try from the smallest on: the clusters that are named, or the sizes of the one that is."""
+    """Try from the smallest on: the named clusters, or all sizes of a single one."""
     sizes = one.clusters
     if len(sizes) == 1:
         whole = sizes[0]
@@ -219,7 +221,7 @@ def _fewest_gpus(one: _Inverse, at_most: int | None) -> InverseAnswer:
     sizes = sorted(sizes, key=lambda cluster: cluster.num_gpus)
     sizes = [cluster for cluster in sizes if at_most is None or cluster.num_gpus <= at_most]
     if not sizes:
-        raise InputError(f"gpus_at_most = {at_most}: no cluster has so few")
+        raise InputError(f"gpus_at_most = {at_most}: every cluster has more")
     numbers = sorted({cluster.num_gpus for cluster in sizes})
     tried: list[Attempt] = []
     for number in numbers:
@@ -232,7 +234,7 @@ def _fewest_gpus(one: _Inverse, at_most: int | None) -> InverseAnswer:
 
 
 def _sizes(cluster: Cluster) -> list[int]:
-    """Divisors of a node, then whole nodes; CPU processes as they are."""
+    """Return divisors of a node, then whole nodes; the number itself for CPU processes."""
     if cluster.accelerator.device == "cpu":
         return [cluster.num_gpus]
     per_node = cluster.gpus_per_node
@@ -240,15 +242,15 @@ def _sizes(cluster: Cluster) -> list[int]:
 
 
 def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
-    """Divisors of a batch that is given, from the largest on; else bisected."""
+    """Try the divisors of a given batch from the largest on; bisect without a batch."""
     _require_free(one, "micro_batch_size")
 
     def ask(size: int, batch: int | None, **changes: Any) -> Attempt:
         job = one.job if batch is None else replace(one.job, batch=batch)
-        asked = replace(one, job=job)
-        fixed = {**one.asked.fixed, "micro_batch_size": size}
+        request = replace(one, job=job)
+        fixed = {**one.request.fixed, "micro_batch_size": size}
         words = f"micro-batches of {size:,}"
-        return asked.ask(size, words, asked.scenarios(), fixed=fixed, **changes)
+        return request.ask(size, words, request.scenarios(), fixed=fixed, **changes)
 
     if one.job.batch is not None:
         tried = []
@@ -259,7 +261,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
         raise one.nothing(tried)
     ranks = one.largest
 
-    def goes_to(found: RankedPlan, highest: int) -> int:
+    def limit_of(found: RankedPlan, highest: int) -> int:
         def larger(size: int) -> bool:
             plan = replace(found.plan, micro_batch_size=size)
             workload = replace(found.scenario.workload, global_batch_size=plan.global_batch_size)
@@ -270,11 +272,11 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
     def ask_size(size: int, **changes: Any) -> Attempt:
         return ask(size, size * ranks, **changes)
 
-    return _furthest(one, ask_size, goes_to, MAX_BATCH // ranks)
+    return _furthest(one, ask_size, limit_of, MAX_BATCH // ranks)
 
 
 def _longest_sequence(one: _Inverse) -> InverseAnswer:
-    """Bisect in steps at which what is legal stays legal."""
+    """Bisect in steps at which legal layouts stay legal."""
     if one.job.options.get("seq_len") is not None:
         raise InputError("--find longest-sequence finds --seq-len; leave it out")
     model = one.job.model
@@ -289,17 +291,17 @@ def _longest_sequence(one: _Inverse) -> InverseAnswer:
         words = f"sequences of {length:,} tokens"
         return one.ask(length, words, one.scenarios(seq_len=length), **changes)
 
-    def goes_to(found: RankedPlan, highest: int) -> int:
+    def limit_of(found: RankedPlan, highest: int) -> int:
         def longer(units: int) -> bool:
             return fits(with_seq_len(found.scenario, units * step), found.plan)
 
         return largest(longer, highest)
 
-    return _furthest(one, ask, goes_to, highest // step)
+    return _furthest(one, ask, limit_of, highest // step)
 
 
 def sequence_step(num_gpus: int) -> int:
-    """Return tokens: a multiple of 2 x tp x cp for all degrees, where that is fine enough.
+    """Return tokens between lengths: a multiple of 2 x tp x cp for all degrees, up to COARSEST.
 
     >>> sequence_step(8), sequence_step(1024), sequence_step(10**5)
     (128, 2048, 4096)
@@ -310,19 +312,19 @@ def sequence_step(num_gpus: int) -> int:
 def _furthest(
     one: _Inverse,
     ask: Callable[..., Attempt],
-    goes_to: Callable[[RankedPlan, int], int],
+    limit_of: Callable[[RankedPlan, int], int],
     highest: int,
 ) -> InverseAnswer:
-    """Return the largest number from 1 on that fits, and the next one, that does not.
+    """Return the largest number from 1 on that fits, and the next one, which does not.
 
-    Bisection, helped by leaps: from a number with plans that fit as far as one of these plans goes
-    alone (``goes_to``, cheap), and then to the next number, at which mostly nothing fits any more.
-    (What is required may end a leap earlier: then there are none.)
+    Bisection with leaps: from a number with plans that fit to the largest number at which one of
+    these plans fits (``limit_of``, cheap), then to the next number, at which mostly nothing fits.
+    Without leaps if there are requirements, which may end the range earlier.
     """
     tried: dict[int, Attempt] = {}
 
     def has_plan(number: int) -> bool:
-        tried[number] = ask(number, objective="memory", top=1)  # the smallest goes furthest
+        tried[number] = ask(number, objective="memory", top=1)  # the smallest plan
         return tried[number].fits
 
     if highest < 1 or not has_plan(1):
@@ -330,8 +332,8 @@ def _furthest(
     low, high, leapt = 1, highest + 1, False
     while high - low > 1:
         plans = [f for case in tried[low].cases for f in case.found if f.fits]
-        leap = low if leapt or one.asked.require else max(goes_to(f, high - 1) for f in plans)
-        near = low + 1 if leapt else (low + high) // 2  # next to where a leap ended; else half-way
+        leap = low if leapt or one.request.require else max(limit_of(f, high - 1) for f in plans)
+        near = low + 1 if leapt else (low + high) // 2  # next to the end of a leap, else the middle
         number = leap if leap > low else near
         good = has_plan(number)
         leapt = good and number == leap > low
@@ -341,12 +343,12 @@ def _furthest(
 
 
 def _largest_model(one: _Inverse, models: Sequence[ModelSpec]) -> InverseAnswer:
-    """Try from the largest on."""
+    """Try the models from the largest on."""
     tried: list[Attempt] = []
     for model in sorted(models, key=lambda model: -model.num_parameters):
-        asked = replace(one, job=replace(one.job, model=model))
+        request = replace(one, job=replace(one.job, model=model))
         words = f"{model.name} ({format_count(model.num_parameters)} parameters)"
-        tried.append(asked.ask(model.name, words, asked.scenarios()))
+        tried.append(request.ask(model.name, words, request.scenarios()))
         if tried[-1].fits:
             return one.answer(tried, tried[-1], tried[-2] if len(tried) > 1 else None)
     raise one.nothing(tried)
@@ -354,9 +356,9 @@ def _largest_model(one: _Inverse, models: Sequence[ModelSpec]) -> InverseAnswer:
 
 def _best_of_all(one: _Inverse) -> InverseAnswer:
     """Search all clusters: fewest dollars a token, or most tokens for a budget."""
-    objective = "cost" if one.find == "cheapest-cluster" else one.asked.objective
+    objective = "cost" if one.find == "cheapest-cluster" else one.request.objective
     if one.find == "most-tokens":
-        job = one.asked.job
+        job = one.request.job
         if job.tokens is not None or (job.budget is None and job.days is None):
             raise InputError("--find most-tokens needs --budget or --days, and finds --tokens")
     changes = {"objective": objective}
@@ -368,15 +370,15 @@ def _best_of_all(one: _Inverse) -> InverseAnswer:
     value: Any = best.scenario.cluster.name
     words = f"{value}"
     if one.find == "most-tokens":
-        assert best.run is not None  # a budget is priced, or refused
+        assert best.run is not None  # an unknown price is an error
         value = best.run.cost.tokens
         words = f"{format_count(value)} tokens on {best.scenario.cluster.name}"
     return replace(answer, value=value, words=words)
 
 
 def _require_free(one: _Inverse, name: str) -> None:
-    """Raise where what is asked for is pinned."""
-    named: Mapping[str, Any] = one.asked.fixed
-    clash: list[Constraint] = [c for c in one.asked.require if c.name == name]
+    """Raise an InputError if the quantity to find is pinned."""
+    named: Mapping[str, Any] = one.request.fixed
+    clash: list[Constraint] = [c for c in one.request.require if c.name == name]
     if name in named or clash:
         raise InputError(f"--find {one.find} finds {name}; do not pin it")

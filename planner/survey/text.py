@@ -1,4 +1,4 @@
-"""Several cases as text: a table of clusters, the ranked plans, the whole job."""
+"""Text of several cases: a table of clusters, the ranked plans, the training run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, 
 from planner.text.paragraphs import labelled
 
 BILLION: Final = 1e9
-MOST_BETWEEN: Final = 3  # from so many on they are told in one line
+MOST_BETWEEN: Final = 3  # from this number on, similar plans share one line
 OBJECTIVE_WORDS: Final = {
     "time": "step time",
     "cost": "dollars a token",
@@ -46,31 +46,31 @@ MOST_WHY: Final = 3
 
 
 def survey_text(
-    asked: SurveyRequest,
+    request: SurveyRequest,
     cases: Sequence[SurveyCase],
     ranked: Sequence[RankedPlan],
     *,
     counts: Counts,
     assumptions: Sequence[str],
 ) -> str:
-    """The answer of ``plan`` where there is more than one cluster, a price or a job."""
+    """Return the answer of ``plan`` for several clusters, with prices or a training run."""
     best = ranked[0]
     lines = [*head(best.scenario), ""]
     if not best.fits:
         lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
     if len(cases) > 1:
-        lines += [*case_table(asked, cases), ""]
-    if asked.pareto is not None:
-        first, second = (OBJECTIVE_WORDS[name] for name in asked.pareto)
+        lines += [*case_table(request, cases), ""]
+    if request.pareto is not None:
+        first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
-    lines += [*plan_table(asked, ranked), ""]
+    lines += [*plan_table(request, ranked), ""]
     lines += labelled("Best", time_line(best.assessment.time))
     lines += labelled("", describe_plan(best.plan))
     lines += labelled("Binds", binds(best.assessment))
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed))
     job = best.run
-    if job is not None and asked.job.is_given:
+    if job is not None and request.job.is_given:
         lines += run_lines(job, best.assessment, best.plan.world_size)
     lines += labelled("Searched", searched(counts))
     lines += labelled("Assumed", "; ".join(assumptions))
@@ -78,11 +78,13 @@ def survey_text(
     return "\n".join(lines)
 
 
-def case_table(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
-    """Every case's best plan, best first; those without one last, with the reason."""
-    good = sorted((case for case in cases if case.found), key=lambda c: sort_key(asked)(c.found[0]))
+def case_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
+    """Return the best plan of every case, best first; cases without a plan last, with reasons."""
+    good = sorted(
+        (case for case in cases if case.found), key=lambda c: sort_key(request)(c.found[0])
+    )
     several = len({case.scenario.workload.precision for case in cases}) > 1
-    columns = _columns(asked, good)
+    columns = _columns(request, good)
     rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
     for case in good:
         found = case.found[0]
@@ -92,12 +94,12 @@ def case_table(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
     for case in cases:
         if not case.found:
             precision = f" {case.scenario.workload.precision}" if several else ""
-            lines.append(f"  {case.name}{precision}: {why_nothing(case)}")
+            lines.append(f"  {case.name}{precision}: {reason_without_plan(case)}")
     return lines
 
 
-def why_nothing(case: SurveyCase) -> str:
-    """Say in one line why a case has no plan."""
+def reason_without_plan(case: SurveyCase) -> str:
+    """Return in one line why a case has no plan."""
     if case.why is not None or case.result is None:
         return f"not priced: {case.why}"
     counts, parts = case.result.counts, []
@@ -111,14 +113,14 @@ def why_nothing(case: SurveyCase) -> str:
     return f"does not fit: {', '.join(parts)}"
 
 
-Column = tuple[str, Callable[[RankedPlan], str]]  # heading, and the cell of a case's best plan
+Column = tuple[str, Callable[[RankedPlan], str]]  # heading, cell of a plan
 
 
-def _columns(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
-    """Return the columns of the table of cases: memory, rates, dollars, the whole run."""
+def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
+    """Return the columns of the table of cases: memory, rates, dollars, the training run."""
     priced = any(case.found[0].step.dollars is not None for case in cases)
-    energy = "energy" in (asked.objective, *(asked.pareto or ()))
-    has_run = asked.job.is_given
+    energy = "energy" in (request.objective, *(request.pareto or ()))
+    has_run = request.job.is_given
     columns: list[tuple[bool, str, Callable[[RankedPlan], str]]] = [
         (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
         (True, "GiB", lambda found: format_gib(found.assessment.memory.peak_bytes)),
@@ -127,7 +129,7 @@ def _columns(asked: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
         (True, "MFU", _mfu),
         (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
         (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),
-        (has_run and asked.job.tokens is None, "tokens", _of_run("tokens", format_count)),
+        (has_run and request.job.tokens is None, "tokens", _of_run("tokens", format_count)),
         (has_run, "days", _of_run("seconds", lambda seconds: f"{seconds / DAY:,.1f}")),
         (has_run, "gpu-hours", _of_run("gpu_hours", lambda hours: f"{hours:,.0f}")),
         (has_run and priced, "dollars", _of_run("dollars", dollars)),
@@ -141,7 +143,7 @@ def _mfu(found: RankedPlan) -> str:
 
 
 def _of_run(name: str, words: Callable[[Any], str]) -> Callable[[RankedPlan], str]:
-    """Return what prints a figure of the whole run; a dash where no run is known."""
+    """Return a formatter for a figure of the training run; a dash without a run."""
     return lambda found: "–" if found.run is None else words(getattr(found.run.cost, name))
 
 
@@ -150,12 +152,12 @@ def _scaled(found: RankedPlan, objective: str, unit: float = 1.0) -> float | Non
     return None if value is None else value * BILLION / unit
 
 
-def plan_table(asked: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str]:
-    """The ranked plans: where they run, how, and what they come to."""
+def plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str]:
+    """Return a table of the ranked plans: cluster, memory, time, cost and plan."""
     several = len({found.scenario.cluster.name for found in ranked}) > 1
     precisions = len({found.scenario.workload.precision for found in ranked}) > 1
     priced = any(found.step.dollars is not None for found in ranked)
-    energy = "energy" in (asked.objective, *(asked.pareto or ()))
+    energy = "energy" in (request.objective, *(request.pareto or ()))
     rows = [
         [
             *(["cluster"] if several else []),
@@ -166,7 +168,7 @@ def plan_table(asked: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str]:
             "plan",
         ]
     ]
-    between = _between(ranked) if asked.pareto is not None else {}
+    between = _between(ranked) if request.pareto is not None else {}
     for position, found in enumerate(ranked):
         if position in between:
             words = between[position]
@@ -181,39 +183,39 @@ def plan_table(asked: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str]:
                 format_seconds(found.step.seconds),
                 *([dollars(_scaled(found, "cost"))] if priced else []),
                 *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
-                describe_plan(found.plan) + " (in an order of its own)" * bool(found.placed),
+                describe_plan(found.plan) + " (own order of ranks)" * bool(found.placed),
             ]
         )
     return aligned(rows, left=several + precisions, last_left=True)
 
 
 def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
-    """Return the plans of a front that are told in one line, since only their layers differ.
+    """Return lines for groups of plans on a front that differ only in recomputed layers.
 
-    Those that recompute more and more layers of one plan: words at the second of them, "" at those
-    that follow; the first and the last have lines of their own.
+    By position: the line at the second plan of a group, "" at the following ones; the first and
+    the last plan of a group are listed separately.
     """
 
     def alike(found: RankedPlan) -> tuple[object, ...]:
         return (found.scenario.cluster.name, replace(found.plan, recompute_layers=0))
 
-    told: dict[int, str] = {}
+    lines: dict[int, str] = {}
     start = 0
     for _, group in groupby(ranked, key=alike):
         few = list(group)
         inner = few[1:-1]
         if len(inner) >= MOST_BETWEEN:
             numbers = [found.plan.recompute_layers for found in inner]
-            told[start + 1] = (
+            lines[start + 1] = (
                 f"… {len(inner)} between, --recompute-layers {numbers[0]} to {numbers[-1]}"
             )
-            told |= dict.fromkeys(range(start + 2, start + 1 + len(inner)), "")
+            lines |= dict.fromkeys(range(start + 2, start + 1 + len(inner)), "")
         start += len(few)
-    return told
+    return lines
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = False) -> list[str]:
-    """Return rows as columns: the first ``left`` ones (and the last) to the left, others right."""
+    """Return rows as aligned columns: the first ``left`` (and the last) to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for number, row in enumerate(rows):
@@ -229,24 +231,25 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = F
 def inverse_text(
     find: str,
     words: str,
-    beyond: tuple[str, Sequence[SurveyCase]] | None,
+    next_attempt: tuple[str, Sequence[SurveyCase]] | None,
     *,
     tried: bool,
     answer: str,
 ) -> str:
-    """The answer of ``plan --find``; ``beyond``: the next candidate, and why it has no plan."""
+    """Return the answer of ``plan --find``; ``next_attempt``: the next candidate."""
     lines = labelled(LABELS[find], words)
-    if beyond is not None:
-        lines += labelled("Checked", f"{beyond[0]}: {_why_no_plan(beyond[1])}")
+    if next_attempt is not None:
+        words, cases = next_attempt
+        lines += labelled("Checked", f"{words}: {_why_no_plan(cases)}")
     elif tried:
-        lines += labelled("Checked", "there is nothing beyond it to try")
+        lines += labelled("Checked", "no larger or smaller candidate is left to try")
     return "\n".join([*lines, "", answer])
 
 
 def _why_no_plan(cases: Sequence[SurveyCase]) -> str:
-    """Say why a candidate has no plan, cluster by cluster."""
+    """Return why a candidate has no plan, cluster by cluster."""
     reasons = [f"{case.name} is tight: it may run out of memory" for case in cases if case.found]
-    reasons += [f"{case.name} {why_nothing(case)}" for case in cases if not case.found]
+    reasons += [f"{case.name} {reason_without_plan(case)}" for case in cases if not case.found]
     left = len(reasons) - MOST_WHY
     more = f", and {left} more" if left > 0 else ""
     return "; ".join(reasons[:MOST_WHY]) + more

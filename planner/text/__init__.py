@@ -1,1 +1,1 @@
-"""Answers as text."""
+"""Text formatting that all answers share."""

@@ -1,4 +1,4 @@
-"""Stacked bars of characters: parts of a sum on one scale, and a line where the budget ends."""
+"""Stacked bars of characters: parts of a sum on one scale, and a mark at the budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKS: Final = {
     "buffers": "▪",
     "runtime": "·",
 }
-# drawn from the left: what stays through a step first
+# from left to right; parts that are constant during a step come first
 ORDER: Final = (
     "weights",
     "optimizer",
@@ -27,11 +27,11 @@ ORDER: Final = (
     "buffers",
 )
 STEPS: Final = (1, 2, 5)
-LEAST_SHARE: Final = 0.25  # of the budget: lower bars are drawn on a scale of their own
+LEAST_SHARE: Final = 0.25  # of the budget; shorter bars have their own scale
 
 
 def shown_scale(largest: float, budget: float) -> float:
-    """Return what the whole width stands for: the budget too, unless that hides the bars.
+    """Return the value of the whole width; includes the budget unless bars become too short.
 
     >>> shown_scale(50.0, 80.0), shown_scale(90.0, 80.0), shown_scale(8.0, 80.0)
     (80.0, 90.0, 8.0)
@@ -40,7 +40,7 @@ def shown_scale(largest: float, budget: float) -> float:
 
 
 def stacked_bar(parts: Mapping[str, float], scale: float, width: int, budget: float) -> str:
-    """Return one bar: every border is where the sum up to it lies, to the nearest character.
+    """Return one bar; borders between parts are rounded to the nearest character.
 
     >>> stacked_bar({"weights": 2.0, "optimizer": 4.0}, 10.0, 10, 8.0)
     '██▓▓▓▓  │'
@@ -58,7 +58,7 @@ def stacked_bar(parts: Mapping[str, float], scale: float, width: int, budget: fl
 
 
 def legend(parts: Mapping[str, float]) -> str:
-    """Name the marks of the parts that are there."""
+    """Return the marks of the parts above zero with their names."""
     return "  ".join(f"{MARKS[name]} {name}" for name in ORDER if parts.get(name, 0.0) > 0.0)
 
 
@@ -80,7 +80,7 @@ def axis(scale: float, width: int) -> str:
 
 
 def tick(scale: float) -> float:
-    """Return the distance of up to seven round numbers on a scale, in bytes."""
+    """Return the distance of at most seven round numbers on a scale, in bytes."""
     unit = GIB * 10.0**-6
     while True:
         for factor in STEPS:

@@ -1,4 +1,4 @@
-"""Words and lines that several answers share."""
+"""Labelled paragraphs and names of moments that several answers share."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MOMENT_WORDS: Final = {
 
 
 def labelled(label: str, text: str) -> list[str]:
-    """A paragraph with a label in the margin."""
+    """Return a paragraph with a label in the margin."""
     return _wrapped(text, f"{label:<{INDENT}}", " " * INDENT)
 
 
 def indented(text: str) -> list[str]:
-    """A line below a label; what does not fit into it is further in."""
+    """Return an indented paragraph below a label; continuation lines are indented further."""
     return _wrapped(text, " " * INDENT, " " * (INDENT + 4))
 
 
 def _wrapped(text: str, first: str, others: str) -> list[str]:
-    """Lines of at most WIDTH; a number and its unit stay together.
+    """Return lines of at most WIDTH; a number and its unit stay together.
 
     >>> _wrapped(97 * "x" + " 16 %", "", "")[1]
     '16 %'

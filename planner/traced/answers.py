@@ -1,4 +1,4 @@
-"""What ``fit`` and ``plan`` answer for a module of unknown layers."""
+"""Answers of ``fit`` and ``plan`` for a traced module of unknown layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from planner.assessment.documents import cluster_document
-from planner.traced.scenario import TracedAssessment, TracedScenario, only_varied
+from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
 from planner.traced.ways_out import TracedWayOut, largest_micro_batch, ways_out
@@ -23,7 +23,7 @@ CONFIDENCE: Final = "traced"
 
 
 def header(scenario: TracedScenario) -> dict[str, Any]:
-    """Return what every JSON answer begins with."""
+    """Return the first entries of every JSON answer."""
     module = scenario.module
     return {
         "schema_version": SCHEMA_VERSION,
@@ -48,7 +48,7 @@ def header(scenario: TracedScenario) -> dict[str, Any]:
 
 
 def train_with(scenario: TracedScenario, plan: Plan) -> str:
-    """Return the Python that trains a module with a plan."""
+    """Return a Python expression that trains a module with a plan."""
     options = ", ".join(
         f"{name}={value!r}"
         for name, value in only_varied(plan).items()
@@ -63,9 +63,9 @@ def train_with(scenario: TracedScenario, plan: Plan) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TracedFitAnswer:
-    """Will it fit: the verdict on one plan, its parts, and what to do next.
+    """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
-    The last is found when it is asked for.
+    Ways out and the largest micro-batch are computed on first access.
     """
 
     scenario: TracedScenario
@@ -80,15 +80,13 @@ class TracedFitAnswer:
 
     @cached_property
     def ways_out(self) -> tuple[TracedWayOut, ...]:
-        """Where it does not fit: what would."""
+        """Changes with which the plan fits; empty if it fits already."""
         return () if self.verdict == "fits" else ways_out(self.scenario, self.plan)
 
     @cached_property
-    def reach(self) -> Mapping[str, Any]:
-        """Where it fits: the largest micro-batch that does as well."""
-        if self.verdict != "fits":
-            return {}
-        return {"largest_micro_batch_size": largest_micro_batch(self.scenario, self.plan)}
+    def largest_micro_batch(self) -> int | None:
+        """Largest micro-batch size that fits; None if the plan does not fit."""
+        return largest_micro_batch(self.scenario, self.plan) if self.verdict == "fits" else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -104,7 +102,9 @@ class TracedFitAnswer:
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
             "ways_out": [way.to_dict() for way in self.ways_out],
-            "reach": dict(self.reach),
+            "reach": {"largest_micro_batch_size": self.largest_micro_batch}
+            if self.verdict == "fits"
+            else {},
         }
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class TracedFitAnswer:
             self.assessment,
             assumptions=self.assumptions,
             ways_out=self.ways_out,
-            reach=self.reach,
+            largest_micro_batch=self.largest_micro_batch,
             following=train_with(self.scenario, self.plan),
         )
 
@@ -126,15 +126,15 @@ class TracedFitAnswer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TracedPlanAnswer:
-    """What is the best plan: the ranked plans and what the search saw."""
+    """Answer of ``plan``: the ranked plans and the counts of the search."""
 
     scenario: TracedScenario
     plans: tuple[Plan, ...]
     assessments: tuple[TracedAssessment, ...]
-    search: Mapping[str, Any]
+    search: TracedCounts
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
-    cut: Cut | None = None  # into the stages of a pipeline, which the executor does not train
+    cut: Cut | None = None  # into pipeline stages, which the executor does not train
 
     @property
     def best(self) -> Plan:
@@ -166,7 +166,7 @@ class TracedPlanAnswer:
             **header(self.scenario),
             "plans": [assessment.to_dict() for assessment in self.assessments],
             "fixed": dict(self.fixed),
-            "search": dict(self.search),
+            "search": self.search.to_dict(),
             "cut": None if self.cut is None else self.cut.to_dict(),
             "train_with": train_with(self.scenario, self.best),
             "assumptions": list(self.assumptions),

@@ -19,6 +19,7 @@ from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precis
 from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
 from planner.traced.scenario import (
     TracedAssessment,
+    TracedCounts,
     TracedScenario,
     assess_traced,
     candidates,
@@ -44,7 +45,7 @@ def fit_module(
     unknown: Mapping[str, Any],
     fixed: Mapping[str, Any],
 ) -> TracedFitAnswer:
-    """Say whether a module trains on a cluster with a plan; ``unknown``: what must not be given."""
+    """Assess a plan of a module; ``unknown``: options that are invalid for traced modules."""
     _refuse(unknown, model)
     refuse_structure(fixed, model)
     assumptions: list[str] = []
@@ -116,36 +117,36 @@ def plan_module(
         batch = cluster.num_gpus * fixed.get("micro_batch_size", 1)
         assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
     scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, assumptions)
-    said = (*scenario.module.notes, *cluster.notes, *assumptions)
+    notes = (*scenario.module.notes, *cluster.notes, *assumptions)
     plans = candidates(scenario, fixed)
     if not plans:
         raise InputError(_why_none(scenario, fixed))
     priced = assess_traced(scenario, plans)
     verdicts = [VERDICTS.index(one.verdict) for one in priced]
-    search = {
-        "enumerated": len(plans),
-        "too_large": verdicts.count(2),
-        "tight": verdicts.count(1),
-        "fitting": verdicts.count(0),
-    }
+    search = TracedCounts(
+        enumerated=len(plans),
+        too_large=verdicts.count(2),
+        tight=verdicts.count(1),
+        fitting=verdicts.count(0),
+    )
     order = _ranked(priced, verdicts)[:top]
     cut = None if fixed else best_cut(scenario)
     if not order:
         smallest = min(range(len(plans)), key=lambda i: priced[i].memory.peak_bytes)
-        raise _no_plan(scenario, plans[smallest], priced[smallest], search, said, cut)
+        raise _no_plan(scenario, plans[smallest], priced[smallest], search, notes, cut)
     return TracedPlanAnswer(
         scenario=scenario,
         plans=tuple(plans[i] for i in order),
         assessments=tuple(priced[i] for i in order),
         search=search,
-        assumptions=said,
+        assumptions=notes,
         fixed=dict(fixed),
         cut=cut,
     )
 
 
 def _ranked(priced: Sequence[TracedAssessment], verdicts: Sequence[int]) -> list[int]:
-    """Positions of the plans that fit (where there is none, of those that may), fastest first."""
+    """Return positions of the plans that fit (else of tight ones), fastest first."""
     best = min(verdicts)
     kept = [i for i, verdict in enumerate(verdicts) if verdict == best and verdict < 2]
 
@@ -196,14 +197,14 @@ def _scenario(
 
 
 def _refuse(unknown: Mapping[str, Any], model: str) -> None:
-    """Raise an InputError that names the first option that only known architectures have."""
+    """Raise an InputError for the first option that is valid for known architectures only."""
     for name, value in unknown.items():
         if value is not None and not (name == "software" and value == DEFAULT_SOFTWARE):
             raise InputError(f"{name} = {value}: has no meaning for {model} (leave it out)")
 
 
 def _why_none(scenario: TracedScenario, fixed: Mapping[str, Any]) -> str:
-    """Return why no plan can exist."""
+    """Return why no plan is legal."""
     ranks, batch = scenario.cluster.num_gpus, scenario.global_batch_size
     if batch % ranks:
         return f"global_batch_size = {batch}: {ranks} data ranks do not divide it"
@@ -214,21 +215,21 @@ def _why_none(scenario: TracedScenario, fixed: Mapping[str, Any]) -> str:
         micro_batch_size=micro,
         num_microbatches=fixed.get("num_microbatches", max(1, batch // (ranks * micro))),
     )
-    return why_illegal(scenario, plan) or "no plan has what is pinned"
+    return why_illegal(scenario, plan) or "no plan satisfies the pinned fields"
 
 
 def _no_plan(
     scenario: TracedScenario,
     smallest: Plan,
     assessment: TracedAssessment,
-    search: Mapping[str, Any],
+    search: TracedCounts,
     assumptions: tuple[str, ...],
     cut: Cut | None,
 ) -> NoLegalPlanError:
     ways = ways_out(scenario, smallest)
     peak, budget = assessment.memory.peak_bytes, budget_bytes(scenario.cluster)
     lines = [
-        f"no plan for {scenario.module.name} on {scenario.cluster.name}: {search['enumerated']:,} "
+        f"no plan for {scenario.module.name} on {scenario.cluster.name}: {search.enumerated:,} "
         f"plans, 0 fit; the smallest ({describe_plan(smallest)}) needs "
         f"{format_bytes(peak)} of {format_bytes(budget)}",
         *(f"  way out: {way.change}: fit {way.options}" for way in ways),
@@ -239,7 +240,7 @@ def _no_plan(
         {
             **header(scenario),
             "plans": [],
-            "search": dict(search),
+            "search": search.to_dict(),
             "ways_out": [way.to_dict() for way in ways],
             "cut": None if cut is None else cut.to_dict(),
             "assumptions": list(assumptions),

@@ -1,14 +1,14 @@
-"""A module of unknown layers on a cluster: which plans it can have, and what they cost.
+"""Scenario of a traced module of unknown layers: legal plans and their assessment.
 
-Only data ranks work on it, so a plan is data parallelism, ZeRO, replicas, recomputation and the
-micro-batch size; everything else is refused by name.
+Plans consist of data parallelism, ZeRO, replicas, recomputation and the micro-batch size; all other
+options are errors.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -41,12 +41,12 @@ VARIED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TracedScenario:
-    """Everything but the plan."""
+    """Traced module, cluster, software and workload."""
 
     module: TracedModule
     cluster: Cluster
     software: SoftwareProfile
-    workload: Workload  # its seq_len means nothing
+    workload: Workload  # seq_len is not used
 
     @property
     def global_batch_size(self) -> int:
@@ -55,11 +55,11 @@ class TracedScenario:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device works beside the host."""
+        """Whether the cluster has accelerators other than CPU processes."""
         return self.cluster.accelerator.device != "cpu"
 
     def workload_document(self) -> dict[str, Any]:
-        """Return what is trained on, as plain JSON values."""
+        """Return the workload as plain JSON values."""
         return {
             "global_batch_size": self.global_batch_size,
             "precision": self.module.precision,
@@ -74,7 +74,7 @@ def with_batch(scenario: TracedScenario, batch: int) -> TracedScenario:
 
 
 def refuse_structure(options: Mapping[str, Any], name: str) -> None:
-    """Raise an InputError that names the first option that needs layers to be known."""
+    """Raise an InputError for the first option that needs known layers."""
     default = Plan()
     for option, value in options.items():
         if option in VARIED or value == getattr(default, option):
@@ -91,7 +91,7 @@ def refuse_structure(options: Mapping[str, Any], name: str) -> None:
 
 
 def why_illegal(scenario: TracedScenario, plan: Plan) -> str | None:
-    """Return why a plan cannot exist, in words; None where it can."""
+    """Return why a plan is illegal, in words; None if it is legal."""
     ranks, batch = scenario.cluster.num_gpus, scenario.global_batch_size
     if plan.data_parallel != ranks:
         return f"data_parallel = {plan.data_parallel}, but there are {ranks} ranks"
@@ -102,7 +102,7 @@ def why_illegal(scenario: TracedScenario, plan: Plan) -> str | None:
             f"global_batch_size is {batch}"
         )
     if plan.zero_stage and ranks == 1:
-        return f"zero_stage = {plan.zero_stage} shares out over data ranks: it needs 2 of them"
+        return f"zero_stage = {plan.zero_stage} shards over data ranks: it needs at least 2"
     if plan.data_parallel % plan.dp_replicate:
         return f"dp_replicate = {plan.dp_replicate} does not divide data_parallel = {ranks}"
     if plan.dp_replicate > 1 and not plan.zero_stage:
@@ -115,7 +115,7 @@ def why_illegal(scenario: TracedScenario, plan: Plan) -> str | None:
 
 
 def candidates(scenario: TracedScenario, fixed: Mapping[str, Any]) -> list[Plan]:
-    """Return every plan that can exist and has what is pinned."""
+    """Return all legal plans with the pinned fields."""
     ranks = scenario.cluster.num_gpus
     share = scenario.global_batch_size // ranks
     node = scenario.cluster.tiers[0].domain_size
@@ -152,13 +152,13 @@ class TracedMemory:
     peak_bytes: float
     low_bytes: float
     high_bytes: float
-    moment: str  # part of the step in which the peak falls
+    moment: str  # part of the step with the peak
     parts: MemoryParts
 
 
 @dataclass(frozen=True, slots=True)
 class TracedTime:
-    """Seconds of a step and the rates that follow; no interval, since no run was compared."""
+    """Step time in seconds and rates; without an interval, since it is not validated by runs."""
 
     step_seconds: float
     parts: TimeParts
@@ -238,7 +238,7 @@ def assess_traced(scenario: TracedScenario, plans: list[Plan]) -> list[TracedAss
 
 
 def _moment(module: TracedModule, plan: Plan, place: int) -> str:
-    """Return the name of the part of the step in which the peak falls."""
+    """Return the name of the part of the step with the peak."""
     if place == OPTIMIZER_STEP:
         return "optimizer"
     segment = module.passes[plan.recompute].segments[place]
@@ -262,6 +262,20 @@ def _time(scenario: TracedScenario, plan: Plan, step: float, parts: TimeParts) -
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TracedCounts:
+    """Numbers of plans in a search, by verdict."""
+
+    enumerated: int
+    too_large: int
+    tight: int
+    fitting: int
+
+    def to_dict(self) -> dict[str, int]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
 def only_varied(plan: Plan) -> dict[str, Any]:
-    """Return the parts of a plan that a module's plans have."""
+    """Return the fields of a plan that vary for traced modules."""
     return {f.name: getattr(plan, f.name) for f in fields(plan) if f.name in VARIED}

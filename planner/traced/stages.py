@@ -1,21 +1,21 @@
-"""A module of unknown layers cut into the stages of a pipeline, with data parallelism and ZeRO.
+"""Pipeline stages of a traced module, with data parallelism and ZeRO.
 
 Stages are contiguous in the order in which the module's nodes run (``cost_models.traced.graph``).
-Dynamic programming over (stages left, first node) finds those whose longest stage is the shortest:
+Dynamic programming over (remaining stages, first node) minimises the longest stage:
 
     longest(s, a) = min over b of max(time(a, b), longest(s - 1, b))
 
-with time(a, b) the passes of the nodes a..b and what they send on and back, and infinity where the
-stage does not fit into its place: a stage with r behind it holds min(r + 1, m) micro-batches under
-1F1B. The step of what is found is then simulated, pass by pass.
+with time(a, b) the seconds of the passes of the nodes a..b and of their sends, and infinity if the
+stage does not fit: under 1F1B a stage followed by r others keeps min(r + 1, m) micro-batches. The
+step of the result is then simulated.
 
-    memory     weights and gradients whole, w P each; optimizer states w P x states (/ d: ZeRO-1);
-               what the nodes leave, and what the stage received, for each micro-batch in flight;
-               the height of its tallest node; two of each message
-    data       ZeRO 0 adds the stage's gradients up once a step, ZeRO 1 scatters them and gathers
-               the weights
+    memory     whole weights and gradients, w P each; optimizer states w P x states (/ d: ZeRO-1);
+               saved tensors of the nodes and received tensors, for each micro-batch in flight;
+               the largest working memory of a node; two of each message
+    data       ZeRO 0 all-reduces the stage's gradients once a step, ZeRO 1 reduce-scatters them and
+               all-gathers the weights
 
-The executor trains such a module over data ranks only: this says what stages would be worth.
+The executor trains traced modules over data ranks only; the stages are informative.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from planner.traced.scenario import TracedScenario
 Floats = NDArray[np.float64]
 MOST_STAGES: Final = 64
 MOST_NODES: Final = 1_000
-MESSAGES: Final = 2.0  # on their way while others are worked on
+MESSAGES: Final = 2.0  # buffers of each message: one in transfer, one in use
 
 
 @dataclass(frozen=True, slots=True)
 class CutStage:
-    """One stage: its nodes, seconds of a micro-batch, bytes."""
+    """One stage: its nodes, seconds of one micro-batch, bytes."""
 
     first: str  # block
     last: str
@@ -72,7 +72,7 @@ class CutStage:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A module in stages, and the step that is predicted for it."""
+    """A module cut into stages, with the predicted step in seconds."""
 
     plan: Plan
     stages: tuple[CutStage, ...]
@@ -80,7 +80,7 @@ class Cut:
 
     @property
     def peak(self) -> float:
-        """Bytes of the fullest stage."""
+        """Largest peak of all stages, in bytes."""
         return max(stage.peak for stage in self.stages)
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _plan(scenario: TracedScenario, stages: int, micro: int, recompute: Any) -> 
 
 
 def cut_into(scenario: TracedScenario, plan: Plan) -> Cut | None:
-    """Return a plan's stages whose longest one is the shortest among those that fit."""
+    """Return the stages that fit with the shortest longest stage; None if none fit."""
     costs = TracedStageCosts.of(scenario, plan)
     count, stages = len(costs.nodes), plan.pipeline_parallel
     if not stages <= count <= MOST_NODES:
@@ -147,11 +147,11 @@ def cut_into(scenario: TracedScenario, plan: Plan) -> Cut | None:
     longest = np.full((stages + 1, count + 1), np.inf)
     chosen = np.zeros((stages + 1, count + 1), dtype=np.intp)
     longest[0, count] = 0.0
-    for left in range(1, stages + 1):  # this stage and those behind it
+    for left in range(1, stages + 1):  # remaining stages, this one included
         flight = min(left, plan.num_microbatches)
         for first in range(count):
             peaks = costs.peaks(first, flight)
-            each = np.where(peaks <= costs.most, whole[first], np.inf)
+            each = np.where(peaks <= costs.max_peak, whole[first], np.inf)
             bounds = np.maximum(each, longest[left - 1])
             chosen[left, first] = int(np.argmin(bounds))
             longest[left, first] = bounds[chosen[left, first]]
@@ -165,7 +165,7 @@ def cut_into(scenario: TracedScenario, plan: Plan) -> Cut | None:
 
 @dataclass(frozen=True)
 class TracedStageCosts:
-    """Prices of every stretch of nodes of one plan."""
+    """Times and peaks of all contiguous ranges of nodes, for one plan."""
 
     scenario: TracedScenario
     plan: Plan
@@ -173,11 +173,11 @@ class TracedStageCosts:
     rate: Rates
     bandwidth: float  # to the next stage
     latency: float
-    most: float  # bytes of a stage
+    max_peak: float  # bytes, largest peak with which a stage fits
 
     @classmethod
     def of(cls, scenario: TracedScenario, plan: Plan) -> TracedStageCosts:
-        """Walk through the module with a plan's micro-batches."""
+        """Return the costs of a module's nodes with a plan's micro-batches."""
         module, software = scenario.module, scenario.software
         rate = rates(scenario.cluster.accelerator, module.precision, software).of_unknown_shapes
         reached = scenario.cluster
@@ -190,7 +190,7 @@ class TracedStageCosts:
         bandwidth, latency = point_to_point_link(
             reached, plan.data_parallel, plan.pipeline_parallel
         )
-        around = interval(1.0, MEMORY)[1]
+        upper = interval(1.0, MEMORY)[1]
         return cls(
             scenario,
             plan,
@@ -198,32 +198,32 @@ class TracedStageCosts:
             rate,
             float(bandwidth),
             float(latency),
-            memory_budget(scenario.cluster.accelerator).size / around,
+            memory_budget(scenario.cluster.accelerator).size / upper,
         )
 
     def passes(self, first: int, last: int | None = None) -> tuple[Floats, Floats]:
-        """Return seconds of both passes of the nodes first..last (default: to each node)."""
+        """Return forward and backward seconds of the nodes first..last (default: by end)."""
         nodes, ends = self.nodes, slice(first, last)
-        # data ranks gather and reduce block by block, and what lies outside of blocks together
+        # data ranks gather and reduce block by block, and all nodes outside of blocks together
         group = self.rate.operator * self.scenario.software.host.group_operators
         group = group if self.plan.data_parallel > 1 else 0.0
-        around = group * (1.0 + np.cumsum(np.array(nodes.blocks[ends]) != OUTSIDE))
-        ways = []
+        collectives = group * (1.0 + np.cumsum(np.array(nodes.blocks[ends]) != OUTSIDE))
+        passes = []
         for work, starts, arrives in (
             (nodes.forward, nodes.starts_forward, nodes.crossing),
             (nodes.backward, nodes.starts_backward, nodes.returning),
         ):
             device = np.cumsum(work[ends])
-            device = device + host_wait(np.cumsum(starts[ends]) + around, device, self.rate)
-            # forward: what it hands on; backward: what it hands back
+            device = device + host_wait(np.cumsum(starts[ends]) + collectives, device, self.rate)
+            # forward: sent to the next stage; backward: sent to the previous one
             moved = arrives[first + 1 : first + 1 + len(device)]
             if work is nodes.backward:
                 moved = np.full(len(device), arrives[first])
-            ways.append(device + np.where(moved > 0.0, self._sent(moved), 0.0))
-        return ways[0], ways[1]
+            passes.append(device + np.where(moved > 0.0, self._sent(moved), 0.0))
+        return passes[0], passes[1]
 
     def times(self) -> Floats:
-        """Return seconds of a micro-batch for the nodes first..last: [first, last + 1]."""
+        """Return seconds of one micro-batch, (first node, end of the nodes)."""
         count = len(self.nodes)
         found = np.full((count, count + 1), np.inf)
         for first in range(count):
@@ -231,12 +231,12 @@ class TracedStageCosts:
         return found
 
     def peaks(self, first: int, flight: int) -> Floats:
-        """Return bytes of stages that begin with a node, by their end; infinite before it."""
+        """Return peak bytes of stages that begin with a node, by their end; infinity before it."""
         nodes, module = self.nodes, self.scenario.module
         every, trained = self.parameters[first]
         master = MASTER_BYTES[module.precision]
         states = RULES[self.scenario.workload.optimizer].states / self.plan.data_parallel
-        held = master * (every + trained + states * trained) + module.buffer_bytes
+        states_bytes = master * (every + trained + states * trained) + module.buffer_bytes
         kept = np.cumsum(nodes.kept[first:]) + nodes.crossing[first]
         height = np.maximum.accumulate(nodes.working[first:])
         here = nodes.crossing[first] + nodes.returning[first]
@@ -244,7 +244,7 @@ class TracedStageCosts:
         busy = flight * kept + height + MESSAGES * (here + onward)
         copies = OPTIMIZER_COPIES[self.scenario.workload.optimizer] * master
         update = copies * float(module.tensors.largest())
-        allocated = held + np.maximum(busy, update)
+        allocated = states_bytes + np.maximum(busy, update)
         software = self.scenario.software
         runtime = software.memory.context_bytes + software.memory.allocator_slack * allocated
         found = np.full(len(nodes) + 1, np.inf)
@@ -253,7 +253,7 @@ class TracedStageCosts:
 
     @cached_property
     def parameters(self) -> list[tuple[Floats, Floats]]:
-        """Elements of stages by first and last node, all and trained; each once a stage."""
+        """Parameters of stages by first and last node, all and trained; shared ones count once."""
         return [self._parameters(first) for first in range(len(self.nodes))]
 
     def _parameters(self, first: int) -> tuple[Floats, Floats]:
@@ -267,12 +267,12 @@ class TracedStageCosts:
         return np.cumsum(every), np.cumsum(trained)
 
     def cut(self, ends: list[int]) -> Cut:
-        """Return the stages between some ends, and simulate their step."""
+        """Return the stages with given ends, and their simulated step."""
         stages, once = [], []
         pairs = list(itertools.pairwise(ends))
         for place, (first, last) in enumerate(pairs):
-            forward, backward = (float(way[-1]) for way in self.passes(first, last))
-            every, trained = (float(way[last - first - 1]) for way in self.parameters[first])
+            forward, backward = (float(seconds[-1]) for seconds in self.passes(first, last))
+            every, trained = (float(count[last - first - 1]) for count in self.parameters[first])
             flight = min(len(pairs) - place, self.plan.num_microbatches)
             stages.append(
                 CutStage(
@@ -296,7 +296,7 @@ class TracedStageCosts:
         return Cut(self.plan, tuple(stages), step + max(once))
 
     def _name(self, nodes: range) -> str:
-        """Return the first block of some nodes; the first node where there is none."""
+        """Return the name of the first block of some nodes; of the first node without blocks."""
         blocks = [node for node in nodes if self.nodes.blocks[node] != OUTSIDE]
         return self.nodes.names[(blocks or nodes)[0]]
 
@@ -305,7 +305,7 @@ class TracedStageCosts:
         return send(size, self.bandwidth, self.latency) + start
 
     def _once(self, forward: float, backward: float, trained: float) -> float:
-        """Return seconds of a stage once a step: gradients that nothing hides, the update."""
+        """Return seconds of a stage once a step: exposed gradient reduction and the update."""
         scenario, table = self.scenario, PlanTable.from_plans([self.plan])
         whole = np.array([MASTER_BYTES[scenario.module.precision] * trained])
         calls = np.array([1.0])

@@ -1,9 +1,9 @@
-"""Answers about a module of unknown layers as plain text."""
+"""Text of the answers for a traced module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_seconds
@@ -12,16 +12,16 @@ from planner.answer.text import bars, binding_parts, budget_words, verdict_line
 from planner.assessment.assess import amounts
 from planner.request.command import describe_plan
 from planner.text.paragraphs import labelled
-from planner.traced.scenario import TracedAssessment, TracedScenario, TracedTime
+from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, TracedTime
 from planner.traced.stages import Cut
 from planner.traced.ways_out import TracedWayOut
 
 CONFIDENCE: Final = (
     "traced: parameters are exact, memory follows the module's operators on fake tensors (without "
-    "the workspaces of convolutions); the step time is a roofline of its operators that no run was "
-    "compared with"
+    "the workspaces of convolutions); the step time is a roofline of its operators, not validated "
+    "by runs"
 )
-MOST_STAGES: Final = 8  # that are named
+MOST_STAGES: Final = 8  # stages that are listed
 COLUMNS: Final = (
     ("dp", "data_parallel"),
     ("rep", "dp_replicate"),
@@ -33,7 +33,7 @@ COLUMNS: Final = (
 
 
 def head(scenario: TracedScenario) -> list[str]:
-    """The question, said back."""
+    """Return the lines that repeat the request: module, workload, cluster."""
     module = scenario.module
     size = f"{module.kind}, {format_count(module.num_parameters)} parameters"
     if module.num_trainable_parameters != module.num_parameters:
@@ -48,7 +48,7 @@ def head(scenario: TracedScenario) -> list[str]:
 
 
 def time_line(time: TracedTime) -> str:
-    """Step time and rates."""
+    """Return step time and rates in one line."""
     words = (
         f"about {format_seconds(time.step_seconds)} a step, "
         f"{time.rows_per_second_per_gpu:,.1f} rows/s per accelerator"
@@ -63,10 +63,10 @@ def fit_text(
     *,
     assumptions: Sequence[str],
     ways_out: Sequence[TracedWayOut],
-    reach: Mapping[str, Any],
+    largest_micro_batch: int | None,
     following: str,
 ) -> str:
-    """The answer of ``fit``."""
+    """Return the answer of ``fit`` as text."""
     memory, fits, sizes = assessment.memory, assessment.fits, amounts(assessment.memory.parts)
     lines = [*head(scenario), "", verdict_line(assessment)]
     lines += labelled("", describe_plan(plan))
@@ -74,8 +74,8 @@ def fit_text(
     lines += bars(sizes, assessment.budget.size)
     lines += labelled("Budget", budget_words(assessment.budget))
     lines += labelled("Step", time_line(assessment.time))
-    if fits and reach.get("largest_micro_batch_size"):
-        lines += labelled("Maximum", f"micro-batch size {reach['largest_micro_batch_size']:,}")
+    if largest_micro_batch:
+        lines += labelled("Maximum", f"micro-batch size {largest_micro_batch:,}")
     if not fits:
         lines += _ways(sizes, ways_out)
     lines += labelled("Assumed", "; ".join(assumptions))
@@ -103,13 +103,13 @@ def _ways(parts: Mapping[str, float], ways_out: Sequence[TracedWayOut]) -> list[
 def plan_text(
     scenario: TracedScenario,
     assessments: Sequence[TracedAssessment],
-    search: Mapping[str, Any],
+    search: TracedCounts,
     *,
     assumptions: Sequence[str],
     following: str,
     cut: Cut | None = None,
 ) -> str:
-    """The answer of ``plan``."""
+    """Return the answer of ``plan`` as text."""
     best = assessments[0]
     lines = [*head(scenario), ""]
     if best.verdict == "tight":
@@ -124,8 +124,8 @@ def plan_text(
         lines += labelled("Stages", cut_words(cut, best.time.step_seconds))
     lines += labelled(
         "Searched",
-        f"{search['enumerated']:,} plans: {search['too_large']:,} too large, {search['tight']:,} "
-        f"tight, {search['fitting']:,} fit",
+        f"{search.enumerated:,} plans: {search.too_large:,} too large, {search.tight:,} tight, "
+        f"{search.fitting:,} fit",
     )
     lines += labelled("Assumed", "; ".join(assumptions))
     lines += labelled("Confidence", CONFIDENCE)
@@ -134,9 +134,9 @@ def plan_text(
 
 
 def cut_words(cut: Cut, step: float | None) -> str:
-    """What stages would be worth, and that the executor has none for such a module.
+    """Describe the best pipeline stages, which the executor does not support for such modules.
 
-    ``step``: of the best plan without stages.
+    ``step``: seconds of the best plan without stages.
     """
     plan, stages = cut.plan, cut.stages
     shown = " | ".join(
@@ -155,8 +155,8 @@ def cut_words(cut: Cut, step: float | None) -> str:
         f"cut into {plan.pipeline_parallel} stages ({shown}{more}), each on {ranks}, "
         f"{plan.num_microbatches} micro-batches of {plan.micro_batch_size}, recompute "
         f"{plan.recompute}, it would take {time} and {peaks} GiB, and send up to "
-        f"{format_bytes(sent)} a micro-batch; the executor trains modules of one's own over data "
-        "ranks only (DP, ZeRO), so no stages are among the plans"
+        f"{format_bytes(sent)} a micro-batch; the executor trains traced modules over data ranks "
+        "only (DP, ZeRO), so no stages are among the plans"
     )
 
 

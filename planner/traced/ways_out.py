@@ -1,4 +1,4 @@
-"""What to change when a module of unknown layers does not fit, and how far one can go when it does.
+"""Ways out for a traced module that does not fit, and the largest micro-batch of one that does.
 
 Every way out is priced by the same formulas and listed only if it fits; the cheapest change first.
 """
@@ -35,7 +35,7 @@ class TracedWayOut:
 
 
 def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[TracedWayOut, ...]:
-    """Return up to MOST_WAYS changes that make it fit, cheapest first; each is priced."""
+    """Return up to MOST_WAYS priced changes with which the plan fits, cheapest first."""
     found: list[TracedWayOut] = []
     for changed, other, change in _changes(scenario, plan):
         way = _check(changed, other, change, moved=changed.cluster is not scenario.cluster)
@@ -47,7 +47,7 @@ def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[TracedWayOut, ...]:
 
 
 def largest_micro_batch(scenario: TracedScenario, plan: Plan) -> int | None:
-    """Return the largest micro-batch size that fits with as many micro-batches."""
+    """Return the largest micro-batch size that fits with the same num_microbatches."""
 
     def fits(size: int) -> bool:
         batch = size * plan.num_microbatches * plan.data_parallel
@@ -86,7 +86,7 @@ def _changes(scenario: TracedScenario, plan: Plan) -> Iterator[tuple[TracedScena
 def _check(
     scenario: TracedScenario, plan: Plan, change: str, *, moved: bool = False
 ) -> TracedWayOut | None:
-    """Price one changed plan; None unless it can exist and fits."""
+    """Price one changed plan; None unless it is legal and fits."""
     if why_illegal(scenario, plan) is not None:
         return None
     assessment = assess_traced(scenario, [plan])[0]

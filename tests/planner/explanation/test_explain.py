@@ -24,7 +24,7 @@ from planner.assessment.verdict import budget_bytes
 from planner.cli.app import app
 from planner.explanation.answer import _figure
 from planner.explanation.explain import explain
-from planner.explanation.glossary import changes, layout, place, same_layout, story
+from planner.explanation.glossary import changes, describe, layout, place, same_layout
 from planner.explanation.machine_figures import figures
 from planner.explanation.sensitivity import (
     HIGHEST,
@@ -78,9 +78,9 @@ def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
     assert found.is_best
     assert found.best == best
     binds = found.binds()
-    assert sum(term["share"] for term in binds["time"]) == pytest.approx(1.0)
-    assert sum(term["share"] for term in binds["memory"]) == pytest.approx(1.0)
-    shares = [term["share"] for term in binds["time"]]
+    assert sum(term.share for term in binds.time) == pytest.approx(1.0)
+    assert sum(term.share for term in binds.memory) == pytest.approx(1.0)
+    shares = [term.share for term in binds.time]
     assert shares == sorted(shares, reverse=True)
     assert "no legal plan that fits is predicted faster" in str(found)
 
@@ -124,7 +124,7 @@ def test_every_part_of_a_plan_is_told() -> None:
         recompute_layers=1,
         num_microbatches=4,
     )
-    text = " ".join(story(scenario, plan))
+    text = " ".join(describe(scenario, plan))
     for word in ("Data parallelism 2", "Pipeline parallelism 2", "Tensor parallelism 2"):
         assert word in text
     for word in ("Expert parallelism 2", "ZeRO 1", "full recomputation", "interleaved", "first 1"):

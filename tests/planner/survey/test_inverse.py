@@ -53,8 +53,8 @@ def test_the_fewest_accelerators_are_those_of_asking_every_number() -> None:
     assert fits(f"{answer.value}xA100-80GB", **options)
     assert smaller
     assert not any(fits(f"{n}xA100-80GB", **options) for n in smaller)
-    assert answer.beyond is not None
-    assert answer.beyond.value == smaller[-1]
+    assert answer.next_attempt is not None
+    assert answer.next_attempt.value == smaller[-1]
     assert answer.best.world_size == answer.value
     assert "too large" in str(answer)
 
@@ -75,14 +75,14 @@ def test_the_longest_sequence_fits_and_the_next_does_not(required: str | None) -
     assert answer.value % step == 0
     assert fits("4xA100-80GB", seq_len=answer.value, **forward)
     assert not fits("4xA100-80GB", seq_len=answer.value + step, **forward)
-    assert answer.beyond.value == answer.value + step
+    assert answer.next_attempt.value == answer.value + step
 
 
 @pytest.mark.slow
 def test_learned_positions_end_a_sequence() -> None:
     answer = find("longest-sequence", CONFIGS["gpt2"], "2xA100-80GB", fix="", global_batch_size=2)
     assert answer.value == CONFIGS["gpt2"]["n_positions"]
-    assert answer.beyond is None
+    assert answer.next_attempt is None
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
@@ -103,7 +103,7 @@ def test_the_largest_model_of_a_family() -> None:
     names = "llama-3.2-1b,llama-3-8b,llama-3-70b"
     answer = find("largest-model", names, seq_len=1024, global_batch_size=4)
     assert answer.value == "llama-3-8b"
-    assert answer.beyond.value == "llama-3-70b"
+    assert answer.next_attempt.value == "llama-3-70b"
     assert not fits("4xA100-80GB", "llama-3-70b", seq_len=1024, global_batch_size=4)
 
 

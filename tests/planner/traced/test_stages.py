@@ -69,14 +69,14 @@ def test_the_longest_stage_is_the_shortest_of_all_cuts_that_fit(
     longest = np.inf
     for inner in itertools.combinations(range(1, len(nodes)), 3):
         cut = costs.cut([0, *inner, len(nodes)])
-        if cut.peak <= costs.most:
+        if cut.peak <= costs.max_peak:
             longest = min(longest, max(s.forward + s.backward for s in cut.stages))
     found = cut_into(here, plan)
     if found is None:
         assert not np.isfinite(longest)
         return
     assert max(s.forward + s.backward for s in found.stages) == pytest.approx(longest)
-    assert found.peak <= costs.most
+    assert found.peak <= costs.max_peak
     assert sum(stage.num_nodes for stage in found.stages) == len(nodes)
 
 
@@ -122,7 +122,7 @@ def test_the_answer_prices_stages_and_says_that_they_are_not_run() -> None:
     words = cut_words(cut, 2 * cut.step)
     assert words.startswith("cut into 2 stages (b.0 | b.1), each on 4 data ranks")
     assert "50 % less than without" in words
-    assert "the executor trains modules of one's own over data ranks only (DP, ZeRO)" in words
+    assert "the executor trains traced modules over data ranks only (DP, ZeRO)" in words
     document = json.loads(json.dumps(cut.to_dict()))
     assert document["stages"][0]["sent_bytes"] == 32.0 * cut.plan.micro_batch_size
     assert document["peak_bytes"] == cut.peak

@@ -102,8 +102,8 @@ def test_the_best_plan_is_the_best_of_all(traces: Traces) -> None:
     documents = answer.assessments
     seconds = [document.time.step_seconds for document in documents]
     assert seconds == sorted(seconds)
-    assert answer.search["enumerated"] == 4 * 2 * 4  # ZeRO, recompute, divisors of 8 rows
-    assert len(documents) == answer.search["fitting"]
+    assert answer.search.enumerated == 4 * 2 * 4  # ZeRO, recompute, divisors of 8 rows
+    assert len(documents) == answer.search.fitting
     for plan, document in zip(answer.plans, documents, strict=True):
         alone = planner.fit(
             NET, CLUSTER, precision="fp32", global_batch_size=64, **_options(plan)
@@ -172,7 +172,7 @@ def test_a_batch_that_ranks_do_not_divide(traces: Traces) -> None:
     traces(sample())
     with pytest.raises(InputError, match="12: 8 data ranks do not divide it"):
         planner.plan(NET, CLUSTER, global_batch_size=12)
-    with pytest.raises(InputError, match="zero_stage = 1 shares out over data ranks"):
+    with pytest.raises(InputError, match="zero_stage = 1 shards over data ranks"):
         planner.plan(NET, "1xA100-80GB", fix="zero=1")
 
 
