@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import tempfile
@@ -40,13 +39,6 @@ Amount = Annotated[float, Meta(ge=0.0, le=1e30)]
 Positive = Annotated[float, Meta(ge=1e-12, le=1e30)]
 
 T = TypeVar("T")
-
-
-class _Required:
-    """Marks a field that has no default."""
-
-
-REQUIRED: Final = _Required()
 
 
 def read_text(path: Path, what: str) -> str:
@@ -284,7 +276,9 @@ def _allowed(kind: Any, value: object) -> str:
     if get_origin(kind) is Literal:
         known = [str(word) for word in get_args(kind)]
         hint = did_you_mean(value, known) if isinstance(value, str) else ""
-        return "one of " + ", ".join(known) + (f". {hint}" if hint else "")
+        only_words = all(isinstance(word, str) for word in get_args(kind))
+        string = "a string, " if only_words and not isinstance(value, str) else ""
+        return f"{string}one of " + ", ".join(known) + (f". {hint}" if hint else "")
     if kind is int:
         bounds = "" if low is None or high is None else f" from {low:,} to {high:,}"
         return f"a whole number{bounds}"
@@ -325,104 +319,3 @@ def write_text_atomically(
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-class Fields:
-    """A mapping read field by field.
-
-    ``where`` names the file (and the path inside it) in every error.
-
-    >>> Fields({"n": 0}, "config.json").integer("n", low=1, high=9)
-    Traceback (most recent call last):
-    hardware_profiles.errors.InputError: config.json: n = 0 (must be a whole number from 1 to 9)
-    """
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def __contains__(self, key: str) -> bool:
-        return self.values.get(key) is not None
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
-        if value is None:
-            if isinstance(default, _Required):
-                raise InputError(f"{self.where}: {key} is missing")
-            return default
-        return value
-
-    def wrong(self, key: str, value: object, allowed: str) -> InputError:
-        """Return the error for a value that is not allowed."""
-        return wrong_value(self.where, key, value, allowed)
-
-    def integer(self, key: str, default: Any = REQUIRED, *, low: int = 0, high: int = 10**9) -> Any:
-        """Return a whole number between ``low`` and ``high`` (both included)."""
-        value = self._get(key, default)
-        if value is default and not isinstance(default, _Required):
-            return value
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        if isinstance(value, bool) or not whole or not low <= value <= high:
-            raise self.wrong(key, value, f"a whole number from {low:,} to {high:,}")
-        return int(value)
-
-    def number(
-        self, key: str, default: Any = REQUIRED, *, low: float = 0.0, high: float = 1e30
-    ) -> Any:
-        """Return a finite number between ``low`` and ``high`` (both included)."""
-        value = self._get(key, default)
-        if value is default and not isinstance(default, _Required):
-            return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, value, f"a number from {low:g} to {high:g}")
-        if not math.isfinite(value) or not low <= value <= high:
-            raise self.wrong(key, value, f"a number from {low:g} to {high:g}")
-        return float(value)
-
-    def flag(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return true or false."""
-        value = self._get(key, default)
-        if not isinstance(value, bool) and value is not default:
-            raise self.wrong(key, value, "true or false")
-        return value
-
-    def text(
-        self, key: str, default: Any = REQUIRED, *, choices: Iterable[str] | None = None
-    ) -> Any:
-        """Return a string, one of ``choices`` where they are given."""
-        value = self._get(key, default)
-        if value is default and not isinstance(default, _Required):
-            return value
-        if not isinstance(value, str):
-            raise self.wrong(key, value, "a string")
-        if choices is not None and value not in (known := list(choices)):
-            hint = did_you_mean(value, known)
-            raise self.wrong(
-                key, value, "one of " + ", ".join(known) + (f". {hint}" if hint else "")
-            )
-        return value
-
-    def items(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return a list."""
-        value = self._get(key, default)
-        if not isinstance(value, (list, tuple)) and value is not default:
-            raise self.wrong(key, value, "a list")
-        return value
-
-    def sub(self, key: str, default: Any = REQUIRED) -> Fields:
-        """Return a nested mapping as Fields."""
-        value = self._get(key, default)
-        if not isinstance(value, Mapping):
-            raise self.wrong(key, value, "an object with keys")
-        return Fields(value, f"{self.where}: {key}")
-
-    def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Raise for the first key that is not ``known``."""
-        names = list(known)
-        for key in self.values:
-            if key not in names:
-                hint = did_you_mean(str(key), names)
-                raise InputError(
-                    f"{self.where}: unknown key {key!r}. "
-                    + (hint or f"Known keys: {', '.join(names)}")
-                )

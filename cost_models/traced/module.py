@@ -7,20 +7,19 @@ every operator. The inside of a block is unknown, so blocks are not split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from cost_models.arrays import Count, Real
 from cost_models.partition.tensor_sharding import ceil_share
-from hardware_profiles.errors import InputError
+from hardware_profiles.fields import convert
 
-SCHEMA_VERSION: Final = 1
 OUTSIDE: Final = -1  # block position of parameters and segments outside of all blocks
-FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 
 
@@ -160,67 +159,121 @@ class TracedModule:
         return round(float(self.tensors.elements(trainable=True)))
 
 
+_Line = tuple[float, float]  # constant, per row
+_Kind = tuple[float, float, float, float, float]  # count; FLOP and bytes, each constant, per row
+_Flag = bool | Literal[0, 1]
+
+
+class _Parameters(Struct, frozen=True):
+    tensors: tuple[tuple[int, int, int, bool], ...]  # rows, width, count, trainable
+    name: str = ""
+
+
+class _Segment(Struct, frozen=True):
+    phase: Literal["forward", "backward"]
+    block: str | None
+    block_gradient_bytes: float
+    outside_gradient_bytes: float
+    kept: tuple[_Line, ...]
+    freed: tuple[_Line, ...]
+    end: _Line
+    operators: tuple[_Kind, ...] = ()
+    parameters: tuple[tuple[int, int, _Flag], ...] = ()
+
+
+class _Operators(Struct, frozen=True):
+    forward: tuple[_Kind, ...]
+    backward: tuple[_Kind, ...]
+
+
+class _Pass(Struct, frozen=True):
+    segments: tuple[_Segment, ...]
+    operators: _Operators
+    tensors: tuple[tuple[int, tuple[int, ...], float, float, _Flag], ...] = ()
+
+
+class _Document(Struct, frozen=True):
+    """The output of ``python -m executor trace``."""
+
+    schema_version: Literal[1]
+    name: str
+    kind: str = field(name="class")
+    precision: str
+    device: str
+    blocks: tuple[_Parameters, ...]
+    outside: _Parameters
+    buffer_bytes: float
+    tied_parameters: int
+    passes: dict[str, _Pass]
+    inputs: dict[str, Any]
+    output_bytes_per_row: float
+    notes: tuple[str, ...]
+
+
 def traced_module(document: Mapping[str, Any]) -> TracedModule:
     """Read the output of ``python -m executor trace``."""
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(
-            f"trace: schema_version = {document.get('schema_version')!r} (must be {SCHEMA_VERSION})"
-        )
-    names = tuple(block["name"] for block in document["blocks"])
+    found = convert(document, _Document, "trace")
+    names = tuple(block.name for block in found.blocks)
     return TracedModule(
-        name=document["name"],
-        kind=document["class"],
-        precision=document["precision"],
-        device=document["device"],
+        name=found.name,
+        kind=found.kind,
+        precision=found.precision,
+        device=found.device,
         block_names=names,
-        blocks=tuple(_tensors(block["tensors"]) for block in document["blocks"]),
-        outside=_tensors(document["outside"]["tensors"]),
-        buffer_bytes=float(document["buffer_bytes"]),
-        tied_parameters=document["tied_parameters"],
-        passes={key: _pass(value, names) for key, value in document["passes"].items()},
-        inputs=document["inputs"],
-        output_bytes_per_row=float(document["output_bytes_per_row"]),
-        notes=tuple(document["notes"]),
+        blocks=tuple(_tensors(block) for block in found.blocks),
+        outside=_tensors(found.outside),
+        buffer_bytes=found.buffer_bytes,
+        tied_parameters=found.tied_parameters,
+        passes={key: _pass(value, names) for key, value in found.passes.items()},
+        inputs=found.inputs,
+        output_bytes_per_row=found.output_bytes_per_row,
+        notes=found.notes,
     )
 
 
-def _tensors(values: list[list[Any]]) -> Tensors:
-    return Tensors(*(tuple(row[i] for row in values) for i in range(4)))
+def _tensors(parameters: _Parameters) -> Tensors:
+    rows = parameters.tensors
+    return Tensors(
+        rows=tuple(row[0] for row in rows),
+        width=tuple(row[1] for row in rows),
+        count=tuple(row[2] for row in rows),
+        trainable=tuple(row[3] for row in rows),
+    )
 
 
-def _pass(values: Mapping[str, Any], names: tuple[str, ...]) -> Pass:
+def _pass(found: _Pass, names: tuple[str, ...]) -> Pass:
     place = {name: position for position, name in enumerate(names)}
     segments = tuple(
         Segment(
-            phase=segment["phase"],
-            block=OUTSIDE if segment["block"] is None else place[segment["block"]],
-            block_gradients=segment["block_gradient_bytes"],
-            outside_gradients=segment["outside_gradient_bytes"],
-            kept=_lines(segment["kept"]),
-            freed=_lines(segment["freed"]),
-            end=_lines([segment["end"]]),
-            operators=_operators(segment.get("operators", [])),
-            parameters=tuple((n, size, bool(t)) for n, size, t in segment.get("parameters", [])),
+            phase=segment.phase,
+            block=OUTSIDE if segment.block is None else place[segment.block],
+            block_gradients=segment.block_gradient_bytes,
+            outside_gradients=segment.outside_gradient_bytes,
+            kept=_lines(segment.kept),
+            freed=_lines(segment.freed),
+            end=_lines([segment.end]),
+            operators=_operators(segment.operators),
+            parameters=tuple((n, size, bool(t)) for n, size, t in segment.parameters),
         )
-        for segment in values["segments"]
+        for segment in found.segments
     )
-    operators = values["operators"]
     handed = tuple(
-        Handed(maker, tuple(readers), _lines([[constant, per_row]]), bool(floating))
-        for maker, readers, constant, per_row, floating in values.get("tensors", [])
+        Handed(maker, readers, _lines([(constant, per_row)]), bool(floating))
+        for maker, readers, constant, per_row, floating in found.tensors
     )
-    return Pass(segments, _operators(operators[FORWARD]), _operators(operators[BACKWARD]), handed)
+    operators = found.operators
+    return Pass(segments, _operators(operators.forward), _operators(operators.backward), handed)
 
 
-def _lines(values: list[list[float]]) -> Lines:
+def _lines(values: Sequence[_Line]) -> Lines:
     return Lines(tuple(a for a, _ in values), tuple(b for _, b in values))
 
 
-def _operators(values: list[list[float]]) -> Operators:
+def _operators(kinds: Sequence[_Kind]) -> Operators:
     return Operators(
-        tuple(row[0] for row in values),
-        _lines([row[1:3] for row in values]),
-        _lines([row[3:5] for row in values]),
+        tuple(kind[0] for kind in kinds),
+        _lines([kind[1:3] for kind in kinds]),
+        _lines([kind[3:5] for kind in kinds]),
     )
 
 

@@ -30,7 +30,7 @@ from cost_models.model.families import (
 from cost_models.model.families.reader import Config, Defaults
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Fields
+from hardware_profiles.fields import wrong_value
 
 Builder = Callable[[Config], ModelSpec]
 
@@ -87,10 +87,9 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
     >>> model_spec({"model_type": "llama"}, name="llama").num_parameters
     6738415616
     """
-    fields = Fields(config, where)
-    family = _family(fields)
+    family = _family(config, where)
     build, defaults = _FAMILIES[family]
-    reader = Config(fields, family, defaults)
+    reader = Config(config, where, family, defaults)
     spec = build(reader)
     return replace(
         spec,
@@ -100,25 +99,27 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
     )
 
 
-def _family(fields: Fields) -> str:
+def _family(config: Mapping[str, Any], where: str) -> str:
     """Return the model type; an unknown one is an error that lists the known ones."""
-    if "model_type" not in fields:
-        raise InputError(f"{fields.where}: model_type is missing{_guess(fields)}")
-    family = fields.text("model_type")
+    family = config.get("model_type")
+    if family is None:
+        raise InputError(f"{where}: model_type is missing{_guess(config)}")
+    if not isinstance(family, str):
+        raise wrong_value(where, "model_type", family, "a string")
     if family in _FAMILIES:
-        return str(family)
-    custom = " (its custom code is never run)" if "auto_map" in fields else ""
+        return family
+    custom = " (its custom code is never run)" if config.get("auto_map") is not None else ""
     hint = did_you_mean(family, FAMILIES)
     raise InputError(
-        f"{fields.where}: model_type = {family[:60]!r} is not known{custom}. "
+        f"{where}: model_type = {family[:60]!r} is not known{custom}. "
         + (f"{hint} " if hint else "")
         + f"Known: {', '.join(FAMILIES)}"
     )
 
 
-def _guess(fields: Fields) -> str:
+def _guess(config: Mapping[str, Any]) -> str:
     """Return a hint: the model_type of the class in ``architectures``."""
-    classes = fields.values.get("architectures")
+    classes = config.get("architectures")
     first = classes[0] if isinstance(classes, (list, tuple)) and classes else ""
     wanted = str(first).lower()
     for family in FAMILIES:
@@ -134,15 +135,15 @@ def _assumptions(config: Config) -> tuple[str, ...]:
     if config.defaulted:
         taken = ", ".join(f"{key} = {value}" for key, value in config.defaulted.items())
         lines.append(f"not in the config, taken from the defaults of {config.family}: {taken}")
-    if "auto_map" in config.fields:
+    if config.has("auto_map"):
         lines.append("the config names custom code (auto_map): custom code is not executed")
-    classes = config.fields.values.get("architectures")
+    classes = config.values.get("architectures")
     first = str(classes[0])[:60] if isinstance(classes, (list, tuple)) and classes else ""
     if any(task in first for task in _OTHER_HEADS):
         lines.append(
             f"priced with a head over the vocabulary, not with that of architectures: {first}"
         )
-    if "quantization_config" in config.fields:
+    if config.has("quantization_config"):
         lines.append(
             "the config names a quantization: weights are counted in the training precision"
         )

@@ -13,9 +13,9 @@ from cost_models.model.families.reader import (
     MAX_POSITIONS,
     MAX_VOCAB,
     Config,
+    Defaults,
 )
 from cost_models.model.spec import Attention, LayerKind, ModelSpec, Part, Sharding, Weight
-from hardware_profiles.fields import Fields
 
 Key = TypeVar("Key", bound=Hashable)
 Weights = tuple[Weight, ...]
@@ -74,13 +74,10 @@ def read_sizes(
 
 def rotary_fraction(config: Config, *keys: str, default: float = 1.0) -> float:
     """Return the rotated share of each head, from any of the places a config may give it."""
-    rope = config.fields.values.get("rope_parameters")
+    rope = config.values.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
-        return float(
-            Fields(rope, f"{config.fields.where}: rope_parameters").number(
-                "partial_rotary_factor", high=1.0
-            )
-        )
+        rope_config = Config(rope, f"{config.where}: rope_parameters", config.family, Defaults({}))
+        return rope_config.fraction("partial_rotary_factor")
     present = [key for key in keys if config.has(key)]
     return config.fraction(present[0]) if present else default
 
@@ -238,7 +235,7 @@ def assemble(
         bridge=bridge,
         head=head,
         head_multiply=head_multiply or sizes.hidden_size * sizes.vocab_size,
-        config=config.fields.values,
+        config=config.values,
         assumptions=assumptions,
     )
 

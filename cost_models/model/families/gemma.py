@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
 
 from cost_models.model.families.blocks import read_sizes
 from cost_models.model.families.llama_like import (
@@ -15,9 +16,8 @@ from cost_models.model.families.llama_like import (
     decoder,
     windows_by_type,
 )
-from cost_models.model.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults
+from cost_models.model.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults, whole
 from cost_models.model.spec import ModelSpec
-from hardware_profiles.fields import Fields
 
 FOUR_NORMS: Final = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
@@ -96,9 +96,8 @@ def _is_capped(config: Config) -> bool:
     """Whether attention scores are capped; null disables it."""
     if config.is_null("attn_logit_softcapping"):
         return False
-    cap = config.fields.number(
-        "attn_logit_softcapping", config.default("attn_logit_softcapping"), low=1e-3, high=1e6
-    )
+    key = "attn_logit_softcapping"
+    cap = config.read(key, Annotated[float, Meta(ge=1e-3, le=1e6)], config.default(key))
     return bool(cap is not None)
 
 
@@ -119,7 +118,7 @@ def gemma2(config: Config) -> ModelSpec:
 def gemma3_text(config: Config) -> ModelSpec:
     """Gemma 3 (arXiv:2503.19786): five layers with a window for one without; norms of q and k."""
     sizes = read_sizes(config)
-    every = config.fields.integer("sliding_window_pattern", 6, low=1, high=MAX_LAYERS)
+    every = config.read("sliding_window_pattern", whole(1, MAX_LAYERS), 6)
     types = [SLIDING if (i + 1) % every else FULL for i in range(sizes.num_layers)]
     window = config.optional_size("sliding_window", MAX_POSITIONS)
     style = _style(
@@ -135,9 +134,9 @@ def gemma3_text(config: Config) -> ModelSpec:
 
 def gemma3(config: Config) -> ModelSpec:
     """Gemma 3 with vision: the text model only, as ``gemma3_text``."""
-    inner = config.fields.sub("text_config")
-    values: Mapping[str, object] = {**inner.values, "model_type": "gemma3_text"}
-    text = Config(Fields(values, inner.where), "gemma3_text", GEMMA3)
+    inner = config.read("text_config", dict[str, Any])
+    values = {**inner, "model_type": "gemma3_text"}
+    text = Config(values, f"{config.where}: text_config", "gemma3_text", GEMMA3)
     spec = gemma3_text(text)
     config.defaulted.update(text.defaulted)
     return replace(spec, assumptions=("vision_config is left out: only the text model is counted",))

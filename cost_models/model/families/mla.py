@@ -13,7 +13,14 @@ from cost_models.model.families.blocks import (
 )
 from cost_models.model.families.llama_like import PRE_NORMS, causal_lm, gated_mlp, rms_norms
 from cost_models.model.families.moe import read_experts, routed_experts, router, shared_expert
-from cost_models.model.families.reader import MAX_EXPERTS, MAX_FFN, MAX_LAYERS, Config, Defaults
+from cost_models.model.families.reader import (
+    MAX_EXPERTS,
+    MAX_FFN,
+    MAX_LAYERS,
+    Config,
+    Defaults,
+    whole,
+)
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 
 DEEPSEEK_V2 = Defaults(
@@ -78,7 +85,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
 def deepseek_v3(config: Config) -> ModelSpec:
     """DeepSeek-V3 and R1 (arXiv:2412.19437), without the multi-token prediction layer."""
     left_out: tuple[str, ...] = ()
-    if config.fields.integer("num_nextn_predict_layers", 0, high=MAX_LAYERS):
+    if config.read("num_nextn_predict_layers", whole(0, MAX_LAYERS), 0):
         left_out = ("multi-token prediction layers are left out, as in transformers",)
     return _deepseek(config, mlp_bias=False, assumptions=left_out)
 
@@ -139,7 +146,7 @@ def _mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool) -> 
 
 def _only_every_layer(config: Config) -> None:
     """Raise for ``moe_layer_freq`` other than 1, which transformers does not build."""
-    step = config.fields.integer("moe_layer_freq", 1, high=MAX_LAYERS)
+    step = config.read("moe_layer_freq", whole(0, MAX_LAYERS), 1)
     if step != 1:
         raise config.wrong("moe_layer_freq", step, "1, as transformers builds the model")
 

@@ -74,7 +74,7 @@ def t5(config: Config) -> ModelSpec:
         keys, lambda key: _block(sizes, feed_forward, key[0], buckets if key[1] else 0)
     )
     dropout = config.dropout("dropout_rate")
-    untied = not config.fields.flag("tie_word_embeddings", True)
+    untied = not config.read("tie_word_embeddings", bool, True)
     assumptions = [LENGTHS]
     if untied:
         assumptions.append("transformers ties T5's embeddings regardless of the config")
