@@ -1,18 +1,18 @@
-"""Host seconds that adapters cost which FSDP shards one by one.
+"""Seconds that a pass waits for the host around adapters that FSDP shards one by one.
 
 Symbols   u group_operators · operator_seconds: the host's work around one group of weights
-          d device seconds of an adapter's second matrix, with what scales and adds its output
+          d device seconds of an adapter's second matrix, scaling and addition included
 Units     seconds; every function broadcasts over plan columns.
 
 peft wraps each trained leaf as a group of its own (``fsdp_auto_wrap_policy``), two a matrix. The
 rate limiter of FSDP1 (``limit_all_gathers``, the default since torch 2.1, pytorch/pytorch#104900)
-blocks the host until the group before the last one is freed: it is never more than one group ahead,
-and behind a short one the device runs dry. The first matrix of an adapter has the frozen one beside
-it to hide the host's work; the second one's device seconds are all that hide it for the next:
+blocks the host until the group before the last one is freed: it is at most one group ahead, and
+after a short group the device idles. The frozen matrix hides the host's work for an adapter's first
+matrix; only the device seconds of the second matrix hide it for the next group:
 
     wait of a pass = sum over adapters of host_wait(u, d)
 
-Leaves out: first matrices beside small frozen ones (keys and values of few heads).
+Leaves out: first matrices of adapters of small frozen ones (keys and values of few heads).
 """
 
 from __future__ import annotations

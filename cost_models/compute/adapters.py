@@ -1,4 +1,4 @@
-"""What adapters move beside their matmuls: dropout, scaling, adding, casts.
+"""Bytes moved by the elementwise operations of adapters: dropout, scaling, addition, casts.
 
 Symbols   c compute_bytes
 Units     bytes a token.
@@ -18,10 +18,10 @@ from hardware_profiles.software.trainer import SoftwareProfile
 def adapter_bytes_per_token(
     kind: LayerKind, compute_bytes: float, tensor_parallel: Count, software: SoftwareProfile
 ) -> tuple[Real, Real]:
-    """Bytes a token that dropout, scaling and adding of adapters move beside their matmuls.
+    """Bytes a token that dropout, scaling and addition of adapters move, forward and backward.
 
-    Forward and backward. Adapters in fp32 move four bytes where others move c, and cast what they
-    read and what they write (c + 4 more at each end).
+    Adapters in fp32 move 4 bytes where others move c, and cast their input and their output (c + 4
+    more at each end). Leaves out: their matmuls.
     """
     casts = software.adapters.in_fp32 and compute_bytes < FP32_BYTES
     element = FP32_BYTES if casts else compute_bytes
@@ -34,13 +34,13 @@ def adapter_bytes_per_token(
         over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
         elements = max(weight.shape) / over
         if weight.shape[0] < weight.shape[1]:  # rank x inputs; the second is outputs x rank
-            there, back = (
+            accesses, accesses_back = (
                 software.adapters.input_accesses,
                 software.adapters.input_gradient_accesses,
             )
         else:
-            there = software.adapters.output_accesses
-            back = software.adapters.output_gradient_accesses
-        forward = forward + (element * there + cast) * elements
-        backward = backward + (element * back + cast) * elements
+            accesses = software.adapters.output_accesses
+            accesses_back = software.adapters.output_gradient_accesses
+        forward = forward + (element * accesses + cast) * elements
+        backward = backward + (element * accesses_back + cast) * elements
     return forward, backward

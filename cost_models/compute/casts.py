@@ -1,11 +1,11 @@
-"""What matrices in 16 bits move where the hidden states around them are in fp32.
+"""Bytes moved by casts around 16-bit matrices where hidden states are in fp32.
 
 Symbols   c compute_bytes   in, out elements a token of a matrix's input and output
 Units     bytes a token.
 
-``prepare_model_for_kbit_training`` of peft turns all weights that are not quantised into fp32
-(norms, embedding), and with them all that flows between the matrices, while bitsandbytes multiplies
-in 16 bits: each matrix casts its input down and its output back up (bitsandbytes nn/modules.py,
+``prepare_model_for_kbit_training`` of peft casts all weights that are not quantised to fp32 (norms,
+embedding), so that hidden states are in fp32 too, while bitsandbytes multiplies in 16 bits: each
+matrix casts its input down and its output back up (bitsandbytes nn/modules.py,
 Linear4bit.forward). fms-acceleration's own loader warns of it (framework_plugin_bnb.py: "extraneous
 dtype casting").
 """
@@ -22,7 +22,7 @@ FP32_BYTES = 4.0
 
 
 def cast_bytes_per_token(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
-    """Bytes of a pass: (c + 4) (in + out) of every matrix; an expert's k times."""
+    """Bytes a token of a pass: (c + 4) (in + out) of every matrix; k times for an expert's."""
     elements: Real = 0.0
     for weight in kind.weights:
         if weight.role not in ("linear", "expert") or weight.is_adapter or len(weight.shape) < 2:

@@ -1,4 +1,4 @@
-"""What a loop over experts moves beside one that takes all of them at once.
+"""Bytes that a loop over experts moves in addition to one kernel for all experts.
 
 Symbols   E experts   k experts a token goes to   h hidden size   c compute_bytes
 Units     bytes a token.
@@ -16,11 +16,11 @@ def loop_bytes(
     """Bytes a token of a forward and of a backward pass beyond 3 k + 1 accesses and twice these.
 
         forward    7 k + 1       zeros written; for each expert its rows gathered (2 k in all),
-                                 weighed (2 k), added to the sum (3 k)
+                                 weighted (2 k), added to the sum (3 k)
         backward   4 E + 11 k - 3
-                                 gradients of sums and weights (8 k); of each expert's rows, put
-                                 into zeros as large as all tokens (E + 3 k), and these added up
-                                 (3 (E - 1))
+                                 gradients of sums and weights (8 k); of each expert's rows,
+                                 written into zeros of the size of all tokens (E + 3 k), which are
+                                 then summed (3 (E - 1))
 
     Source: counted at torch's dispatcher, transformers MixtralSparseMoeBlock of 2024 (index,
     index_add_ and their gradients).

@@ -5,9 +5,7 @@ Symbols   s seq_len   a num_heads   d head_dim   e value_head_dim   h hidden_siz
 Units     FLOP (a multiply and an add are two); every function broadcasts.
 
 Conventions. *Model FLOP* counts attention scores in full (every query against every key), as
-Megatron and
-torch's counters do; ``causal=True`` in the name of a result would say otherwise. *Hardware FLOP*
-adds what is computed twice (recomputation).
+Megatron and torch's counters do. *Hardware FLOP* adds recomputation.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ def mean_keys(first: Real, last: Real, window: int | None) -> Real:
 
         (a + b) / 2          b <= w
         w                    w <= a
-        in between           (w (a + w) / 2 ... ) : the part that grows, then w
+        in between           the mean of the growing part and of w, weighted by their lengths
 
     >>> float(mean_keys(0.0, 100.0, None)), float(mean_keys(0.0, 100.0, 50))
     (50.0, 37.5)
@@ -117,7 +115,7 @@ def forward_flops_per_token(model: ModelSpec, seq_len: Count) -> Real:
 def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Count) -> Real:
     """Model FLOP of one training step: forward once, backward two matmuls for each one.
 
-    One, where a matrix is frozen.
+    The backward pass of a frozen matrix is one matmul.
     """
     tokens = np.multiply(1.0, seq_len) * global_batch_size
     forward = forward_flops_per_token(model, seq_len)
@@ -126,7 +124,7 @@ def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Co
 
 
 def frozen_flops_per_token(model: ModelSpec) -> float:
-    """Backward FLOP for one token that frozen matrices save: no gradient of their own."""
+    """Backward FLOP for one token that frozen matrices avoid: they have no weight gradient."""
     outer = head_flops_per_token(model) + embedding_flops_per_token(model)
     saved = outer - trained_outer_flops_per_token(model)
     for kind in (model.kinds[index] for index in model.pattern):
@@ -138,10 +136,10 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
 
 
 def forward_only_flops_per_token(model: ModelSpec, seq_len: Count, core_backward: float) -> Real:
-    """Backward FLOP for one token of layers that no backward pass reaches: inputs and cores.
+    """Backward FLOP for one token avoided by layers without a backward pass: inputs and cores.
 
-    ``core_backward``: of a core, over its forward FLOP. Frozen matrices' own gradients are left out
-    already.
+    ``core_backward``: of a core, over its forward FLOP. Weight gradients of frozen matrices are
+    counted in ``frozen_flops_per_token``.
     """
     idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.forward_only]
     total: Real = np.zeros_like(np.multiply(1.0, seq_len))
@@ -158,7 +156,7 @@ def hardware_flops_per_step(
     layer_ranges: Sequence[tuple[int, int]] | None = None,
     stage_recompute_layers: tuple[int, ...] | None = None,
 ) -> Real:
-    """FLOP of matmuls and attention that all ranks together do in one step, as a counter sees them.
+    """FLOP of matmuls and attention of all ranks in one step, as a dispatcher counts them.
 
     Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
     computes the scores again. Full recomputation repeats a layer up to the last tensor that is
@@ -181,8 +179,8 @@ def hardware_flops_per_step(
     once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
     idle = float(forward_only_flops_per_token(model, workload.seq_len, core_backward))
     once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
-    # ranks that cut the projection compute the gradient of its input anyway
-    unasked = np.where(table.tensor_parallel > 1, 0.0, _unasked_head(model))
+    # tensor-parallel ranks compute the gradient of the projection's input nevertheless
+    unneeded = np.where(table.tensor_parallel > 1, 0.0, _unneeded_head_gradient(model))
     full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
     ops = np.where(table.recompute == RECOMPUTE.index("selective_ops"), 1.0, 0.0)
@@ -199,7 +197,7 @@ def hardware_flops_per_step(
         of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
         again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
-    return tokens * (once - unasked + again + adapters)
+    return tokens * (once - unneeded + again + adapters)
 
 
 def _recomputed_layers(
@@ -224,23 +222,24 @@ def _recomputed_layers(
 
 
 def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) -> Real:
-    """FLOP for one token that adapters add to what each matrix does once, and what is left out.
+    """FLOP for one token of repeated adapter matmuls, less input gradients that are not needed.
 
-    A small matrix that is whole on every tensor-parallel rank is multiplied on each. What reads the
-    frozen embedding gives no gradient of its input, unless a function of ours computes it anyway.
+    A small matrix that is replicated over tensor-parallel ranks is multiplied on each. Matrices
+    that read the frozen embedding need no gradient of their input; the executor's functions of
+    tensor parallelism and of split backward passes compute it nevertheless.
     """
     kinds = [model.kinds[kind] for kind in model.pattern]
     whole: Real = np.zeros(len(table))
-    left_out: Real = np.zeros(len(table))
+    avoided: Real = np.zeros(len(table))
     for number, kind in enumerate(model.kinds):
         each = [w.numel for w in kind.weights if w.is_adapter and w.sharding == "replicate"]
         times = 3.0 * model.pattern.count(number) + repeats[number]
         whole = whole + 2.0 * sum(each) * times
         unneeded = repeats[number] * _last_adapter(model, kind)
-        left_out = left_out + table.tensor_parallel * unneeded
+        avoided = avoided + table.tensor_parallel * unneeded
     first = next((kind for kind in kinds if not kind.forward_only), None)
     if first is None or not _input_needs_none(model, first):
-        return (table.tensor_parallel - 1.0) * whole - left_out
+        return (table.tensor_parallel - 1.0) * whole - avoided
     parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
     reads = [
@@ -250,7 +249,7 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
     idle = sum(2.0 * w.numel for w in reads)
     idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
-    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - left_out
+    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - avoided
 
 
 def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
@@ -262,28 +261,28 @@ def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
 
 
 def trained_flops_per_token(weights: Iterable[Weight]) -> float:
-    """Backward FLOP for one token that gives the gradients of weights; frozen ones have none."""
+    """Backward FLOP for one token of weight gradients; frozen weights have none."""
     return sum(2.0 * w.numel for w in weights if w.role == "linear" and not w.frozen)
 
 
 def trained_outer_flops_per_token(model: ModelSpec) -> float:
-    """The same for the embedding block and the head."""
+    """Backward FLOP for one token of weight gradients of the embedding block and the head."""
     listed = any(w.role == "linear" and w.sharding == "vocab" for w in model.head)
     tied = 0.0 if listed or embedding_is_frozen(model) else 2.0 * model.head_multiply
     return tied + trained_flops_per_token((*model.embedding, *model.head))
 
 
-def _unasked_head(model: ModelSpec) -> float:
-    """Backward FLOP for one token of a gradient of the head's input that nothing asks for."""
+def _unneeded_head_gradient(model: ModelSpec) -> float:
+    """Backward FLOP for one token of a gradient of the head's input that no weight needs."""
     idle = all(model.kinds[kind].forward_only for kind in model.pattern)
     needed = not idle or any(w.part == "norm" and not w.frozen for w in model.head)
     return 0.0 if needed else head_flops_per_token(model)
 
 
 def _input_needs_none(model: ModelSpec, kind: LayerKind) -> bool:
-    """Whether the first matrices that a backward pass reaches need no gradient of their input.
+    """Whether the lowest matrices with a backward pass need no gradient of their input.
 
-    Nothing below them is trained, nor is a norm in front of them.
+    No weight below them is trained, nor a norm before them.
     """
     norms = [w for w in kind.weights if w.part == "norm" and w.shape == (model.hidden_size,)]
     behind = kind.norms_after or all(w.frozen for w in norms)
@@ -291,7 +290,7 @@ def _input_needs_none(model: ModelSpec, kind: LayerKind) -> bool:
 
 
 def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
-    """Forward FLOP of the last matrix of a layer, where recomputation stops in front of it."""
+    """Forward FLOP of the last matrix of a layer, where recomputation stops before it."""
     if kind.norms_after or model.hidden_dropout > 0:
         return 0.0
     rows = _rows(kind)
@@ -299,7 +298,7 @@ def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
 
 
 def _last_adapter(model: ModelSpec, kind: LayerKind) -> float:
-    """The same of the matrix B beside it: nothing is kept of a base in 4 bits, which comes last."""
+    """Forward FLOP of its adapter B, where a 4-bit base runs last and saves nothing."""
     rows = _rows(kind)
     if not _last_matrix(model, kind) or not rows[-1].quantised:
         return 0.0
@@ -308,7 +307,7 @@ def _last_adapter(model: ModelSpec, kind: LayerKind) -> float:
 
 
 def _rows(kind: LayerKind) -> list[Weight]:
-    """The row-cut matrices of a dense feed-forward."""
+    """Return the row-cut matrices of a dense feed-forward."""
     return [
         w
         for w in kind.weights

@@ -20,13 +20,13 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # Background User's Guide, sec. 2.2: rows of a multiple of 16 bytes. On an A100 the 50257 columns of
 # vTrain's GPT take 2.9 times as long as others (its rows without tensor parallelism).
 ODD_COLUMNS_SLOWDOWN: Final = 3.0
-# of what a cross-entropy moves of a logit in 16 bits, forward and backward alike: cast to fp32, and
-# back; in fp32 there is nothing to cast
+# of the bytes that a cross-entropy moves for a 16-bit logit, in each pass: the cast to fp32, or
+# back; fp32 logits are not cast
 CAST_BYTES: Final = 6.0
 
 
 def odd_columns(columns: Real, compute_bytes: float, rate: Rates) -> Real:
-    """How many times as long a GPU takes for matrices of so many columns.
+    """Slowdown of a GPU's matmuls by an odd number of columns: a factor.
 
     >>> gpu = Rates(1e12, 1e12, 0.0, False, units=108.0)
     >>> odd_columns(np.array([50257.0, 50304.0]), 2.0, gpu).tolist()
@@ -44,9 +44,9 @@ def head_seconds(
     rate: Rates,
     software: SoftwareProfile,
 ) -> PassSeconds:
-    """Output projection and cross-entropy: the matmul, and what the loss moves of each logit.
+    """Seconds of output projection and cross-entropy: matmul, and bytes moved for each logit.
 
-    An odd vocabulary is slow unless it is padded: both gradients read what the projection writes. A
+    An odd vocabulary is slow unless it is padded: both gradients read the projection's output. A
     head's other matrices (a masked language model's, OPT's projection) are whole on every rank.
     """
     if not model.head_multiply:

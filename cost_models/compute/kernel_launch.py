@@ -1,7 +1,7 @@
-"""Seconds that the host needs to start what the device runs.
+"""Host seconds of kernel launches, and the time that a pass waits for them.
 
-Every operator costs the host a fixed time, whatever its size; how many there are is a matter of the
-software. Units: seconds.
+Every operator costs the host a fixed time, whatever its size; the number of operators depends on
+the software. Units: seconds.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from cost_models.plan.plan import FULL, SELECTIVE_OPS, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
-# How well a GPU's work and the host's hide each other. Fitted: GPT of 3 to 16 ms a layer under
-# Megatron-LM on one node (shardplan validate --time --only vtrain-single); the same value halves
-# the median error of BERT, whose 68 runs were not looked at (7.1 to 3.3 %: --only nvidia-bert)
+# Degree to which a GPU's work and the host's overlap (``host_wait``). Fitted: GPT of 3 to 16 ms a
+# layer under Megatron-LM on one node (shardplan validate --time --only vtrain-single); the same
+# value halves the median error of BERT, whose 68 runs were not looked at (7.1 to 3.3 %: --only
+# nvidia-bert)
 HOST_OVERLAP = 4.0
 
 
 def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
-    """Host seconds that starting the operators of a forward and of a backward pass takes.
+    """Host seconds of launching the operators of a forward and of a backward pass.
 
-    Recomputation of layers starts the forward operators again (with ``selective_ops`` the host
-    walks through all of them, and the device leaves the matmuls out); those outside the layers are
-    shared out like a layer's. Weights that are shared, or apart from their master copy, are
-    handled in groups: every layer, the embedding, the head.
+    Recomputation of layers launches the forward operators again (with ``selective_ops`` the host
+    goes through all of them, and the device skips the matmuls). Operators outside the layers are
+    split between the passes like a layer's. Sharded weights, and weights with a separate master
+    copy, are handled in groups: every layer, the embedding, the head.
     """
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
@@ -37,17 +38,17 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     forward = software.host.layer_operators_forward + more
     backward = software.host.layer_operators_backward + more
     outside = software.host.microbatch_operators / (forward + backward)
-    walked_again = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
-    again = np.where(walked_again, forward, 0.0)
+    repeats_forward = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
+    again = np.where(repeats_forward, forward, 0.0)
     mixed = workload.compute_bytes != workload.master_bytes
     outer = rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
     around = groups * software.host.group_operators
     starts_forward = layers * forward + outside * forward + around
     counts = zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
-    walked = [(n, repeats) for n, repeats, kind in counts if not kind.forward_only]
-    repeated = sum(repeats for _, repeats in walked) * again
-    starts_backward = sum(n for n, _ in walked) * backward + repeated
+    trained = [(n, repeats) for n, repeats, kind in counts if not kind.forward_only]
+    repeated = sum(repeats for _, repeats in trained) * again
+    starts_backward = sum(n for n, _ in trained) * backward + repeated
     starts_backward = starts_backward + outside * backward + around
     return operator * starts_forward, operator * starts_backward
 
@@ -55,7 +56,7 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
 def _unfused(
     model: ModelSpec, software: SoftwareProfile, workload: Workload, table: PlanTable
 ) -> Real:
-    """Operators a pass where a fused softmax does not take the number of attention matrices."""
+    """Operators that an unfused softmax adds, where the fused one does not support a b / t."""
     if workload.attention_kernel != "eager" or not software.host.fused_softmax_batch:
         return np.zeros(len(table))
     heads = max(kind.attention.num_heads for kind in model.kinds)
@@ -65,13 +66,13 @@ def _unfused(
 
 
 def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | None = None) -> Real:
-    """Seconds that starting a pass adds to it.
+    """Seconds that a pass waits for its launches.
 
-        (s^g + d^g)^(1/g) - d    s seconds of starting, d of the device, g ``overlap``
+        (s^g + d^g)^(1/g) - d    s seconds of launches, d of the device, g ``overlap``
 
-    A GPU runs while the host starts the next kernels, but neither is even: the device runs dry
-    behind short kernels, and the host is late behind synchronisations. g = 1 would hide nothing,
-    an infinite one all but the longer of the two; HOST_OVERLAP by default. Source of the form:
+    A GPU runs while the host launches the next kernels, but neither is even: the device idles after
+    short kernels, and the host is late after synchronisations. g = 1 would hide nothing, an
+    infinite g the shorter of the two; HOST_OVERLAP by default. Source of the form:
     Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their synchronisation. On a
     CPU the two add up.
 

@@ -1,4 +1,4 @@
-"""Seconds of computation on one accelerator: matrices (``matmul``), the rest by bytes.
+"""Device seconds of one layer: matrices (``matmul``), all other operators by bytes moved.
 
 Symbols   R FLOP/s of the best large matmul   beta memory bandwidth [bytes/s]   c compute_bytes
           t tensor_parallel   s seq_len
@@ -48,7 +48,7 @@ class Matmuls:
         )
 
     def times(self, factor: Real) -> Matmuls:
-        """Return all three, so many times as long."""
+        """Return all three, multiplied by a factor."""
         return Matmuls(factor * self.forward, factor * self.inputs, factor * self.weights)
 
 
@@ -61,7 +61,7 @@ def linear_seconds(
     *,
     batch: Real = 1.0,
 ) -> Matmuls:
-    """One matrix: y = x W, dx = dy W', dW = x' dy. Each sums over another dimension.
+    """Seconds of one matrix: y = x W, dx = dy W', dW = x' dy; each sums over another dimension.
 
     ``batch``: equal matrices in one kernel (experts).
     """
@@ -104,11 +104,11 @@ def matrices_seconds(
     expert_parallel: Count = 1,
     fp32_adapters: bool = False,
 ) -> Matmuls:
-    """All matrices of a block; an expert meets m k / E tokens (balanced routing).
+    """Seconds of all matrices of a block; an expert receives m k / E tokens (balanced routing).
 
-    Of E experts a rank holds E / ep, to which ep ranks send theirs; where tensor-parallel ranks
-    hold experts whole (``expert_tensor`` 1), each sends its share of the tokens. Frozen weights get
-    no gradients of their own.
+    A rank has E / ep of E experts, to which ep ranks send tokens; where each tensor-parallel rank
+    has whole experts (``expert_tensor`` 1), it sends its share of the tokens. Frozen weights have
+    no weight gradients.
     """
     cut = tensor_parallel if expert_tensor is None else expert_tensor
     zero = np.zeros_like(np.multiply(1.0, tokens))
@@ -127,7 +127,7 @@ def matrices_seconds(
 
 
 def core_ratio(kernel: str, rate: Rates) -> float:
-    """Seconds of the attention core backward over forward.
+    """Seconds of the attention core's backward pass over those of its forward pass.
 
     >>> core_ratio("eager", Rates(1e12, 1e12, 0.0, False))
     2.0
@@ -148,11 +148,11 @@ def attention_core_seconds(
     *,
     dropout: bool = False,
 ) -> Real:
-    """Scores, softmax and values, forward.
+    """Seconds of scores, softmax and values, forward.
 
-    flash  FLOPs really done / (efficiency R): those of the keys that a token sees
-           on a CPU  FLOPs / R and a time per score; a causal mask leaves out whole blocks of
-           CPU_FLASH_KEYS keys, a window nothing (torch: FlashAttentionKernel.cpp, kvSplitSize)
+    flash  computed FLOP / (efficiency R): of the keys that a token attends to
+           on a CPU  FLOP / R and a time per score; a causal mask skips whole blocks of
+           CPU_FLASH_KEYS keys, a window none (torch: FlashAttentionKernel.cpp, kvSplitSize)
     eager  two batched matmuls of all keys, and the score matrix moved through memory
     """
     rate = rate.of_core
@@ -194,10 +194,10 @@ def elementwise_bytes_per_token(
 ) -> Real:
     """Bytes a token that norms, residuals, activation and rotary embeddings move, forward.
 
-    Tokens are put in the order of their k experts (one read, k written) and added up again (k read,
-    one written, as the result of weighing them, which reads k more: 3 k + 1 with what the matmuls
-    read). Where ranks share experts they are put in the order of ranks before the exchange and of
-    experts after it, and both once more on the way back: 4 k more.
+    Tokens are permuted into the order of their k experts (one read, k written) and summed
+    afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
+    With expert parallelism they are permuted by rank before the exchange and by expert after it,
+    and both once more on the way back: 4 k more.
     """
     norm = {
         "layer": software.kernels.layer_norm_accesses,
@@ -240,7 +240,7 @@ def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
 
 
 def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
-    """Bytes that a pass moves to turn a layer's 4-bit weights into what is multiplied."""
+    """Bytes that a pass moves to dequantise a layer's 4-bit weights."""
     total: Real = 0.0
     for weight in kind.weights:
         if weight.quantised:
@@ -255,7 +255,7 @@ def trained_elements(
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
 ) -> Real:
-    """Elements of a layer's matrices on one rank that get gradients."""
+    """Elements of a layer's trained matrices on one rank."""
     cut = tensor_parallel if expert_tensor is None else expert_tensor
     total: Real = 0.0
     for weight in kind.weights:
@@ -281,11 +281,11 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One layer, the tokens of a micro-batch on a rank, and how ranks share and repeat the work."""
+    """One layer, the tokens of a micro-batch on a rank, and how the work is split and repeated."""
 
     kind: LayerKind
     hidden_size: int
-    seq_len: Count  # keys that each query meets
+    seq_len: Count  # keys of each query
     tokens: Real  # queries on this rank
     _: KW_ONLY
     tensor_parallel: Count
@@ -294,14 +294,12 @@ class LayerWork:
     expert_parallel: Count = 1
     recompute_full: Flag
     recompute_core: Flag
-    recompute_around: Flag = False  # everything but matmuls and attention
+    recompute_around: Flag = False  # all operators but matmuls and attention
     kernel: str
     compute_bytes: float
     rate: Rates
     software: SoftwareProfile
-    computed_score_share: Real = (
-        1.0  # share of the keys that a query meets, where the core skips some
-    )
+    computed_score_share: Real = 1.0  # share of a query's keys that the core computes
     hidden_dropout: bool = False
     attention_dropout: bool = False
 
@@ -317,7 +315,7 @@ class LayerWork:
 
     @property
     def each(self) -> Real:
-        """Seconds in which every token moves one byte: tokens / beta."""
+        """Seconds to move one byte for every token: tokens / beta."""
         return self.tokens / self.rate.memory
 
 
@@ -424,7 +422,7 @@ def bias_seconds(work: LayerWork) -> tuple[Real, Real]:
 
 
 def dequantisation_seconds(work: LayerWork) -> Real:
-    """Seconds in which 4-bit weights become those that are multiplied, in either pass."""
+    """Seconds of dequantising 4-bit weights, in either pass."""
     moved = dequantised_bytes(work.kind, work.compute_bytes, work.tensor_parallel)
     return moved / (work.software.frozen.unpacking_share * work.rate.memory)
 
@@ -456,7 +454,7 @@ def with_fp8_casts(work: LayerWork, forward: Real, inputs: Real) -> tuple[Real, 
 
 
 def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -> Real:
-    """Seconds of recomputation: the forward pass but its last matrix, or core and elementwise."""
+    """Seconds of recomputation: forward pass without its last matrix, or core and elementwise."""
     again = np.where(work.recompute_core, core, 0.0) + np.where(work.recompute_around, moved, 0.0)
     unread = matrices_seconds(
         skipped_last_matrix(work.kind, hidden_dropout=work.hidden_dropout, software=work.software),
@@ -475,5 +473,5 @@ def _trained(work: LayerWork) -> Real:
 
 
 def optimizer_seconds(parameters: Real, rate: Rates, accesses: float) -> Real:
-    """Optimizer step and clipping of the parameters that a rank updates: bytes / bandwidth."""
+    """Seconds of optimizer step and clipping of a rank's parameters: bytes / bandwidth."""
     return accesses * np.multiply(1.0, parameters) / rate.memory

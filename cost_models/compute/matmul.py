@@ -6,7 +6,7 @@ Symbols   m rows   k summed dimension   n columns   B matmuls of this shape in o
 Units     seconds; every function broadcasts over plan columns.
 
 A GPU cuts the result into tiles, one for a multiprocessor at a time; a wave is one tile on each of
-them. What is left over in the last tile of a row, and in the last wave, is time all the same
+them. Partly filled tiles at the edge, and a partly filled last wave, take as long as full ones
 (NVIDIA, Matrix Multiplication Background User's Guide, sec. 2.3 and 3).
 """
 
@@ -30,7 +30,7 @@ TILES: Final = (
     (64.0, 64.0),
 )
 FEW_ROWS: Final = 512  # for which all tiles are tried at once
-SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, added up afterwards
+SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, summed afterwards
 # Fitted together on 183 bf16 matmuls of an A100-PCIe (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json): ``python -m benchmarks.fit_matmul``.
 FULL_WAVE_SHARE = 0.963  # of R, that a full wave of the largest tiles and a long k reach
@@ -48,7 +48,7 @@ def matmul_seconds(
     *,
     batch: Real = 1.0,
 ) -> Real:
-    """Time of one matmul, or of a batch of equal ones in one kernel.
+    """Seconds of one matmul, or of a batch of equal ones in one kernel.
 
         tiles     min over tiles and splits of  waves · 2 u w (k/p + setup) / (R/U e) + partial sums
                   waves = ceil(B ceil(m/u) ceil(n/w) p / U)

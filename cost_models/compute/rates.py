@@ -1,4 +1,4 @@
-"""What an accelerator achieves: FLOP/s of matmuls, bytes/s of memory, host seconds an operator."""
+"""Achieved rates of an accelerator: FLOP/s of matmuls, bytes/s, host seconds an operator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.kernels import ForwardSoftware
 
-# Share of the peak that the best large matmul reaches where nobody measured it: the median of the
-# NVIDIA cards that were measured (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
+# Share of the peak that the best large matmul reaches where no measurement exists: the median of
+# the measured NVIDIA cards (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
 # H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
 ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these were not bound by power
@@ -49,10 +49,10 @@ JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
 }
 BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
-# with asynchronous matmuls of their own, which kernels written for Ampere do not use; Ada and the
-# RTX cards of Blackwell have Ampere's
+# with asynchronous matmul instructions, which kernels written for Ampere do not use; Ada and the
+# RTX cards of Blackwell have Ampere's instructions
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
-# What such a kernel reaches on Blackwell of what it reaches on Hopper, each as a share of its rate:
+# Efficiency of such a kernel on Blackwell over its efficiency on Hopper, each a share of the rate:
 # FlashAttention-2 makes 374 of 1481 TFLOP/s on a GB200 and 329 of 714 on an H200
 # (Azure/AI-benchmarking-guide: Azure_Results/ND_GB200_v6_results.md, ND_H200_v5_results.md)
 AMPERE_KERNELS_ON_BLACKWELL = 0.55
@@ -60,16 +60,16 @@ AMPERE_KERNELS_ON_BLACKWELL = 0.55
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the formulas need of an accelerator."""
+    """Rates of an accelerator in one precision."""
 
     matmul: float  # FLOP/s
     memory: float  # bytes/s
     operator: float  # host seconds to start one operator
     host_is_device: bool  # a CPU: starting an operator and running it add up
-    score: float = 0.0  # CPU: seconds of one attention score beside its matmuls
+    score: float = 0.0  # CPU: seconds of one attention score, without its matmuls
     units: float = 0.0  # multiprocessors of a GPU; 0: unknown, or a CPU
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
-    flash: float = 1.0  # of a flash kernel's efficiency, what it reaches on this architecture
+    flash: float = 1.0  # share of a flash kernel's efficiency that it reaches on this architecture
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
@@ -83,7 +83,7 @@ class Rates:
 
     @property
     def of_single(self) -> Rates:
-        """The rates of matrices in fp32; those of this precision where nobody knows."""
+        """The rates of matrices in fp32; those of this precision where fp32's are unknown."""
         if self.single is None:
             return self
         setup = self.setup * self.single / self.matmul
@@ -91,7 +91,7 @@ class Rates:
 
     @property
     def of_unknown_shapes(self) -> Rates:
-        """The rates of a typical large matmul; a CPU's are measured over such."""
+        """The rates of a typical large matmul; a CPU's are measured over such shapes."""
         return self if self.host_is_device else replace(self, matmul=TYPICAL_SHARE * self.matmul)
 
 
@@ -104,9 +104,9 @@ def rates(
 ) -> Rates:
     """Return the rates of an accelerator in a precision; unknown is an error, not a guess.
 
-    On a CPU both rates are those measured with all processes at work. On a GPU the rate is that of
-    the best large matmul, ACHIEVABLE_SHARE of the peak where nobody measured it, and of that what a
-    long run keeps; ``long_run`` false: of a matmul alone on a cool card.
+    On a CPU both rates are measured with all processes at work. On a GPU the rate is that of the
+    best large matmul (ACHIEVABLE_SHARE of the peak where it is not measured) as sustained in long
+    runs; ``long_run`` false: of a single matmul on a cool card.
     """
     best = best_matmul(accelerator, precision)
     if best is None:
@@ -139,7 +139,7 @@ def rates(
 
 
 def _flash_share(architecture: str, since_hopper: float) -> float:
-    """Return what a flash kernel reaches of its efficiency on an architecture."""
+    """Return the share of its efficiency that a flash kernel reaches on an architecture."""
     if architecture not in SINCE_HOPPER:
         return 1.0
     own = since_hopper >= 1.0 or architecture == "Hopper"
@@ -149,8 +149,8 @@ def _flash_share(architecture: str, since_hopper: float) -> float:
 def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     """Return FLOP/s of the best large matmul.
 
-    Where nobody measured a precision it reaches the share of its peak that the 16-bit ones reach,
-    so that 16-bit formats of one peak share one measurement.
+    A precision that is not measured reaches the same share of its peak as the 16-bit ones, so that
+    16-bit formats of one peak share one measurement.
     """
     peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
     if precision in measured:
@@ -168,11 +168,11 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
 
 
 def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
-    """Return the FLOP/s of large matmuls that a long run keeps: the best ones', the power's.
+    """Return the FLOP/s of large matmuls sustained in long runs, limited by power.
 
         min(share · best, P / e)    P watts of the board, e joules a FLOP
 
-    Leaves out: power that memory and links take, which is in e.
+    Leaves out: power of memory and links, which e includes.
     """
     share = best if precision == "fp32" else SUSTAINED_SHARE * best
     limit = power_limit(accelerator, precision)
@@ -180,9 +180,9 @@ def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
 
 
 def power_limit(accelerator: Accelerator, precision: str) -> float | None:
-    """Return the FLOP/s that an accelerator's power allows in long runs; None: not known.
+    """Return the FLOP/s at an accelerator's power limit in long runs; None: unknown.
 
-    fp32 without tensor cores is far from it: its share is that of runs.
+    fp32 without tensor cores does not reach the limit: its share is fitted on runs.
     """
     joules = JOULES_A_FLOP.get(accelerator.architecture)
     if precision == "fp32" or joules is None or accelerator.power is None:

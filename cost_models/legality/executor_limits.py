@@ -1,4 +1,4 @@
-"""What of a model and a workload the bundled executor does not train, whatever the plan."""
+"""Models and workloads that the bundled executor does not train under any plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import Workload
 
-# what of a workload the executor trains; other values are priced only
+# values of a workload that the executor trains; others can only be priced
 TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "precision": ("bf16", "fp16", "fp32", "fp64", "fp8"),
     "optimizer": ("adamw", "sgd", "sgd_momentum", "adam", "lion"),
@@ -20,7 +20,7 @@ _OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, 
 
 
 def untrained(model: ModelSpec, workload: Workload) -> Iterator[str]:
-    """Yield the reasons, in words: each names an option or a key of the config, and its value."""
+    """Yield the reasons as text: each names an option or a key of the config, and its value."""
     if value := _value(workload):
         yield value
     if eight := untrained_in_fp8(model, workload):
@@ -29,10 +29,10 @@ def untrained(model: ModelSpec, workload: Workload) -> Iterator[str]:
 
 
 def _value(workload: Workload) -> str | None:
-    """Return what of a workload the executor does not train, in words.
+    """Return the first option of a workload that the executor does not train, as text.
 
-    Factors of a matrix (Adafactor) and products of whole ones (Muon) are other numbers on shards;
-    8-bit and paged states are bitsandbytes'.
+    Not trained: factors of a matrix (Adafactor) and products of whole matrices (Muon), which differ
+    on shards; 8-bit and paged states, which are bitsandbytes'.
     """
     for name, known in TRAINED.items():
         value = getattr(workload, name)
@@ -46,7 +46,7 @@ def _value(workload: Workload) -> str | None:
 
 
 def untrained_in_fp8(model: ModelSpec, workload: Workload) -> str | None:
-    """Return what of a model is not trained in 8 bits, in words; ``fp8_rules`` say which plans."""
+    """Return the part of a model that is not trained in fp8, as text; plans: ``fp8_rules``."""
     if workload.precision != "fp8":
         return None
     if experts := max(kind.feed_forward.num_experts for kind in model.kinds):
@@ -59,14 +59,14 @@ def untrained_in_fp8(model: ModelSpec, workload: Workload) -> str | None:
 
 
 def _of_config(model: ModelSpec, workload: Workload) -> Iterator[str]:
-    """Yield what a config asks for that this forward pass does not compute."""
+    """Yield the options of a config that the executor's forward pass does not support."""
     if model.config.get("clip_qkv") is not None:
         yield f"clip_qkv = {model.config['clip_qkv']} (only null)"
     if model.config.get("router_jitter_noise"):
         yield f"router_jitter_noise = {model.config['router_jitter_noise']} (only 0)"
     if model.config.get("output_router_logits"):
         yield (
-            "output_router_logits = true asks for the routers' auxiliary loss, which needs the "
+            "output_router_logits = true adds the routers' auxiliary loss, which needs the "
             "routing of the whole batch at once (only false, Hugging Face's default)"
         )
     if model.family == "bert" and not model.tie_embeddings:

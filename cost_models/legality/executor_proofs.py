@@ -1,6 +1,6 @@
-"""What the bundled executor is proven to run: the file that its matrix of proofs writes.
+"""Models and options that the bundled executor is tested with: a file that its tests write.
 
-Families and options that are not in it may be priced; the executor refuses them by name.
+Other families and options can be priced; the executor refuses them by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def supported() -> dict[str, Any]:
 
 
 def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
-    """Return what of a model and a plan no proof covers, in words; None where all is covered.
+    """Return the first option of a model or a plan that no test covers, as text; else None.
 
     Replicas, context parallelism and schedules do not depend on the family; the other axes do.
     """

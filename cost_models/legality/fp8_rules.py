@@ -1,4 +1,4 @@
-"""Rules of matmuls in fp8: what a trainer that keeps no scales of cut matrices cannot do."""
+"""Rules of matmuls in fp8, for trainers that do not scale cut matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micr
 
 
 def _in_fp8(scenario: Scenario) -> bool:
-    """Whether matmuls are in 8 bits, under a trainer that multiplies only whole matrices so."""
+    """Whether matmuls are in fp8, under a trainer that supports fp8 for whole matrices only."""
     return scenario.workload.precision == "fp8" and scenario.software.fp8.whole_matrices
 
 
@@ -24,7 +24,7 @@ def _tokens(scenario: Scenario, plans: Plan | PlanTable) -> Any:
 
 
 def _odd_length(scenario: Scenario) -> int | None:
-    """Return a length of a layer's matrix that the kernels do not take."""
+    """Return a length of a layer's matrix that the kernels do not support."""
     lengths = {
         length
         for kind in scenario.model.kinds
@@ -38,16 +38,16 @@ def _odd_length(scenario: Scenario) -> int | None:
 def _words(scenario: Scenario, plan: Plan) -> str:
     return (
         f"precision fp8: tensor_parallel {plan.tensor_parallel}, pipeline_schedule "
-        f"{plan.pipeline_schedule}; this trainer multiplies whole matrices in 8 bits, forward and "
-        "backward at once (tensor_parallel must be 1, and no zero-bubble schedule; --software "
-        "megatron prices Transformer Engine, which does both)"
+        f"{plan.pipeline_schedule}; this trainer supports fp8 only for whole matrices and for "
+        "backward passes that are not split (tensor_parallel must be 1, and no zero-bubble "
+        "schedule; --software megatron prices Transformer Engine, which supports both)"
     )
 
 
 FP8_RULES: tuple[Rule, ...] = (
     Rule(
         "fp8",
-        # "and": columns are looked at only where matmuls are in 8 bits
+        # "and": columns are evaluated only where matmuls are in fp8
         lambda s, t: (
             _in_fp8(s) and ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
         ),
@@ -61,7 +61,7 @@ FP8_RULES: tuple[Rule, ...] = (
         lambda s, p: (
             f"precision fp8: {_tokens(s, p)} tokens of a micro-batch"
             + ("" if _odd_length(s) is None else f" and a matrix with a length of {_odd_length(s)}")
-            + f" (kernels for 8 bits take multiples of {MULTIPLE})"
+            + f" (fp8 kernels need multiples of {MULTIPLE})"
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Rules of frozen parts: every stage of a pipeline has something to train."""
+"""Rules of frozen parts: every stage of a pipeline needs trained weights."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _ranges(scenario: Scenario, num_stages: int) -> Ranges | None:
     if scenario.layer_ranges is not None:
         return scenario.layer_ranges
     if num_stages > scenario.model.num_layers:
-        return None  # another rule's
+        return None  # reported by the rule num_layers
     return split_layers(scenario.model.num_layers, num_stages)
 
 
 def untrained_stage(model: ModelSpec, ranges: Ranges) -> int | None:
-    """Return the first stage that has nothing to train, None where each has something."""
+    """Return the first stage without trained weights, or None."""
     for stage, (first, stop) in enumerate(ranges):
         weights = [w for kind in set(model.pattern[first:stop]) for w in model.kinds[kind].weights]
         weights += model.embedding if stage == 0 else ()
@@ -54,7 +54,7 @@ def _untrained_text(scenario: Scenario, plan: Plan) -> str:
     first, stop = ranges[stage]
     return (
         f"freeze = {scenario.workload.freeze}: stage {stage} of {len(ranges)} (layers {first} to "
-        f"{stop - 1}) has nothing to train; choose fewer stages (pipeline_parallel "
+        f"{stop - 1}) has no trained weights; choose fewer stages (pipeline_parallel "
         f"{plan.pipeline_parallel} x virtual_stages {plan.virtual_stages}) or other parts"
     )
 

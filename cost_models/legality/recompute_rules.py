@@ -1,4 +1,4 @@
-"""Rules of recomputation: which layers, and what it does not go with."""
+"""Rules of recomputation: its layers, and the options that exclude it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
             ((t.recompute_layers > 0) | (s.stage_recompute_layers is not None)) & (t.recompute == 0)
         ),
         lambda s, p: (
-            f"recompute_layers = {_recompute_layers_text(s, p)} says which layers recompute: it "
+            f"recompute_layers = {_recompute_layers_text(s, p)} selects the recomputed layers: it "
             f"needs recompute {' or '.join(RECOMPUTE[1:])} (got none)"
         ),
     ),
@@ -38,16 +38,16 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
         "recompute_offload",
         lambda s, t: (t.recompute == SELECTIVE_OPS) & t.offloads_activations,
         lambda s, p: (
-            f"recompute selective_ops with offload {p.offload}: the results that it keeps stay on "
-            "the device (choose recompute none, selective or full, or offload none or optimizer)"
+            f"recompute selective_ops with offload {p.offload}: its kept results cannot leave the "
+            "device (choose recompute none, selective or full, or offload none or optimizer)"
         ),
     ),
     Rule(
         "recompute_encoder_decoder",
         lambda s, t: (t.recompute == SELECTIVE_OPS) & any(k.cross_attention for k in s.model.kinds),
         lambda s, p: (
-            "recompute selective_ops: the layers of an encoder-decoder cannot keep results of "
-            "their own yet (must be none, selective or full)"
+            "recompute selective_ops is not supported for encoder-decoder models (must be none, "
+            "selective or full)"
         ),
     ),
     Rule(
@@ -63,8 +63,8 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
         lambda s, p: (
             f"recompute {p.recompute}:{p.recompute_layers}/{p.recompute_every}: the first n of "
             "every k layers of a stage need 1 <= n <= k, and the smallest of "
-            f"{p.num_stages} stages has {s.smallest_stage(p.num_stages)} layers (k must be at "
-            "most that)"
+            f"{p.num_stages} stages has {s.smallest_stage(p.num_stages)} layers (k must not exceed "
+            "that)"
         ),
     ),
     Rule(
@@ -94,7 +94,7 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
         lambda s, t: t.recompute_layers > s.smallest_stage(t.pipeline_parallel * t.virtual_stages),
         lambda s, p: (
             f"recompute_layers = {p.recompute_layers}: the smallest of {p.num_stages} stages has "
-            f"{s.smallest_stage(p.num_stages)} layers (must be 0, for all, to that)"
+            f"{s.smallest_stage(p.num_stages)} layers (must not exceed that; 0: all layers)"
         ),
     ),
 )

@@ -1,8 +1,7 @@
-"""Which plans can exist: one rule after the other, over columns, each with a code and words.
+"""The rules of legal plans, in order, each with a code, a column of broken rows and an error text.
 
-A rule is a pure function that gives a boolean column (true: broken). ``legality_codes`` names the
-first
-rule that a row breaks; only the front doors for a single plan turn a code into an error.
+A rule is a pure function that returns a boolean column (true: broken). ``legality_codes`` returns
+the first rule that a row breaks; only functions for a single plan turn a code into an error.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
-# what rules ask of together leaves out the one or the other
+# each rule leaves out all columns of at least one of these groups
 APART: Final = (
     ("recompute", "sequence_parallel", "context_parallel_method", "zero_stage", "dp_replicate"),
     ("recompute", "pipeline_schedule", "virtual_stages", "micro_batch_size", "num_microbatches"),
 )
-MANY: Final = 2_000  # plans of which it is worth to judge equal rows once
+MANY: Final = 2_000  # plans from which on equal rows are evaluated once
 # fewest micro-batches by schedule: torch refuses fewer (1f1b, dualpipev), or the
 # order has no steady part (zero bubbles)
 FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
@@ -205,7 +204,7 @@ RULES: tuple[Rule, ...] = (
         ),
         lambda s, p: (
             f"pipeline_schedule = {p.pipeline_schedule}: this trainer does not compute weight "
-            "gradients apart from those of inputs (allowed: "
+            "gradients separately from input gradients (allowed: "
             f"{', '.join(name for name in SCHEDULES if name not in SPLIT)})"
         ),
     ),
@@ -237,7 +236,7 @@ RULES: tuple[Rule, ...] = (
         "offload_device",
         lambda s, t: (t.offload_device == NVME) & np.logical_not(t.offloads_optimizer),
         lambda s, p: (
-            f"offload_device = {p.offload_device} says where optimizer and weights go: it needs "
+            f"offload_device = {p.offload_device} is where offloaded tensors go: it needs "
             f"offload optimizer or weights (got {p.offload})"
         ),
     ),
@@ -287,7 +286,7 @@ RULES: tuple[Rule, ...] = (
         lambda s, t: t.expert_ranks % t.expert_parallel != 0,
         lambda s, p: (
             f"expert_parallel = {p.expert_parallel} does not divide the {p.expert_ranks} ranks "
-            "that may share experts: data_parallel / dp_replicate x context_parallel"
+            "that can share experts: data_parallel / dp_replicate x context_parallel"
             + ("" if p.expert_tensor_parallel else " x tensor_parallel")
             + f"; legal values: {divisors_text([p.expert_ranks])}"
         ),
@@ -308,8 +307,8 @@ RULES: tuple[Rule, ...] = (
         "adapter_experts",
         lambda s, t: np.full(len(t), adapts_experts(s)),
         lambda s, p: (
-            f"adapter {s.workload.adapter} beside all matrices: those of routed experts are one "
-            "tensor and take none (--lora-targets must be attention)"
+            f"adapter {s.workload.adapter} on all matrices: those of routed experts are one "
+            "tensor, which takes no adapter (--lora-targets must be attention)"
         ),
     ),
     Rule(
@@ -317,8 +316,8 @@ RULES: tuple[Rule, ...] = (
         lambda s, t: np.full(len(t), freezes_autocast(s)),
         lambda s, p: (
             f"{'freeze' if s.workload.freeze else 'adapter'} = "
-            f"{s.workload.freeze or s.workload.adapter}: under autocast over fp32 weights all are "
-            "trained (a frozen base is in 16 bits: --software hf-trainer)"
+            f"{s.workload.freeze or s.workload.adapter}: autocast over fp32 weights trains all of "
+            "them (a frozen base is in 16 bits: --software hf-trainer)"
         ),
     ),
     *FROZEN_RULES,
@@ -336,20 +335,20 @@ CODES = ("legal", *(rule.code for rule in RULES))
 
 
 def fewest_microbatches(scenario: Scenario, table: PlanTable) -> Any:
-    """Return how many micro-batches the schedule of each plan needs at least."""
-    asked = [
+    """Return the smallest number of micro-batches of each plan's schedule."""
+    names = [
         name
         for name in FEWEST
         if name != "1f1b" or not scenario.software.pipeline.fewer_microbatches_than_ranks
     ]
-    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in asked]
-    return np.select(schedules, [FEWEST[name](table) for name in asked], 1)
+    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in names]
+    return np.select(schedules, [FEWEST[name](table) for name in names], 1)
 
 
 def broken_rules(scenario: Scenario, table: PlanTable) -> dict[int, Any]:
     """Return the rules that some row breaks, by their position in CODES, the last one first.
 
-    What comes with each says which rows: a column as those of the table, or one flag for all.
+    The value of each marks the broken rows: a column of the table's length, or one flag for all.
     """
     found = {}
     for position, rule in reversed(list(enumerate(RULES, start=1))):
@@ -373,9 +372,9 @@ def legality_codes(scenario: Scenario, table: PlanTable) -> NDArray[np.int16]:
 
 
 def require_legal(scenario: Scenario, plan: Plan, where: object = "") -> None:
-    """Raise an InputError with the rule's words for a plan that is not legal.
+    """Raise an InputError with the rule's text for a plan that is not legal.
 
-    ``where``: the file that it is in.
+    ``where``: the file of the plan.
     """
     code = int(legality_codes(scenario, PlanTable.from_plans([plan]))[0])
     if code:

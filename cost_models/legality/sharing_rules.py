@@ -1,4 +1,4 @@
-"""Which plans with context parallelism or replicas of shards (HSDP) can exist."""
+"""Rules of context parallelism and of replicated shards (HSDP)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
         "context_attention",
         lambda s, t: (t.context_parallel > 1) & (not _is_decoder(s.model)),
         lambda s, p: (
-            f"context_parallel = {p.context_parallel} shares causal attention only: "
-            f"{s.model.name} also attends both ways (must be 1)"
+            f"context_parallel = {p.context_parallel} supports causal attention only: "
+            f"{s.model.name} has bidirectional attention (must be 1)"
         ),
     ),
     Rule(
@@ -44,8 +44,8 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
         ),
         lambda s, p: (
             f"context_parallel = {p.context_parallel}: {p.context_parallel_method} cuts a sequence "
-            f"into {p.context_parallel * _chunks(p)} equal chunks, which seq_len = "
-            f"{s.workload.seq_len} does not give"
+            f"into {p.context_parallel * _chunks(p)} equal chunks, a number that does not divide "
+            f"seq_len = {s.workload.seq_len}"
         ),
     ),
     Rule(
@@ -57,7 +57,7 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
             )
         ),
         lambda s, p: (
-            f"ulysses shares out heads: tensor_parallel {p.tensor_parallel} x context_parallel "
+            f"ulysses splits heads: tensor_parallel {p.tensor_parallel} x context_parallel "
             f"{p.context_parallel} does not divide num_heads = {min(query_heads(s.model))}; legal "
             f"products: {divisors_text(query_heads(s.model))}"
         ),
@@ -75,7 +75,7 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
             )
         ),
         lambda s, p: (
-            "ulysses shares out key heads, or repeats them until every rank has one: "
+            "ulysses splits key heads, or repeats them so that every rank has one: "
             f"context_parallel = {p.context_parallel} must divide num_kv_heads / tensor_parallel = "
             f"{min(key_heads(s.model)) // p.tensor_parallel}, or be a multiple of it"
         ),
@@ -88,9 +88,9 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
             & (s.model.attention_dropout > 0)
         ),
         lambda s, p: (
-            f"context_parallel_method = {p.context_parallel_method} has no dropout of attention "
-            f"weights, {s.model.name} has {s.model.attention_dropout:g}: choose ulysses, or set "
-            "it to 0 in the config"
+            f"context_parallel_method = {p.context_parallel_method} does not support attention "
+            f"dropout; {s.model.name} has {s.model.attention_dropout:g}: choose ulysses, or set it "
+            "to 0 in the config"
         ),
     ),
     Rule(
@@ -105,7 +105,7 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
         "dp_replicate_alone",
         lambda s, t: (t.dp_replicate > 1) & ((t.zero_stage == 0) | (t.shard_ranks == 1)),
         lambda s, p: (
-            f"dp_replicate = {p.dp_replicate} makes replicas of shards: it needs zero_stage >= 1 "
+            f"dp_replicate = {p.dp_replicate} replicates shards: it needs zero_stage >= 1 "
             f"(got {p.zero_stage}) and data_parallel / dp_replicate x context_parallel >= 2 "
             f"(got {p.shard_ranks})"
         ),

@@ -1,6 +1,6 @@
-"""Memory and time of a table of plans: the one place where all formulas meet.
+"""Predicted memory and time of a table of plans, from all formulas.
 
-``price`` is what ``fit`` prints for one plan and what the search ranks a million by.
+``fit`` prints the result of ``price`` for one plan; the search ranks a million plans by it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PredictionTable:
 
     @property
     def peak(self) -> Floats:
-        """Bytes in use at the peak, on the fullest rank."""
+        """Bytes in use at the peak, on the rank with the largest peak."""
         return np.asarray(self.memory.peak, dtype=float)
 
     @property
@@ -73,7 +73,10 @@ class PredictionTable:
 def price(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> PredictionTable:
-    """Price legal plans; stages: ``layer_ranges``, else those of the scenario, else even ones."""
+    """Return the predictions of legal plans.
+
+    Stages: ``layer_ranges``, else those of the scenario, else even ones.
+    """
     blocks = []
     order = []
     group, contents = stages_of(scenario, table, layer_ranges)
@@ -105,10 +108,10 @@ def price(
 
 
 def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], HostBytes]:
-    """Return the peak of each legal plan's fullest rank, and its bytes on a host.
+    """Return the largest peak of each legal plan's ranks, and the bytes of a node's host.
 
-    The same figures as ``price`` without the time of a step; as even stages as possible, or those
-    of the scenario.
+    The same figures as ``price`` without the time of a step. Stages: those of the scenario, else
+    even ones.
     """
     peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
     group, contents = stages_of(scenario, table, None)
@@ -122,12 +125,12 @@ def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], Ho
 def _block_memory(
     scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
 ) -> tuple[MemoryParts, NDArray[np.int64], NDArray[np.int64], HostBytes]:
-    """Return the memory of the fullest rank, the rank, the moment, and the bytes on its host."""
-    fullest = list(ranks)
+    """Return the memory of the rank with the largest peak, the rank, its moment, the host bytes."""
+    priced = list(ranks)
     if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
-        # of ranks with the same contents the last one has the most weight gradients due
-        fullest += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
-    views = [RankView(scenario, table, rank) for rank in fullest]
+        # of ranks with the same contents the last one has the most pending weight gradients
+        priced += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
+    views = [RankView(scenario, table, rank) for rank in priced]
     memory, limiting, moment = stack_ranks([rank_memory(view) for view in views])
     gpus = scenario.cluster.gpus_per_node
     hosts = [rank_host_bytes(view).of_node(table, gpus) for view in views]
@@ -135,14 +138,14 @@ def _block_memory(
         np.max(np.stack([h.memory for h in hosts]), axis=0),
         np.max(np.stack([h.nvme for h in hosts]), axis=0),
     )
-    limiting_index = np.array([rank.index for rank in fullest])[np.asarray(limiting)]
+    limiting_index = np.array([rank.index for rank in priced])[np.asarray(limiting)]
     return memory, limiting_index, np.asarray(moment), host
 
 
 def _price_block(
     scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
 ) -> PredictionTable:
-    """Price plans of the same stages: their number, places and layers that are recomputed."""
+    """Price plans of the same stages: their number, positions and recomputed layers."""
     memory, limiting, moment, host = _block_memory(scenario, table, ranks)
     time, slowest = block_time(scenario, table, ranks, block_seconds(scenario, table, ranks))
     slowest_index = np.array([rank.index for rank in ranks])[np.asarray(slowest)]
@@ -165,7 +168,7 @@ def block_seconds(
 
 
 def _paged_seconds(view: RankView) -> Real:
-    """Seconds in which paged optimizer states that do not fit on the device come and go."""
+    """Seconds of moving paged optimizer states that do not fit on the device."""
     paged = np.where(view.table.offloads_optimizer, 0.0, rank_states(view).paged)
     memory, _ = rank_memory(view)
     link = host_link(view.cluster, view.table, view.software)
@@ -179,7 +182,7 @@ def block_time(
     seconds: Sequence[RankSeconds],
     bound: Real | None = None,
 ) -> tuple[TimeParts, Real]:
-    """Return the parts of a step of such plans, and which rank is the slowest.
+    """Return the parts of a step of plans of the same stages, and the index of the slowest rank.
 
     ``bound``: seconds of the pipeline; None: their lower bound in closed form.
     """
@@ -208,7 +211,7 @@ def rank_memories(
 def memories_by_rank(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> list[list[RankMemory]]:
-    """Return the memory of every pipeline rank of every plan; stages: as of ``price``."""
+    """Return the memory of every pipeline rank of every plan; stages as in ``price``."""
     answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
     group, blocks = stages_of(scenario, table, layer_ranges)
     for number in range(len(blocks)):

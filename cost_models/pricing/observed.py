@@ -1,4 +1,4 @@
-"""What the ranks of a run counted in one step, brought to the shape of a prediction.
+"""Memory and traffic that the ranks of a run counted in one step, in the form of a prediction.
 
 A rank is the plain JSON values of run.json: its pipeline stage, its memory, its collectives.
 """
@@ -21,9 +21,9 @@ from cost_models.plan_file import PlanFile
 from hardware_profiles.fields import convert
 from hardware_profiles.software.trainer import software_profile
 
-KEPT: Final = ("weights", "optimizer")  # there at every moment of a step, whatever its peak is
-# what comes and goes: how much of it is what depends on the very moment of the peak
-PASSING: Final = ("gradients", "activations", "logits", "buffers")
+CONSTANT_PARTS: Final = ("weights", "optimizer")  # constant through a step
+# transient parts, which depend on the moment of the peak
+TRANSIENT_PARTS: Final = ("gradients", "activations", "logits", "buffers")
 Key = tuple[str, str]  # axis and kind
 
 
@@ -60,27 +60,27 @@ def peak_bytes(rank: Mapping[str, Any]) -> int:
 
 
 def with_predicted_names(rank: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
-    """Return a rank with the parts of its peak named as predictions do.
+    """Return a rank with the parts of its peak named as in predictions.
 
-    Below ZeRO-3 the gathered weights are the weights, and the shards that the optimizer updates are
-    its master weights; so is a copy in the precision of the matmuls beside whole weights.
+    Below ZeRO-3 the gathered weights count as weights, and the shards that the optimizer updates as
+    its master weights; so does a separate master copy of whole weights.
     """
     memory = rank["memory"]
     gathered = memory.get("gathered_bytes") or 0
     if not gathered or file.plan.zero_stage == 3:
         return dict(rank)
     parts = {"weights": 0, "optimizer": 0, **memory["parts"]}
-    single = min(round(_held_once(file, rank["stage"])), parts["weights"])
+    single = min(round(_unsharded_bytes(file, rank["stage"])), parts["weights"])
     parts["optimizer"] += parts["weights"] - single
     parts["weights"] = single + gathered
     parts["buffers"] -= gathered
     return {**rank, "memory": {**memory, "parts": parts}}
 
 
-def _held_once(file: PlanFile, stage: int) -> float:
+def _unsharded_bytes(file: PlanFile, stage: int) -> float:
     """Return the bytes of weights of a pipeline rank that are not gathered from shards.
 
-    They are frozen, or of experts that no other rank holds, and computed with as they are.
+    These are frozen, or belong to experts of this rank only, and matmuls read them directly.
     """
     workload = file.workload
     rank = contents_of_rank(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)

@@ -60,7 +60,7 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrediction:
-    """Peak memory of the fullest accelerator with its 90 % interval and its parts."""
+    """Peak memory of the accelerator with the largest peak, its 90 % interval and its parts."""
 
     peak_bytes: float
     low_bytes: float

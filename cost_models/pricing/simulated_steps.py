@@ -32,7 +32,7 @@ def with_simulated_steps(
     priced: PredictionTable,
     layer_ranges: Sequence[tuple[int, int]] | None = None,
 ) -> PredictionTable:
-    """Return prices whose bubbles are what the simulation finds, not its lower bound."""
+    """Return predictions with simulated bubbles in place of their lower bounds."""
     piped = np.flatnonzero(table.pipeline_parallel > 1)
     if len(piped) == 0:
         return priced
@@ -44,7 +44,7 @@ def with_simulated_steps(
 
 
 def above(least: Floats, found: Floats) -> Floats:
-    """Return simulated steps; where they are their lower bounds but for rounding, these."""
+    """Return simulated steps, or their lower bounds where both are equal within rounding."""
     steps: Floats = np.where(found <= (1.0 + ROUNDING) * least, least, found)
     return steps
 
@@ -52,9 +52,9 @@ def above(least: Floats, found: Floats) -> Floats:
 def simulated_steps(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> Floats:
-    """Return the seconds of a step of every plan; stages of one rank are equal shares of its time.
+    """Return the seconds of a step of every plan; stages of one rank take equal shares of its time.
 
-    ``layer_ranges``: stages, as of ``estimate.price``.
+    ``layer_ranges``: stages, as in ``estimate.price``.
     """
     steps = np.empty(len(table))
     group, contents = stages_of(scenario, table, layer_ranges)
@@ -81,7 +81,7 @@ def _pipeline(plan: Plan, passes: Floats) -> float:
     return _simulated(*shape, plan.num_microbatches, passes.tobytes())
 
 
-@lru_cache(maxsize=8192)  # plans that differ in nothing that a pipeline sees
+@lru_cache(maxsize=8192)  # plans that share a pipeline's times
 def _simulated(
     schedule: Schedule, pipeline: int, virtual: int, microbatches: int, passes: bytes
 ) -> float:

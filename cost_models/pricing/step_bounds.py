@@ -1,4 +1,4 @@
-"""Step times of a table of plans without their memory: what a changed rate or link asks for.
+"""Step times of a table of plans without their memory, and lower bounds on faster machines.
 
 The formulas are those of ``estimate.price``; a test holds both to the same seconds.
 """
@@ -15,12 +15,12 @@ from cost_models.scenario import Scenario
 
 
 def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
-    """Return seconds of a step of every legal plan, and what they are at least on faster machines.
+    """Return seconds of a step of every legal plan, and a lower bound on faster machines.
 
-    Stages: those of the scenario, else even ones. A faster machine shortens what every plan
-    computes, waits for and sends. It may lengthen the bubble of a schedule that splits the backward
-    pass, where weight gradients become shorter than what they fill: their bubble is not counted in
-    the second column, which therefore never grows as a rate does.
+    Stages: those of the scenario, else even ones. A faster machine shortens computation, waits and
+    communication of every plan. It may lengthen the bubble of a schedule that splits the backward
+    pass, where weight gradients become shorter than the gaps they fill: such bubbles are left out
+    of the second column, which therefore never grows with a rate.
     """
     seconds, least = np.empty(len(table)), np.empty(len(table))
     group, contents = stages_of(scenario, table)

@@ -1,9 +1,9 @@
-"""Step, peak and host bytes of very many plans: the formulas of ``estimate``, equal rows once.
+"""Step, peak and host bytes of many plans: the formulas of ``estimate`` on distinct rows.
 
-Plans are put into groups whose pipeline ranks hold the same kinds of things; how many layers each
-of them has is a column as any other. The formulas of one rank see columns of distinct rows
-(``columns``). What comes of them is what ``estimate.price`` gives, bit for bit but for the order in
-which the parts of the peak are added up.
+Plans are grouped by the kinds of contents of their pipeline ranks; the number of layers of each
+kind is a column as any other. The formulas of one rank see columns of distinct rows (``columns``).
+The results equal those of ``estimate.price`` bit for bit, up to the order of summation of the parts
+of the peak.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "after_recomputed")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What plans are chosen by, one row a plan."""
+    """Step, peak and host bytes of plans, one row a plan."""
 
     step: Floats
     peak: Floats
@@ -73,9 +73,10 @@ def price_table(scenario: Scenario, table: PlanTable) -> Figures:
 def table_memory(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, HostBytes]:
-    """Return the peaks of legal plans, and what they have on hosts.
+    """Return the peaks of legal plans, and their bytes on hosts.
 
-    ``enough``: of a plan that has more than that at one place, this may stand for its peak.
+    ``enough``: for a plan with more bytes than that at some point, the result may be those bytes
+    instead of the peak.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -109,7 +110,7 @@ def _few(scenario: Scenario, table: PlanTable) -> bool:
 
 
 def _groups(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
-    """Yield plans that are priced together, and which rows of the table they are."""
+    """Yield groups of plans that are priced together, with their rows of the table."""
     block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
@@ -120,13 +121,13 @@ def _groups(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Grou
         mine[blocks] = True
         rows = np.flatnonzero(mine[block])
         for part in np.array_split(rows, -(-len(rows) // AT_ONCE)):
-            there, position = distinct(block[part])
-            of_blocks = [contents[b] for b in there]
+            present, position = distinct(block[part])
+            of_blocks = [contents[b] for b in present]
             yield part, _Group.of(table.rows(part), position, of_blocks, kinds)
 
 
 def _kind(rank: PipelineRank) -> tuple[Any, ...]:
-    """Return all that formulas decide by; what is left are numbers."""
+    """Return the properties of a rank that select formulas; the others are numbers."""
     layers = zip(rank.kind_counts, rank.recomputed, strict=True)
     return (
         rank.first,
@@ -148,11 +149,11 @@ class _Group:
     plain: PlanTable
     table: PlanTable
     frame: Frame
-    block: Any  # column: which of ``contents``
+    block: Any  # column: index into ``contents``
     contents: list[Sequence[PipelineRank]]
-    slots: list[list[int]]  # of each rank below, which of the contents it is, by block
+    slots: list[list[int]]  # of each rank below, its index in the contents of each block
     ranks: list[PipelineRank]
-    fullest: list[PipelineRank]
+    memory_ranks: list[PipelineRank]
 
     @classmethod
     def of(
@@ -162,7 +163,7 @@ class _Group:
         contents: list[Sequence[PipelineRank]],
         kinds: tuple[Any, ...],
     ) -> _Group:
-        """Put the ranks of all blocks side by side; where one has fewer, its last one again."""
+        """Align the ranks of all blocks; a block with fewer ranks repeats its last one."""
         slots: list[list[int]] = []
         for kind in kinds:
             alike = [[i for i, r in enumerate(ranks) if _kind(r) == kind] for ranks in contents]
@@ -178,15 +179,15 @@ class _Group:
             _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
             for slot in slots
         ]
-        fullest = list(columns)
+        memory_ranks = list(columns)
         if np.any(np.isin(table.pipeline_schedule, SPLIT_CODES)):
-            # of ranks with the same contents the last one has the most weight gradients due
+            # of ranks with the same contents the last one has the most pending weight gradients
             for slot in slots:
                 those = [ranks[i] for ranks, i in zip(contents, slot, strict=True)]
                 if any(rank.last_index > rank.index for rank in those):
                     late = [replace(rank, index=rank.last_index) for rank in those]
-                    fullest.append(_columns(late, number))
-        return cls(plain, table, frame, number, contents, slots, columns, fullest)
+                    memory_ranks.append(_columns(late, number))
+        return cls(plain, table, frame, number, contents, slots, columns, memory_ranks)
 
 
 def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
@@ -221,7 +222,7 @@ def _steps(scenario: Scenario, group: _Group) -> Floats:
 
 
 def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
-    """Return ``pipeline_bound`` of every distinct row of what it depends on."""
+    """Return ``pipeline_bound`` of the distinct rows of its arguments."""
     names = ("forward_pass", "backward_pass", "weights")
     passes = [getattr(rank, name) for name in names for rank in seconds]
     table = group.table
@@ -252,7 +253,7 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
     # bytes as sums of two columns, since many points of many ranks share one of them
     firsts: dict[tuple[int, int], Any] = {}
     seconds: dict[int, Any] = {}
-    for rank in group.fullest:
+    for rank in group.memory_ranks:
         view = RankView(scenario, group.table, rank)
         (weights, optimizer), constant, moments = rank_step_points(view)
         states, known = weights + optimizer, {}
@@ -284,7 +285,7 @@ def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
     gpus = scenario.cluster.gpus_per_node
     hosts = [
         rank_host_bytes(RankView(scenario, group.table, rank)).of_node(group.table, gpus)
-        for rank in group.fullest
+        for rank in group.memory_ranks
     ]
     size = len(group.plain)
 

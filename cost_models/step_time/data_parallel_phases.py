@@ -1,4 +1,4 @@
-"""When data-parallel traffic runs: before forward passes, and where no pass can hide it.
+"""Data-parallel traffic by phase of a step: before forward passes, and where no pass hides it.
 
 Units: seconds, columns of a plan table.
 """
@@ -23,7 +23,7 @@ class DataPhases(NamedTuple):
 
     forward: Real  # ZeRO-3: gathered for forward passes
     first: Real  # gathered before the first layer of each forward pass can run
-    last: Real  # reduced behind the first layer's last gradient
+    last: Real  # reduced after the first layer's last gradient
 
 
 def data_phases(
@@ -33,14 +33,14 @@ def data_phases(
     params: RankParameters,
     software: SoftwareProfile,
 ) -> DataPhases:
-    """Return them for a rank.
+    """Return the phases of a rank's data-parallel traffic.
 
-    Half of what ZeRO-3 gathers is for forward passes, m of them. Embedding and first layer, f of a
-    rank's weights, are used before anything can hide their gathering, and their gradients come when
-    nothing is left to do:
+    Half of ZeRO-3's gathering is for the m forward passes. Embedding and first layer, a share f of
+    a rank's weights, are needed before any computation can hide their gathering, and their
+    gradients are the last to be computed:
 
-        first   f G / 2 under ZeRO-3, f G where new weights of ZeRO-1 and 2 arrive behind the first
-                forward pass, else 0
+        first   f G / 2 under ZeRO-3, f G where the updated weights of ZeRO-1 and 2 are gathered
+                during the first forward pass, else 0
         last    f R / r        r = m where every backward pass reduces, else 1
 
     G, R: seconds of gathering and of reducing in a step.
@@ -55,8 +55,8 @@ def data_phases(
             gathers = gathers + share * by_axis[axis]
             reduces = reduces + (1.0 - share) * by_axis[axis]
     forward = np.where(sharded, 0.5 * gathers, 0.0)
-    waited_for = np.where(sharded | (not software.overlap.weight_gathers), forward, gathers)
+    exposed_gathers = np.where(sharded | (not software.overlap.weight_gathers), forward, gathers)
     every = (table.zero_stage >= 2) & np.logical_not(reduces_once(software, table))
     rounds = np.where(every, table.num_microbatches, 1)
     share = (params.embedding + params.largest_layer) / np.maximum(params.total, 1.0)
-    return DataPhases(forward, share * waited_for, share * reduces / rounds)
+    return DataPhases(forward, share * exposed_gathers, share * reduces / rounds)

@@ -1,12 +1,11 @@
-"""How much of a run's time is progress: checkpoints, failures, and the best interval between them.
+"""Share of a run's time that is progress: checkpoints, failures, and the best interval.
 
 Symbols   M seconds between failures of the whole job   n accelerators
-          d seconds that training stands still for a checkpoint   W seconds until it is on the disk
+          d seconds that training stops for a checkpoint   W seconds until it is on the disk
           R seconds from a failure to the first new step   t seconds of training between checkpoints
 Units     seconds, bytes; every function broadcasts.
 
-Failures come at random, as often at any time (Poisson). What was computed since the last whole
-checkpoint is lost.
+Failures are a Poisson process. All steps since the last complete checkpoint are lost.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def seconds_between_failures(hours_of_one: Real, num_gpus: Count) -> Real:
 
 
 def checkpoint_interval(stall: Real, between_failures: Real) -> Real:
-    """Seconds of training between checkpoints that lose least: Daly's higher order of Young's.
+    """Optimal seconds of training between checkpoints: Daly's higher-order form of Young's.
 
         sqrt(2 d M) (1 + sqrt(d / 2 M) / 3 + (d / 2 M) / 9) - d        d < 2 M
         M                                                              otherwise
@@ -78,14 +77,14 @@ def checkpoint_bytes(parameters: Real, master_bytes: float, state_bytes: float) 
 
 
 def checkpoint_stall(size: Real, writers: Count, host_bandwidth: Real) -> Real:
-    """Seconds that training stands still while each writer copies its part to its host.
+    """Seconds that training stops while each writer copies its part to its host.
 
-    Writing from there to the disk runs beside the next steps (the bundled executor, torch's
+    Writing from the host to the disk overlaps the next steps (the bundled executor, torch's
     ``async_save``).
     """
     return np.multiply(1.0, size) / writers / host_bandwidth
 
 
 def write_seconds(size: Real, nodes: Count, storage: Real) -> Real:
-    """Seconds until a checkpoint is on the disk: bytes over what the writing nodes reach."""
+    """Seconds until a checkpoint is on the disk: bytes / (nodes x bandwidth of a node)."""
     return np.multiply(1.0, size) / (np.multiply(1.0, nodes) * storage)

@@ -1,4 +1,4 @@
-"""Data-parallel traffic that no computation hides.
+"""Exposed data-parallel communication: seconds that no computation hides.
 
 Units: seconds, columns of a plan table.
 """
@@ -23,11 +23,13 @@ class Hiding(NamedTuple):
 
     overlap: float  # share of the backward pass that can hide it
     interference: float = 0.0  # seconds of computation that a hidden second costs
-    gathers_behind_forward: bool = False  # ZeRO-1 and 2: new weights, behind the first forward pass
+    gathers_during_forward: bool = (
+        False  # ZeRO-1 and 2: updated weights, during the first forward pass
+    )
 
     @classmethod
     def of(cls, software: SoftwareProfile) -> Hiding:
-        """Take a trainer's figures."""
+        """Return the overlap of a trainer."""
         return cls(
             software.overlap.data_parallel,
             software.overlap.data_parallel_interference,
@@ -38,24 +40,25 @@ class Hiding(NamedTuple):
 def exposed_data_seconds(
     rank: RankSeconds, table: PlanTable, hiding: Hiding, *, on_gpu: bool
 ) -> Real:
-    """Data-parallel seconds that no computation hides, and what it loses to those that it hides.
+    """Data-parallel seconds that no computation hides, and computation lost to interference.
 
-    ZeRO 0 and 1 reduce behind the last micro-batch's backward pass; without a pipeline ZeRO 2
-    reduces behind every one. ZeRO 3 gathers for forward passes behind these, and again, before it
-    reduces, behind backward passes: what one of the two does not hide the other does not, because a
-    layer is gathered just before it is used. Replicas always reduce behind the last backward pass,
-    beside all else where that stays in a node. Links work while a GPU computes or waits for its
-    host; a CPU's cores do both jobs. A hidden second costs seconds of computation: collectives take
-    multiprocessors and memory bandwidth.
+    ZeRO 0 and 1 reduce during the last micro-batch's backward pass; without a pipeline ZeRO 2
+    reduces during every one. ZeRO 3 gathers for forward passes during these, and again, before it
+    reduces, during backward passes: neither hides the rest of the other, because a layer is
+    gathered just before it is used. Replicas always reduce during the last backward pass, in
+    parallel to all other traffic where that stays in a node. Links work while a GPU computes or
+    waits for its host; a CPU's cores do both jobs. A hidden second costs seconds of computation:
+    collectives take multiprocessors and memory bandwidth.
 
-    Of v interleaved stages each has its share of the traffic W, and of the pass T that hides it. A
-    rank walks through one after another with n = min(p, m) micro-batches each, so that what the
-    others send has (v - 1) n / v passes more, and one stage its own pass:
+    Each of v interleaved stages has its share of the traffic W, and of the pass T that hides it. A
+    rank runs one stage after another with n = min(p, m) micro-batches each, so that (v - 1) n / v
+    more passes hide the traffic of the other stages, and its own pass that of one stage:
 
         exposed = max(0, (W - T)/v, W - T ((v - 1) n + 1)/v)
 
     Source: Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func of a
-    model chunk, called when its last micro-batch has come back, and before its first.
+    model chunk, called after its last micro-batch's backward pass, and before its first
+    micro-batch.
     """
     return at_the_end([rank], table, hiding, on_gpu=on_gpu)[0]
 
@@ -63,19 +66,19 @@ def exposed_data_seconds(
 def _exposed(
     rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
 ) -> Real:
-    """Return what is exposed where ``stages`` of a rank send each at a time of its own."""
+    """Exposed seconds where each of ``stages`` of a rank sends at a different time."""
     hides = hiding.overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     gathers = table.zero_stage >= 3
     every = np.where(each | gathers, 1.0 * table.num_microbatches, 1.0)
     passes = rank.compute + rank.recompute + rank.host
-    behind = (table.zero_stage >= 1) & hiding.gathers_behind_forward & ~gathers
+    behind = (table.zero_stage >= 1) & hiding.gathers_during_forward & ~gathers
     forward = hides * every * (passes - rank.backward)
     window = hides * every * rank.backward + np.where(behind, forward, 0.0)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
     first = np.where(gathers, rank.gathered_forward, 0.0)
-    rest = whole - first - np.where(rank.replicas_apart, rank.replica_communication, 0.0)
+    rest = whole - first - np.where(rank.replicas_use_other_links, rank.replica_communication, 0.0)
     of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
     beyond = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
     beyond = np.maximum(beyond, (rest - window) / stages)
@@ -90,9 +93,9 @@ def _exposed(
 def at_the_end(
     ranks: Sequence[RankSeconds], table: PlanTable, hiding: Hiding, *, on_gpu: bool
 ) -> tuple[Real, Real]:
-    """Return ``exposed_data_seconds`` and the optimizer of the rank that is done last.
+    """Return ``exposed_data_seconds`` and optimizer seconds of the rank that ends last.
 
-    Chosen between at the end: few rows tell whether stages send apart from all else.
+    Stages that send separately are selected at the end, since that depends on few rows.
     """
 
     def last(stages: Real) -> tuple[Real, Real]:
@@ -102,16 +105,16 @@ def at_the_end(
         ends_last = np.argmax(np.stack(once), axis=0)
         return pick(exposed, ends_last), pick(optimizer, ends_last)
 
-    together, apart = last(1.0), _stages_apart(table, hiding)
-    if not np.any(apart):
+    together, separate = last(1.0), _stages_send_separately(table, hiding)
+    if not np.any(separate):
         return together
     each = last(1.0 * table.virtual_stages)
-    return np.where(apart, each[0], together[0]), np.where(apart, each[1], together[1])
+    return np.where(separate, each[0], together[0]), np.where(separate, each[1], together[1])
 
 
-def _stages_apart(table: PlanTable, hiding: Hiding) -> Flag:
-    """Whether the traffic of a rank's stages all hides, of each at a time of its own."""
+def _stages_send_separately(table: PlanTable, hiding: Hiding) -> Flag:
+    """Whether all stages of a rank can hide their traffic, each at a different time."""
     interleaved = table.pipeline_schedule == INTERLEAVED
-    hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_behind_forward)
+    hides = (table.zero_stage == 0) | ((table.zero_stage == 1) & hiding.gathers_during_forward)
     found: Flag = interleaved & hides & (table.virtual_stages > 1)
     return found

@@ -1,4 +1,4 @@
-"""Seconds of one pipeline rank, and of a step by what they are for (``step_time``).
+"""Seconds of one pipeline rank, and of a step by purpose (``step_time``).
 
 Units: seconds, columns of a plan table.
 """
@@ -14,7 +14,7 @@ from cost_models.arrays import Flag, Real
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """Seconds of one step by what they are for; they add up to the step."""
+    """Seconds of one step by purpose; they add up to the step."""
 
     compute: Real
     recompute: Real
@@ -43,17 +43,17 @@ class RankSeconds:
     tensor_communication: Real
     pipeline_communication: Real
     backward: Real  # of ``compute``, ``recompute`` and ``host``, the backward half
-    weights: Real  # of ``backward``, what a split backward pass leaves for later
+    weights: Real  # of ``backward``, the weight gradients that a split backward pass defers
     data_communication: Real  # per step, before any overlap
     optimizer: Real  # per step
-    expert_communication: Real = 0.0  # of a micro-batch: tokens on their way to experts and back
-    context_communication: Real = 0.0  # that attention does not hide
+    expert_communication: Real = 0.0  # of a micro-batch: tokens sent to experts and back
+    context_communication: Real = 0.0  # not hidden by attention
     gathered_forward: Real = 0.0  # of data_communication: ZeRO-3, before forward passes
     first_gathers: Real = 0.0  # of data_communication: before a first layer can run
-    last_reductions: Real = 0.0  # the same: behind the last gradient
+    last_reductions: Real = 0.0  # of data_communication: after the last gradient
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
-    replicas_apart: Flag = False  # over other links than data_communication
-    surplus: Real = 0.0  # of ``tensor_communication``, what backward has beyond forward
+    replicas_use_other_links: Flag = False  # over other links than data_communication
+    surplus: Real = 0.0  # of ``tensor_communication``, backward less forward
 
     @property
     def microbatch(self) -> Real:

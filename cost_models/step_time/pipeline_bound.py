@@ -1,17 +1,17 @@
-"""Seconds that a pipeline needs for the micro-batches of a step: bounds in closed form.
+"""Lower bounds of a pipeline's seconds for the micro-batches of a step, in closed form.
 
 Symbols   p pipeline_parallel   v virtual_stages   m num_microbatches   r rank
           f, i, w  seconds of a rank's layers for one micro-batch: forward, gradients of inputs,
-          gradients of weights that come later (0 where the backward pass is whole)
+          deferred gradients of weights (0 where the backward pass is not split)
 Units     seconds. Arrays of ranks are (p, rows), in the order of the ranks.
 
-A rank r is busy m (f + i + w) seconds. Beside that it waits
+A rank r is busy m (f + i + w) seconds. In addition it waits
 
-    head   for the first micro-batch to come to it
-    gaps   between its first forward and its first backward pass, for the way of the first
-           micro-batch to the end of the pipeline and back, less the forward passes that it has to
-           do meanwhile; and again between its last forward and its last backward pass
-    tail   for the last micro-batch to go back through the ranks before it
+    head   for the first micro-batch to arrive
+    gaps   between its first forward and its first backward pass, while the first micro-batch runs
+           to the end of the pipeline and back, less the forward passes that the rank runs
+           meanwhile; and again between its last forward and its last backward pass
+    tail   for the last micro-batch's backward passes on the ranks before it
 
 so the largest sum over the ranks is a lower bound of every order with these numbers of passes in
 between (``schedules.actions``). It is exact for gpipe, and for 1f1b and its interleaved form with
@@ -65,7 +65,7 @@ def _after(x: Floats) -> Floats:
 
 
 def gpipe_seconds(x: Passes) -> Floats:
-    """All forward passes, then all backward passes: a flow shop each way.
+    """Seconds of all forward passes, then all backward passes: a flow shop in each direction.
 
     sum f + (m - 1) max f + sum b + (m - 1) max b,  b = i + w
     """
@@ -77,21 +77,21 @@ def gpipe_seconds(x: Passes) -> Floats:
 
 
 def in_turn_seconds(x: Passes, *, split: bool) -> Floats:
-    """1f1b and ZB-H1, and their interleaved forms: warm-up, then one forward and one backward pass.
+    """Seconds of 1f1b, ZB-H1 and their interleaved forms: warm-up, then alternating passes.
 
-    In the gaps n = warm-up + 1 forward passes, and warm-up backward passes with as many weight
-    gradients; r + 1 weight gradients are left for the tail.
+    The gaps are filled with warm-up + 1 forward passes, and with warm-up backward passes and their
+    weight gradients; r + 1 weight gradients are left for the tail.
     """
     total = x.v * x.m
     per_round = x.m // np.maximum(1, x.m // x.p) if x.v > 1 else np.zeros_like(x.m)
     hops = 1.0 if x.v == 1 or split else 2.0
     warm_up = np.minimum((x.v - 1) * per_round + hops * (x.p - 1.0 - x.rank), total)
     forwards = np.minimum(warm_up + 1.0, total)
-    there = np.sum(x.f, axis=0) - _before(x.f) / x.v + _after(x.i) / x.v
-    first = np.maximum(0.0, there - forwards * x.f / x.v)
-    back = _after(x.f) / x.v + np.sum(x.i, axis=0) - (_before(x.i) + x.i) / x.v
-    last = np.maximum(0.0, back - (forwards - 1.0) * (x.i + x.w) / x.v)
-    # with as few micro-batches both gaps are the same wait
+    forward_gap = np.sum(x.f, axis=0) - _before(x.f) / x.v + _after(x.i) / x.v
+    first = np.maximum(0.0, forward_gap - forwards * x.f / x.v)
+    backward_gap = _after(x.f) / x.v + np.sum(x.i, axis=0) - (_before(x.i) + x.i) / x.v
+    last = np.maximum(0.0, backward_gap - (forwards - 1.0) * (x.i + x.w) / x.v)
+    # with few micro-batches both gaps are the same wait
     gaps = np.where(total > forwards, first + last, np.maximum(first, last))
     tail = _before(x.i) / x.v
     if split:
@@ -100,33 +100,33 @@ def in_turn_seconds(x: Passes, *, split: bool) -> Floats:
 
 
 def zbv_seconds(x: Passes) -> Floats:
-    """ZB-V: 2 p forward passes in the first gap, then see ``schedules``; stages of half a rank."""
+    """Seconds of ZB-V: 2 p forward passes in the first gap; each stage is half a rank's layers."""
     r = x.rank
-    first = np.maximum(0.0, _v_there(x) - x.p * x.f)
-    last = np.maximum(0.0, _v_back(x) - 0.5 * ((x.p + r) * x.i + (x.p - r) * x.w))
+    first = np.maximum(0.0, _v_forward_gap(x) - x.p * x.f)
+    last = np.maximum(0.0, _v_backward_gap(x) - 0.5 * ((x.p + r) * x.i + (x.p - r) * x.w))
     tail = np.maximum(0.0, 0.5 * (_before(x.i) + x.w[0] - (2.0 * r + 1.0) * x.w))
     return _largest(x, first + last + tail)
 
 
 def dualpipev_seconds(x: Passes) -> Floats:
-    """DualPipeV: 2 p forward passes in the first gap (2 p + 1 on the last rank)."""
+    """Seconds of DualPipeV: 2 p forward passes in the first gap (2 p + 1 on the last rank)."""
     r, turn = x.rank, x.rank == x.p - 1
     forwards = np.where(turn, 2.0 * x.p + 1.0, 2.0 * x.p)
-    first = np.maximum(0.0, _v_there(x) - 0.5 * forwards * x.f)
+    first = np.maximum(0.0, _v_forward_gap(x) - 0.5 * forwards * x.f)
     meanwhile = (r + 2.0) * (x.i + x.w) + (x.p - 1.0) * x.i + (x.p - 1.0 - r) * x.w
-    last = np.maximum(0.0, _v_back(x) - 0.5 * meanwhile)
+    last = np.maximum(0.0, _v_backward_gap(x) - 0.5 * meanwhile)
     tail = np.maximum(0.0, 0.5 * (_before(x.i) + x.w[0] - (r + 1.0) * x.w))
     return _largest(x, first + last + tail)
 
 
-def _v_there(x: Passes) -> Floats:
-    """From a rank's first forward pass to its first backward pass, in a V."""
+def _v_forward_gap(x: Passes) -> Floats:
+    """Seconds from a rank's first forward pass to its first backward pass, in a V."""
     result: Floats = np.sum(x.f, axis=0) - 0.5 * _before(x.f) + 0.5 * _before(x.i)
     return result
 
 
-def _v_back(x: Passes) -> Floats:
-    """From the end of a rank's last forward pass to its last backward pass, in a V."""
+def _v_backward_gap(x: Passes) -> Floats:
+    """Seconds from the end of a rank's last forward pass to its last backward pass, in a V."""
     result: Floats = 0.5 * _before(x.f) + np.sum(x.i, axis=0) - 0.5 * (_before(x.i) + x.i)
     return result
 
@@ -151,8 +151,7 @@ BOUNDS: Final[dict[str, Callable[[Passes], Floats]]] = {
 def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights: Floats) -> Floats:
     """Return a lower bound of the seconds of all micro-batches; rows share p and v.
 
-    ``backward``: whole backward passes; ``weights``: the part of them that a split leaves for
-    later.
+    ``backward``: whole backward passes; ``weights``: the part of them that a split defers.
     """
     p, v = int(table.pipeline_parallel[0]), int(table.virtual_stages[0])
     seconds = np.empty(len(table))
@@ -171,11 +170,11 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
     return seconds
 
 
-def owners(places: Sequence[Sequence[int]]) -> NDArray[np.intp]:
-    """Return, for every pipeline rank, which of the contents it has.
+def owners(positions: Sequence[Sequence[int]]) -> NDArray[np.intp]:
+    """Return, for every pipeline rank, the index of its contents.
 
     >>> owners([[0], [1, 2], [3]]).tolist()
     [0, 1, 1, 2]
     """
-    order = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in places]))
-    return np.repeat(np.arange(len(places)), [len(ranks_of) for ranks_of in places])[order]
+    order = np.argsort(np.concatenate([np.asarray(ranks_of) for ranks_of in positions]))
+    return np.repeat(np.arange(len(positions)), [len(ranks_of) for ranks_of in positions])[order]

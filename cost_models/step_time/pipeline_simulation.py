@@ -1,14 +1,14 @@
-"""Seconds of a pipeline, action by action.
+"""Simulated seconds of a pipeline, action by action.
 
 Symbols   p pipeline_parallel   v virtual_stages   m num_microbatches   r rank
 Units     seconds
 
-Orders have a body that repeats (``schedules.repeats``), whose passes wait for passes of the same
-repetition or of the one before it. Once all passes of all ranks end exactly D seconds later than
-those of the repetition before, every further one takes D seconds more, and so does what follows the
-body: repetitions that are left out add D each. So few are simulated, however many micro-batches
-there are. D is compared within rounding: what one repetition may be off, relative to D, the whole
-is at most.
+Orders have a body that repeats (``schedules.repeats``), whose passes depend on passes of the same
+repetition or of the previous one. Once all passes of all ranks end exactly D seconds later than
+those of the previous repetition, every further repetition takes D seconds more, and the passes
+after the body shift by D too: repetitions that are not simulated add D each. So the number of
+simulated repetitions does not grow with the number of micro-batches. D is compared within rounding;
+the relative error of the result is at most that of one repetition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEVER: Final = -1.0  # has not ended
 
 
 class StageSeconds(NamedTuple):
-    """Seconds of each stage; ``weights``: of ``backward``, what a split leaves for later."""
+    """Seconds of each stage; ``weights``: of ``backward``, what a split defers."""
 
     forward: Sequence[float]
     backward: Sequence[float]
@@ -35,7 +35,7 @@ class StageSeconds(NamedTuple):
 
     @property
     def by_kind(self) -> dict[Kind, Sequence[float]]:
-        """How long an action of each kind takes, at every stage."""
+        """Seconds of an action of each kind, at every stage."""
         first = [each - late for each, late in zip(self.backward, self.weights, strict=True)]
         return {
             "forward": self.forward,
@@ -51,7 +51,7 @@ def makespan(
     """Return the seconds from the first pass to the last.
 
     ``forward``, ``backward`` and ``weights``: of each stage, as of ``StageSeconds``. A pass starts
-    as soon as its rank is free and its input is there; messages take no time of their own.
+    as soon as its rank is free and its input is ready; messages take no time of their own.
     """
     seconds = StageSeconds(forward, backward, weights)
     m = plan.num_microbatches
@@ -74,7 +74,7 @@ def makespan(
 
 
 def _steady(plan: Plan, ends: Sequence[Sequence[float]], length: int, times: int) -> float | None:
-    """Return what the last repetition that all ranks have takes, where it is as the one before."""
+    """Return the seconds of a repetition once it takes as long as the previous one; else None."""
     each = None
     for rank, order in enumerate(ends):
         at = repeats(plan, rank).before + (times - 1) * length  # type: ignore[union-attr]
@@ -86,12 +86,12 @@ def _steady(plan: Plan, ends: Sequence[Sequence[float]], length: int, times: int
 
 
 def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
-    """Return when each action of each rank ends, in its rank's order."""
+    """Return the end of each action of each rank in seconds, in the rank's order."""
     ranks = range(plan.pipeline_parallel)
     orders = [actions(plan, rank) for rank in ranks]
     passes = _passes(plan.num_stages, seconds)
     m = plan.num_microbatches
-    # when each micro-batch has ended each pass; what needs nothing waits for the last row
+    # end of each pass of each micro-batch; passes without a dependency use the last row
     ended = [[NEVER] * m for _ in range(2 * plan.num_stages + 1)] + [[0.0] * m]
     ends: list[list[float]] = [[] for _ in ranks]
     waiting: dict[tuple[int, int], int] = {}  # the pass and micro-batch that a rank waits for
@@ -102,11 +102,11 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
         clock = mine[-1] if mine else 0.0
         for kind, stage, microbatch in islice(orders[rank], len(mine), None):
             needs, gives, lasts = passes[kind][stage]
-            there = ended[needs][microbatch]
-            if there == NEVER:
+            input_ready = ended[needs][microbatch]
+            if input_ready == NEVER:
                 waiting[needs, microbatch] = rank
                 break
-            clock = (there if there > clock else clock) + lasts
+            clock = (input_ready if input_ready > clock else clock) + lasts
             mine.append(clock)
             ended[gives][microbatch] = clock
             if (gives, microbatch) in waiting:
@@ -116,23 +116,23 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
 
 
 def _passes(stages: int, seconds: StageSeconds) -> dict[Kind, list[tuple[int, int, float]]]:
-    """Return, for each kind of action and each stage, what it waits for and is, and its seconds.
+    """Return, for each kind of action and stage, the pass that it needs, its own, its seconds.
 
-    Numbers of passes: forward ones by stage, backward ones by stage, one that none waits for, one
+    Numbers of passes: forward ones by stage, backward ones by stage, one that no pass needs, one
     that has ended from the beginning.
     """
-    nobodys, ended = 2 * stages, 2 * stages + 1
+    unneeded, ended = 2 * stages, 2 * stages + 1
     forward = [(stage - 1 if stage else ended, stage) for stage in range(stages)]
     last = stages - 1
     backward = [(stages + s + 1 if s < last else s, stages + s) for s in range(stages)]
-    ways: dict[Kind, list[tuple[int, int]]] = {
+    passes: dict[Kind, list[tuple[int, int]]] = {
         "forward": forward,
         "backward": backward,
         "backward_input": backward,
-        "backward_weight": [(ended, nobodys)] * stages,
+        "backward_weight": [(ended, unneeded)] * stages,
     }
     by_kind = seconds.by_kind
     return {
-        kind: [(*way, lasts) for way, lasts in zip(mine, by_kind[kind], strict=True)]
-        for kind, mine in ways.items()
+        kind: [(*numbers, lasts) for numbers, lasts in zip(mine, by_kind[kind], strict=True)]
+        for kind, mine in passes.items()
     }

@@ -97,7 +97,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         context_communication=context_seconds(view, rate, by_axis["context"], device.core),
         pipeline_communication=by_axis["pipeline"] / microbatches,
         backward=backward + host[1],
-        # a pass that waits for its host waits in both of its halves
+        # a backward pass that waits for its host waits in both of its halves
         weights=device.weights * (backward + host[1]) / backward,
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,
@@ -111,7 +111,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         first_gathers=phases.first,
         last_reductions=phases.last,
         replica_communication=by_axis["replicate"],
-        replicas_apart=table.shard_ranks * table.tensor_parallel
+        replicas_use_other_links=table.shard_ranks * table.tensor_parallel
         <= view.cluster.tiers[0].domain_size,
         optimizer=optimizer_term(view, rate, by_axis["world"], link, shard),
     )
@@ -120,7 +120,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
 def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
     """Seconds that the device computes: all layers of the rank, and the head on the last rank.
 
-    Layers that no backward pass reaches are computed forward alone.
+    Layers without a backward pass are computed forward only.
     """
     model, table, rank = view.model, view.table, view.rank
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
@@ -144,7 +144,7 @@ def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
 
 
 def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
-    """Return one layer as the plans of a view compute it."""
+    """Return the work of one layer under the plans of a view."""
     model, workload, table = view.model, view.workload, view.table
     around = table.recompute == SELECTIVE_OPS
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
@@ -213,7 +213,7 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
 def host_seconds(view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair) -> Pair:
     """Seconds that the device waits for the host to start operators, and around adapters.
 
-    Collectives between the matrices of a layer stand in the same queue as these.
+    Collectives between the matrices of a layer are in the same queue as its kernels.
     """
     starts = operator_seconds(view, rate.operator)
     adapters = adapter_waits(view, rate)
@@ -225,7 +225,7 @@ def host_seconds(view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pai
 
 
 def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
-    """Return ``host`` with the seconds in which activations come and go that passes do not hide."""
+    """Return ``host`` with the seconds of activation offload that passes do not hide."""
     offloads = view.table.offloads_activations
     if not np.any(offloads):
         return host
@@ -241,7 +241,7 @@ def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, l
 def with_weight_offload(
     view: RankView, device: DeviceSeconds, host: Pair, link: float, shard: Real
 ) -> Pair:
-    """Return ``host`` with the seconds in which offloaded weights come that passes do not hide."""
+    """Return ``host`` with the seconds of weight fetching that passes do not hide."""
     offloads = view.table.offloads_weights
     if not np.any(offloads):
         return host
@@ -255,7 +255,7 @@ def with_weight_offload(
 def updated_parameters(view: RankView) -> Real:
     """Parameters that the rank's optimizer updates: P / d from ZeRO-1 on, else P.
 
-    Experts that are sharded over other ranks than the rest have a d of their own.
+    Separately sharded experts have a d of their own.
     """
     params, table = view.parameters, view.table
     sharded = table.zero_stage >= 1
@@ -281,7 +281,7 @@ def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> R
 
 
 def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard: Real) -> Real:
-    """Seconds of a step outside its passes: the update, and sums over axes of gradients.
+    """Seconds of a step outside its passes: the update, and reductions of shared gradients.
 
     ``world``: seconds of collectives over all ranks (the gradient norm); ``shard``: parameters that
     the rank updates.
@@ -307,7 +307,7 @@ def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard:
 
 
 def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
-    """Seconds of an update on the host: its cores, and its drives if these have the states."""
+    """Seconds of an update on the host: its cores, and its drives if the states are there."""
     workload, gpus = view.workload, view.cluster.gpus_per_node
     accesses = update_accesses(workload, view.software)
     on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses)

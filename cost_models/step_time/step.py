@@ -27,7 +27,7 @@ from cost_models.step_time.pipeline_bound import owners, pipeline_bound
 
 def step_seconds(
     ranks: Sequence[RankSeconds],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     table: PlanTable,
     hiding: Hiding,
     *,
@@ -35,14 +35,13 @@ def step_seconds(
     core_share: float = 1.0,
     bound: Real | None = None,
 ) -> tuple[TimeParts, Real]:
-    """Put the ranks of a pipeline together; return the parts and which rank is the slowest.
+    """Return the parts of a step of a whole pipeline, and the index of the slowest rank.
 
-    ``places``: the pipeline ranks that each of ``ranks`` stands for. The bubble is what the
-    schedule takes (``pipeline_time``, a lower bound; ``bound``, where it is known) over the time
-    of the slowest rank.
-    ``core_share`` below one: processes share cores, and what one leaves while it waits the others
-    use. With s of a core each, of p stages c = s p work at a time, and nothing idles but at the
-    start and the end, while fewer than c have work (mean(tau), with tau at s of a core):
+    ``positions``: the pipeline ranks that each of ``ranks`` stands for. The bubble is the time of
+    the schedule (``bound``, or the lower bound ``pipeline_bound``) less the time of the slowest
+    rank. ``core_share`` below one: processes share cores, and a waiting one leaves its cores to the
+    others. With s of a core each, c = s p of p stages work at a time, and cores idle only at the
+    start and the end, while fewer than c stages have work (mean(tau), with tau at s of a core):
 
         m max(mean(tau), s max(tau)) + s (c - 1)/(p - 1) bubble
     """
@@ -50,7 +49,7 @@ def step_seconds(
     slowest = np.argmax(each, axis=0)
     microbatches = 1.0 * table.num_microbatches
     longest = np.max(each, axis=0)
-    owner = owners(places)
+    owner = owners(positions)
     if bound is None:
         forward, backward, weights = (
             np.stack([getattr(rank, name) for rank in ranks])[owner]
@@ -68,11 +67,11 @@ def step_seconds(
 
     def of_slowest(name: str) -> Real:
         columns = [getattr(rank, name) for rank in ranks]
-        if core_share < 1.0:  # all ranks' work, one after another
-            weighed: Real = np.zeros(len(table))
-            for ranks_of, column in zip(places, columns, strict=True):
-                weighed = weighed + len(ranks_of) * column
-            return microbatches * weighed / table.pipeline_parallel
+        if core_share < 1.0:  # the work of all ranks, one after another
+            weighted: Real = np.zeros(len(table))
+            for ranks_of, column in zip(positions, columns, strict=True):
+                weighted = weighted + len(ranks_of) * column
+            return microbatches * weighted / table.pipeline_parallel
         return microbatches * pick(columns, slowest)
 
     exposed, optimizer = at_the_end(ranks, table, hiding, on_gpu=on_gpu)

@@ -1,4 +1,4 @@
-"""Seconds of tensor-parallel traffic that matmuls do not hide; units: seconds."""
+"""Exposed tensor-parallel communication: traffic that matmuls do not hide. Units: seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hardware_profiles.software.trainer import SoftwareProfile
 def tensor_seconds(
     traffic: Real, weights: Real, software: SoftwareProfile, table: PlanTable
 ) -> tuple[Real, Real]:
-    """Seconds of tensor-parallel traffic in a forward and in a backward pass that nothing hides.
+    """Exposed seconds of tensor-parallel traffic in a forward and in a backward pass.
 
-    ``traffic``: of a micro-batch, as much of it for forward as for backward passes; full
-    recomputation repeats the forward's, and with sequence parallelism inputs that are gathered
-    again are half as much. ``weights``: the gradients of weights, behind which
-    ``overlap.tensor_reduction`` sets those of inputs (or the second gathering and their scattering:
-    Korthikanti et al., arXiv:2205.05198, sec. 4.2.2); a split backward pass has them later.
+    ``traffic``: seconds of a micro-batch, half of them in the forward pass; full recomputation
+    repeats the forward's, and with sequence parallelism gathering inputs again is half as much.
+    ``weights``: seconds of weight gradients, which hide the reduction of input gradients where
+    ``overlap.tensor_reduction`` is set (or the second gathering and their scattering: Korthikanti
+    et al., arXiv:2205.05198, sec. 4.2.2), unless the backward pass is split.
     """
     each = (1.0 - software.overlap.tensor_parallel) * traffic
     recomputes = table.recompute == FULL
@@ -44,12 +44,12 @@ def tensor_seconds(
 
 
 def chunked_seconds(traffic: Real, matmuls: Real, chunks: Real, interference: float) -> Real:
-    """What is left of collectives that run chunk by chunk behind their matmuls.
+    """Exposed seconds of collectives that run chunk by chunk during their matmuls.
 
-    The first of t chunks cannot be hidden, the others as long as the matmuls last; a hidden second
-    costs ``interference`` seconds of computation. Source: Wang et al., Overlap communication with
-    dependent computation via decomposition (ASPLOS 2023), sec. 3; Transformer Engine's user
-    buffers.
+    The first of t chunks is not hidden, the others are hidden for as long as the matmuls last; a
+    hidden second costs ``interference`` seconds of computation. Source: Wang et al., Overlap
+    communication with dependent computation via decomposition (ASPLOS 2023), sec. 3; Transformer
+    Engine's user buffers.
 
     >>> float(chunked_seconds(8.0, 100.0, 8.0, 0.0))
     1.0

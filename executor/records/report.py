@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.pricing.observed import KEPT, PASSING, collectives_side_by_side, peak_bytes
+from cost_models.pricing.observed import (
+    CONSTANT_PARTS,
+    TRANSIENT_PARTS,
+    collectives_side_by_side,
+    peak_bytes,
+)
 from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.fields import write_text_atomically
 
@@ -72,10 +77,10 @@ def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Com
         yield ComparisonRow(name, "bytes", _allocated(stages.get(stage, {})), float(fullest))
     worst = max(ranks, key=peak_bytes)
     parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
-    for part in KEPT:
+    for part in CONSTANT_PARTS:
         yield ComparisonRow(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
-    rest = [part for part in worst["memory"]["parts"] if part not in KEPT]
-    known = [parts[part] for part in PASSING if part in parts]
+    rest = [part for part in worst["memory"]["parts"] if part not in CONSTANT_PARTS]
+    known = [parts[part] for part in TRANSIENT_PARTS if part in parts]
     name = "  activations, gradients, buffers"
     yield ComparisonRow(name, "bytes", sum(known) if known else None, _part(worst, rest))
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.observed import (
-    KEPT,
-    PASSING,
+    CONSTANT_PARTS,
+    TRANSIENT_PARTS,
     collectives_side_by_side,
     peak_bytes,
     with_predicted_names,
@@ -234,12 +234,12 @@ def _memory_terms(memory: MemoryPrediction, run: RunRecord) -> Iterable[Compared
         yield ComparedTerm(
             f"peak memory{where}", "bytes", entry.allocated_bytes, float(peak_bytes(rank))
         )
-        for name in KEPT:
+        for name in CONSTANT_PARTS:
             yield ComparedTerm(
                 f"  {name}", "bytes", getattr(entry.parts, name), float(parts.get(name, 0))
             )
-        rest = sum(float(size) for name, size in parts.items() if name not in KEPT)
-        predicted = sum(getattr(entry.parts, name) for name in PASSING)
+        rest = sum(float(size) for name, size in parts.items() if name not in CONSTANT_PARTS)
+        predicted = sum(getattr(entry.parts, name) for name in TRANSIENT_PARTS)
         yield ComparedTerm("  activations, gradients, buffers", "bytes", predicted, rest)
 
 

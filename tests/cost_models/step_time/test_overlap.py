@@ -62,7 +62,7 @@ def test_forward_gathers_hide_behind_forward_passes_alone() -> None:
 @pytest.mark.parametrize(("apart", "expected"), [(True, 1.0), (False, 2.0)])
 def test_replicas_outside_a_node_have_links_of_their_own(apart: bool, expected: float) -> None:
     plan = Plan(data_parallel=16, dp_replicate=2, zero_stage=3)
-    rank = replace(rank_of(3.0, data=1.0), replicas_apart=apart)
+    rank = replace(rank_of(3.0, data=1.0), replicas_use_other_links=apart)
     # a backward pass takes 2: it hides 1 of the shards' traffic and the replicas' 3 but for 1
     rank = replace(rank, replica_communication=3.0)
     assert exposed(rank, plan) == expected
@@ -79,7 +79,7 @@ def test_interleaved_stages_send_while_the_others_compute() -> None:
             pipeline_parallel=4,
             **{"num_microbatches": 8} | usual | plan,
         )
-        hiding = Hiding(1.0, gathers_behind_forward=gathers)
+        hiding = Hiding(1.0, gathers_during_forward=gathers)
         table = PlanTable.from_plans([shape])
         return float(exposed_data_seconds(rank_of(3.0, data=data), table, hiding, on_gpu=True)[0])
 
