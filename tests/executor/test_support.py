@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
     "both ways over ranks": (
         Plan(context_parallel=2),
         {"family": "bert"},
-        "context_parallel = 2 shares causal attention only",
+        "context_parallel = 2 supports causal attention only",
     ),
     "untied bert": (Plan(), {"family": "bert", "tie_word_embeddings": False}, "for bert"),
     "norms behind": (

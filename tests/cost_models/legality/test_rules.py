@@ -88,7 +88,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "recompute_offload": (
         {"recompute": "selective_ops", "offload": "activations"},
         {},
-        ["selective_ops with offload activations", "stay on the device"],
+        ["selective_ops with offload activations", "cannot leave the device"],
     ),
     "recompute_encoder_decoder": (
         {"recompute": "selective_ops"},
@@ -238,7 +238,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "fp8": (
         {"tensor_parallel": 2, "data_parallel": 2},
         {"precision": "fp8"},
-        ["tensor_parallel 2", "whole matrices in 8 bits", "--software megatron"],
+        ["tensor_parallel 2", "fp8 only for whole matrices", "--software megatron"],
     ),
     "fp8_lengths": (
         {
@@ -310,7 +310,11 @@ def test_the_smallest_pinned_stage_bounds_what_is_recomputed() -> None:
 @pytest.mark.parametrize(
     ("changes", "about", "said"),
     [
-        ({"recompute": "none"}, {"by_stage": (2, 1)}, "recompute_layers = 2,1 says which"),
+        (
+            {"recompute": "none"},
+            {"by_stage": (2, 1)},
+            "recompute_layers = 2,1 selects the recomputed layers",
+        ),
         ({}, {"by_stage": (2, 1, 1)}, "3 numbers for 2 stages"),
         ({}, {"by_stage": (4, 1)}, None),
         ({}, {"by_stage": (4, 1), "layer_ranges": ((0, 2), (2, 8))}, "stage 0 has 2 layers"),

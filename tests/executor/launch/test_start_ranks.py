@@ -136,7 +136,7 @@ def test_a_plan_that_was_edited_by_hand_is_refused(write, tmp_path, capsys):
     _fails(capsys, "unknown key 'zero_stag'", "run", edit('"zero_stage"', '"zero_stag"'))
     _fails(
         capsys,
-        r"changed\.json: .*precision fp8: .*whole matrices in 8 bits",
+        r"changed\.json: .*precision fp8: .*fp8 only for whole matrices",
         "run",
         edit('"precision": "fp32"', '"precision": "fp8"'),
     )

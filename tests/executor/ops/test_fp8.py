@@ -141,13 +141,13 @@ def test_families_learn_in_eight_bits_as_in_sixteen(family: str):
 @pytest.mark.parametrize(
     ("plan", "options", "why"),
     [
-        (Plan(1, 2), {}, "tensor_parallel 2, .*whole matrices in 8 bits"),
+        (Plan(1, 2), {}, "tensor_parallel 2, .*fp8 only for whole matrices"),
         (Plan(), {"family": "mixtral"}, "num_experts = 8 with precision fp8"),
         (Plan(), {"lora": 4}, "adapter = lora with precision fp8"),
         (
             Plan(1, 1, 2, pipeline_schedule="zero_bubble", num_microbatches=4),
             {},
-            "pipeline_schedule zero_bubble; .*forward and backward at once",
+            "pipeline_schedule zero_bubble; .*backward passes that are not split",
         ),
         (Plan(), {"family": "t5"}, "no encoder-decoder"),
         (Plan(), {"intermediate_size": 88}, "a matrix with a length of 88 .*multiples of 16"),

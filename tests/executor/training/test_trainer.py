@@ -175,7 +175,7 @@ def test_the_learning_rate_warms_up():
 
 def _wrong_batch(rank: int, file: PlanFile) -> None:
     batch, trainer = random_batch(file), Trainer(file)
-    with pytest.raises(InputError, match=r"rows of \[\(1, 15\)\] .* \(rows, seq_len\) = \(1, 16\)"):
+    with pytest.raises(InputError, match=r"shape \[\(1, 15\)\], .* \(rows, seq_len\) = \(1, 16\)"):
         trainer.step(Batch.whole(batch.inputs[:, 1:], batch.labels[:, 1:]))
     other = 1 - rank
     with pytest.raises(InputError, match=rf"rows {rank} to {rank + 1} of a batch .* {other} to"):
