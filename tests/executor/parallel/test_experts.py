@@ -286,11 +286,11 @@ def without_completion() -> None:
 
 
 def without_gradients_back() -> None:
-    """Gradients of rows take the way there, not the way back."""
+    """Gradients of rows are not sent back."""
     exchange = expert_parallel._Exchange
 
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return None, None, None, torch.zeros(sum(ctx.there), gradient.size(1)).to(gradient)
+        return None, None, None, torch.zeros(sum(ctx.send_counts), gradient.size(1)).to(gradient)
 
     exchange.backward = staticmethod(backward)
 
