@@ -119,10 +119,10 @@ def _beside(rank: int, file: PlanFile, folder: str) -> list[Any]:
     before = manager.latest()
     threading.Timer(2.5, disk.set).start()
     step(trainer)
-    mark = ACTIVITY.mark()
+    mark = ACTIVITY.progress()
     saved.append(manager.maybe_save())  # waits for the first one
     first = manager.latest()
-    assert ACTIVITY.mark() != mark  # for the watchdog
+    assert ACTIVITY.progress() != mark  # for the watchdog
     last = manager.save_now()
     assert manager.save_now() == last  # nothing new
     return [saved, before, str(first), str(last)]

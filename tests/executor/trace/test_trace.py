@@ -166,7 +166,7 @@ def test_flops_are_those_of_the_real_module():
     ("name", "message"),
     [
         ("fails", "cannot be traced: ValueError: no weights"),
-        ("Reads", "depends on the values of tensors"),
+        ("Reads", "depend on the values of tensors"),
         ("Square", "not affine in the rows"),
         ("Even", "its operators differ between 2 and 3 rows"),
         ("Wider", "cannot be traced: RuntimeError: "),
@@ -202,7 +202,7 @@ def test_on_a_gpu_dropout_keeps_bytes_and_attention_none_of_its_scores():
 @pytest.mark.slow
 def test_recomputed_blocks_follow_the_rules_of_a_gpu_too():
     module = traced_module(
-        trace(HERE + "Recomputed", input_shapes=TYPED, precision="bf16", device="cuda")
+        trace(HERE + "RecomputedLayers", input_shapes=TYPED, precision="bf16", device="cuda")
     )
     assert set(module.passes) == {"none", "full"}
 
