@@ -90,7 +90,7 @@ def test_a_part_and_a_name_choose_cases(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["--matrix", "--part", "4/3"]) == 2
     assert main(["--matrix", "--only", "nothing like it"]) == 2
     assert main(["--matrix", "--write", "--only", "llama"]) == 2
-    assert "leave --part and --only out" in capsys.readouterr().err
+    assert "remove --part and --only" in capsys.readouterr().err
 
 
 @pytest.mark.distributed
