@@ -129,9 +129,9 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an interruption keeps to one line of output."""
+        """Run a command: what it returns is the exit code; an interruption is one line of output."""
         try:
-            return super().invoke(ctx)
+            ctx.exit(super().invoke(ctx) or 0)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
 

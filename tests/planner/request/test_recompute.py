@@ -106,7 +106,7 @@ def test_a_way_out_takes_back_which_layers_recompute() -> None:
     changes = other_plans(answer.scenario, answer.plan)
     full = next(change for change in changes if change.words == "recompute full")
     assert full.options == "--recompute full --recompute-layers 0"
-    anew = [w["options"] for w in answer.ways_out if w["kind"] in ("tensor", "context")]
+    anew = [w.options for w in answer.ways_out if w.kind in ("tensor", "context")]
     assert anew
     assert all(options.endswith("--recompute-layers 0") for options in anew)
 
