@@ -129,7 +129,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command: what it returns is the exit code; an interruption is one line of output."""
+        """Run a command: its result is the exit code; an interruption is one line of output."""
         try:
             ctx.exit(super().invoke(ctx) or 0)
         except KeyboardInterrupt:

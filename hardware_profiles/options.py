@@ -135,10 +135,10 @@ class Declared(NamedTuple):
         """Return its name in ``--fix`` and ``--require``."""
         return (self.option and self.option.short) or self.name
 
-    def typed(self, value: Any) -> str:
+    def as_option(self, value: Any) -> str:
         """Return the words that set a value on the command line.
 
-        >>> Declared("sequence_parallel", bool, False, Option("--sp/--no-sp")).typed(False)
+        >>> Declared("sequence_parallel", bool, False, Option("--sp/--no-sp")).as_option(False)
         '--no-sp'
         """
         if isinstance(value, bool) and self.type is bool:

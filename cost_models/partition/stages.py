@@ -93,12 +93,14 @@ def contents_of_rank(
     owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
     mine = [_kind_counts(model, layer_ranges[s], range(*layer_ranges[s])) for s in owned]
     again, behind, starts = [], [], 0
-    walked: list[tuple[int, bool]] = []
+    backward_layers: list[tuple[int, bool]] = []
     for stage in owned:
         first, last = layer_ranges[stage]
         layers = recomputed.of_stage(stage, (first, last))
         repeats, here = set(layers), enumerate(model.stage_kinds(first, last), start=first)
-        walked += [(kind, i in repeats) for i, kind in here if not model.kinds[kind].forward_only]
+        backward_layers += [
+            (kind, i in repeats) for i, kind in here if not model.kinds[kind].forward_only
+        ]
         after = range(layers[-1] + 1 if layers else last, last)
         again.append(_kind_counts(model, (first, last), layers))
         behind.append(_kind_counts(model, (first, last), after))
@@ -132,7 +134,7 @@ def contents_of_rank(
         bridge=_bridge(model, layer_ranges, owned),
         decoder_stages=sum(any(kind.cross_attention for kind in stage) for stage in kinds),
         position_tables=sum(len({kind.stack for kind in stage if kind.stack}) for stage in kinds),
-        layer_neighbours=backward_neighbours(model, walked[::-1]),
+        layer_neighbours=backward_neighbours(model, backward_layers[::-1]),
     )
 
 
@@ -238,20 +240,20 @@ class LayerNeighbours:
 
 
 def backward_neighbours(
-    model: ModelSpec, walked: Sequence[tuple[int, bool]]
+    model: ModelSpec, backward_layers: Sequence[tuple[int, bool]]
 ) -> tuple[LayerNeighbours, ...]:
     """Return the groups in backward order; empty if all layers have the same tensors.
 
-    ``walked``: kind, and whether it is recomputed, of every layer with a backward pass, in backward
-    order. The last one has no next layer.
+    ``backward_layers``: kind, and whether it is recomputed, of every layer with a backward pass,
+    in backward order. The last one has no next layer.
     """
-    kinds = [kind for kind, _ in walked]
+    kinds = [kind for kind, _ in backward_layers]
     if len({model.kinds[kind].weights for kind in set(kinds)}) < 2:
         return ()
     passed, again = [0] * len(model.kinds), [0] * len(model.kinds)
     found: dict[tuple[int, bool, int, int], LayerNeighbours] = {}
     sides = zip([NO_LAYER, *kinds], [*kinds[1:], NO_LAYER], strict=False)
-    for (kind, repeats), (behind, ahead) in zip(walked, sides, strict=True):
+    for (kind, repeats), (behind, ahead) in zip(backward_layers, sides, strict=True):
         before = tuple(passed), tuple(again)
         key = (kind, repeats, behind, ahead)
         first = found[key].first if key in found else before

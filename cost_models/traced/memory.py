@@ -94,8 +94,8 @@ def traced_memory(
     parts, moments, order = [], [], []
     for code in np.unique(table.recompute):
         rows = np.flatnonzero(table.recompute == code)
-        walk = stretches(module.passes[RECOMPUTE[int(code)]])
-        found = _memory(module, walk, workload, software, table.rows(rows), on_gpu)
+        stretches_of_pass = stretches(module.passes[RECOMPUTE[int(code)]])
+        found = _memory(module, stretches_of_pass, workload, software, table.rows(rows), on_gpu)
         parts.append(found[0])
         moments.append(found[1])
         order.append(rows)
@@ -109,7 +109,7 @@ def traced_memory(
 
 def _memory(
     module: TracedModule,
-    walk: tuple[Stretch, ...],
+    stretches_of_pass: tuple[Stretch, ...],
     workload: Workload,
     software: SoftwareProfile,
     table: PlanTable,
@@ -122,7 +122,7 @@ def _memory(
         (zeros, trained, zeros, copies * module.tensors.largest(sizes.ranks))
     ]
     places = [OPTIMIZER_STEP]
-    for place, stretch in enumerate(walk):
+    for place, stretch in enumerate(stretches_of_pass):
         for moment in _moments(stretch, sizes, table):
             moments.append(moment)
             places.append(place)

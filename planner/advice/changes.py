@@ -17,8 +17,12 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
 from planner.assessment.reach import fits, largest, longest_sequence, with_seq_len
 from planner.assessment.verdict import budget_bytes
-from planner.request.command import typed_cluster
-from planner.request.command_changes import TAKE_BACK, retyped_batch, retyped_plan
+from planner.request.command import cluster_argument
+from planner.request.command_changes import (
+    TAKE_BACK,
+    rebatch_options,
+    replan_options,
+)
 from planner.search.search import search
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
@@ -89,7 +93,7 @@ def other_plans(
     for size in _divisors(plan.micro_batch_size):
         count = plan.num_microbatches * plan.micro_batch_size // size
         changed = replace(plan, micro_batch_size=size, num_microbatches=count)
-        options = f"--micro-batch-size {size} {retyped_batch(scenario, changed, plan)}"
+        options = f"--micro-batch-size {size} {rebatch_options(scenario, changed, plan)}"
         yield change("micro-batch", f"micro-batch size {size}", options, changed)
     if plan.micro_batch_size > 1 and (some or plan.recompute != "full"):
         changed = replace(
@@ -100,18 +104,25 @@ def other_plans(
             recompute_layers=0,
             recompute_every=0,
         )
-        options = f"--micro-batch-size 1 --recompute full {retyped_batch(scenario, changed, plan)}"
+        options = (
+            f"--micro-batch-size 1 --recompute full {rebatch_options(scenario, changed, plan)}"
+        )
         options += TAKE_BACK if some else ""
         yield change("both", "micro-batch size 1 and recompute full", options, changed)
     whole = plan if not some else replace(plan, recompute_layers=0, recompute_every=0)
     for kind, words, changed in _more_parallel(scenario, whole):
-        yield change(kind, words, retyped_plan(scenario, changed, plan, anew=some), changed)
+        yield change(
+            kind,
+            words,
+            replan_options(scenario, changed, plan, reset_recompute=some),
+            changed,
+        )
     offloaded = [replace(plan, offload=more) for more in MORE_OFFLOAD[plan.offload]]
     for changed in offloaded if scenario.on_gpu else ():
         options = f"--offload {changed.offload}"
         yield change("offload", _offload_words(changed.offload), options, changed)
     if best := None if "none" in known_unfit else _best(even):
-        options = retyped_plan(scenario, best, plan, anew=some)
+        options = replan_options(scenario, best, plan, reset_recompute=some)
         yield change("search", "another plan on the same cluster", options, best)
     elif scenario.on_gpu and not any(fits(scenario, changed) for changed in offloaded):
         for offload in MORE_OFFLOAD[plan.offload]:
@@ -120,7 +131,12 @@ def other_plans(
             best = _best(even, offload=offload, offload_device=plan.offload_device)
             if best is not None and fits(even, best):
                 words = f"{_offload_words(offload)}, under another plan"
-                yield change("search", words, retyped_plan(scenario, best, plan, anew=some), best)
+                yield change(
+                    "search",
+                    words,
+                    replan_options(scenario, best, plan, reset_recompute=some),
+                    best,
+                )
                 return
 
 
@@ -291,11 +307,11 @@ def _larger_accelerator(scenario: Scenario, plan: Plan) -> Iterator[Change]:
         larger = build_cluster(
             accelerator, num_nodes=cluster.num_nodes, gpus_per_node=cluster.gpus_per_node
         )
-        name = typed_cluster(larger)
+        name = cluster_argument(larger)
         changed = replace(scenario, cluster=larger)
         if name is not None and fits(changed, plan):
             words = f"{cluster.num_gpus} {accelerator.name} instead"
-            options = f"{name} {retyped_plan(scenario, plan, plan)}"
+            options = f"{name} {replan_options(scenario, plan, plan)}"
             yield Change(HARDWARE, "accelerator", words, options, changed, plan)
             return
 
@@ -359,8 +375,8 @@ def _more_nodes(scenario: Scenario, plan: Plan, *, resets: bool) -> Iterator[Cha
             words += f" and a global batch of {batch:,}"
         best = _best(changed)
         if best is not None and fits(changed, best):
-            name = typed_cluster(larger) or f"(nodes = {nodes} in the cluster's file)"
-            options = f"{name} {retyped_plan(changed, best, plan, anew=resets)}"
+            name = cluster_argument(larger) or f"(nodes = {nodes} in the cluster's file)"
+            options = f"{name} {replan_options(changed, best, plan, reset_recompute=resets)}"
             yield Change(HARDWARE, "nodes", words, options, changed, best)
             return
         nodes *= 2

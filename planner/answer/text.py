@@ -19,8 +19,8 @@ from planner.assessment.host_memory import host_text
 from planner.assessment.reach import Reach
 from planner.assessment.verdict import WORDS, Budget
 from planner.request.command import describe_plan, plan_command
-from planner.request.recompute import recompute_cell, typed_by_stage
-from planner.request.stage_layers import typed_layers
+from planner.request.recompute import recompute_cell, stage_recompute_options
+from planner.request.stage_layers import layers_option
 from planner.run_cost.text import run_lines
 from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
 
@@ -210,8 +210,8 @@ def fit_text(
     """Return the answer of ``fit`` as text."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*head(scenario), "", verdict_line(assessment)]
-    stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
-    stages += typed_by_stage(scenario.stage_recompute_layers)
+    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
+    stages += stage_recompute_options(scenario.stage_recompute_layers)
     lines += labelled("", " ".join([describe_plan(plan), *stages]))
     where = f"{MOMENT_WORDS[memory.moment]}"
     if plan.pipeline_parallel > 1:
@@ -401,8 +401,8 @@ def _why_not(best: Assessment, other: Assessment) -> str:
 
 def _stages(staged: StagedPlan, *, written: bool) -> str:
     """Return the gain of uneven stages, with their options of ``fit``."""
-    options = [typed_layers(staged.layer_ranges)] if len(staged.layers) > 1 else []
-    options += typed_by_stage(staged.by_stage)
+    options = [layers_option(staged.layer_ranges)] if len(staged.layers) > 1 else []
+    options += stage_recompute_options(staged.by_stage)
     which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
     return (
         f"{format_seconds(staged.step)} instead of {format_seconds(staged.even_step)} a step "

@@ -67,7 +67,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     top = check_value(option(PlanRequest, "top"), request.top)
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
-    asked = SurveyRequest(
+    survey_request = SurveyRequest(
         fixed=fixed,
         require=constraints,
         objective=_objective("objective", request.objective),
@@ -100,35 +100,39 @@ def plan(request: PlanRequest) -> PlanAnswers:
     options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
     job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size)
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
-    objectives = {asked.objective, *(asked.pareto or ())}
+    objectives = {survey_request.objective, *(survey_request.pareto or ())}
     money = (
-        "cost" in objectives or asked.job.budget is not None or request.find == "cheapest-cluster"
+        "cost" in objectives
+        or survey_request.job.budget is not None
+        or request.find == "cheapest-cluster"
     )
     for what in (["cost"] if money else []) + (["energy"] if "energy" in objectives else []):
-        require_known(clusters, asked.prices, what=what)
+        require_known(clusters, survey_request.prices, what=what)
     if request.find is not None:
-        return answer_inverse(request.find, job, models, clusters, precisions, asked, at_most)
+        return answer_inverse(
+            request.find, job, models, clusters, precisions, survey_request, at_most
+        )
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
     largest = max(one.num_gpus for one in sizes)
     scenarios = scenarios_of(job, sizes, precisions, largest)
     simple = (
         len(scenarios) == 1
-        and asked.pareto is None
-        and not asked.job.is_given
+        and survey_request.pareto is None
+        and not survey_request.job.is_given
         and request.price is None
         and request.objective in ("time", "memory")
     )
     if not simple:
-        return _survey(scenarios, asked)
+        return _survey(scenarios, survey_request)
     places = request.objective == "time" and can_be_placed(scenarios[0].scenario.cluster)
     wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
-    (case,) = survey(scenarios, replace(asked, top=wide, places=False))
+    (case,) = survey(scenarios, replace(survey_request, top=wide, places=False))
     scenario, result = case.scenario, case.result
     assert result is not None
     if not result.plans:
         if places and constraints:  # in an order of its own a plan may be as required
-            return _survey(scenarios, asked)
-        raise no_plan_error([case], asked)
+            return _survey(scenarios, survey_request)
+        raise no_plan_error([case], survey_request)
     seen, result = result.plans, replace(result, plans=result.plans[:top])
     assessments = tuple(found.assessment for found in case.found[:top])
     pinned = any(name in fixed for name in PINNED)
@@ -146,13 +150,15 @@ def plan(request: PlanRequest) -> PlanAnswers:
     )
 
 
-def _survey(scenarios: Sequence[Any], asked: SurveyRequest) -> SurveyAnswer:
-    cases = tuple(survey(scenarios, asked))
-    best = ranked(cases, asked)
+def _survey(scenarios: Sequence[Any], survey_request: SurveyRequest) -> SurveyAnswer:
+    cases = tuple(survey(scenarios, survey_request))
+    best = ranked(cases, survey_request)
     if not best:
-        raise no_plan_error(cases, asked)
+        raise no_plan_error(cases, survey_request)
     found = tuple(best)
-    return SurveyAnswer(asked, cases, found, tuple(assumptions_of(cases, found, asked)))
+    return SurveyAnswer(
+        survey_request, cases, found, tuple(assumptions_of(cases, found, survey_request))
+    )
 
 
 def _objective(name: str, word: str) -> Objective:

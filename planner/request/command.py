@@ -13,19 +13,19 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
-from planner.request.recompute import typed_by_stage, typed_recompute
+from planner.request.recompute import recompute_option, stage_recompute_options
 from planner.request.requests import CommonOptions, LayerOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision
-from planner.request.stage_layers import typed_layers
+from planner.request.stage_layers import layers_option
 
 
 def describe_plan(plan: Plan) -> str:
     """Return a plan as the options that give it."""
     shown = shown_fields(plan)
     words = [
-        typed_recompute(plan) if name == "recompute" else one.typed(getattr(plan, name))
+        recompute_option(plan) if name == "recompute" else one.as_option(getattr(plan, name))
         for name, one in _in_order()
-        if name in shown and name != "recompute_layers"  # it is part of typed_recompute
+        if name in shown and name != "recompute_layers"  # it is part of recompute_option
     ]
     return " ".join(words)
 
@@ -70,12 +70,12 @@ def _of(one: Declared) -> str | None:
     return one.option.of if one.option else None
 
 
-def typed_batch(workload: Workload) -> str:
+def batch_option(workload: Workload) -> str:
     """Return the option for the global batch."""
     return f"--global-batch-size {workload.global_batch_size}"
 
 
-def typed_cluster(cluster: Cluster) -> str | None:
+def cluster_argument(cluster: Cluster) -> str | None:
     """Return the cluster as one types it; None where only a file says what it is."""
     try:
         same = parse_cluster(cluster.name).tiers == cluster.tiers
@@ -90,25 +90,25 @@ def plan_command(scenario: Scenario, plan: Plan) -> str:
     if plan.offload != "none":
         device = f",offload_device={plan.offload_device}" if plan.offload_device != "cpu" else ""
         pinned = [f"--fix offload={plan.offload}{device}"]
-    return " ".join(["shardplan plan", *_asked(scenario), *pinned, "-o plan.json"])
+    return " ".join(["shardplan plan", *_scenario_options(scenario), *pinned, "-o plan.json"])
 
 
 def fit_command(scenario: Scenario, plan: Plan) -> str:
     """Return the command that asks whether a plan of a scenario fits."""
-    return " ".join(["shardplan fit", *_asked(scenario), describe_plan(plan)])
+    return " ".join(["shardplan fit", *_scenario_options(scenario), describe_plan(plan)])
 
 
-def _asked(scenario: Scenario) -> list[str]:
+def _scenario_options(scenario: Scenario) -> list[str]:
     """Return a scenario as words: model, cluster and every option that is not the default."""
     workload = scenario.workload
     words = [shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
-    words += [f"--seq-len {workload.seq_len}", typed_batch(workload)]
+    words += [f"--seq-len {workload.seq_len}", batch_option(workload)]
     usual = {name: one.default for name, one in declared(Workload).items()}
     usual["precision"] = default_precision(scenario.cluster.accelerator)
     usual["software"] = DEFAULT_SOFTWARE
     given = workload.to_dict() | {"software": scenario.software.name}
     words += [
-        one.typed(given[name])
+        one.as_option(given[name])
         for group in (CommonOptions, LayerOptions)
         for name, one in declared(group).items()
         if name in given and usual[name] not in (MISSING, given[name])
@@ -120,6 +120,6 @@ def _asked(scenario: Scenario) -> list[str]:
         if workload.quantisation != usual["quantisation"]:
             words.append(f"--quantisation {workload.quantisation}")
     if scenario.layer_ranges is not None:
-        words.append(typed_layers(scenario.layer_ranges))
-    words += typed_by_stage(scenario.stage_recompute_layers)
+        words.append(layers_option(scenario.layer_ranges))
+    words += stage_recompute_options(scenario.stage_recompute_layers)
     return words

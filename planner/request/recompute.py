@@ -65,10 +65,10 @@ def without_list(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, .
     return rest, layers
 
 
-def typed_recompute(plan: Plan) -> str:
+def recompute_option(plan: Plan) -> str:
     """Return the options that give what a plan recomputes.
 
-    >>> typed_recompute(Plan(recompute="full", recompute_layers=1, recompute_every=2))
+    >>> recompute_option(Plan(recompute="full", recompute_layers=1, recompute_every=2))
     '--recompute full:1/2'
     """
     if plan.recompute_every:
@@ -77,10 +77,10 @@ def typed_recompute(plan: Plan) -> str:
     return f"{words} --recompute-layers {plan.recompute_layers}" if plan.recompute_layers else words
 
 
-def typed_by_stage(by_stage: tuple[int, ...] | None) -> list[str]:
+def stage_recompute_options(by_stage: tuple[int, ...] | None) -> list[str]:
     """Return the option that gives the numbers of the stages, if there are any.
 
-    >>> typed_by_stage((4, 2, 0, 0))
+    >>> stage_recompute_options((4, 2, 0, 0))
     ['--recompute-layers 4,2,0,0']
     """
     return [] if by_stage is None else ["--recompute-layers " + ",".join(map(str, by_stage))]

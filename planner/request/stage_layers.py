@@ -25,10 +25,10 @@ def stage_ranges(layers: str | Sequence[int], model: ModelSpec) -> Ranges:
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def typed_layers(ranges: Ranges) -> str:
+def layers_option(ranges: Ranges) -> str:
     """Return the option that gives such stages.
 
-    >>> typed_layers(((0, 3), (3, 8)))
+    >>> layers_option(((0, 3), (3, 8)))
     '--layers 3,5'
     """
     return "--layers " + ",".join(str(last - first) for first, last in ranges)

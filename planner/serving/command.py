@@ -7,7 +7,7 @@ import shlex
 
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
-from planner.request.stage_layers import typed_layers
+from planner.request.stage_layers import layers_option
 from planner.serving.scenario import ServingScenario, assess_serving, sequences_of
 
 
@@ -38,7 +38,7 @@ def serve_command(scenario: ServingScenario, plan: Plan) -> str:
         words.append(f"--attention {workload.attention_kernel}")
     words.append(describe_serving(plan))
     if scenario.layer_ranges is not None:
-        words.append(typed_layers(scenario.layer_ranges))
+        words.append(layers_option(scenario.layer_ranges))
     return " ".join(words)
 
 

@@ -11,7 +11,7 @@ from cost_models.serving.kv_cache import has_cache
 from cost_models.units import format_bytes, format_count, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.answer.text import bars, budget_words, verdict_line
-from planner.request.stage_layers import typed_layers
+from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
 from planner.serving.scenario import (
     ServingAssessment,
@@ -60,7 +60,7 @@ def serving_text(
     """Verdict, parts, the cache of a token, how far it goes or what to change."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*_head(scenario), "", verdict_line(assessment)]
-    stages = [] if scenario.layer_ranges is None else [typed_layers(scenario.layer_ranges)]
+    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
     lines += labelled("", " ".join([describe_serving(plan), *stages]))
     lines += labelled("", f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}")
     parts = {name: value for name, value in memory.parts.items() if value > 0.0}

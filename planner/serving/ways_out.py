@@ -16,7 +16,7 @@ from cost_models.serving.memory import ServingWorkload
 from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
 from planner.advice.changes import HARDWARE, MAX_NODES, resized
 from planner.assessment.reach import MAX_SEQ_LEN, largest
-from planner.request.command import typed_cluster
+from planner.request.command import cluster_argument
 from planner.serving.command import describe_serving, serve_command
 from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.scenario import (
@@ -199,7 +199,7 @@ def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> Serving
     nodes = scenario.cluster.num_nodes * 2
     while nodes <= MAX_NODES:
         larger = replace(scenario, cluster=resized(scenario.cluster, nodes))
-        name = typed_cluster(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
+        name = cluster_argument(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
         # one sequence each is the last resort: tensor parallelism may then cross nodes
         for plan in layouts(larger, {}) if one_each else usual_layouts(larger, {}):
             words = f"{nodes} nodes ({larger.cluster.num_gpus} accelerators)"

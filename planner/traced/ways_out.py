@@ -12,7 +12,7 @@ from typing import Any, Final
 from cost_models.plan.plan import Plan
 from planner.advice.changes import MAX_NODES, resized
 from planner.assessment.reach import MAX_MICRO_BATCH, largest
-from planner.request.command import describe_plan, typed_cluster
+from planner.request.command import cluster_argument, describe_plan
 from planner.traced.scenario import TracedScenario, assess_traced, why_illegal, with_batch
 
 MOST_WAYS: Final = 5
@@ -94,7 +94,7 @@ def _check(
         return None
     options = f"{describe_plan(plan)} --global-batch-size {scenario.global_batch_size}"
     if moved:
-        name = typed_cluster(scenario.cluster)
+        name = cluster_argument(scenario.cluster)
         nodes = scenario.cluster.num_nodes
         options = f"{name or f'(nodes = {nodes} in the cluster file)'} {options}"
     return TracedWayOut(

@@ -126,14 +126,14 @@ def validate(
     chosen = _chosen(read_runs(path), [only] if isinstance(only, str) else list(only or ()), path)
     if what not in (None, "time", "memory"):
         raise InputError(f"what = {what!r} (must be time, memory or None for both)")
-    asked: tuple[What, ...] = ("time", "memory") if what is None else (what,)
-    cases, skipped = _cases(chosen, asked)
+    quantities: tuple[What, ...] = ("time", "memory") if what is None else (what,)
+    cases, skipped = _cases(chosen, quantities)
     predictions, refused = predict_cases(list(cases.values()))
     skipped |= refused
-    table = _table(chosen, cases, predictions, skipped, asked)
+    table = _table(chosen, cases, predictions, skipped, quantities)
     from planner.validation.summary import summary_of
 
-    return ValidateAnswer(table, summary_of(table, asked), asked)
+    return ValidateAnswer(table, summary_of(table, quantities), quantities)
 
 
 def _chosen(rows: list[Row], only: Sequence[str], path: Path) -> list[Row]:
@@ -145,12 +145,12 @@ def _chosen(rows: list[Row], only: Sequence[str], path: Path) -> list[Row]:
     return [row for row in rows if not only or row.group in only]
 
 
-def _cases(rows: list[Row], asked: Sequence[What]) -> tuple[dict[str, Case], dict[str, str]]:
+def _cases(rows: list[Row], quantities: Sequence[What]) -> tuple[dict[str, Case], dict[str, str]]:
     """Return the cases of rows that can be priced, and the reasons of those that cannot."""
     cases, skipped = {}, {}
     for row in rows:
-        if not _is_asked(row, asked):
-            skipped[row.name] = f"tests no {' or '.join(asked)}"
+        if not _tests_any(row, quantities):
+            skipped[row.name] = f"tests no {' or '.join(quantities)}"
             continue
         try:
             cases[row.name] = case_of(row)
@@ -159,10 +159,12 @@ def _cases(rows: list[Row], asked: Sequence[What]) -> tuple[dict[str, Case], dic
     return cases, skipped
 
 
-def _is_asked(row: Row, asked: Sequence[What]) -> bool:
+def _tests_any(row: Row, quantities: Sequence[What]) -> bool:
     if is_partial(row):
         return True
-    return ("time" in asked and tests_time(row)) or ("memory" in asked and tests_memory(row))
+    return ("time" in quantities and tests_time(row)) or (
+        "memory" in quantities and tests_memory(row)
+    )
 
 
 def _table(
@@ -170,7 +172,7 @@ def _table(
     cases: Mapping[str, Case],
     predictions: Mapping[str, Prediction],
     skipped: Mapping[str, str],
-    asked: Sequence[What],
+    quantities: Sequence[What],
 ) -> pd.DataFrame:
     import pandas as pd
 
@@ -181,7 +183,7 @@ def _table(
                 cases.get(row.name),
                 predictions.get(row.name),
                 skipped.get(row.name),
-                asked,
+                quantities,
             )
             for row in rows
         ]
@@ -193,14 +195,18 @@ def _record(
     case: Case | None,
     predicted: Prediction | None,
     skipped: str | None,
-    asked: Sequence[What],
+    quantities: Sequence[What],
 ) -> dict[str, Any]:
     partial, denied = is_partial(row), denied_by(row)
     defaults = [] if case is None else list(case.defaults)
     if denied:
         defaults.append(denied)
-    step = measured_step(row, case) if "time" in asked and (tests_time(row) or partial) else None
-    memory = measured_memory(row) if "memory" in asked and (tests_memory(row) or partial) else None
+    step = (
+        measured_step(row, case) if "time" in quantities and (tests_time(row) or partial) else None
+    )
+    memory = (
+        measured_memory(row) if "memory" in quantities and (tests_memory(row) or partial) else None
+    )
     size = None if memory is None else memory.size
     times = (
         (None, None, None)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def summary_of(rows: pd.DataFrame, asked: Sequence[str]) -> dict[str, Any]:
+def summary_of(rows: pd.DataFrame, quantities: Sequence[str]) -> dict[str, Any]:
     """Return statistics over all rows as plain JSON values."""
     found: dict[str, Any] = {
         "rows": len(rows),
@@ -20,13 +20,13 @@ def summary_of(rows: pd.DataFrame, asked: Sequence[str]) -> dict[str, Any]:
             str(reason): int(count) for reason, count in rows.skipped.value_counts().items()
         },
     }
-    for what in asked:
+    for what in quantities:
         found[what] = _figures(rows, what)
-    if "time" in asked:
+    if "time" in quantities:
         from planner.validation.statistics import ranking_figures
 
         found["ranking"] = ranking_figures(_compared(rows, "time"))
-    if "memory" in asked:
+    if "memory" in quantities:
         from planner.validation.statistics import verdict_figures
 
         priced = rows[rows.verdict.notna() & rows.tests_memory]

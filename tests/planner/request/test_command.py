@@ -8,7 +8,7 @@ import pytest
 
 from cost_models.plan.plan import Plan
 from planner.api.fit import fit
-from planner.request.command import describe_plan, plan_command, typed_cluster
+from planner.request.command import cluster_argument, describe_plan, plan_command
 from tests.samples import make_scenario
 
 
@@ -48,7 +48,7 @@ def test_names_with_spaces_can_be_pasted(tmp_path: Path) -> None:
 
 def test_only_a_cluster_of_the_grammar_has_a_name_to_type() -> None:
     cluster = make_scenario().cluster
-    assert typed_cluster(cluster) == "8xA100-80GB"
+    assert cluster_argument(cluster) == "8xA100-80GB"
 
 
 def test_every_part_of_a_plan_is_an_option() -> None:

@@ -15,7 +15,7 @@ from cost_models.plan_file import read_plan_file
 from cost_models.pricing.estimate import price
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.cli.app import app
-from planner.request.stage_layers import stage_ranges, typed_layers
+from planner.request.stage_layers import layers_option, stage_ranges
 from tests.samples import llama, make_scenario
 
 CLUSTER = "8xA100-80GB"
@@ -27,7 +27,7 @@ def test_layers_are_read_and_typed() -> None:
     assert stage_ranges("1,3,3,1", model) == stage_ranges([1, 3, 3, 1], model) == RANGES
     assert stage_ranges(" 1, 3,3 ,1", model) == RANGES
     assert stage_ranges("8", model) == ((0, 8),)
-    assert typed_layers(RANGES) == "--layers 1,3,3,1"
+    assert layers_option(RANGES) == "--layers 1,3,3,1"
 
 
 @pytest.mark.parametrize(
