@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cost_models.legality.executor_limits import untrained
+from cost_models.legality.executor_limits import unsupported_field, untrained
 from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
@@ -79,15 +79,10 @@ def _problems(file: PlanFile) -> Iterator[str]:
             f"model_type {model.family} (it trains {', '.join(FAMILIES)}). "
             f"{did_you_mean(model.family, FAMILIES)}"
         ).rstrip()
-    if plan.is_zero_plus_plus:
-        yield (
-            "secondary_ranks, quantised_weights and quantised_gradients (ZeRO++) are priced only "
-            "(1, off and off)"
-        )
+    if (field := unsupported_field(plan)) is not None:
+        yield field
     if plan.offloads_weights:
         yield f"offload {plan.offload} (only none, optimizer, activations, optimizer+activations)"
-    if plan.offload_device != "cpu":
-        yield f"offload_device {plan.offload_device} (only cpu)"
     # every tensor-parallel rank holds ceil(vocabulary / ranks) rows; the last must not be empty
     rows = -(-model.vocab_size // plan.tensor_parallel)
     if rows * (plan.tensor_parallel - 1) >= model.vocab_size:

@@ -1,11 +1,13 @@
-"""Models and workloads that the bundled executor does not train under any plan."""
+"""Models, workloads and plan fields that the bundled executor does not train."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, Final
 
 from cost_models.model.spec import ModelSpec
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 
 # values of a workload that the executor trains; others can only be priced
@@ -16,6 +18,29 @@ TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "gradient_precision": ("auto",),
     "quantisation": ("nf4",),
 }
+# fields of a plan that the executor reads; it runs every other field at its default only
+SUPPORTED_FIELDS: Final = frozenset(
+    (
+        "data_parallel",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "virtual_stages",
+        "pipeline_schedule",
+        "zero_stage",
+        "sequence_parallel",
+        "recompute",
+        "micro_batch_size",
+        "num_microbatches",
+        "dp_replicate",
+        "context_parallel",
+        "context_parallel_method",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "offload",
+        "recompute_layers",
+        "recompute_every",
+    )
+)
 _OPT: Final = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layerdrop": 0.0}
 
 
@@ -26,6 +51,23 @@ def untrained(model: ModelSpec, workload: Workload) -> Iterator[str]:
     if eight := untrained_in_fp8(model, workload):
         yield eight
     yield from _of_config(model, workload)
+
+
+def unsupported_field(plan: Plan) -> str | None:
+    """Return the first field of a plan that the executor does not read, as text; else None.
+
+    Fields at their default pass: a field that is new in ``Plan`` is refused until the executor
+    supports it.
+    """
+    default = type(plan)()
+    for field in fields(plan):
+        value, only = getattr(plan, field.name), getattr(default, field.name)
+        if field.name not in SUPPORTED_FIELDS and value != only:
+            return (
+                f"{field.name} = {str(value).lower()} (only {str(only).lower()}; other values are "
+                "priced only)"
+            )
+    return None
 
 
 def _value(workload: Workload) -> str | None:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from cost_models.legality.executor_limits import untrained
+from cost_models.legality.executor_limits import unsupported_field, untrained
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import AdapterTargets, Workload
@@ -34,8 +34,9 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """
     proven = supported()
     families = proven["families"]
-    for reason in untrained(model, workload):
-        return reason
+    for reason in (unsupported_field(plan), *untrained(model, workload)):
+        if reason is not None:
+            return reason
     targets = workload.adapter_targets
     if workload.adapter != "none" and targets not in get_args(AdapterTargets):
         return f"adapter_targets = {targets} (only {', '.join(get_args(AdapterTargets))})"
@@ -49,15 +50,12 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     words: dict[str, str] = {
         "recompute": plan.recompute,
         "offload": plan.offload,
-        "offload_device": plan.offload_device,
         "adapter": workload.adapter,
     }
     if plan.pipeline_parallel > 1:
         words["pipeline_schedule"] = plan.pipeline_schedule
     if plan.context_parallel > 1:
         words["context_parallel_method"] = plan.context_parallel_method
-    if plan.is_zero_plus_plus:
-        return "secondary_ranks, quantised_weights, quantised_gradients (ZeRO++ is priced only)"
     for name, value in words.items():
         if value not in proven[name]:
             return f"{name} = {value} (only {', '.join(proven[name])})"

@@ -159,7 +159,6 @@ def proofs_text(proven: Sequence[VerificationCase]) -> str:
         ),
         "recompute": sorted({plan.recompute for plan in plans}),
         "offload": sorted({plan.offload for plan in plans}),
-        "offload_device": sorted({plan.offload_device for plan in plans}),
         "adapter": sorted({case.file().workload.adapter for case in proven}),
         "zero_stage": sorted({plan.zero_stage for plan in plans}),
         "cases": sorted(case.name for case in proven),

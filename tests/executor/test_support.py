@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from typing import Any, get_args
 
 import pytest
 
-from cost_models.legality.executor_limits import TRAINED
+from cost_models.legality.executor_limits import SUPPORTED_FIELDS, TRAINED
 from cost_models.legality.executor_proofs import unproven
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Precision
@@ -26,8 +26,16 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         r"tensor_parallel 4 .* \(vocab_size\)",
     ),
     "offload": (Plan(2, zero_stage=3, offload="weights"), {}, r"offload weights \(only none"),
-    "ZeRO++": (Plan(4, zero_stage=3, secondary_ranks=2), {}, r"secondary_ranks.*priced only"),
-    "drives": (Plan(offload="optimizer", offload_device="nvme"), {}, r"nvme \(only cpu\)"),
+    "ZeRO++": (
+        Plan(4, zero_stage=3, secondary_ranks=2),
+        {},
+        r"secondary_ranks = 2 \(only 1; .*priced only",
+    ),
+    "drives": (
+        Plan(offload="optimizer", offload_device="nvme"),
+        {},
+        r"offload_device = nvme \(only cpu; .*priced only",
+    ),
     "upcast": (Plan(), {"family": "gpt2", "reorder_and_upcast_attn": True}, "reorder_and_upcast"),
     "both ways over ranks": (
         Plan(context_parallel=2),
@@ -117,6 +125,23 @@ def test_the_list_is_that_of_the_models():
     assert sorted(FAMILIES) == sorted(support.FAMILIES)
     assert sorted(dtypes.MASTER_DTYPE) == sorted(TRAINED["precision"])
     assert set(TRAINED["precision"]) < set(get_args(Precision))
+
+
+def test_a_new_plan_field_is_refused_unless_at_its_default():
+    wider = make_dataclass(
+        "Wider", [("dummy_ranks", int, 1)], bases=(Plan,), frozen=True, slots=True
+    )
+    file = tiny(Plan())
+    support.check_supported(replace(file, plan=wider()))
+    assert unproven(file.model, file.workload, wider()) is None
+    message = "dummy_ranks = 2 (only 1; other values are priced only)"
+    assert unproven(file.model, file.workload, wider(dummy_ranks=2)) == message
+    with pytest.raises(InputError, match=re.escape(message)):
+        support.check_supported(replace(file, plan=wider(dummy_ranks=2)))
+
+
+def test_supported_fields_are_fields_of_a_plan():
+    assert {field.name for field in fields(Plan)} > SUPPORTED_FIELDS
 
 
 def test_asking_needs_no_torch():
