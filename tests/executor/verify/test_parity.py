@@ -7,6 +7,7 @@ small set of plans that does.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -37,43 +38,55 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "family": ("llama", "mistral", "qwen2", "qwen3", "gpt2"),
     "tied": (False, True),
 }
+FREE = ("family", "tied", "recompute")  # do not change what is legal
 MAX_RANKS = 8
 
 
-def _file(case: dict[str, Any]) -> PlanFile:
-    options = dict(case)
-    family, tied = options.pop("family"), options.pop("tied")
+def _plan(case: dict[str, Any]) -> Plan:
+    options = {name: value for name, value in case.items() if name not in ("family", "tied")}
     interleaved = options["pipeline_schedule"] == "interleaved_1f1b"
-    plan = Plan(**options, virtual_stages=2 if interleaved else 1)
+    return Plan(**options, virtual_stages=2 if interleaved else 1)
+
+
+def _file(case: dict[str, Any]) -> PlanFile:
+    plan = _plan(case)
     # five layers do not divide evenly over stages; interleaving over four ranks needs eight
-    return tiny(plan, family, tied=tied, num_layers=max(5, plan.num_stages))
+    return tiny(plan, case["family"], tied=case["tied"], num_layers=max(5, plan.num_stages))
 
 
-def _is_legal(case: dict[str, Any]) -> bool:
-    ranks = case["data_parallel"] * case["tensor_parallel"] * case["pipeline_parallel"]
-    if ranks > MAX_RANKS:
-        return False
-    file = _file(case)
-    return not legality_codes(own_scenario(file), PlanTable.from_plans([file.plan]))[0]
+def _legal_layouts(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep the legal ones; those of one model, batch and world size are judged as one table."""
+    plans = [_plan(case) for case in layouts]
+    tables: dict[tuple[int, int, int], list[int]] = {}
+    for row, plan in enumerate(plans):
+        batch = plan.data_parallel * plan.num_microbatches
+        tables.setdefault((plan.num_stages, batch, _ranks(layouts[row])), []).append(row)
+    legal: list[int] = []
+    for rows in tables.values():
+        scenario = own_scenario(_file(layouts[rows[0]]))
+        codes = legality_codes(scenario, PlanTable.from_plans([plans[row] for row in rows]))
+        legal += [row for row, code in zip(rows, codes, strict=True) if code == 0]
+    return [layouts[row] for row in sorted(legal)]
 
 
 @cache
 def _legal_cases() -> list[dict[str, Any]]:
     """Return all legal combinations, few ranks first; legality does not depend on the family."""
-    free = ("family", "tied", "recompute")
-    layouts = {name: values for name, values in OPTIONS.items() if name not in free}
-    legal = [
-        case
-        for values in itertools.product(*layouts.values())
-        if _is_legal((case := dict(zip(layouts, values, strict=True))) | _first(free))
-    ]
-    legal.sort(key=lambda c: c["data_parallel"] * c["tensor_parallel"] * c["pipeline_parallel"])
-    others = list(itertools.product(*(OPTIONS[name] for name in free)))
-    return [case | dict(zip(free, values, strict=True)) for case in legal for values in others]
+    free = {name: values[0] for name, values in OPTIONS.items() if name in FREE}
+    every = _product([name for name in OPTIONS if name not in FREE])
+    legal = _legal_layouts([case | free for case in every if _ranks(case) <= MAX_RANKS])
+    legal.sort(key=_ranks)
+    others = _product(FREE)
+    return [case | other for case in legal for other in others]
 
 
-def _first(names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: OPTIONS[name][0] for name in names}
+def _product(names: Sequence[str]) -> list[dict[str, Any]]:
+    values = itertools.product(*(OPTIONS[name] for name in names))
+    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def _ranks(case: dict[str, Any]) -> int:
+    return int(case["data_parallel"] * case["tensor_parallel"] * case["pipeline_parallel"])
 
 
 def _pairs(case: dict[str, Any]) -> list[tuple[Any, ...]]:
